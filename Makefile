@@ -1,0 +1,68 @@
+# The two commands of the README are `make run` and `make test`; the rest serves them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
+DEVELOPMENT := $(VENV)/.development
+PYTEST := $(BIN)/python -X dev -W default -m pytest
+DEMO ?=
+TESTS ?= tests
+
+.PHONY: run test check soak tools pins image clean needs-python needs-go
+
+# `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
+# Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
+run: $(RUNTIME)
+ifeq ($(origin KUBECONFIG),command line)
+	@exec $(BIN)/python -m exporter --kubeconfig $(KUBECONFIG)
+else
+	@exec $(BIN)/python -m exporter demo $(DEMO)
+endif
+
+test: needs-python needs-go $(DEVELOPMENT) tools
+	SOAK= $(PYTEST) $(TESTS)
+
+# The same tests at the sizes that prove a number; an hour and more.
+soak: needs-python needs-go $(DEVELOPMENT) tools
+	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(TESTS)
+
+check: needs-python $(DEVELOPMENT)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/yamllint --strict .
+	@command -v gofmt >/dev/null || { echo "make check needs Go 1.26 or newer: gofmt is not on the PATH" >&2; exit 1; }
+	@unformatted=$$(gofmt -l tests/tools); test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
+
+# Real servers for the tests, built once into .tools/.
+tools: needs-go
+	@tests/tools/build
+
+# New pins for both sets of requirements; read the diff before committing it.
+pins: $(DEVELOPMENT)
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
+	    pyproject.toml -o requirements/runtime.txt
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
+	    --group dev -c requirements/runtime.txt pyproject.toml -o requirements/development.txt
+
+clean:
+	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+needs-python:
+	@command -v $(PYTHON) >/dev/null || { echo "this needs Python 3.11 or newer: $(PYTHON) is not on the PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer: $(PYTHON) is " + sys.version.split()[0])'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "this needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
+
+needs-go:
+	@command -v go >/dev/null || { echo "the tests build real servers with Go 1.26 or newer: go is not on the PATH" >&2; exit 1; }
+	@go env GOVERSION | awk '{ split(substr($$1, 3), v, "."); if (v[1] < 1 || (v[1] == 1 && v[2] < 26)) { print "the tests build real servers with Go 1.26 or newer: this is " $$1 > "/dev/stderr"; exit 1 } }'
+
+$(RUNTIME): requirements/runtime.txt | needs-python
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+$(DEVELOPMENT): requirements/development.txt $(RUNTIME)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@

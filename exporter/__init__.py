@@ -1,0 +1,3 @@
+"""Which KubeVirt VMs must not be moved now, and which evacuations are stuck."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,58 @@
+"""`python -m exporter`: the only place that touches arguments, signals and the exit code."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+from exporter import app, commands
+from exporter.demo import Demo, scale_policy
+from exporter.kube import Login
+from exporter.settings import InvalidSettings, Settings, read_settings
+
+
+def main() -> int:
+    """Run the command that was typed and return its exit code."""
+    arguments = commands.parse(sys.argv[1:])
+    if arguments.command == "check":
+        return commands.check(arguments.config)
+    try:
+        settings = commands.read_settings_for(arguments)
+    except InvalidSettings as invalid:
+        return commands.refuse(invalid)
+    if arguments.command == "demo":
+        demo = Demo(
+            lambda: datetime.now(UTC),
+            seed=arguments.seed,
+            speed=arguments.speed,
+            vms=arguments.vms,
+            nodes=arguments.nodes,
+        )
+        if arguments.config is None:
+            policy = read_settings({"policy": scale_policy(arguments.speed)}).policy
+            settings = replace(settings, policy=policy)
+        return commands.serve(settings, partial(play, demo=demo))
+    return commands.serve(
+        settings, partial(commands.watch_cluster, kubeconfig=arguments.kubeconfig)
+    )
+
+
+async def play(settings: Settings, stop: asyncio.Event, *, demo: Demo) -> None:
+    """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
+    listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
+
+    async def play_cluster() -> None:
+        urls = await listening
+        await demo.run(urls.query[0], stop)
+
+    async with demo, asyncio.TaskGroup() as tasks:
+        playing = tasks.create_task(play_cluster())
+        try:
+            await app.run(settings, Login(url=demo.url), stop, on_listening=listening.set_result)
+        finally:
+            playing.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

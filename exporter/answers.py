@@ -1,0 +1,227 @@
+"""What the API says of a VMI, put together from verdicts, rules and history. Pure."""
+
+from collections.abc import Callable
+
+from exporter.cooldown import (
+    Cooldown,
+    Evidence,
+    Finding,
+    count_in_window,
+    decide,
+    explain,
+    measure_cooldown,
+)
+from exporter.health import Health, Staleness
+from exporter.history import History
+from exporter.model import Checkpoint, Instant, Policy, Verdict
+from exporter.wire import (
+    CheckpointVerdicts,
+    CooldownAnswer,
+    LauncherAnswer,
+    MigrationAnswer,
+    PendingAnswer,
+    PolicyAnswer,
+    RuleAnswer,
+    VerdictAnswer,
+    VmiAnswer,
+    round_seconds,
+    write_instant,
+    write_optional_instant,
+    write_outcome,
+)
+
+
+def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> VerdictAnswer:
+    """One verdict as the API tells it; `now` is the instant that it was made for."""
+    wait = None if verdict.not_before is None else max(0.0, verdict.not_before - now)
+    return VerdictAnswer(
+        namespace=namespace,
+        name=name,
+        known=verdict.known,
+        mismatch=verdict.mismatch,
+        allowed=verdict.allowed,
+        reason=verdict.reason,
+        not_before=write_optional_instant(verdict.not_before),
+        retry_after_seconds=round_seconds(wait),
+        effective_cooldown_seconds=round_seconds(verdict.effective_cooldown),
+        migrations_in_window=verdict.migrations_in_window,
+    )
+
+
+def explain_vmi(
+    evidence: Evidence, policy: Policy, now: Instant, staleness: Staleness, health: Health
+) -> VmiAnswer:
+    """Everything that is known of one VMI, and what each rule makes of it."""
+    silent = staleness is Staleness.DEAD
+    vmi = evidence.vmi
+
+    def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
+        answer = decide(evidence, policy, now, checkpoint=checkpoint, silent=silent)
+        return write_verdict(vmi.namespace, vmi.name, answer, now)
+
+    cooldown = measure_cooldown(evidence, policy, now)
+    return VmiAnswer(
+        as_of=write_instant(now),
+        observed_at=write_optional_instant(health.observed_at),
+        stale=staleness is not Staleness.FRESH,
+        namespace=vmi.namespace,
+        name=vmi.name,
+        vmi_uid=vmi.uid,
+        node=vmi.node,
+        created_at=write_optional_instant(vmi.created),
+        evacuation_node_name=vmi.evacuation_node or None,
+        verdicts=CheckpointVerdicts(
+            filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
+        ),
+        rules=[
+            _write_finding(finding, evidence, cooldown)
+            for finding in explain(evidence, policy, now, silent=silent)
+        ],
+        cooldown=None if cooldown is None else _write_cooldown(cooldown),
+        migrations=_write_history(evidence.history, policy, now),
+        pending_migrations=_write_pending(evidence),
+        launcher=_write_launcher(evidence),
+        policy=_write_policy(policy),
+        blind_spots=health.refused_resources(),
+    )
+
+
+def _write_finding(finding: Finding, evidence: Evidence, cooldown: Cooldown | None) -> RuleAnswer:
+    if not finding.enabled:
+        why = "switched off by policy.guards"
+    elif finding.silenced:
+        why = "nothing was heard of the cluster for too long: dead evidence does not block"
+    else:
+        why = _WHY[finding.rule](evidence, cooldown)
+    return RuleAnswer(
+        rule=finding.rule,
+        checkpoint=finding.checkpoint,
+        reason=finding.reason,
+        enabled=finding.enabled,
+        silenced=finding.silenced,
+        blocks=finding.blocks,
+        why=why,
+    )
+
+
+def _why_running(evidence: Evidence, _cooldown: Cooldown | None) -> str:
+    state = evidence.vmi.migration
+    if state is None:
+        return "the VMI has no migrationState: it was never handed off to another node"
+    if state.ended:
+        end = "an end that cannot be read" if state.end is None else write_instant(state.end)
+        return f"the last migration has ended: endTimestamp is {end}"
+    if state.start is None:
+        return "migrationState has no startTimestamp"
+    return f"startTimestamp is {write_instant(state.start)} and there is no endTimestamp"
+
+
+def _why_pending(evidence: Evidence, _cooldown: Cooldown | None) -> str:
+    if not evidence.vmims_seen:
+        return "VMIMs may not be watched"
+    vmim = evidence.unfinished()
+    if vmim is None:
+        return "no unfinished VMIM belongs to this VMI"
+    return f"VMIM {vmim.name} is {vmim.phase or 'new'}"
+
+
+def _why_requested(evidence: Evidence, _cooldown: Cooldown | None) -> str:
+    vmi, launcher = evidence.vmi, evidence.launcher
+    if not vmi.evacuation_node:
+        return "evacuationNodeName is not set"
+    if vmi.evacuation_node != vmi.node:
+        return f"evacuationNodeName is {vmi.evacuation_node}, the VMI is on {vmi.node}"
+    if launcher is None:
+        return "evacuationNodeName is set, but the launcher pod is not to be seen"
+    if launcher.eviction_in_progress:
+        return f"pod {launcher.name} carries eviction-in-progress: the descheduler counts it"
+    return f"evacuationNodeName is set and pod {launcher.name} lacks eviction-in-progress"
+
+
+def _why_cooldown(_evidence: Evidence, cooldown: Cooldown | None) -> str:
+    if cooldown is None:
+        return "no ended migration to cool down from"
+    return (
+        f"{cooldown.migrations_in_window} ended in the window: base {cooldown.base:g} s backed off"
+        f" to {cooldown.backed:g} s, capped to {cooldown.effective:g} s from"
+        f" {write_instant(cooldown.end)} on"
+    )
+
+
+_WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
+    "running_migration": _why_running,
+    "pending_migration": _why_pending,
+    "requested_evacuation": _why_requested,
+    "cooldown": _why_cooldown,
+}
+
+
+def _write_cooldown(cooldown: Cooldown) -> CooldownAnswer:
+    return CooldownAnswer(
+        ended_at=write_instant(cooldown.end),
+        duration_seconds=round(cooldown.duration, 3),
+        migrations_in_window=cooldown.migrations_in_window,
+        base_seconds=round(cooldown.base, 3),
+        backed_off_seconds=round(cooldown.backed, 3),
+        effective_seconds=round(cooldown.effective, 3),
+        not_before=write_instant(cooldown.not_before),
+    )
+
+
+def _write_history(history: History, policy: Policy, now: Instant) -> list[MigrationAnswer]:
+    endings = history.endings(now, count_failed=policy.count_failed_migrations)
+    counted = {(e.written_end, e.start) for e in count_in_window(endings, policy, now)}
+    answers = []
+    for key, record in history.records().items():
+        end = record.finished_at if record.end is None else record.end
+        answers.append(
+            MigrationAnswer(
+                uid=None if key.startswith("@") else key,
+                start=write_optional_instant(record.start),
+                end=write_optional_instant(end),
+                outcome=write_outcome(record.outcome),
+                handed_off=record.handed_off,
+                in_window=record.handed_off and (end, record.start) in counted,
+            )
+        )
+    answers.sort(key=lambda answer: answer.end or answer.start or "")
+    return answers
+
+
+def _write_pending(evidence: Evidence) -> list[PendingAnswer]:
+    return [
+        PendingAnswer(
+            name=vmim.name,
+            uid=vmim.uid,
+            phase=vmim.phase,
+            created_at=write_optional_instant(vmim.created),
+            handed_off=vmim.handed_off,
+        )
+        for vmim in evidence.vmims
+        if not vmim.finished
+    ]
+
+
+def _write_launcher(evidence: Evidence) -> LauncherAnswer | None:
+    pod = evidence.launcher
+    if pod is None:
+        return None
+    return LauncherAnswer(
+        name=pod.name,
+        node=pod.node,
+        phase=pod.phase,
+        ready=pod.ready,
+        scheduled=pod.scheduled,
+        eviction_in_progress=pod.eviction_in_progress,
+    )
+
+
+def _write_policy(policy: Policy) -> PolicyAnswer:
+    return PolicyAnswer(
+        migration_cooldown_seconds=policy.migration_cooldown,
+        max_migration_cooldown_seconds=policy.max_migration_cooldown,
+        migration_history_window_seconds=policy.migration_history_window,
+        count_failed_migrations=policy.count_failed_migrations,
+        guard_pending_migrations=policy.guard_pending_migrations,
+        guard_evacuations=policy.guard_evacuations,
+    )

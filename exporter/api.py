@@ -1,0 +1,367 @@
+"""HTTP: the query API, the metrics, the probes and the page, on two listeners.
+
+Every answer is computed from the store when it is asked for, by the same pure functions that
+the metrics use. Every error is a problem+json (RFC 9457) that says what was expected.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+import structlog
+from aiohttp import hdrs, web
+
+from exporter.answers import explain_vmi, write_verdict
+from exporter.blocked import BlockedSet
+from exporter.cooldown import (
+    Evidence,
+    decide,
+    not_ours,
+)
+from exporter.counters import Counters
+from exporter.health import Health, Staleness
+from exporter.model import Checkpoint, Instant, Mismatch, Policy, Reason, Seconds, Verdict
+from exporter.page import Summary, render_page
+from exporter.settings import LONGEST_WAIT, Limits
+from exporter.store import Store
+from exporter.wire import (
+    ROUTES,
+    BlockedAnswer,
+    Candidate,
+    Problem,
+    VerdictAnswer,
+    VerdictRequest,
+    VerdictsAnswer,
+    write_instant,
+    write_openapi,
+    write_optional_instant,
+)
+
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_AGE: Seconds = 90.0
+"""How long a caller may use a snapshot of the blocked set: a long poll and some."""
+RETRY_AFTER = 2
+BLOCKS_LOGGED_EVERY: Seconds = 60.0
+BLOCKS_REMEMBERED = 20_000
+METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
+
+log = structlog.stdlib.get_logger()
+_requests = msgspec.json.Decoder(VerdictRequest)
+
+
+class Refusal(Exception):
+    """A request that is not answered, with its status and what was expected."""
+
+    def __init__(
+        self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.problem = Problem(title=title, status=status, detail=detail)
+        self.headers = headers or {}
+
+
+@dataclass
+class Service:
+    """What the endpoints share. `render_metrics` takes an Accept header."""
+
+    store: Store
+    health: Health
+    counters: Counters
+    policy: Policy
+    limits: Limits
+    blocked: BlockedSet
+    clock: Callable[[], Instant]
+    render_metrics: Callable[[str], tuple[bytes, str]]
+    closing: bool = False
+    _logged: dict[tuple[str, str, Reason], Instant] = field(default_factory=dict)
+
+    async def answer_verdicts(self, request: web.Request) -> web.Response:
+        """POST /v1/verdicts."""
+        self._require_ready()
+        asked = _decode(await _read_body(request, self.limits.body_bytes))
+        if len(asked.candidates) > self.limits.candidates:
+            raise Refusal(
+                422,
+                "Too many candidates",
+                f"candidates: {len(asked.candidates)} of them, at most"
+                f" {self.limits.candidates} are taken (limits.candidates)",
+            )
+        now = self.clock()
+        staleness = self.health.staleness(now)
+        return _json(
+            VerdictsAnswer(
+                as_of=write_instant(now),
+                observed_at=write_optional_instant(self.health.observed_at),
+                stale=staleness is not Staleness.FRESH,
+                verdicts=[self._judge(c, asked, now, staleness) for c in asked.candidates],
+            )
+        )
+
+    async def answer_blocked(self, request: web.Request) -> web.Response:
+        """GET /v1/blocked."""
+        self._require_ready()
+        checkpoint = _read_checkpoint(request)
+        wait = _read_wait(request)
+        known = [tag.strip().removeprefix("W/") for tag in _if_none_match(request)]
+        blocked = self.blocked.read(checkpoint)
+        if wait and blocked.etag in known:
+            blocked = await self.blocked.wait(checkpoint, blocked.etag, wait)
+        headers: dict[str, str] = {hdrs.ETAG: blocked.etag, hdrs.CACHE_CONTROL: "no-cache"}
+        if blocked.etag in known or "*" in known:
+            return web.Response(status=304, headers=headers)
+        return _json(
+            BlockedAnswer(
+                as_of=write_instant(self.clock()),
+                stale=blocked.stale,
+                max_age_seconds=MAX_AGE,
+                blocked=blocked.entries,
+            ),
+            headers=headers,
+        )
+
+    async def answer_vmi(self, request: web.Request) -> web.Response:
+        """GET /v1/vmis/{namespace}/{name}."""
+        self._require_ready()
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        for field_name, value, most in (("namespace", namespace, 63), ("name", name, 253)):
+            if len(value) > most:
+                raise Refusal(422, "Too long", f"{field_name}: at most {most} characters")
+        evidence = self.store.evidence(namespace, name)
+        if evidence is None:
+            raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
+        now = self.clock()
+        return _json(
+            explain_vmi(evidence, self.policy, now, self.health.staleness(now), self.health)
+        )
+
+    async def answer_metrics(self, request: web.Request) -> web.Response:
+        """GET /metrics."""
+        accept = ",".join(request.headers.getall(hdrs.ACCEPT, []))
+        body, content_type = self.render_metrics(accept)
+        response = web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
+        response.enable_compression()
+        return response
+
+    async def answer_livez(self, _request: web.Request) -> web.Response:
+        """GET /livez."""
+        return web.Response(text="ok\n")
+
+    async def answer_readyz(self, _request: web.Request) -> web.Response:
+        """GET /readyz."""
+        self._require_ready()
+        return web.Response(text="ok\n")
+
+    async def answer_openapi(self, _request: web.Request) -> web.Response:
+        """GET /openapi.json."""
+        return _json(write_openapi())
+
+    async def answer_page(self, _request: web.Request) -> web.Response:
+        """GET /."""
+        now = self.clock()
+        summary = Summary(
+            ready=self.health.ready,
+            staleness=self.health.staleness(now),
+            waiting_for=self.health.waiting_for(),
+            refused=self.health.refused_resources(),
+            observed_at=write_optional_instant(self.health.observed_at),
+            vmis=len(self.store),
+            blocked=len({(e.namespace, e.name) for e in self.blocked.read(None).entries}),
+        )
+        return web.Response(
+            text=render_page(summary),
+            content_type="text/html",
+            headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
+        )
+
+    def _require_ready(self) -> None:
+        if self.closing or not self.health.ready:
+            waiting = ", ".join(self.health.waiting_for())
+            raise Refusal(
+                503,
+                "Shutting down" if self.closing else "Not synced yet",
+                "this process is ending" if self.closing else f"waiting for {waiting}",
+                {hdrs.RETRY_AFTER: str(RETRY_AFTER)},
+            )
+
+    def _judge(
+        self, candidate: Candidate, asked: VerdictRequest, now: Instant, staleness: Staleness
+    ) -> VerdictAnswer:
+        evidence = self.store.evidence(candidate.namespace, candidate.name)
+        if evidence is None:
+            verdict = not_ours(Mismatch.UNKNOWN)
+        elif candidate.vmi_uid and candidate.vmi_uid != evidence.vmi.uid:
+            verdict = not_ours(Mismatch.UID)
+        else:
+            silent = staleness is Staleness.DEAD
+            verdict = decide(evidence, self.policy, now, checkpoint=asked.checkpoint, silent=silent)
+        if not asked.dry_run:
+            self._count(candidate, evidence, verdict, now)
+        return write_verdict(candidate.namespace, candidate.name, verdict, now)
+
+    def _count(
+        self, candidate: Candidate, evidence: Evidence | None, verdict: Verdict, now: Instant
+    ) -> None:
+        if verdict.mismatch is not None:
+            self.counters.unknown_candidates[verdict.mismatch] += 1
+        if verdict.reason is None or evidence is None:
+            return
+        vmi = evidence.vmi
+        self.counters.count_block(
+            verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown
+        )
+        key = (vmi.namespace, vmi.name, verdict.reason)
+        if now - self._logged.get(key, 0.0) < BLOCKS_LOGGED_EVERY:
+            return
+        self._logged.pop(key, None)
+        self._logged[key] = now
+        if len(self._logged) > BLOCKS_REMEMBERED:
+            del self._logged[next(iter(self._logged))]
+        log.info(
+            "eviction_blocked",
+            namespace=vmi.namespace,
+            name=vmi.name,
+            node=vmi.node,
+            pod=candidate.pod,
+            reason=str(verdict.reason),
+            not_before=write_optional_instant(verdict.not_before),
+        )
+
+
+def make_query_app(service: Service) -> web.Application:
+    """The application of the query listener: every route."""
+    return _make_app(service, lambda _name: True)
+
+
+def make_metrics_app(service: Service) -> web.Application:
+    """The application of the metrics listener: metrics, probes and the page."""
+    return _make_app(service, METRICS_LISTENER.__contains__)
+
+
+def _make_app(service: Service, serves: Callable[[str], bool]) -> web.Application:
+    app = web.Application(middlewares=[_answer_problems], client_max_size=service.limits.body_bytes)
+    handlers: dict[str, Handler] = {
+        "verdicts": service.answer_verdicts,
+        "blocked": service.answer_blocked,
+        "vmi": service.answer_vmi,
+        "metrics": service.answer_metrics,
+        "livez": service.answer_livez,
+        "readyz": service.answer_readyz,
+        "openapi": service.answer_openapi,
+        "page": service.answer_page,
+    }
+    for route in ROUTES:
+        if serves(route.name):
+            timed = _timed(route.name, handlers[route.name], service.counters)
+            if route.method == "GET":
+                app.router.add_get(route.path, timed)
+            else:
+                app.router.add_route(route.method, route.path, timed)
+    return app
+
+
+def _timed(name: str, handler: Handler, counters: Counters) -> Handler:
+    async def timed(request: web.Request) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        label = "blocked_wait" if name == "blocked" and "wait" in request.query else name
+        try:
+            return await handler(request)
+        finally:
+            counters.count_request(label, loop.time() - began)
+
+    return timed
+
+
+@web.middleware
+async def _answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return _problem(refusal.problem, refusal.headers)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        headers: dict[str, str] = {}
+        if hdrs.ALLOW in error.headers:
+            headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+        detail = _DETAILS.get(error.status, error.reason)
+        return _problem(Problem(title=error.reason, status=error.status, detail=detail), headers)
+    except Exception:
+        log.exception("request_failed", method=request.method, path=request.path)
+        return _problem(
+            Problem(
+                title="Internal error",
+                status=500,
+                detail="the exporter failed to answer this; its log says why",
+            )
+        )
+
+
+_DETAILS = {
+    404: "there is no such endpoint; /openapi.json lists those of the query listener",
+    405: "this endpoint does not take that method; see the Allow header",
+}
+
+
+def _problem(problem: Problem, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        status=problem.status,
+        body=msgspec.json.encode(problem),
+        content_type="application/problem+json",
+        headers=headers,
+    )
+
+
+def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(answer), content_type="application/json", headers=headers
+    )
+
+
+async def _read_body(request: web.Request, most: int) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise Refusal(
+            413, "Body too large", f"the body may have {most} bytes at most (limits.bodyBytes)"
+        ) from None
+
+
+def _decode(body: bytes) -> VerdictRequest:
+    try:
+        return _requests.decode(body)
+    except msgspec.ValidationError as error:
+        raise Refusal(422, "Not a verdict request", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(400, "Not JSON", f"the body is not JSON: {error}") from None
+
+
+def _read_checkpoint(request: web.Request) -> Checkpoint | None:
+    value = request.query.get("checkpoint")
+    if value is None:
+        return None
+    try:
+        return Checkpoint(value)
+    except ValueError:
+        choices = " or ".join(Checkpoint)
+        raise Refusal(422, "No such checkpoint", f"checkpoint: expected {choices}") from None
+
+
+def _read_wait(request: web.Request) -> Seconds:
+    value = request.query.get("wait", "0")
+    expected = f"wait: expected seconds from 0 to {LONGEST_WAIT:g}"
+    try:
+        wait = float(value)
+    except ValueError:
+        raise Refusal(422, "Not a number of seconds", expected) from None
+    if not 0 <= wait <= LONGEST_WAIT:
+        raise Refusal(422, "Out of range", expected)
+    return wait
+
+
+def _if_none_match(request: web.Request) -> list[str]:
+    return ",".join(request.headers.getall(hdrs.IF_NONE_MATCH, [])).split(",")

@@ -1,0 +1,67 @@
+"""What the exporter has counted since it started: plain integers, read by a scrape."""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+from exporter.model import Mismatch, Reason, Seconds
+
+
+COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
+REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Observations by the upper bound of their bucket; the last bucket has none."""
+
+    bounds: tuple[Seconds, ...]
+    buckets: list[int] = field(default_factory=list)
+    total: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        self.buckets = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: Seconds) -> None:
+        """Count one value."""
+        self.buckets[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """How many values were observed."""
+        return sum(self.buckets)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """(`le`, values not above it), as Prometheus wants them, `+Inf` last."""
+        running, pairs = 0, []
+        labels = [*(f"{float(bound)}" for bound in self.bounds), "+Inf"]
+        for label, bucket in zip(labels, self.buckets, strict=True):
+            running += bucket
+            pairs.append((label, running))
+        return pairs
+
+
+@dataclass
+class Counters:
+    """Blocked answers (by reason, node, namespace), their cooldowns, and what callers asked."""
+
+    blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
+    cooldowns: Histogram = field(default_factory=lambda: Histogram(COOLDOWN_BUCKETS))
+    unknown_candidates: Counter[Mismatch] = field(default_factory=Counter)
+    requests: dict[str, Histogram] = field(default_factory=dict)
+
+    def count_block(
+        self, reason: Reason, node: str, namespace: str, cooldown: Seconds | None
+    ) -> None:
+        """One blocked answer; its effective cooldown is observed where that is the reason."""
+        self.blocks[reason, node, namespace] += 1
+        if reason is Reason.COOLDOWN and cooldown is not None:
+            self.cooldowns.observe(cooldown)
+
+    def count_request(self, endpoint: str, duration: Seconds) -> None:
+        """One answered request."""
+        histogram = self.requests.get(endpoint)
+        if histogram is None:
+            histogram = self.requests[endpoint] = Histogram(REQUEST_BUCKETS)
+        histogram.observe(duration)

@@ -1,0 +1,160 @@
+"""What is known of a VMI's migrations: one record per migration, joined from every source.
+
+A record is keyed by the migration's UID (VMIM UID = `migrationState.migrationUid`), so a list, a
+watch, a replay and a restart are all the same idempotent `put`. A record without a UID is keyed
+by the second of its end.
+"""
+
+from msgspec import Struct
+
+from exporter.model import CLOCK_SKEW, Instant, Outcome, Seconds
+
+
+class Migration(Struct, frozen=True, gc=False):
+    """One migration. `finished_at` stands in for `end` until a real end is known."""
+
+    start: Instant | None = None
+    end: Instant | None = None
+    finished_at: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    handed_off: bool = False
+
+
+class Ending(Struct, frozen=True, gc=False):
+    """A migration that has ended, its end settled against the reader's clock.
+
+    `written_end` is the end as written, up to `CLOCK_SKEW` later than `end`.
+    """
+
+    end: Instant
+    written_end: Instant
+    start: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+
+    @property
+    def duration(self) -> Seconds:
+        """How long it took: 0 where the start is unknown or later than the end."""
+        return 0.0 if self.start is None else max(0.0, self.written_end - self.start)
+
+
+def settle(end: Instant | None, now: Instant) -> Instant | None:
+    """An end as it may be used at `now`: a little ahead is now, far ahead is not an end."""
+    if end is None or end > now + CLOCK_SKEW:
+        return None
+    return min(end, now)
+
+
+def join(one: Migration, other: Migration) -> Migration:
+    """Both records' knowledge of one migration; commutative, associative and idempotent."""
+    return Migration(
+        start=_earliest(one.start, other.start),
+        end=_latest(one.end, other.end),
+        finished_at=_latest(one.finished_at, other.finished_at),
+        outcome=max(one.outcome, other.outcome),
+        handed_off=one.handed_off or other.handed_off,
+    )
+
+
+class History:
+    """The migrations of one VMI incarnation. Reads never change it."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self) -> None:
+        self._records: dict[str, Migration] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def put(self, uid: str, migration: Migration, *, keep: int) -> bool:
+        """Join what is known of one migration; True where that was news.
+
+        `keep` bounds the records: the newest that have ended, and as many that have not.
+        A record with neither a UID nor an end cannot be told from others and is not kept.
+        """
+        key = uid or _end_key(migration)
+        if not key:
+            return False
+        known = self._records.get(key)
+        joined = migration if known is None else join(known, migration)
+        if joined == known:
+            return False
+        self._records[key] = joined
+        if len(self._records) > keep:
+            self._forget(keep)
+        return True
+
+    def was_handed_off(self, uid: str) -> bool:
+        """Whether this migration UID is known to have been this VMI's."""
+        record = self._records.get(uid)
+        return record is not None and record.handed_off
+
+    def records(self) -> dict[str, Migration]:
+        """Every record by its key, as stored."""
+        return dict(self._records)
+
+    def endings(self, now: Instant, *, count_failed: bool = True) -> list[Ending]:
+        """The handed-off migrations that have ended by `now`, oldest first.
+
+        `count_failed=False` leaves failures out.
+        """
+        endings = []
+        named_seconds = set()
+        for key, record in self._records.items():
+            ending = _ending(record, now)
+            if ending is not None and not _keyed_by_end(key):
+                named_seconds.add(int(ending.written_end))
+        for key, record in self._records.items():
+            if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
+                continue
+            ending = _ending(record, now)
+            if ending is None:
+                continue
+            if _keyed_by_end(key) and int(ending.written_end) in named_seconds:
+                continue
+            endings.append(ending)
+        endings.sort(key=_by_end)
+        return endings
+
+    def _forget(self, keep: int) -> None:
+        ended = [key for key, record in self._records.items() if _known_end(record) is not None]
+        open_ended = [key for key, record in self._records.items() if _known_end(record) is None]
+        ended.sort(key=lambda key: (_known_end(self._records[key]), key))
+        for key in ended[:-keep] + open_ended[:-keep]:
+            del self._records[key]
+
+
+def _end_key(migration: Migration) -> str:
+    return "" if migration.end is None else f"@{int(migration.end)}"
+
+
+def _keyed_by_end(key: str) -> bool:
+    return key.startswith("@")
+
+
+def _known_end(record: Migration) -> Instant | None:
+    return record.finished_at if record.end is None else record.end
+
+
+def _ending(record: Migration, now: Instant) -> Ending | None:
+    for written in (record.end, record.finished_at):
+        end = settle(written, now)
+        if end is not None and written is not None:
+            return Ending(end=end, written_end=written, start=record.start, outcome=record.outcome)
+    return None
+
+
+def _by_end(ending: Ending) -> Instant:
+    return ending.written_end
+
+
+def _earliest(one: Instant | None, other: Instant | None) -> Instant | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def _latest(one: Instant | None, other: Instant | None) -> Instant | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)

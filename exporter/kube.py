@@ -1,0 +1,297 @@
+"""The door to the Kubernetes API: credentials, lists and watches as raw bytes, errors by name.
+
+Nothing else imports kubernetes_asyncio. Of that library we use the credentials (in-cluster,
+kubeconfig, client certificates, exec plugins, token refresh) and the connection; what it would
+decode into models, we hand on as bytes.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+import yaml
+from kubernetes_asyncio import config as credentials
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config.config_exception import ConfigException
+
+from exporter.kubevirt import LAUNCHER_SELECTOR, parse_status_message
+from exporter.model import Resource, Seconds
+
+
+CONNECT_TIMEOUT: Seconds = 10.0
+LONGEST_LINE = 16 * 2**20
+"""Bytes in one watch event: etcd takes objects of 1.5 MiB, so this much is no event."""
+
+_PATHS = {
+    Resource.VMIS: "/apis/kubevirt.io/v1",
+    Resource.VMIMS: "/apis/kubevirt.io/v1",
+    Resource.PODS: "/api/v1",
+    Resource.KUBEVIRTS: "/apis/kubevirt.io/v1",
+}
+_SELECTORS = {Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR}}
+
+_FUTURE_VERSION = "Too large resource version"
+"""What a server restored from an older state says of a version that it has not reached yet
+(apimachinery `api/errors`, `NewTimeoutError` with cause ResourceVersionTooLarge)."""
+
+
+class ApiError(Exception):
+    """The API server, or the way to it, did not give what was asked; the text says why."""
+
+
+class Expired(ApiError):
+    """410, or a version that the server has not reached: only a new list helps."""
+
+
+class Denied(ApiError):
+    """401 or 403: not with these credentials."""
+
+
+class Absent(ApiError):
+    """404: the server knows no such resource."""
+
+
+class Unsupported(ApiError):
+    """400 or 422: the server does not understand the request."""
+
+
+class Overloaded(ApiError):
+    """429 or 503: later, please; `retry_after` as the server said, in seconds, or 0."""
+
+    def __init__(self, why: str, retry_after: Seconds) -> None:
+        super().__init__(why)
+        self.retry_after = retry_after
+
+
+class Unreachable(ApiError):
+    """No connection, or one that broke, or a 5xx."""
+
+
+class Silent(ApiError):
+    """Nothing was heard for longer than the read timeout: the peer may be dead."""
+
+
+class NoCredentials(Exception):
+    """There is no usable way to log in; the text says what was looked for."""
+
+
+@dataclass(frozen=True)
+class Login:
+    """Where credentials come from: a kubeconfig file, or a bare URL of a server without any.
+
+    With neither: the pod's service account if there is one, else the default kubeconfig.
+    """
+
+    kubeconfig: Path | None = None
+    url: str | None = None
+
+
+class _Session:
+    """An ApiClient that closes when it was replaced and its last user has gone."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.client = client
+        self.users = 0
+        self.replaced = False
+
+
+class ApiServer:
+    """A connection to one API server. Use as an async context manager."""
+
+    def __init__(self, login: Login, *, read_timeout: Seconds) -> None:
+        self._login = login
+        self._read_timeout = read_timeout
+        self._session: _Session | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        await self._current()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.client.close()
+
+    async def list_page(
+        self, resource: Resource, namespace: str | None, *, limit: int, token: str
+    ) -> bytes:
+        """One page of a consistent list. Raises `ApiError`."""
+        query = {"limit": str(limit)} | ({"continue": token} if token else {})
+        async with self._open(resource, namespace, query) as response:
+            with _naming_failures(self._read_timeout):
+                return await response.read()
+
+    @asynccontextmanager
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        resource_version: str | None,
+        seconds: int,
+    ) -> AsyncIterator[AsyncIterator[list[bytes]]]:
+        """Lines of a watch, in the batches in which they arrive, for `seconds` at most.
+
+        Without a `resource_version` the server streams the list first and ends it with a
+        bookmark (`sendInitialEvents`). Raises `ApiError`.
+        """
+        query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        if resource_version is None:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        else:
+            query["resourceVersion"] = resource_version
+        async with self._open(resource, namespace, query) as response:
+            yield self._lines(response)
+
+    async def renew(self) -> None:
+        """Read the credentials again; requests under way finish with the old ones."""
+        async with self._lock:
+            old = self._session
+            self._session = None
+            if old is not None:
+                old.replaced = True
+                await self._leave(old)
+
+    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+        rest = b""
+        with _naming_failures(self._read_timeout):
+            async for chunk in response.content.iter_any():
+                lines, rest = split_lines(rest, chunk)
+                if len(rest) > LONGEST_LINE:
+                    raise Unreachable(f"a watch event of more than {LONGEST_LINE} bytes")
+                if lines:
+                    yield lines
+
+    @asynccontextmanager
+    async def _open(
+        self, resource: Resource, namespace: str | None, query: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        session = await self._current()
+        session.users += 1
+        try:
+            with _naming_failures(self._read_timeout):
+                response = await session.client.call_api(
+                    path_of(resource, namespace),
+                    "GET",
+                    {},
+                    list((dict(query) | _SELECTORS.get(resource, {})).items()),
+                    {"Accept": "application/json"},
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                    _request_timeout=aiohttp.ClientTimeout(
+                        sock_connect=CONNECT_TIMEOUT, sock_read=self._read_timeout
+                    ),
+                )
+            try:
+                if response.status != 200:
+                    raise await _failure(response)
+                yield response
+            finally:
+                response.close()
+        finally:
+            session.users -= 1
+            await self._leave(session)
+
+    async def _current(self) -> _Session:
+        async with self._lock:
+            if self._session is None:
+                self._session = _Session(ApiClient(await log_in(self._login)))
+            return self._session
+
+    async def _leave(self, session: _Session) -> None:
+        if session.replaced and not session.users:
+            await session.client.close()
+
+
+def path_of(resource: Resource, namespace: str | None) -> str:
+    """The URL path of a resource, in one namespace or (None) in all."""
+    scope = "" if namespace is None else f"/namespaces/{namespace}"
+    return f"{_PATHS[resource]}{scope}/{resource}"
+
+
+def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
+    """The complete, non-empty lines of `rest + chunk`, and what is left over."""
+    if b"\n" not in chunk:
+        return [], rest + chunk
+    *lines, rest = (rest + chunk).split(b"\n")
+    return [line for line in lines if line.strip()], rest
+
+
+async def log_in(login: Login) -> Configuration:
+    """The client configuration of these credentials. Raises `NoCredentials`."""
+    configuration = Configuration()
+    if login.url is not None:
+        configuration.host = login.url
+        return configuration
+    if login.kubeconfig is None:
+        try:
+            credentials.load_incluster_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration
+            )
+        except ConfigException:
+            pass
+        else:
+            return configuration
+    where = "the default kubeconfig" if login.kubeconfig is None else str(login.kubeconfig)
+    try:
+        await credentials.load_kube_config(
+            config_file=None if login.kubeconfig is None else str(login.kubeconfig),
+            client_configuration=configuration,
+            persist_config=False,
+        )
+    except (ConfigException, OSError, yaml.YAMLError, AssertionError, TypeError, KeyError) as error:
+        looked = "" if login.kubeconfig else "no service account of a pod, and "
+        raise NoCredentials(f"{looked}{where} cannot be used: {_why(error)}") from error
+    return configuration
+
+
+async def _failure(response: aiohttp.ClientResponse) -> ApiError:
+    try:
+        message = parse_status_message(await response.read())
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        message = ""
+    why = message or response.reason or ""
+    return error_of(response.status, why, retry_after=_retry_after(response))
+
+
+def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError:
+    """The error of a status code, whether it came as HTTP or inside a watch."""
+    why = f"{code} {message}".strip()
+    if code == 410 or (code == 504 and _FUTURE_VERSION in message):
+        return Expired(why)
+    match code:
+        case 401 | 403:
+            return Denied(why)
+        case 404:
+            return Absent(why)
+        case 400 | 405 | 406 | 415 | 422:
+            return Unsupported(why)
+        case 429 | 503:
+            return Overloaded(why, retry_after)
+        case _:
+            return Unreachable(why)
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> Seconds:
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isascii() and value.isdigit() else 0.0
+
+
+@contextmanager
+def _naming_failures(read_timeout: Seconds) -> Iterator[None]:
+    """Turns what the network and TLS raise into `ApiError`."""
+    try:
+        yield
+    except aiohttp.SocketTimeoutError as error:
+        raise Silent(f"nothing heard for {read_timeout:g} s") from error
+    except (aiohttp.ClientError, ssl.SSLError, TimeoutError, OSError) as error:
+        raise Unreachable(_why(error)) from error
+
+
+def _why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

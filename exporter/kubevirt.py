@@ -1,0 +1,533 @@
+"""KubeVirt's objects as the API server writes them: the only place that knows a field path.
+
+Raw JSON goes in, facts of `exporter.model` come out, or `Refused` with what was wrong. Only the
+fields that are used are decoded. An empty string, null and an absent field are all "not there".
+Sources: KubeVirt `staging/src/kubevirt.io/api/core/v1/types.go`; the labels and annotations of
+launcher pods from `pkg/virt-controller/services/template.go` and `watch/descheduler`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from exporter.model import (
+    Fact,
+    Instant,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Pod,
+    Resource,
+    Vmi,
+    Vmim,
+)
+
+
+LAUNCHER_SELECTOR = "kubevirt.io=virt-launcher"
+EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+_CREATED_BY = "kubevirt.io/created-by"
+_MIGRATION_UID = "kubevirt.io/migrationJobUID"
+
+_FINAL_PHASES = frozenset({"Succeeded", "Failed"})
+_HANDED_OFF_PHASES = frozenset(
+    {"Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"}
+)
+"""The phases that a VMIM reaches only once `handleTargetPodHandoff` has given it its target."""
+
+_RFC3339 = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+
+
+class Refused(Exception):
+    """An object that cannot be used, and what was expected of it.
+
+    `namespace` and `name` say which object it is, or are None where even that cannot be read:
+    what was known of the object stays known.
+    """
+
+    def __init__(self, why: str, *, namespace: str | None = None, name: str | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.namespace = namespace
+        self.name = name
+
+
+class _Metadata(Struct, gc=False):
+    namespace: str | None = None
+    name: str | None = None
+    uid: str | None = None
+    creationTimestamp: Any = None  # noqa: N815
+    resourceVersion: str | None = None  # noqa: N815
+
+
+class _PodMetadata(_Metadata, gc=False):
+    labels: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class _LooseMetadata(Struct, gc=False):
+    """As much as names an object, whatever the types of the rest."""
+
+    namespace: Any = None
+    name: Any = None
+    uid: Any = None
+    resourceVersion: Any = None  # noqa: N815
+    annotations: Any = None
+
+
+class _Wire(Struct, gc=False):
+    metadata: _Metadata
+
+
+class _HalfState(Struct, gc=False):
+    migrationUID: str | None = None  # noqa: N815
+
+
+class _State(Struct, gc=False):
+    migrationUid: str | None = None  # noqa: N815
+    startTimestamp: Any = None  # noqa: N815
+    endTimestamp: Any = None  # noqa: N815
+    completed: bool | None = None
+    failed: bool | None = None
+    sourceState: _HalfState | None = None  # noqa: N815
+    targetState: _HalfState | None = None  # noqa: N815
+
+
+class _VmiStatus(Struct, gc=False):
+    nodeName: str | None = None  # noqa: N815
+    evacuationNodeName: str | None = None  # noqa: N815
+    migrationState: _State | None = None  # noqa: N815
+
+
+class _VmiObject(_Wire, gc=False):
+    status: _VmiStatus | None = None
+
+
+class _PhaseTransition(Struct, gc=False):
+    phase: str | None = None
+    phaseTransitionTimestamp: Any = None  # noqa: N815
+
+
+class _VmimStatus(Struct, gc=False):
+    phase: str | None = None
+    migrationState: _State | None = None  # noqa: N815
+    phaseTransitionTimestamps: list[_PhaseTransition] | None = None  # noqa: N815
+
+
+class _VmimSpec(Struct, gc=False):
+    vmiName: str | None = None  # noqa: N815
+
+
+class _VmimObject(_Wire, gc=False):
+    spec: _VmimSpec | None = None
+    status: _VmimStatus | None = None
+
+
+class _Condition(Struct, gc=False):
+    type: str | None = None
+    status: str | None = None
+
+
+class _PodSpec(Struct, gc=False):
+    nodeName: str | None = None  # noqa: N815
+
+
+class _PodStatus(Struct, gc=False):
+    phase: str | None = None
+    conditions: list[_Condition] | None = None
+
+
+class _PodObject(_Wire, gc=False):
+    metadata: _PodMetadata
+    spec: _PodSpec | None = None
+    status: _PodStatus | None = None
+
+
+class _Migrations(Struct, gc=False):
+    parallelMigrationsPerCluster: int | None = None  # noqa: N815
+    parallelOutboundMigrationsPerNode: int | None = None  # noqa: N815
+
+
+class _KubeVirtConfiguration(Struct, gc=False):
+    migrations: _Migrations | None = None
+
+
+class _KubeVirtSpec(Struct, gc=False):
+    configuration: _KubeVirtConfiguration | None = None
+
+
+class _KubeVirtObject(_Wire, gc=False):
+    spec: _KubeVirtSpec | None = None
+
+
+class _Named(Struct, gc=False):
+    metadata: _LooseMetadata
+
+
+_Object = TypeVar("_Object", bound=_Wire)
+
+
+class _Event(Struct, Generic[_Object], gc=False):
+    type: str
+    object: _Object
+
+
+class _Envelope(Struct, gc=False):
+    type: str
+    object: msgspec.Raw = field(default_factory=msgspec.Raw)
+
+
+class _ErrorStatus(Struct, gc=False):
+    code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+class _Page(Struct, gc=False):
+    metadata: "_PageMetadata"
+    items: list[msgspec.Raw] | None = None
+
+
+class _PageMetadata(Struct, gc=False):
+    resourceVersion: str = ""  # noqa: N815
+    continue_: str = field(name="continue", default="")
+
+
+class Changed(Struct, frozen=True, gc=False):
+    """The object exists and says this (`ADDED`, `MODIFIED`, or an item of a list)."""
+
+    fact: Fact
+    namespace: str
+    name: str
+    resource_version: str
+
+
+class Deleted(Struct, frozen=True, gc=False):
+    """The object is gone. `uid` is empty where it was not to be read."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+
+
+class Bookmark(Struct, frozen=True, gc=False):
+    """Everything up to this version has been sent; `listed` ends a streamed list."""
+
+    resource_version: str
+    listed: bool
+
+
+class Failed(Struct, frozen=True, gc=False):
+    """The server ended the watch with a Status (`ERROR`)."""
+
+    code: int
+    reason: str
+    message: str
+
+
+Event: TypeAlias = Changed | Deleted | Bookmark | Failed
+
+
+class Page(Struct, frozen=True):
+    """One page of a list: its items still raw, so that one bad item spoils no other."""
+
+    items: list[msgspec.Raw]
+    resource_version: str
+    continue_token: str
+
+
+def parse_instant(value: object) -> Instant | None:
+    """RFC 3339 to Unix seconds; None where it is not there or not an instant."""
+    if not isinstance(value, str):
+        return None
+    match = _RFC3339.fullmatch(value)
+    if match is None:
+        return None
+    year, month, day, hour, minute, second, fraction, zone = match.groups()
+    try:
+        whole = datetime(
+            int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=UTC
+        ).timestamp()
+    except ValueError:
+        return None
+    if zone not in "Zz":
+        if int(zone[1:3]) > 23 or int(zone[4:6]) > 59:
+            return None
+        offset = int(zone[1:3]) * 3600.0 + int(zone[4:6]) * 60.0
+        whole -= offset if zone[0] == "+" else -offset
+    return whole + float(fraction) if fraction else whole
+
+
+def parse_object(resource: Resource, raw: bytes | msgspec.Raw) -> Changed:
+    """One object of a list. Raises `Refused`."""
+    try:
+        fact, metadata = _DECODERS[resource].object(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _refusal(raw, error) from None
+    return _changed(fact, metadata)
+
+
+def parse_event(resource: Resource, line: bytes) -> Event:
+    """One line of a watch. Raises `Refused` for what cannot be used."""
+    decoder = _DECODERS[resource]
+    try:
+        kind, fact, metadata = decoder.event(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _parse_other(line, error)
+    if kind in ("ADDED", "MODIFIED"):
+        return _changed(fact, metadata)
+    return _parse_other(line, None)
+
+
+def parse_page(body: bytes) -> Page:
+    """A list's answer. Raises `Refused` where it is not a list at all."""
+    try:
+        page = msgspec.json.decode(body, type=_Page)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(f"not a Kubernetes list: {error}") from None
+    return Page(
+        items=page.items or [],
+        resource_version=page.metadata.resourceVersion,
+        continue_token=page.metadata.continue_,
+    )
+
+
+def parse_status_message(body: bytes) -> str:
+    """The message of a Kubernetes `Status`, or "" where the body is none."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorStatus).message or ""
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _changed(fact: Fact | str, metadata: _Metadata) -> Changed:
+    namespace, name = metadata.namespace or "", metadata.name
+    if isinstance(fact, str):
+        raise Refused(fact, namespace=namespace if name else None, name=name)
+    return Changed(
+        fact=fact,
+        namespace=namespace,
+        name=name or "",
+        resource_version=metadata.resourceVersion or "",
+    )
+
+
+def _parse_other(line: bytes, error: Exception | None) -> Event:
+    """A line that is neither an ADDED nor a MODIFIED of the expected shape."""
+    try:
+        envelope = msgspec.json.decode(line, type=_Envelope)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+        raise Refused(f"not a watch event: {broken}") from None
+    if envelope.type == "ERROR":
+        return _parse_failure(envelope.object)
+    if envelope.type not in ("DELETED", "BOOKMARK"):
+        if error is not None:
+            raise _refusal(envelope.object, error)
+        raise Refused(f"unknown watch event type {envelope.type[:40]!r}")
+    try:
+        metadata = msgspec.json.decode(envelope.object, type=_Named).metadata
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+        raise Refused(f"{envelope.type} without readable metadata: {broken}") from None
+    if envelope.type == "BOOKMARK":
+        annotations = metadata.annotations if isinstance(metadata.annotations, dict) else {}
+        return Bookmark(
+            resource_version=_text(metadata.resourceVersion),
+            listed=annotations.get(INITIAL_EVENTS_END) == "true",
+        )
+    if not _text(metadata.name):
+        raise Refused("DELETED without metadata.name")
+    return Deleted(
+        namespace=_text(metadata.namespace),
+        name=_text(metadata.name),
+        uid=_text(metadata.uid),
+        resource_version=_text(metadata.resourceVersion),
+    )
+
+
+def _parse_failure(raw: msgspec.Raw) -> Failed:
+    try:
+        status = msgspec.json.decode(raw, type=_ErrorStatus)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        status = _ErrorStatus()
+    return Failed(code=status.code or 0, reason=status.reason or "", message=status.message or "")
+
+
+def _refusal(raw: bytes | msgspec.Raw, error: Exception) -> Refused:
+    """What was wrong with an object, and its name where that much can be read."""
+    try:
+        metadata = msgspec.json.decode(raw, type=_Named).metadata
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Refused(str(error))
+    if not _text(metadata.name):
+        return Refused(str(error))
+    return Refused(str(error), namespace=_text(metadata.namespace), name=_text(metadata.name))
+
+
+def _read_vmi(wire: _VmiObject) -> Vmi | str:
+    metadata = wire.metadata
+    if not metadata.uid:
+        return "metadata.uid: expected a UID, there is none"
+    if not metadata.name:
+        return "metadata.name: expected a name, there is none"
+    status = wire.status or _VmiStatus()
+    state = status.migrationState
+    return Vmi(
+        namespace=metadata.namespace or "",
+        name=metadata.name,
+        uid=metadata.uid,
+        created=parse_instant(metadata.creationTimestamp),
+        node=status.nodeName or "",
+        evacuation_node=status.evacuationNodeName or "",
+        migration=None if state is None else _read_state(state),
+        other_uids=() if state is None else _other_uids(state),
+    )
+
+
+def _read_state(state: _State) -> MigrationState:
+    end = state.endTimestamp
+    return MigrationState(
+        uid=state.migrationUid or "",
+        start=parse_instant(state.startTimestamp),
+        ended=end is not None and end != "",
+        end=parse_instant(end),
+        outcome=_state_outcome(state),
+    )
+
+
+def _state_outcome(state: _State) -> Outcome:
+    """`completed` means ended, not succeeded: a failed migration has both."""
+    if state.failed:
+        return Outcome.FAILED
+    return Outcome.SUCCEEDED if state.completed else Outcome.UNKNOWN
+
+
+def _other_uids(state: _State) -> tuple[str, ...]:
+    halves = (state.sourceState, state.targetState)
+    uids = (half.migrationUID for half in halves if half is not None and half.migrationUID)
+    return tuple(uid for uid in uids if uid != state.migrationUid)
+
+
+def _read_vmim(wire: _VmimObject) -> Vmim | str:
+    metadata, spec = wire.metadata, wire.spec or _VmimSpec()
+    if not metadata.name:
+        return "metadata.name: expected a name, there is none"
+    if not spec.vmiName:
+        return "spec.vmiName: expected the name of a VMI, there is none"
+    status = wire.status or _VmimStatus()
+    state = status.migrationState or _State()
+    phase = status.phase or ""
+    transitions = status.phaseTransitionTimestamps or []
+    return Vmim(
+        namespace=metadata.namespace or "",
+        name=metadata.name,
+        uid=metadata.uid or "",
+        vmi_name=spec.vmiName,
+        created=parse_instant(metadata.creationTimestamp),
+        phase=phase,
+        finished=phase in _FINAL_PHASES,
+        finished_at=_finished_at(phase, transitions),
+        handed_off=_was_handed_off(metadata.uid, phase, transitions, state),
+        start=parse_instant(state.startTimestamp),
+        end=parse_instant(state.endTimestamp),
+        outcome=max(_state_outcome(state), _phase_outcome(phase)),
+    )
+
+
+def _finished_at(phase: str, transitions: list[_PhaseTransition]) -> Instant | None:
+    if phase not in _FINAL_PHASES:
+        return None
+    instants = (t.phaseTransitionTimestamp for t in transitions if t.phase == phase)
+    return parse_instant(next(instants, None))
+
+
+def _was_handed_off(
+    uid: str | None, phase: str, transitions: list[_PhaseTransition], state: _State
+) -> bool:
+    """A VMIM's `migrationState` is a copy of the VMI's, which exists from hand-off on."""
+    if phase in _HANDED_OFF_PHASES or any(t.phase in _HANDED_OFF_PHASES for t in transitions):
+        return True
+    if uid and state.migrationUid == uid:
+        return True
+    return parse_instant(state.endTimestamp) is not None
+
+
+def _phase_outcome(phase: str) -> Outcome:
+    match phase:
+        case "Succeeded":
+            return Outcome.SUCCEEDED
+        case "Failed":
+            return Outcome.FAILED
+        case _:
+            return Outcome.UNKNOWN
+
+
+def _read_pod(wire: _PodObject) -> Pod | str:
+    metadata, status = wire.metadata, wire.status or _PodStatus()
+    labels, annotations = metadata.labels or {}, metadata.annotations or {}
+    if not metadata.name:
+        return "metadata.name: expected a name, there is none"
+    met = {c.type for c in status.conditions or [] if c.status == "True"}
+    return Pod(
+        namespace=metadata.namespace or "",
+        name=metadata.name,
+        uid=metadata.uid or "",
+        vmi_uid=_text(labels.get(_CREATED_BY)),
+        node=(wire.spec.nodeName if wire.spec else None) or "",
+        phase=status.phase or "",
+        created=parse_instant(metadata.creationTimestamp),
+        ready="Ready" in met,
+        scheduled="PodScheduled" in met,
+        eviction_in_progress=EVICTION_IN_PROGRESS in annotations,
+        migration_uid=_text(labels.get(_MIGRATION_UID)),
+    )
+
+
+def _read_kubevirt(wire: _KubeVirtObject) -> MigrationLimits | str:
+    configuration = (wire.spec or _KubeVirtSpec()).configuration or _KubeVirtConfiguration()
+    migrations = configuration.migrations or _Migrations()
+    defaults = MigrationLimits()
+    cluster = migrations.parallelMigrationsPerCluster
+    per_node = migrations.parallelOutboundMigrationsPerNode
+    return MigrationLimits(
+        cluster=defaults.cluster if cluster is None else cluster,
+        outbound_per_node=defaults.outbound_per_node if per_node is None else per_node,
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+class _Decoder(Generic[_Object]):
+    """Decodes one kind of object and reads the fact off it."""
+
+    def __init__(self, wire: type[_Object], read: Callable[[_Object], Fact | str]) -> None:
+        self._objects: msgspec.json.Decoder[_Object] = msgspec.json.Decoder(wire)
+        self._events: msgspec.json.Decoder[_Event[_Object]] = msgspec.json.Decoder(
+            _Event[wire]  # type: ignore[valid-type]
+        )
+        self._read: Callable[[_Object], Fact | str] = read
+
+    def object(self, raw: bytes | msgspec.Raw) -> tuple[Fact | str, _Metadata]:
+        wire = self._objects.decode(raw)
+        return self._read(wire), wire.metadata
+
+    def event(self, line: bytes) -> tuple[str, Fact | str, _Metadata]:
+        event = self._events.decode(line)
+        return event.type, self._read(event.object), event.object.metadata
+
+
+_DECODERS: Mapping[Resource, _Decoder[Any]] = {
+    Resource.VMIS: _Decoder(_VmiObject, _read_vmi),
+    Resource.VMIMS: _Decoder(_VmimObject, _read_vmim),
+    Resource.PODS: _Decoder(_PodObject, _read_pod),
+    Resource.KUBEVIRTS: _Decoder(_KubeVirtObject, _read_kubevirt),
+}

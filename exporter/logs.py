@@ -1,0 +1,55 @@
+"""Logging: one event name per fact, for people on a terminal and as JSON elsewhere."""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+
+def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stderr) -> None:
+    """Send everything, the libraries' own logging included, to `stream` in one form.
+
+    `form` is `json` or `console`; None chooses by whether the stream is a terminal.
+    """
+    console = form == "console" or (form is None and stream.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.ExtraAdder(),
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        if console
+        else structlog.processors.JSONRenderer()
+    )
+    tracebacks: list[structlog.typing.Processor] = (
+        [] if console else [structlog.processors.format_exc_info]
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *tracebacks,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for chatty in ("kubernetes_asyncio", "aiohttp.access", "asyncio"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            *shared[:2],
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )

@@ -1,0 +1,264 @@
+"""What Prometheus scrapes: every metric in one table, every sample from one pure function.
+
+Nothing else imports prometheus_client. The registry is our own, made per application, and the
+samples are read from the store at scrape time: no series outlives its fact.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from exporter import __version__
+from exporter.counters import Counters, Histogram
+from exporter.health import Health, Restart
+from exporter.model import Mismatch, Policy, Resource
+from exporter.store import Store
+
+
+class Family(Struct, frozen=True, kw_only=True):
+    """One metric: a row of the README's table."""
+
+    name: str
+    type: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+class Sample(Struct, frozen=True):
+    """One value of a family; `labels` in the order of the family's, `suffix` for histograms."""
+
+    labels: tuple[str, ...]
+    value: float
+    suffix: str = ""
+    le: str = ""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What a scrape reads, as one consistent picture."""
+
+    store: Store
+    health: Health
+    counters: Counters
+    policy: Policy
+
+
+BLOCKS = Family(
+    name="descheduler_kubevirt_eviction_blocks_total",
+    type="counter",
+    help="Blocked answers to POST /v1/verdicts, dry runs left out; node is the VMI's own.",
+    labels=("reason", "node", "namespace"),
+)
+EFFECTIVE_COOLDOWN = Family(
+    name="descheduler_kubevirt_effective_cooldown_seconds",
+    type="histogram",
+    help="Effective cooldown of each answer that was blocked by cooldown.",
+)
+BUILD_INFO = Family(
+    name="kubevirt_eviction_exporter_build_info",
+    type="gauge",
+    help="1, with the version of this exporter.",
+    labels=("version",),
+)
+SYNCED = Family(
+    name="kubevirt_eviction_exporter_synced",
+    type="gauge",
+    help="1 if a whole list of the resource has been read, in every watched namespace.",
+    labels=("resource",),
+)
+PERMISSION_MISSING = Family(
+    name="kubevirt_eviction_exporter_permission_missing",
+    type="gauge",
+    help="1 if the API server refuses the resource, so that the exporter runs without it.",
+    labels=("resource",),
+)
+LAST_CONTACT = Family(
+    name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
+    type="gauge",
+    help="Last proof of contact with the API server: an event, a bookmark, a list. 0 before.",
+    labels=("resource",),
+)
+OBJECTS = Family(
+    name="kubevirt_eviction_exporter_objects",
+    type="gauge",
+    help="Objects held in memory.",
+    labels=("resource",),
+)
+LISTS = Family(
+    name="kubevirt_eviction_exporter_lists_total",
+    type="counter",
+    help="Whole lists read; more than one per namespace means that the watch was interrupted.",
+    labels=("resource",),
+)
+WATCH_RESTARTS = Family(
+    name="kubevirt_eviction_exporter_watch_restarts_total",
+    type="counter",
+    help="Watches opened again, by why the one before ended; ended is the server's own time-out.",
+    labels=("resource", "reason"),
+)
+REFUSED_OBJECTS = Family(
+    name="kubevirt_eviction_exporter_refused_objects_total",
+    type="counter",
+    help="Objects and watch lines that could not be used; what was known of them is kept.",
+    labels=("resource",),
+)
+UNKNOWN_CANDIDATES = Family(
+    name="kubevirt_eviction_exporter_unknown_candidates_total",
+    type="counter",
+    help="Candidates asked about that are no VMI of this cluster: name unknown, or another UID.",
+    labels=("reason",),
+)
+REQUEST_DURATION = Family(
+    name="kubevirt_eviction_exporter_request_duration_seconds",
+    type="histogram",
+    help="Time to answer a request, by endpoint; blocked_wait holds requests open on purpose.",
+    labels=("endpoint",),
+)
+POLICY = Family(
+    name="kubevirt_eviction_exporter_policy_seconds",
+    type="gauge",
+    help="The policy in force, by setting; 0 means off.",
+    labels=("setting",),
+)
+MIGRATION_LIMIT = Family(
+    name="kubevirt_eviction_exporter_migration_limit",
+    type="gauge",
+    help="Parallel migrations that KubeVirt allows, if its KubeVirt object may be read.",
+    labels=("scope",),
+)
+
+FAMILIES: tuple[Family, ...] = (
+    BLOCKS,
+    EFFECTIVE_COOLDOWN,
+    BUILD_INFO,
+    SYNCED,
+    PERMISSION_MISSING,
+    LAST_CONTACT,
+    OBJECTS,
+    LISTS,
+    WATCH_RESTARTS,
+    REFUSED_OBJECTS,
+    UNKNOWN_CANDIDATES,
+    REQUEST_DURATION,
+    POLICY,
+    MIGRATION_LIMIT,
+)
+
+
+def sample(view: View) -> Iterator[tuple[Family, list[Sample]]]:
+    """Every family of `FAMILIES`, in order, with its samples as they are now."""
+    health, counters = view.health, view.counters
+    yield BLOCKS, [Sample(key, value) for key, value in sorted(counters.blocks.items())]
+    yield EFFECTIVE_COOLDOWN, _sample_histogram((), counters.cooldowns)
+    yield BUILD_INFO, [Sample((__version__,), 1)]
+    yield SYNCED, [Sample((r,), health.is_synced(r)) for r in Resource]
+    yield PERMISSION_MISSING, [Sample((r,), health.is_refused(r)) for r in Resource]
+    yield LAST_CONTACT, [Sample((r,), _last_contact(health, r)) for r in Resource]
+    yield OBJECTS, [Sample((r,), view.store.count(r)) for r in Resource]
+    yield LISTS, [Sample((r,), sum(one.lists for one in health.of(r))) for r in Resource]
+    yield (
+        WATCH_RESTARTS,
+        [
+            Sample((r, why), sum(one.restarts[why] for one in health.of(r)))
+            for r in Resource
+            for why in Restart
+        ],
+    )
+    yield (
+        REFUSED_OBJECTS,
+        [Sample((r,), sum(one.refused_objects for one in health.of(r))) for r in Resource],
+    )
+    yield UNKNOWN_CANDIDATES, [Sample((m,), counters.unknown_candidates[m]) for m in Mismatch]
+    yield (
+        REQUEST_DURATION,
+        [
+            one
+            for endpoint, histogram in sorted(counters.requests.items())
+            for one in _sample_histogram((endpoint,), histogram)
+        ],
+    )
+    yield POLICY, _sample_policy(view.policy)
+    yield MIGRATION_LIMIT, _sample_limits(view.store)
+
+
+class Exposition:
+    """Renders the samples in the format that a scraper accepts.
+
+    `read` gives the view of the moment; `process` adds the usual `process_*` metrics.
+    """
+
+    def __init__(self, read: Callable[[], View], *, process: bool = True) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_StoreCollector(read))
+        if process:
+            ProcessCollector(registry=self._registry)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The body and its content type: text 0.0.4, or OpenMetrics where it is accepted."""
+        encode, content_type = choose_encoder(narrow(accept))
+        return encode(self._registry), content_type
+
+
+def narrow(accept: str) -> str:
+    """An Accept header reduced to what prometheus_client writes truly: OpenMetrics 1.0 or text.
+
+    Given another version it would write 1.0 under that version's name, and fail on a version
+    that is no number.
+    """
+    for part in accept.split(","):
+        media, *parameters = (token.strip().lower() for token in part.split(";"))
+        versions = [p.removeprefix("version=") for p in parameters if p.startswith("version=")]
+        if media == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
+            return "application/openmetrics-text; version=1.0.0"
+    return ""
+
+
+class _StoreCollector(Collector):
+    def __init__(self, read: Callable[[], View]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        for family, samples in sample(self._read()):
+            name = family.name.removesuffix("_total") if family.type == "counter" else family.name
+            metric = Metric(name, family.help, family.type)
+            for one in samples:
+                labels = dict(zip(family.labels, one.labels, strict=True))
+                if one.le:
+                    labels["le"] = one.le
+                suffix = "_total" if family.type == "counter" else one.suffix
+                metric.add_sample(name + suffix, labels, one.value)
+            yield metric
+
+
+def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sample]:
+    buckets = [Sample(labels, count, "_bucket", le) for le, count in histogram.cumulative()]
+    return [
+        *buckets,
+        Sample(labels, histogram.count, "_count"),
+        Sample(labels, histogram.total, "_sum"),
+    ]
+
+
+def _sample_policy(policy: Policy) -> list[Sample]:
+    return [
+        Sample(("migration_cooldown",), policy.migration_cooldown),
+        Sample(("max_migration_cooldown",), policy.max_migration_cooldown),
+        Sample(("migration_history_window",), policy.migration_history_window),
+    ]
+
+
+def _sample_limits(store: Store) -> list[Sample]:
+    if store.limits is None:
+        return []
+    return [
+        Sample(("cluster",), store.limits.cluster),
+        Sample(("outbound_per_node",), store.limits.outbound_per_node),
+    ]
+
+
+def _last_contact(health: Health, resource: Resource) -> float:
+    return min((one.contact or 0.0 for one in health.of(resource)), default=0.0)

@@ -1,0 +1,188 @@
+"""Facts read from a cluster, the policy they are judged by, and the verdict: values only.
+
+Instants are Unix seconds (UTC) and durations are seconds, both floats: KubeVirt writes whole
+seconds, the engine compares and adds them millions of times, and only two edges (JSON and
+Prometheus) show them to anybody.
+"""
+
+import math
+from enum import IntEnum, StrEnum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+
+Instant: TypeAlias = float
+Seconds: TypeAlias = float
+
+CLOCK_SKEW: Seconds = 300.0
+"""How far ahead of our clock an ending may lie and still be believed (as "now")."""
+
+
+class Reason(StrEnum):
+    """Why a VMI must not be evicted now: JSON value, metric label and log key alike."""
+
+    MIGRATION_IN_PROGRESS = "migration_in_progress"
+    EVACUATION_IN_PROGRESS = "evacuation_in_progress"
+    COOLDOWN = "cooldown"
+
+
+class Checkpoint(StrEnum):
+    """The two questions a descheduler asks of a pod, named as in the query API."""
+
+    FILTER = "filter"
+    PRE_EVICTION = "preEviction"
+
+
+class Mismatch(StrEnum):
+    """Why a candidate is not one of ours."""
+
+    UNKNOWN = "unknown"
+    UID = "uid"
+
+
+class Outcome(IntEnum):
+    """How a migration ended; where two sources differ the greater one is right."""
+
+    UNKNOWN = 0
+    SUCCEEDED = 1
+    FAILED = 2
+
+
+class Resource(StrEnum):
+    """What is watched, by the plural that Kubernetes knows it by."""
+
+    VMIS = "virtualmachineinstances"
+    VMIMS = "virtualmachineinstancemigrations"
+    PODS = "pods"
+    KUBEVIRTS = "kubevirts"
+
+
+class MigrationState(Struct, frozen=True, gc=False):
+    """`status.migrationState`: the last migration that was handed off to a target pod.
+
+    `ended` is true where an end is written, `end` is None where that end cannot be parsed.
+    """
+
+    uid: str = ""
+    start: Instant | None = None
+    ended: bool = False
+    end: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+
+
+class Vmi(Struct, frozen=True, kw_only=True):
+    """One VirtualMachineInstance, as far as verdicts depend on it.
+
+    `other_uids` are the migration UIDs of a decentralised migration's two halves.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    created: Instant | None = None
+    node: str = ""
+    evacuation_node: str = ""
+    migration: MigrationState | None = None
+    other_uids: tuple[str, ...] = ()
+
+
+class Vmim(Struct, frozen=True, kw_only=True):
+    """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
+
+    `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's
+    transition. `handed_off`: KubeVirt gave the migration to its target pod.
+    """
+
+    namespace: str
+    name: str
+    uid: str = ""
+    vmi_name: str
+    created: Instant | None = None
+    phase: str = ""
+    finished: bool = False
+    finished_at: Instant | None = None
+    handed_off: bool = False
+    start: Instant | None = None
+    end: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+
+
+class Pod(Struct, frozen=True, kw_only=True, gc=False):
+    """One virt-launcher pod."""
+
+    namespace: str
+    name: str
+    uid: str
+    vmi_uid: str
+    node: str = ""
+    phase: str = ""
+    created: Instant | None = None
+    ready: bool = False
+    scheduled: bool = False
+    eviction_in_progress: bool = False
+    migration_uid: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+class MigrationLimits(Struct, frozen=True, gc=False):
+    """How many migrations KubeVirt runs at once (`KubeVirt.spec.configuration.migrations`).
+
+    The defaults are KubeVirt's own (`pkg/virt-config/virt-config.go`).
+    """
+
+    cluster: int = 5
+    outbound_per_node: int = 2
+
+
+Fact: TypeAlias = Vmi | Vmim | Pod | MigrationLimits
+"""What one object of the cluster tells us."""
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """What an operator decided; seconds, where 0 turns a thing off."""
+
+    migration_cooldown: Seconds = 900.0
+    max_migration_cooldown: Seconds = 21_600.0
+    migration_history_window: Seconds = 86_400.0
+    count_failed_migrations: bool = True
+    guard_pending_migrations: bool = True
+    guard_evacuations: bool = True
+
+    @property
+    def endings_kept(self) -> int:
+        """How many endings per VMI can matter: at the cap one more changes nothing.
+
+        `ceil(log2(cap / floor)) + 1`, at least 16; 64 where there is no floor or no cap.
+        """
+        floor, cap = self.migration_cooldown, self.max_migration_cooldown
+        if not floor or not cap:
+            return 64
+        return max(16, math.ceil(math.log2(cap / floor)) + 1)
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """The answer for one candidate at one instant.
+
+    `not_before` is the earliest instant at which the VMI would be allowed if nothing else
+    happened, and `released_at` the same told from the facts alone: it differs from `not_before`
+    only while an ending lies ahead of our clock, and never moves with the clock.
+    """
+
+    known: bool
+    mismatch: Mismatch | None = None
+    checkpoint: Checkpoint | None = None
+    reason: Reason | None = None
+    not_before: Instant | None = None
+    released_at: Instant | None = None
+    effective_cooldown: Seconds | None = None
+    migrations_in_window: int = 0
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the VMI may be evicted, as far as was asked."""
+        return self.reason is None

@@ -1,0 +1,440 @@
+"""What an operator can set: every key with its default, read from YAML and checked as a whole.
+
+All errors are found before any is reported, each with its path. Durations are Go's (`1h30m`).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from exporter.model import Policy, Seconds
+
+
+T = TypeVar("T")
+
+LONGEST_WAIT: Seconds = 60.0
+"""The longest long poll (design 5)."""
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_GO_LONGEST: Seconds = (2**63 - 1) / 1e9
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class InvalidSettings(Exception):
+    """Everything that is wrong with a configuration, one line per fault."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen: a TCP host and port, or the path of a unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """From when on an evacuation counts as stuck; `external` None: never, of strategy External."""
+
+    after: Seconds = 1800.0
+    failed_attempts: int = 3
+    migration_timeout: Seconds = 7200.0
+    external: Seconds | None = None
+
+
+@dataclass(frozen=True)
+class Listen:
+    """The two listeners: `query` serves everything, `metrics` only what may be seen by all."""
+
+    query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
+    metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)  # noqa: S104
+
+
+@dataclass(frozen=True)
+class KubeSettings:
+    """How the API server is watched."""
+
+    sync_timeout: Seconds = 30.0
+    wait_for_kubevirt: bool = False
+    stale_after: Seconds = 180.0
+    dead_after: Seconds = 600.0
+    read_timeout: Seconds = 120.0
+    watch_timeout: Seconds = 600.0
+    page_size: int = 500
+    refused_retry: Seconds = 300.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one request may ask for."""
+
+    body_bytes: int = 4 * 2**20
+    candidates: int = 5000
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How it logs; no format: for people on a terminal, JSON elsewhere."""
+
+    format: str | None = None
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole configuration. `remarks` are what an operator should know of it."""
+
+    policy: Policy = field(default_factory=Policy)
+    stuck: Stuck = field(default_factory=Stuck)
+    listen: Listen = field(default_factory=Listen)
+    checkpoint: str = "none"
+    namespaces: tuple[str, ...] = ()
+    kube: KubeSettings = field(default_factory=KubeSettings)
+    limits: Limits = field(default_factory=Limits)
+    log: LogSettings = field(default_factory=LogSettings)
+    remarks: tuple[str, ...] = ()
+
+
+def load_settings(path: Path | None) -> Settings:
+    """The settings of a YAML file, or (None) the defaults. Raises `InvalidSettings`."""
+    if path is None:
+        return Settings()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings([f"{path}: cannot be read: {error}"]) from error
+    try:
+        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:
+        raise InvalidSettings([f"{path}: not YAML: {error}"]) from error
+    return read_settings({} if document is None else document)
+
+
+def read_settings(document: object) -> Settings:
+    """The settings of a decoded document. Raises `InvalidSettings` with every fault."""
+    faults: list[str] = []
+    root = _Section("", document, faults)
+    remarks: list[str] = []
+    settings = Settings(
+        policy=_read_policy(root.section("policy"), remarks),
+        stuck=_read_stuck(root.section("stuck")),
+        listen=_read_listen(root.section("listen")),
+        checkpoint=root.take("checkpoint", _checkpoint, Settings.checkpoint),
+        namespaces=root.take("namespaces", _namespaces, Settings.namespaces),
+        kube=_read_kube(root.section("kube")),
+        limits=_read_limits(root.section("limits")),
+        log=_read_log(root.section("log")),
+    )
+    root.close()
+    if faults:
+        raise InvalidSettings(faults)
+    return replace(settings, remarks=tuple(remarks))
+
+
+def parse_duration(value: object) -> Seconds:
+    """A Go duration in seconds. Raises ValueError with what was expected."""
+    if type(value) is int and value == 0:
+        return 0.0
+    if not isinstance(value, str):
+        raise ValueError(f"expected a duration such as 15m or 1h30m, got {value!r}")
+    text = value.removeprefix("+").removeprefix("-")
+    if text == "0":
+        return 0.0
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"expected a duration such as 15m or 1h30m, got {value!r}")
+    seconds = float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+    if value.startswith("-") and seconds:
+        raise ValueError(f"must not be negative, got {value!r}")
+    if seconds > _GO_LONGEST:
+        raise ValueError(f"longer than any Go duration (292 years), got {value!r}")
+    return seconds
+
+
+def format_duration(seconds: Seconds) -> str:
+    """Seconds as a Go duration, for people."""
+    if not seconds:
+        return "0"
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = [f"{hours:g}h" if hours else "", f"{minutes:g}m" if minutes else ""]
+    return "".join(parts) + (f"{rest:g}s" if rest else "")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that stands twice is a fault, not a choice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands here twice", key_node.start_mark
+                )
+            if isinstance(key, str):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Section:
+    """One mapping of the document: hands out its values and reports what nobody took."""
+
+    def __init__(self, path: str, value: object, faults: list[str]) -> None:
+        self._path = path
+        self._faults = faults
+        self._values: Mapping[Any, Any] = {}
+        self._left: set[Any] = set()
+        if isinstance(value, Mapping):
+            self._values = value
+            self._left = set(value)
+        elif value is not None:
+            self.report("", f"expected a mapping, got {value!r}")
+
+    def section(self, key: str) -> "_Section":
+        """The mapping below a key; an absent one is empty."""
+        self._left.discard(key)
+        return _Section(self._at(key), self._values.get(key), self._faults)
+
+    def has(self, key: str) -> bool:
+        """Whether the operator wrote this key."""
+        return self._values.get(key) is not None
+
+    def take(self, key: str, parse: Callable[[object], T], default: T) -> T:
+        """A value, parsed; the default where it is absent, null or wrong."""
+        self._left.discard(key)
+        if not self.has(key):
+            return default
+        try:
+            return parse(self._values[key])
+        except ValueError as error:
+            self.report(key, str(error))
+            return default
+
+    def report(self, key: str, fault: str) -> None:
+        """A fault of the value at a key."""
+        self._faults.append(f"{self._at(key) or 'the configuration'}: {fault}")
+
+    def close(self) -> None:
+        """Report the keys that nobody asked for."""
+        for key in sorted(map(str, self._left)):
+            self.report(key, "unknown key")
+
+    def _at(self, key: str) -> str:
+        return ".".join(part for part in (self._path, key) if part)
+
+
+def _read_policy(section: _Section, remarks: list[str]) -> Policy:
+    default = Policy()
+    guards = section.section("guards")
+    policy = Policy(
+        migration_cooldown=section.take(
+            "migrationCooldown", parse_duration, default.migration_cooldown
+        ),
+        max_migration_cooldown=section.take(
+            "maxMigrationCooldown", parse_duration, default.max_migration_cooldown
+        ),
+        migration_history_window=section.take(
+            "migrationHistoryWindow", parse_duration, default.migration_history_window
+        ),
+        count_failed_migrations=section.take(
+            "countFailedMigrations", _boolean, default.count_failed_migrations
+        ),
+        guard_pending_migrations=guards.take(
+            "pendingMigrations", _boolean, default.guard_pending_migrations
+        ),
+        guard_evacuations=guards.take("evacuations", _boolean, default.guard_evacuations),
+    )
+    guards.close()
+    section.close()
+    _check_cap(section, policy)
+    _remark_policy(section, policy, remarks)
+    return policy
+
+
+def _check_cap(section: _Section, policy: Policy) -> None:
+    floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
+    if not floor or not cap or cap >= floor:
+        return
+
+    def told(key: str, value: Seconds) -> str:
+        return f"{key} {format_duration(value)}{'' if section.has(key) else ' (the default)'}"
+
+    section.report(
+        "maxMigrationCooldown",
+        f"{told('maxMigrationCooldown', cap)} is below {told('migrationCooldown', floor)}",
+    )
+
+
+def _remark_policy(section: _Section, policy: Policy, remarks: list[str]) -> None:
+    for key, value, meaning in (
+        ("migrationCooldown", policy.migration_cooldown, "no floor"),
+        ("maxMigrationCooldown", policy.max_migration_cooldown, "no cap"),
+        ("migrationHistoryWindow", policy.migration_history_window, "no backoff"),
+    ):
+        if section.has(key) and not value:
+            remarks.append(
+                f"policy.{key}: 0 means {meaning} here; the KubevirtMigrationAware plugin"
+                " reads 0 as its default"
+            )
+    window, cap = policy.migration_history_window, policy.max_migration_cooldown
+    if section.has("migrationHistoryWindow") and window and cap and window <= 6 * cap:
+        remarks.append(
+            f"policy.migrationHistoryWindow: {format_duration(window)} is not longer than six"
+            f" times maxMigrationCooldown ({format_duration(6 * cap)}): the backoff decays"
+            " before the cap can hold"
+        )
+
+
+def _read_stuck(section: _Section) -> Stuck:
+    default = Stuck()
+    stuck = Stuck(
+        after=section.take("after", parse_duration, default.after),
+        failed_attempts=section.take("failedAttempts", _count, default.failed_attempts),
+        migration_timeout=section.take(
+            "migrationTimeout", parse_duration, default.migration_timeout
+        ),
+        external=section.take("external", parse_duration, default.external),
+    )
+    section.close()
+    return stuck
+
+
+def _read_listen(section: _Section) -> Listen:
+    default = Listen()
+    listen = Listen(
+        query=section.take("query", _addresses, default.query),
+        metrics=section.take("metrics", _addresses, default.metrics),
+    )
+    section.close()
+    addresses = [
+        address for address in listen.query + listen.metrics if address.port or address.path
+    ]
+    for address in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
+        section.report("", f"{address} is listed twice")
+    return listen
+
+
+def _read_kube(section: _Section) -> KubeSettings:
+    default = KubeSettings()
+    kube = KubeSettings(
+        sync_timeout=section.take("syncTimeout", _positive_duration, default.sync_timeout),
+        wait_for_kubevirt=section.take("waitForKubeVirt", _boolean, default.wait_for_kubevirt),
+        stale_after=section.take("staleAfter", _positive_duration, default.stale_after),
+        dead_after=section.take("deadAfter", _positive_duration, default.dead_after),
+        read_timeout=section.take("readTimeout", _positive_duration, default.read_timeout),
+        watch_timeout=section.take("watchTimeout", _positive_duration, default.watch_timeout),
+        page_size=section.take("pageSize", _count, default.page_size),
+        refused_retry=section.take("refusedRetry", _positive_duration, default.refused_retry),
+    )
+    section.close()
+    return kube
+
+
+def _read_limits(section: _Section) -> Limits:
+    default = Limits()
+    limits = Limits(
+        body_bytes=section.take("bodyBytes", _count, default.body_bytes),
+        candidates=section.take("candidates", _count, default.candidates),
+    )
+    section.close()
+    return limits
+
+
+def _read_log(section: _Section) -> LogSettings:
+    default = LogSettings()
+    log = LogSettings(
+        format=section.take("format", _one_of("json", "console"), default.format),
+        level=section.take("level", _one_of(*_LEVELS), default.level),
+    )
+    section.close()
+    return log
+
+
+def parse_address(value: object) -> Address:
+    """`host:port`, `[v6]:port` or `unix:/path`. Raises ValueError."""
+    expected = "expected host:port or unix:/path"
+    if not isinstance(value, str):
+        raise ValueError(f"{expected}, got {value!r}")
+    if value.startswith("unix:"):
+        path = value.removeprefix("unix:")
+        if not path.startswith("/"):
+            raise ValueError(f"{expected} with an absolute path, got {value!r}")
+        return Address(path=path)
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{expected}, got {value!r}")
+    if host.startswith("[") and host.endswith("]"):
+        return Address(host[1:-1], int(port))
+    if ":" in host:
+        raise ValueError(f"an IPv6 address stands in brackets, as in [::1]:9810, got {value!r}")
+    return Address(host or "0.0.0.0", int(port))  # noqa: S104
+
+
+def _addresses(value: object) -> tuple[Address, ...]:
+    if not isinstance(value, list):
+        return (parse_address(value),)
+    if not value:
+        raise ValueError("expected at least one address")
+    return tuple(parse_address(one) for one in value)
+
+
+def _checkpoint(value: object) -> str:
+    if value == "none":
+        return "none"
+    if isinstance(value, str) and value.startswith(("file:", "configmap:")):
+        raise ValueError(f"this version keeps no checkpoint: only none, got {value!r}")
+    raise ValueError(f"expected none, file:/path or configmap:namespace/name, got {value!r}")
+
+
+def _namespaces(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list of namespaces, got {value!r}")
+    for name in value:
+        if not isinstance(name, str) or not _NAMESPACE.fullmatch(name):
+            raise ValueError(f"expected the name of a namespace, got {name!r}")
+    return tuple(dict.fromkeys(value))
+
+
+def _positive_duration(value: object) -> Seconds:
+    seconds = parse_duration(value)
+    if not seconds:
+        raise ValueError(f"must be longer than 0, got {value!r}")
+    return seconds
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {value!r}")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"expected a whole number of at least 1, got {value!r}")
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}, got {value!r}")
+        return value
+
+    return parse

@@ -1,0 +1,318 @@
+"""The facts of the watched cluster, indexed by what verdicts ask for.
+
+Objects go in as they are listed and watched, in any order and any number of times; `Evidence`
+comes out. Reads never change anything. A VMI is its UID: its history goes with it, and a VMI
+recreated under the same name starts clean.
+
+A VMIM names only a VMI's name. It belongs to the VMI of that namespace and name if its UID was
+ever that VMI's migration UID (proof), or if it was not created before the VMI was (either
+creation missing: accepted). Once bound it stays, but for two cases in which the watch of VMIs was
+late: proof for another VMI, or a VMI of that name that is younger than the one it was bound to
+and older than the VMIM. A VMIM whose VMI is not known yet waits, and a deleted one with an ending
+to tell waits too, within a bound.
+"""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from exporter.cooldown import Evidence
+from exporter.history import History, Migration
+from exporter.model import Fact, MigrationLimits, MigrationState, Pod, Resource, Vmi, Vmim
+
+
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+
+WAITING_LIMIT = 1_000
+"""For how many VMIs that have not been seen deleted VMIMs are remembered."""
+
+
+@dataclass(slots=True)
+class _Incarnation:
+    """A VMI, and what is known of its migrations."""
+
+    vmi: Vmi
+    history: History = field(default_factory=History)
+    proofs: frozenset[str] = frozenset()
+
+    def owns(self, uid: str) -> bool:
+        """Whether this migration UID was ever seen in this VMI's `migrationState`."""
+        return bool(uid) and (uid in self.proofs or self.history.was_handed_off(uid))
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A VMIM, and the UID of the VMI that it belongs to ("" while it waits)."""
+
+    vmim: Vmim
+    owner: str = ""
+    proven: bool = False
+
+
+class Store:
+    """Every fact that was read from the cluster.
+
+    `endings_kept` bounds each VMI's history (`Policy.endings_kept`). `revision` grows with every
+    change that could change an answer.
+    """
+
+    def __init__(self, *, endings_kept: int) -> None:
+        self.revision = 0
+        self.limits: MigrationLimits | None = None
+        self.vmims_seen = False
+        self.pods_seen = False
+        self._keep = endings_kept
+        self._vmis: dict[Key, _Incarnation] = {}
+        self._vmims: dict[Key, _Claim] = {}
+        self._claims: dict[Key, dict[Key, _Claim]] = {}
+        self._waiting: dict[Key, dict[str, Vmim]] = {}
+        self._pods: dict[Key, Pod] = {}
+        self._launchers: dict[str, dict[Key, Pod]] = {}
+
+    def __len__(self) -> int:
+        return len(self._vmis)
+
+    def count(self, resource: Resource) -> int:
+        """How many objects of a resource are held."""
+        match resource:
+            case Resource.VMIS:
+                return len(self._vmis)
+            case Resource.VMIMS:
+                return len(self._vmims)
+            case Resource.PODS:
+                return len(self._pods)
+            case Resource.KUBEVIRTS:
+                return int(self.limits is not None)
+
+    def evidence(self, namespace: str, name: str) -> Evidence | None:
+        """What is known of one VMI, or None where there is none of that name."""
+        incarnation = self._vmis.get((namespace, name))
+        return None if incarnation is None else self._evidence(incarnation)
+
+    def all_evidence(self) -> Iterator[Evidence]:
+        """What is known of every VMI."""
+        return map(self._evidence, self._vmis.values())
+
+    def put(self, fact: Fact) -> None:
+        """An object exists and says this."""
+        match fact:
+            case Vmi():
+                self.put_vmi(fact)
+            case Vmim():
+                self.put_vmim(fact)
+            case Pod():
+                self.put_pod(fact)
+            case MigrationLimits():
+                self.limits = fact
+                self.revision += 1
+
+    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
+        """An object is gone."""
+        match resource:
+            case Resource.VMIS:
+                self.remove_vmi(namespace, name, uid)
+            case Resource.VMIMS:
+                self.remove_vmim(namespace, name, uid)
+            case Resource.PODS:
+                self.remove_pod(namespace, name, uid)
+            case Resource.KUBEVIRTS:
+                self.limits = None
+                self.revision += 1
+
+    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+        """A complete list of `namespace` (None: of all) held just these: the others are gone.
+
+        Returns how many were forgotten.
+        """
+        known: Mapping[Key, object] = {}
+        match resource:
+            case Resource.VMIS:
+                known = self._vmis
+            case Resource.VMIMS:
+                known = self._vmims
+            case Resource.PODS:
+                known = self._pods
+            case Resource.KUBEVIRTS:
+                self.limits = self.limits if keys else None
+        gone = [
+            key for key in known if key not in keys and (namespace is None or key[0] == namespace)
+        ]
+        for key in gone:
+            self.remove(resource, *key)
+        return len(gone)
+
+    def put_vmi(self, vmi: Vmi) -> None:
+        """A VMI exists and says this."""
+        key = (vmi.namespace, vmi.name)
+        incarnation = self._vmis.get(key)
+        if incarnation is None or incarnation.vmi.uid != vmi.uid:
+            incarnation = self._vmis[key] = _Incarnation(vmi)
+            migration_uids_changed = True
+        elif incarnation.vmi == vmi:
+            return
+        else:
+            migration_uids_changed = _migration_uids(incarnation.vmi) != _migration_uids(vmi)
+            incarnation.vmi = vmi
+        self.revision += 1
+        if vmi.other_uids:
+            incarnation.proofs |= frozenset(vmi.other_uids)
+        if vmi.migration is not None:
+            incarnation.history.put(vmi.migration.uid, _told_by_vmi(vmi.migration), keep=self._keep)
+        if migration_uids_changed:
+            self._bind_all(key, incarnation)
+
+    def remove_vmi(self, namespace: str, name: str, uid: str = "") -> None:
+        """The VMI is gone, and its history with it. Another UID's deletion is late news."""
+        incarnation = self._vmis.get((namespace, name))
+        if incarnation is None or (uid and incarnation.vmi.uid != uid):
+            return
+        del self._vmis[namespace, name]
+        self.revision += 1
+
+    def put_vmim(self, vmim: Vmim) -> None:
+        """A VMIM exists and says this."""
+        key = (vmim.namespace, vmim.name)
+        claim = self._vmims.get(key)
+        if claim is not None and not _is_same(claim.vmim, vmim):
+            self.remove_vmim(vmim.namespace, vmim.name)
+            claim = None
+        if claim is None:
+            claim = self._vmims[key] = _Claim(vmim)
+            self._claims.setdefault((vmim.namespace, vmim.vmi_name), {})[key] = claim
+        elif claim.vmim == vmim:
+            return
+        claim.vmim = vmim
+        self.revision += 1
+        incarnation = self._vmis.get((vmim.namespace, vmim.vmi_name))
+        if incarnation is not None:
+            self._bind(claim, incarnation)
+
+    def remove_vmim(self, namespace: str, name: str, uid: str = "") -> None:
+        """The VMIM is gone: nothing is pending by it, and what it told of is kept."""
+        claim = self._vmims.get((namespace, name))
+        if claim is None or (uid and claim.vmim.uid and claim.vmim.uid != uid):
+            return
+        vmim = claim.vmim
+        del self._vmims[namespace, name]
+        claims = self._claims[namespace, vmim.vmi_name]
+        del claims[namespace, name]
+        if not claims:
+            del self._claims[namespace, vmim.vmi_name]
+        if not claim.owner and (namespace, vmim.vmi_name) not in self._vmis:
+            self._let_wait(vmim)
+        self.revision += 1
+
+    def put_pod(self, pod: Pod) -> None:
+        """A launcher pod exists and says this."""
+        key = (pod.namespace, pod.name)
+        known = self._pods.get(key)
+        if known == pod:
+            return
+        if known is not None and known.vmi_uid != pod.vmi_uid:
+            self._forget_launcher(known)
+        self._pods[key] = pod
+        self._launchers.setdefault(pod.vmi_uid, {})[key] = pod
+        self.revision += 1
+
+    def remove_pod(self, namespace: str, name: str, uid: str = "") -> None:
+        """The launcher pod is gone."""
+        pod = self._pods.get((namespace, name))
+        if pod is None or (uid and pod.uid and pod.uid != uid):
+            return
+        del self._pods[namespace, name]
+        self._forget_launcher(pod)
+        self.revision += 1
+
+    def _evidence(self, incarnation: _Incarnation) -> Evidence:
+        vmi = incarnation.vmi
+        claims = self._claims.get((vmi.namespace, vmi.name)) if self.vmims_seen else None
+        return Evidence(
+            vmi=vmi,
+            history=incarnation.history,
+            vmims=(
+                tuple(claim.vmim for claim in claims.values() if claim.owner == vmi.uid)
+                if claims
+                else ()
+            ),
+            vmims_seen=self.vmims_seen,
+            launcher=self._launcher(vmi) if self.pods_seen else None,
+        )
+
+    def _launcher(self, vmi: Vmi) -> Pod | None:
+        """The VMI's current pod: the newest on its node, as KubeVirt's `CurrentVMIPod` has it.
+
+        One that still runs goes before one that has ended, where both are as old.
+        """
+        pods = self._launchers.get(vmi.uid)
+        if not pods or not vmi.node:
+            return None
+        on_node = (pod for pod in pods.values() if pod.node == vmi.node)
+        return max(on_node, default=None, key=_currency)
+
+    def _bind_all(self, key: Key, incarnation: _Incarnation) -> None:
+        for claim in self._claims.get(key, {}).values():
+            self._bind(claim, incarnation)
+        for vmim in self._waiting.pop(key, {}).values():
+            self._bind(_Claim(vmim), incarnation)
+
+    def _bind(self, claim: _Claim, incarnation: _Incarnation) -> None:
+        vmim, vmi = claim.vmim, incarnation.vmi
+        if incarnation.owns(vmim.uid):
+            claim.owner, claim.proven = vmi.uid, True
+        elif claim.owner != vmi.uid:
+            if claim.proven or not _may_belong(vmim, vmi, moved=bool(claim.owner)):
+                return
+            claim.owner = vmi.uid
+        if vmim.handed_off or claim.proven:
+            incarnation.history.put(vmim.uid, _told_by_vmim(vmim), keep=self._keep)
+
+    def _let_wait(self, vmim: Vmim) -> None:
+        if not vmim.handed_off:
+            return
+        waiting = self._waiting.setdefault((vmim.namespace, vmim.vmi_name), {})
+        waiting[vmim.uid or vmim.name] = vmim
+        if len(waiting) > self._keep:
+            del waiting[next(iter(waiting))]
+        if len(self._waiting) > WAITING_LIMIT:
+            del self._waiting[next(iter(self._waiting))]
+
+    def _forget_launcher(self, pod: Pod) -> None:
+        launchers = self._launchers[pod.vmi_uid]
+        del launchers[pod.namespace, pod.name]
+        if not launchers:
+            del self._launchers[pod.vmi_uid]
+
+
+def _migration_uids(vmi: Vmi) -> tuple[str, tuple[str, ...]]:
+    return ("" if vmi.migration is None else vmi.migration.uid), vmi.other_uids
+
+
+def _is_same(one: Vmim, other: Vmim) -> bool:
+    return one.uid == other.uid and one.vmi_name == other.vmi_name
+
+
+def _may_belong(vmim: Vmim, vmi: Vmi, *, moved: bool) -> bool:
+    """Whether the creations allow it; a VMIM bound elsewhere needs to be clearly younger."""
+    if vmim.created is None or vmi.created is None:
+        return not moved
+    return vmim.created > vmi.created or (vmim.created == vmi.created and not moved)
+
+
+def _told_by_vmi(state: MigrationState) -> Migration:
+    return Migration(start=state.start, end=state.end, outcome=state.outcome, handed_off=True)
+
+
+def _told_by_vmim(vmim: Vmim) -> Migration:
+    return Migration(
+        start=vmim.start,
+        end=vmim.end,
+        finished_at=vmim.finished_at,
+        outcome=vmim.outcome,
+        handed_off=vmim.handed_off,
+    )
+
+
+def _currency(pod: Pod) -> tuple[float, bool, str]:
+    return (pod.created or 0.0, not pod.finished, pod.name)
