@@ -20,7 +20,7 @@ else
 endif
 
 test: needs-python needs-go $(DEVELOPMENT) tools
-	SOAK= $(PYTEST) $(TESTS)
+	SOAK= $(PYTEST) -m "not soak" $(TESTS)
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools
@@ -32,6 +32,7 @@ check: needs-python $(DEVELOPMENT)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
+	$(BIN)/hadolint Dockerfile
 	@command -v gofmt >/dev/null || { echo "make check needs Go 1.26 or newer: gofmt is not on the PATH" >&2; exit 1; }
 	@unformatted=$$(gofmt -l tests/tools); test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
 

@@ -8,11 +8,11 @@ A VMIM names only a VMI's name. It belongs to the VMI of that namespace and name
 ever that VMI's migration UID (proof), or if it was not created before the VMI was (either
 creation missing: accepted). Once bound it stays, but for two cases in which the watch of VMIs was
 late: proof for another VMI, or a VMI of that name that is younger than the one it was bound to
-and older than the VMIM. A VMIM whose VMI is not known yet waits, and a deleted one with an ending
-to tell waits too, within a bound.
+and older than the VMIM. A VMIM whose VMI is not known yet waits, and a deleted one that was handed
+off and has no proof waits too, within a bound: its VMI may be the next one of that name.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -31,15 +31,22 @@ WAITING_LIMIT = 1_000
 
 @dataclass(slots=True)
 class _Incarnation:
-    """A VMI, and what is known of its migrations."""
+    """A VMI, and what is known of its migrations.
+
+    `proofs` are the migration UIDs that were seen in its `migrationState`, the latest last.
+    """
 
     vmi: Vmi
     history: History = field(default_factory=History)
-    proofs: frozenset[str] = frozenset()
+    proofs: dict[str, None] = field(default_factory=dict)
 
-    def owns(self, uid: str) -> bool:
-        """Whether this migration UID was ever seen in this VMI's `migrationState`."""
-        return bool(uid) and (uid in self.proofs or self.history.was_handed_off(uid))
+    def prove(self, uids: Iterable[str], *, keep: int) -> None:
+        """These migration UIDs are this VMI's; the newest `keep` are remembered."""
+        for uid in uids:
+            self.proofs.pop(uid, None)
+            self.proofs[uid] = None
+        for uid in list(self.proofs)[:-keep]:
+            del self.proofs[uid]
 
 
 @dataclass(slots=True)
@@ -67,7 +74,7 @@ class Store:
         self._vmis: dict[Key, _Incarnation] = {}
         self._vmims: dict[Key, _Claim] = {}
         self._claims: dict[Key, dict[Key, _Claim]] = {}
-        self._waiting: dict[Key, dict[str, Vmim]] = {}
+        self._waiting: dict[Key, dict[str, _Claim]] = {}
         self._pods: dict[Key, Pod] = {}
         self._launchers: dict[str, dict[Key, Pod]] = {}
 
@@ -156,8 +163,8 @@ class Store:
             migration_uids_changed = _migration_uids(incarnation.vmi) != _migration_uids(vmi)
             incarnation.vmi = vmi
         self.revision += 1
-        if vmi.other_uids:
-            incarnation.proofs |= frozenset(vmi.other_uids)
+        if migration_uids_changed:
+            incarnation.prove(_migration_uids(vmi), keep=self._keep)
         if vmi.migration is not None:
             incarnation.history.put(vmi.migration.uid, _told_by_vmi(vmi.migration), keep=self._keep)
         if migration_uids_changed:
@@ -194,14 +201,14 @@ class Store:
         claim = self._vmims.get((namespace, name))
         if claim is None or (uid and claim.vmim.uid and claim.vmim.uid != uid):
             return
-        vmim = claim.vmim
+        vmi_key = (namespace, claim.vmim.vmi_name)
         del self._vmims[namespace, name]
-        claims = self._claims[namespace, vmim.vmi_name]
+        claims = self._claims[vmi_key]
         del claims[namespace, name]
         if not claims:
-            del self._claims[namespace, vmim.vmi_name]
-        if not claim.owner and (namespace, vmim.vmi_name) not in self._vmis:
-            self._let_wait(vmim)
+            del self._claims[vmi_key]
+        if claim.vmim.handed_off and not claim.proven:
+            self._let_wait(vmi_key, claim)
         self.revision += 1
 
     def put_pod(self, pod: Pod) -> None:
@@ -254,12 +261,14 @@ class Store:
     def _bind_all(self, key: Key, incarnation: _Incarnation) -> None:
         for claim in self._claims.get(key, {}).values():
             self._bind(claim, incarnation)
-        for vmim in self._waiting.pop(key, {}).values():
-            self._bind(_Claim(vmim), incarnation)
+        for uid, claim in self._waiting.pop(key, {}).items():
+            self._bind(claim, incarnation)
+            if claim.owner == incarnation.vmi.uid and not claim.proven:
+                self._waiting.setdefault(key, {})[uid] = claim
 
     def _bind(self, claim: _Claim, incarnation: _Incarnation) -> None:
         vmim, vmi = claim.vmim, incarnation.vmi
-        if incarnation.owns(vmim.uid):
+        if vmim.uid in incarnation.proofs:
             claim.owner, claim.proven = vmi.uid, True
         elif claim.owner != vmi.uid:
             if claim.proven or not _may_belong(vmim, vmi, moved=bool(claim.owner)):
@@ -268,11 +277,9 @@ class Store:
         if vmim.handed_off or claim.proven:
             incarnation.history.put(vmim.uid, _told_by_vmim(vmim), keep=self._keep)
 
-    def _let_wait(self, vmim: Vmim) -> None:
-        if not vmim.handed_off:
-            return
-        waiting = self._waiting.setdefault((vmim.namespace, vmim.vmi_name), {})
-        waiting[vmim.uid or vmim.name] = vmim
+    def _let_wait(self, vmi_key: Key, claim: _Claim) -> None:
+        waiting = self._waiting.setdefault(vmi_key, {})
+        waiting[claim.vmim.uid or claim.vmim.name] = claim
         if len(waiting) > self._keep:
             del waiting[next(iter(waiting))]
         if len(self._waiting) > WAITING_LIMIT:
@@ -285,8 +292,9 @@ class Store:
             del self._launchers[pod.vmi_uid]
 
 
-def _migration_uids(vmi: Vmi) -> tuple[str, tuple[str, ...]]:
-    return ("" if vmi.migration is None else vmi.migration.uid), vmi.other_uids
+def _migration_uids(vmi: Vmi) -> tuple[str, ...]:
+    own = (vmi.migration.uid,) if vmi.migration is not None and vmi.migration.uid else ()
+    return own + vmi.other_uids
 
 
 def _is_same(one: Vmim, other: Vmim) -> bool:
@@ -294,10 +302,16 @@ def _is_same(one: Vmim, other: Vmim) -> bool:
 
 
 def _may_belong(vmim: Vmim, vmi: Vmi, *, moved: bool) -> bool:
-    """Whether the creations allow it; a VMIM bound elsewhere needs to be clearly younger."""
+    """Whether the creations allow it.
+
+    A VMIM that was bound to an older VMI of that name moves only where it is younger than this
+    one, or as old to the second and unfinished: what has finished was the older one's.
+    """
     if vmim.created is None or vmi.created is None:
         return not moved
-    return vmim.created > vmi.created or (vmim.created == vmi.created and not moved)
+    if vmim.created == vmi.created:
+        return not (moved and vmim.finished)
+    return vmim.created > vmi.created
 
 
 def _told_by_vmi(state: MigrationState) -> Migration:

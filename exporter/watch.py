@@ -51,9 +51,13 @@ A server that does not know `sendInitialEvents` and does not say so never ends i
 """
 SHORT_LIVED: Seconds = 5.0
 """A watch that the server ended sooner than this is not opened again at once."""
-ABSENCES = 3
-"""How many 404s in a row mean that KubeVirt is not installed (a server that starts tells one)."""
-ABSENCE_PAUSE: Seconds = 0.5
+BELIEVED_AFTER = 4
+"""How many 403s or 404s in a row are believed: an API server that has just started tells some,
+until it has read its own roles and custom resources."""
+ABSENCE_PAUSE: Seconds = 5.0
+"""The longest pause between two looks for a resource that is not there (yet)."""
+BELIEVED_AFTER_SYNC = 7
+"""The same of a resource that has been seen before: some 20 s of backoff."""
 REFUSALS_LOGGED_EVERY: Seconds = 60.0
 
 log = structlog.stdlib.get_logger()
@@ -120,7 +124,7 @@ class Follower:
         self._backoff = Backoff(rng)
         self._version: str | None = None
         self._streams_lists = True
-        self._absences = 0
+        self._refusals = 0
         self._refusal_logged_at: Instant | None = None
         scope = {} if watched.namespace is None else {"in_namespace": watched.namespace}
         self._log = log.bind(resource=str(watched.resource), **scope)
@@ -260,7 +264,7 @@ class Follower:
         if watched.refused:
             self._log.info("resource_permitted")
         watched.synced, watched.refused, watched.trouble = True, "", ""
-        self._absences = 0
+        self._refusals = 0
         self._backoff.reset()
         self._touch()
         self._log.info(
@@ -309,15 +313,18 @@ class Follower:
         elif isinstance(error, Silent) and not watched.synced:
             self._streams_lists = False
         elif isinstance(error, Denied | Absent):
-            self._version = None
             await self._api.renew()
-            if watched.resource is not Resource.VMIS:
-                return self._go_without(error)
-            if isinstance(error, Absent) and not watched.synced:
-                return self._miss_kubevirt(error)
+            self._refusals += 1
+            if self._refusals >= (BELIEVED_AFTER_SYNC if watched.synced else BELIEVED_AFTER):
+                if watched.resource is not Resource.VMIS:
+                    return self._go_without(error)
+                if isinstance(error, Absent) and not watched.synced:
+                    self._miss_kubevirt(error)
         pause = self._backoff.next()
         if isinstance(error, Overloaded):
             pause = max(pause, error.retry_after)
+        if isinstance(error, Absent):
+            pause = min(pause, ABSENCE_PAUSE)
         self._log.warning(
             "watch_broke", why=str(error), kind=str(restart), retry_in=round(pause, 2)
         )
@@ -328,6 +335,7 @@ class Follower:
 
     def _go_without(self, error: ApiError) -> Seconds:
         """An optional resource may not be seen: say so once, go on, and ask again now and then."""
+        self._forget_version()
         if not self._watched.refused:
             self._log.warning(
                 "resource_refused",
@@ -339,18 +347,14 @@ class Follower:
         self._changed()
         return self._settings.refused_retry
 
-    def _miss_kubevirt(self, error: ApiError) -> Seconds:
-        self._absences += 1
-        if self._settings.wait_for_kubevirt:
-            if self._absences == ABSENCES:
-                self._log.warning("waiting_for_kubevirt", why=str(error))
-            return ABSENCE_PAUSE if self._absences < ABSENCES else self._backoff.next()
-        if self._absences >= ABSENCES:
+    def _miss_kubevirt(self, error: ApiError) -> None:
+        if not self._settings.wait_for_kubevirt:
             raise KubeVirtMissing(
                 "the API server has no virtualmachineinstances.kubevirt.io (404): is KubeVirt"
                 " installed? Set kube.waitForKubeVirt: true to wait for it."
             )
-        return ABSENCE_PAUSE
+        if self._refusals == BELIEVED_AFTER:
+            self._log.warning("waiting_for_kubevirt", why=str(error))
 
     def _touch(self) -> None:
         self._watched.contact = self._clock()

@@ -1,0 +1,38 @@
+"""What all tests share: the two API servers, and how Hypothesis and the soak sizes are set."""
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import settings
+
+from tests.stages import RealStage, SimulatedStage, Stage, real_stage
+
+
+SOAK = bool(os.environ.get("SOAK"))
+
+settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("soak", deadline=None, max_examples=5000)
+settings.load_profile("soak" if SOAK else "test")
+
+
+@pytest.fixture(scope="session")
+async def real() -> AsyncIterator[RealStage]:
+    """One real control plane for the whole run."""
+    async with real_stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+async def simulated() -> AsyncIterator[SimulatedStage]:
+    """A simulated API server for one test."""
+    async with SimulatedStage.opened() as stage:
+        yield stage
+
+
+@pytest.fixture(params=["simulated", "real"])
+def stage(request: pytest.FixtureRequest) -> Stage:
+    """Each of the two API servers in turn."""
+    chosen = request.getfixturevalue(request.param)
+    assert isinstance(chosen, Stage)
+    return chosen

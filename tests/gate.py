@@ -1,0 +1,102 @@
+"""A TCP relay between the exporter and an API server, which can cut, refuse and stall."""
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+
+class Gate:
+    """`async with Gate(url) as gate` relays `gate.url` to a server that knows nothing of it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._scheme = parts.scheme
+        self._target = (parts.hostname, parts.port)
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._links: set[asyncio.Task[None]] = set()
+        self._shut = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    @property
+    def url(self) -> str:
+        """Where to connect instead of to the server."""
+        return f"{self._scheme}://127.0.0.1:{self._port}"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._flowing.set()
+        await self.cut()
+
+    async def cut(self) -> int:
+        """Break every connection; new ones are relayed. Returns how many there were."""
+        links = list(self._links)
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
+        return len(links)
+
+    async def shut(self) -> None:
+        """Break every connection, and refuse new ones."""
+        self._shut = True
+        await self.cut()
+
+    def open(self) -> None:
+        """Relay again."""
+        self._shut = False
+        self._flowing.set()
+
+    def stall(self) -> None:
+        """Keep every connection open and let nothing through: a peer that is half dead."""
+        self._flowing.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._shut:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._links.add(task)
+        try:
+            await self._relay(reader, writer)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        finally:
+            self._links.discard(task)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, onward = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pump(reader, onward))
+                tasks.create_task(self._pump(there, writer))
+        finally:
+            onward.transport.abort()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                await self._flowing.wait()
+                sink.write(data)
+                await sink.drain()
+        sink.close()
