@@ -1,0 +1,36 @@
+"""Real servers for tests: etcd, kube-apiserver, KubeVirt's CRDs."""
+
+from .binaries import MissingBinaryError, find_binary
+from .client import ApiError, Client
+from .cluster import EXPORTER_READS, RealCluster
+from .objects import launcher_pod, namespace, vmi, vmim
+from .polling import poll
+from .processes import ServerFailedError
+from .resources import KUBEVIRTS, NAMESPACES, PODS, VMIMS, VMIS, Resource
+from .servers import ApiServer, Etcd
+from .users import User
+
+
+__all__ = [
+    "EXPORTER_READS",
+    "KUBEVIRTS",
+    "NAMESPACES",
+    "PODS",
+    "VMIMS",
+    "VMIS",
+    "ApiError",
+    "ApiServer",
+    "Client",
+    "Etcd",
+    "MissingBinaryError",
+    "RealCluster",
+    "Resource",
+    "ServerFailedError",
+    "User",
+    "find_binary",
+    "launcher_pod",
+    "namespace",
+    "poll",
+    "vmi",
+    "vmim",
+]

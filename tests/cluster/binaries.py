@@ -1,0 +1,34 @@
+"""Where the built servers are."""
+
+import os
+import shutil
+from pathlib import Path
+
+
+_BUILT = Path(__file__).parents[2] / ".tools"
+
+
+class MissingBinaryError(Exception):
+    """A server or tool that `make tools` builds is not there."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is not built: run `make tools` (or `tests/tools/build {name}`)")
+
+
+def find_binary(name: str) -> Path:
+    """Find a server or tool in the order in which `tests/tools/build` looks for it."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    folders = [assets] if assets else []
+    path = os.pathsep.join([*folders, str(_BUILT / "bin"), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise MissingBinaryError(name)
+    return Path(found)
+
+
+def find_crds() -> Path:
+    """Find the file of KubeVirt's CRDs."""
+    path = _BUILT / "crds.json"
+    if not path.exists():
+        raise MissingBinaryError(path.stem)
+    return path

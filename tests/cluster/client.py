@@ -1,0 +1,130 @@
+"""A small JSON client of an API server, in one user's name."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from .objects import Object
+from .resources import Resource
+from .users import User
+
+
+_TIMEOUT = aiohttp.ClientTimeout(total=30)
+_STREAM = aiohttp.ClientTimeout(total=None, connect=30)
+_MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class ApiError(Exception):
+    """An answer that is not a 2xx, with the server's Status object."""
+
+    def __init__(self, code: int, status: Object) -> None:
+        super().__init__(f"{code}: {status.get('message')}")
+        self.code = code
+        self.status = status
+
+
+class Client:
+    """The verbs of the Kubernetes API on plain dictionaries, while entered, in one event loop."""
+
+    def __init__(self, url: str, user: User) -> None:
+        self._url = url
+        self._user = user
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            self._url,
+            connector=aiohttp.TCPConnector(ssl=self._user.tls, limit=0),
+            headers=self._user.headers,
+            timeout=_TIMEOUT,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        """Read one object."""
+        return await self.request("GET", resource.path(namespace, name))
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, **query: str | int
+    ) -> Object:
+        """Read the list, whole unless the query says otherwise."""
+        return await self.request("GET", resource.path(namespace), params=query)
+
+    async def create(self, resource: Resource, body: Object) -> Object:
+        """Create an object together with its status, be that a subresource or not."""
+        namespace = body["metadata"].get("namespace")
+        made = await self.request("POST", resource.path(namespace), json=body)
+        if not (resource.has_status and body.get("status")):
+            return made
+        name = made["metadata"]["name"]
+        return await self.merge_status(resource, namespace, name, body["status"])
+
+    async def replace(self, resource: Resource, body: Object) -> Object:
+        """Replace an object; a stale resourceVersion in it is refused with 409."""
+        metadata = body["metadata"]
+        path = resource.path(metadata.get("namespace"), metadata["name"])
+        return await self.request("PUT", path, json=body)
+
+    async def merge(
+        self, resource: Resource, namespace: str | None, name: str, patch: Object
+    ) -> Object:
+        """Merge-patch an object; where status is a subresource the server leaves it out."""
+        path = resource.path(namespace, name)
+        return await self.request("PATCH", path, json=patch, headers=_MERGE)
+
+    async def merge_status(
+        self, resource: Resource, namespace: str | None, name: str, status: Object
+    ) -> Object:
+        """Merge-patch an object's status, wherever the resource keeps it."""
+        path = resource.path(namespace, name) + ("/status" if resource.has_status else "")
+        return await self.request("PATCH", path, json={"status": status}, headers=_MERGE)
+
+    async def delete(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        """Delete an object without the grace that only a kubelet would end."""
+        path = resource.path(namespace, name)
+        return await self.request("DELETE", path, json={"gracePeriodSeconds": 0})
+
+    @asynccontextmanager
+    async def watch(
+        self, resource: Resource, namespace: str | None = None, **query: str | int
+    ) -> AsyncIterator[AsyncIterator[Object]]:
+        """Open a watch and hand out its events as they come."""
+        params = {"watch": "true", **query}
+        path = resource.path(namespace)
+        async with self._session.get(path, params=params, timeout=_STREAM) as response:
+            await _refuse_errors(response)
+            yield (json.loads(line) async for line in _lines(response.content))
+
+    async def request(self, method: str, path: str, **arguments: Any) -> Object:
+        """Send one request, and return the JSON of its answer."""
+        async with self._session.request(method, path, **arguments) as response:
+            await _refuse_errors(response)
+            answer: Object = await response.json()
+            return answer
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Split a stream into lines of any length; a StreamReader's own iteration limits them."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line
+
+
+async def _refuse_errors(response: aiohttp.ClientResponse) -> None:
+    if not response.ok:
+        text = await response.text()
+        is_json = response.content_type == "application/json"
+        raise ApiError(response.status, json.loads(text) if is_json else {"message": text})

@@ -1,0 +1,172 @@
+"""A whole control plane: etcd, kube-apiserver, KubeVirt's CRDs, an administrator, the exporter."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .access import binding, reading_role
+from .binaries import find_binary, find_crds
+from .client import ApiError, Client
+from .objects import Object, namespace
+from .polling import poll
+from .resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CRDS,
+    KUBEVIRTS,
+    NAMESPACES,
+    PODS,
+    ROLE_BINDINGS,
+    SERVICE_ACCOUNTS,
+    VMIMS,
+    VMIS,
+    Resource,
+)
+from .servers import ApiServer, Etcd
+from .users import User, kubeconfig
+
+
+EXPORTER_READS = (VMIS, VMIMS, PODS, KUBEVIRTS)
+
+_TOKENS = 'administrator-token,administrator,1,"system:masters"\nexporter-token,exporter,2\n'
+_SETTLE_SECONDS = 60.0
+_ACCOUNTS = "accounts"
+
+
+class RealCluster:
+    """
+    Real servers in a directory, up and equipped inside `async with`, gone after it.
+
+    `admin` and whatever else is awaited belong to the event loop that entered the block.
+    """
+
+    def __init__(self, directory: Path, *, watch_cache: bool = True) -> None:
+        self.directory = directory
+        _write_credentials(directory)
+        self.etcd = Etcd(directory)
+        self.api = ApiServer(directory, self.etcd, watch_cache=watch_cache)
+        authority = directory / "ca.crt"
+        self.administrator = User("administrator", authority, token="administrator-token")
+        self.exporter = User("exporter", authority, token="exporter-token")
+        self.certified_exporter = User(
+            "exporter", authority, certificate=directory / "exporter.crt"
+        )
+        self.admin = self.client(self.administrator)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.etcd)
+            await stack.enter_async_context(self.api)
+            await stack.enter_async_context(self.admin)
+            await self._equip()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    def client(self, user: User) -> Client:
+        """A client that speaks as this user once entered."""
+        return Client(self.api.url, user)
+
+    def kubeconfig(self, user: User) -> Path:
+        """Write the kubeconfig file of a user."""
+        proof = "certificate" if user.certificate else "token"
+        name = f"{user.name.replace(':', '-')}-{proof}.kubeconfig"
+        return kubeconfig(self.directory / name, self.api.url, user)
+
+    async def user(
+        self, name: str, reads: Iterable[Resource], namespaces: Sequence[str] = ()
+    ) -> User:
+        """Make a service account that may list and watch these, everywhere or in namespaces."""
+        full_name = f"system:serviceaccount:{_ACCOUNTS}:{name}"
+        account = {"metadata": {"name": name, "namespace": _ACCOUNTS}}
+        await self.admin.create(SERVICE_ACCOUNTS, account)
+        await self._allow(name, full_name, reads, namespaces)
+        path = f"{SERVICE_ACCOUNTS.path(_ACCOUNTS, name)}/token"
+        answer = await self.admin.request("POST", path, json={"spec": {}})
+        return User(full_name, self.exporter.authority, token=answer["status"]["token"])
+
+    async def namespace(self, name: str) -> str:
+        """Make a namespace, and return its name."""
+        await self.admin.create(NAMESPACES, namespace(name))
+        return name
+
+    async def force_gone(self) -> None:
+        """
+        Have every resourceVersion that was ever handed out answered with 410 Gone.
+
+        The API server comes back with an empty watch cache and a store that was compacted at a
+        revision which no client has seen.
+        """
+        self.api.kill()
+        await self.etcd.compact()
+        await self.api.start()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """
+        Wait until everything that the exporter reads can be watched.
+
+        An API server that is ready still answers watches of custom resources with 404 or 429 for
+        some tenths of a second: after `api.restart()` a test that watches by itself calls this.
+        """
+        await poll(self._watchable, within=_SETTLE_SECONDS, what="watches opened")
+
+    async def _equip(self) -> None:
+        await self._apply_crds()
+        await self.namespace(_ACCOUNTS)
+        await self._allow("exporter", "exporter", EXPORTER_READS)
+
+    async def _allow(
+        self, role: str, user: str, reads: Iterable[Resource], namespaces: Sequence[str] = ()
+    ) -> None:
+        await self.admin.create(CLUSTER_ROLES, reading_role(role, reads))
+        if not namespaces:
+            await self.admin.create(CLUSTER_ROLE_BINDINGS, binding(role, user))
+        for one in namespaces:
+            await self.admin.create(ROLE_BINDINGS, binding(role, user, one))
+
+    async def _apply_crds(self) -> None:
+        crds = json.loads(find_crds().read_bytes())
+        async with asyncio.TaskGroup() as group:
+            for crd in crds:
+                group.create_task(self.admin.create(CRDS, crd))
+        await poll(self._crds_established, within=_SETTLE_SECONDS, what="CRDs established")
+        await self.settle()
+
+    async def _crds_established(self) -> bool:
+        listed = await self.admin.list(CRDS)
+        return all(_is_established(crd) for crd in listed["items"])
+
+    async def _watchable(self) -> bool:
+        try:
+            for resource in EXPORTER_READS:
+                async with self.admin.watch(resource):
+                    pass
+        except ApiError:
+            return False
+        return True
+
+
+def _is_established(crd: Object) -> bool:
+    conditions = crd["status"]["conditions"] or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+
+def _write_credentials(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    names = ("server", "service-account", "exporter")
+    subprocess.run([find_binary("certificates"), directory, *names], check=True)
+    (directory / "tokens.csv").write_text(_TOKENS)

@@ -1,0 +1,23 @@
+"""Waiting for a condition, never for luck."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+
+T = TypeVar("T")
+
+_PAUSE = 0.05
+
+
+async def poll(attempt: Callable[[], Awaitable[T | None]], *, within: float, what: str) -> T:
+    """Try until there is an answer that is true, for so many seconds, and return it."""
+    try:
+        async with asyncio.timeout(within):
+            # No event to wait for: what is awaited is in another process.
+            while not (answer := await attempt()):  # noqa: ASYNC110
+                await asyncio.sleep(_PAUSE)
+            return answer
+    except TimeoutError:
+        message = f"{what}: not within {within:g} s"
+        raise TimeoutError(message) from None

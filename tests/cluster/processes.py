@@ -1,0 +1,66 @@
+"""A server as a child process that a test may kill, freeze and bring back."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+_LOG_TAIL = 4_000
+
+
+class ServerFailedError(Exception):
+    """A server ended, or did not become ready; the message ends with the tail of its log."""
+
+
+class Process:
+    """One command line, started any number of times, its output appended to one log file."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self._arguments = arguments
+        self.log = log
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives; a frozen one does."""
+        return self._child is not None and self._child.poll() is None
+
+    def start(self) -> None:
+        """Start the process, which must not be running."""
+        if self.running:
+            message = f"{self._arguments[0]} is running already"
+            raise RuntimeError(message)
+        with self.log.open("ab") as output:
+            self._child = subprocess.Popen(
+                self._arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # One system call, no lock taken: safe where threads make this hook unsafe.
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+            )
+
+    def kill(self) -> None:
+        """End the process at once, frozen or not, and wait until it has gone."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the running process."""
+        if self._child is None:
+            message = f"{self._arguments[0]} was never started"
+            raise RuntimeError(message)
+        self._child.send_signal(number)
+
+    def failure(self, reason: str) -> ServerFailedError:
+        """Say what went wrong, and what the process said about it."""
+        tail = self.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+        return ServerFailedError(f"{self._arguments[0]}: {reason}\n{tail}")
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this child when a test run that was killed itself leaves it behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -1,0 +1,59 @@
+"""The Kubernetes resources that tests write and the exporter reads."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object and where the API server serves it."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    has_status: bool = False
+    """Whether status is a subresource: a plain create or update then loses it."""
+
+    @property
+    def api_version(self) -> str:
+        """The `apiVersion` that its objects carry."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None) -> str:
+        """The URL path of the objects, of a namespace's, or of one."""
+        parts = ["/apis" if self.group else "/api", self.api_version]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(name)
+        return "/".join(parts)
+
+
+VMIS = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+VMIMS = Resource(
+    "kubevirt.io",
+    "v1",
+    "virtualmachineinstancemigrations",
+    "VirtualMachineInstanceMigration",
+    has_status=True,
+)
+KUBEVIRTS = Resource("kubevirt.io", "v1", "kubevirts", "KubeVirt", has_status=True)
+PODS = Resource("", "v1", "pods", "Pod", has_status=True)
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+CRDS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+)
+CLUSTER_ROLES = Resource(
+    "rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False
+)
+CLUSTER_ROLE_BINDINGS = Resource(
+    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
+)
+ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")

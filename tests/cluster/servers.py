@@ -1,0 +1,184 @@
+"""A real etcd and a real kube-apiserver on loopback ports."""
+
+import base64
+import signal
+import ssl
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from .binaries import find_binary
+from .polling import poll
+from .ports import free_port
+from .processes import Process
+
+
+_START_SECONDS = 60.0
+_PROBE = aiohttp.ClientTimeout(total=2)
+
+
+class Server(ABC):
+    """A process with a port, ready when it says so; as a context manager it ends with the block."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @abstractmethod
+    async def ready(self) -> bool:
+        """Ask the server whether it can serve."""
+
+    @property
+    def log(self) -> Path:
+        """The file of the server's output, kept over restarts."""
+        return self._process.log
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives; a frozen one does."""
+        return self._process.running
+
+    async def start(self) -> None:
+        """Start and wait until ready."""
+        self._process.start()
+        try:
+            await poll(self._ready_or_dead, within=_START_SECONDS, what="ready")
+        except TimeoutError as error:
+            raise self._process.failure(str(error)) from None
+
+    def kill(self) -> None:
+        """End the server at once (SIGKILL); what it stored stays."""
+        self._process.kill()
+
+    async def restart(self) -> None:
+        """Kill the server if it runs, and start it on the same port with the same data."""
+        self.kill()
+        await self.start()
+
+    def freeze(self) -> None:
+        """Stop the server in its tracks (SIGSTOP): connections stay open and say nothing."""
+        self._process.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        self._process.send(signal.SIGCONT)
+
+    async def _ready_or_dead(self) -> bool:
+        if not self._process.running:
+            reason = "ended while starting"
+            raise self._process.failure(reason)
+        try:
+            return await self.ready()
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+
+class Etcd(Server):
+    """A one-member etcd."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        peer = f"http://127.0.0.1:{free_port()}"
+        arguments = [
+            str(find_binary("etcd")),
+            f"--data-dir={directory / 'etcd'}",
+            f"--listen-client-urls={self.url}",
+            f"--advertise-client-urls={self.url}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--heartbeat-interval=10",
+            "--election-timeout=100",
+            "--unsafe-no-fsync",
+        ]
+        super().__init__(Process(arguments, directory / "etcd.log"))
+
+    async def ready(self) -> bool:
+        """Ask etcd whether it has elected itself."""
+        async with (
+            aiohttp.ClientSession(timeout=_PROBE) as session,
+            session.get(f"{self.url}/health") as response,
+        ):
+            return response.status == 200
+
+    async def advance(self) -> int:
+        """Write a key that no API server reads, and return the new revision of the whole store."""
+        key = base64.b64encode(b"/test/advance").decode()
+        answer = await self._call("kv/put", {"key": key, "value": key})
+        return int(answer["header"]["revision"])
+
+    async def compact(self) -> int:
+        """Forget what came after every revision yet seen, and return the first one kept."""
+        # Twice: a watch from revision N reads on from N + 1, which must be lost too.
+        await self.advance()
+        revision = await self.advance()
+        await self._call("kv/compaction", {"revision": str(revision), "physical": True})
+        return revision
+
+    async def _call(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        async with (
+            aiohttp.ClientSession(raise_for_status=True) as session,
+            session.post(f"{self.url}/v3/{method}", json=body) as response,
+        ):
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+
+class ApiServer(Server):
+    """
+    A kube-apiserver with RBAC, on an etcd that runs.
+
+    The directory holds the pairs ca, server and service-account of the tool `certificates`, and
+    tokens.csv.
+    """
+
+    def __init__(self, directory: Path, etcd: Etcd, *, watch_cache: bool = True) -> None:
+        port = free_port()
+        self.url = f"https://127.0.0.1:{port}"
+        self.trust = ssl.create_default_context(cafile=directory / "ca.crt")
+        arguments = [
+            str(find_binary("kube-apiserver")),
+            f"--etcd-servers={etcd.url}",
+            f"--watch-cache={str(watch_cache).lower()}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--tls-cert-file={directory / 'server.crt'}",
+            f"--tls-private-key-file={directory / 'server.key'}",
+            f"--client-ca-file={directory / 'ca.crt'}",
+            f"--token-auth-file={directory / 'tokens.csv'}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={directory / 'service-account.crt'}",
+            f"--service-account-signing-key-file={directory / 'service-account.key'}",
+            "--authorization-mode=RBAC",
+            "--disable-admission-plugins=ServiceAccount",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--endpoint-reconciler-type=none",
+        ]
+        super().__init__(Process(arguments, directory / "kube-apiserver.log"))
+
+    async def ready(self) -> bool:
+        """Ask `/readyz`, which is open to everybody once the default roles are there."""
+        async with (
+            aiohttp.ClientSession(timeout=_PROBE) as session,
+            session.get(f"{self.url}/readyz", ssl=self.trust) as response,
+        ):
+            return response.status == 200

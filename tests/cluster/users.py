@@ -1,0 +1,61 @@
+"""Who speaks to the API server, and the kubeconfig files that say so."""
+
+import base64
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A name that RBAC knows, proved by a token or by a client certificate and its key."""
+
+    name: str
+    authority: Path
+    token: str | None = None
+    certificate: Path | None = None
+    """The certificate's file; its key is beside it."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that prove the name."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """The TLS context that trusts the server, and proves the name where a certificate does."""
+        context = ssl.create_default_context(cafile=self.authority)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.certificate.with_suffix(".key"))
+        return context
+
+
+def kubeconfig(path: Path, server: str, user: User) -> Path:
+    """Write a kubeconfig that is whole in itself: certificates as data, no path in it."""
+    cluster = {"server": server, "certificate-authority-data": _data(user.authority)}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": user.name, "user": _proof(user)}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user.name}}],
+        "current-context": "test",
+    }
+    path.write_text(yaml.safe_dump(document))
+    path.chmod(0o600)
+    return path
+
+
+def _proof(user: User) -> dict[str, str]:
+    if user.certificate is None:
+        return {"token": user.token or ""}
+    return {
+        "client-certificate-data": _data(user.certificate),
+        "client-key-data": _data(user.certificate.with_suffix(".key")),
+    }
+
+
+def _data(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,3 @@
+module tools/certificates
+
+go 1.26.0

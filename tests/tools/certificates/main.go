@@ -1,0 +1,122 @@
+// Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP] ...`.
+//
+// The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
+// NAME.crt and NAME.key, good for a server on the loopback address and for a client that
+// Kubernetes knows as user NAME of GROUP.
+package main
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io/fs"
+	"log"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+type pair struct {
+	certificate *x509.Certificate
+	key         crypto.PrivateKey
+}
+
+func main() {
+	if len(os.Args) < 2 {
+		log.Fatal("usage: certificates DIR NAME[/GROUP] ...")
+	}
+	directory := os.Args[1]
+	ca, err := authority(directory)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, subject := range os.Args[2:] {
+		name, group, _ := strings.Cut(subject, "/")
+		if _, err := write(directory, name, leaf(name, group), &ca); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+func authority(directory string) (pair, error) {
+	path := filepath.Join(directory, "ca")
+	loaded, err := tls.LoadX509KeyPair(path+".crt", path+".key")
+	if errors.Is(err, fs.ErrNotExist) {
+		return write(directory, "ca", root(), nil)
+	}
+	return pair{loaded.Leaf, loaded.PrivateKey}, err
+}
+
+func root() *x509.Certificate {
+	template := template(pkix.Name{CommonName: "test authority"})
+	template.IsCA = true
+	template.BasicConstraintsValid = true
+	template.KeyUsage = x509.KeyUsageCertSign
+	return template
+}
+
+func leaf(name, group string) *x509.Certificate {
+	subject := pkix.Name{CommonName: name}
+	if group != "" {
+		subject.Organization = []string{group}
+	}
+	template := template(subject)
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+	template.DNSNames = []string{"localhost"}
+	return template
+}
+
+func template(subject pkix.Name) *x509.Certificate {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		log.Fatal(err)
+	}
+	now := time.Now()
+	return &x509.Certificate{
+		SerialNumber: serial, Subject: subject,
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(30 * 24 * time.Hour),
+	}
+}
+
+// write signs the template with the signer, or with its own key where there is none.
+func write(directory, name string, template *x509.Certificate, signer *pair) (pair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return pair{}, err
+	}
+	if signer == nil {
+		signer = &pair{template, key}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, signer.certificate, key.Public(), signer.key)
+	if err != nil {
+		return pair{}, err
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return pair{}, err
+	}
+	path := filepath.Join(directory, name)
+	if err := block(path+".key", "PRIVATE KEY", secret); err != nil {
+		return pair{}, err
+	}
+	if err := block(path+".crt", "CERTIFICATE", der); err != nil {
+		return pair{}, err
+	}
+	certificate, err := x509.ParseCertificate(der)
+	return pair{certificate, key}, err
+}
+
+func block(path, kind string, bytes []byte) error {
+	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: bytes}), 0o600)
+}
