@@ -44,14 +44,20 @@ async def play(settings: Settings, stop: asyncio.Event, *, demo: Demo) -> None:
 
     async def play_cluster() -> None:
         urls = await listening
+        commands.say(commands.greet(urls, *demo.example))
         await demo.run(urls.query[0], stop)
 
-    async with demo, asyncio.TaskGroup() as tasks:
-        playing = tasks.create_task(play_cluster())
+    async with demo:
         try:
-            await app.run(settings, Login(url=demo.url), stop, on_listening=listening.set_result)
-        finally:
-            playing.cancel()
+            async with asyncio.TaskGroup() as tasks:
+                playing = tasks.create_task(play_cluster())
+                try:
+                    login = Login(url=demo.url)
+                    await app.run(settings, login, stop, on_listening=listening.set_result)
+                finally:
+                    playing.cancel()
+        except* Exception as group:  # noqa: BLE001 (told apart again by commands.serve)
+            raise group.exceptions[0] from None
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the API says of a VMI, put together from verdicts, rules and history. Pure."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from exporter.cooldown import (
@@ -12,8 +13,8 @@ from exporter.cooldown import (
     measure_cooldown,
 )
 from exporter.health import Health, Staleness
-from exporter.history import History
-from exporter.model import Checkpoint, Instant, Policy, Verdict
+from exporter.history import History, Migration, settle
+from exporter.model import Checkpoint, Instant, Outcome, Policy, Verdict
 from exporter.wire import (
     CheckpointVerdicts,
     CooldownAnswer,
@@ -25,9 +26,12 @@ from exporter.wire import (
     VerdictAnswer,
     VmiAnswer,
     round_seconds,
+    round_up_seconds,
     write_instant,
     write_optional_instant,
+    write_optional_release,
     write_outcome,
+    write_release,
 )
 
 
@@ -41,8 +45,8 @@ def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> 
         mismatch=verdict.mismatch,
         allowed=verdict.allowed,
         reason=verdict.reason,
-        not_before=write_optional_instant(verdict.not_before),
-        retry_after_seconds=round_seconds(wait),
+        not_before=write_optional_release(verdict.not_before),
+        retry_after_seconds=round_up_seconds(wait),
         effective_cooldown_seconds=round_seconds(verdict.effective_cooldown),
         migrations_in_window=verdict.migrations_in_window,
     )
@@ -164,28 +168,39 @@ def _write_cooldown(cooldown: Cooldown) -> CooldownAnswer:
         base_seconds=round(cooldown.base, 3),
         backed_off_seconds=round(cooldown.backed, 3),
         effective_seconds=round(cooldown.effective, 3),
-        not_before=write_instant(cooldown.not_before),
+        not_before=write_release(cooldown.not_before),
     )
 
 
 def _write_history(history: History, policy: Policy, now: Instant) -> list[MigrationAnswer]:
     endings = history.endings(now, count_failed=policy.count_failed_migrations)
-    counted = {(e.written_end, e.start) for e in count_in_window(endings, policy, now)}
-    answers = []
-    for key, record in history.records().items():
-        end = record.finished_at if record.end is None else record.end
-        answers.append(
-            MigrationAnswer(
-                uid=None if key.startswith("@") else key,
-                start=write_optional_instant(record.start),
-                end=write_optional_instant(end),
-                outcome=write_outcome(record.outcome),
-                handed_off=record.handed_off,
-                in_window=record.handed_off and (end, record.start) in counted,
-            )
+    counted: Counter[tuple[Instant | None, Instant | None, Outcome]] = Counter(
+        (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
+    )
+    dated = []
+    for key, record in sorted(history.records().items(), key=_without_uid):
+        end = record.end
+        if end is None or (settle(end, now) is None and record.finished_at is not None):
+            end = record.finished_at
+        ending = (end, record.start, record.outcome)
+        in_window = record.handed_off and counted[ending] > 0
+        counted[ending] -= in_window
+        answer = MigrationAnswer(
+            uid=None if key.startswith("@") else key,
+            start=write_optional_instant(record.start),
+            end=write_optional_instant(end),
+            outcome=write_outcome(record.outcome),
+            handed_off=record.handed_off,
+            in_window=in_window,
         )
-    answers.sort(key=lambda answer: answer.end or answer.start or "")
-    return answers
+        dated.append((end or record.start or 0.0, answer))
+    dated.sort(key=lambda one: one[0])
+    return [answer for _, answer in dated]
+
+
+def _without_uid(item: tuple[str, Migration]) -> bool:
+    """Those told only by their end come last: what a UID tells of too counts once."""
+    return item[0].startswith("@")
 
 
 def _write_pending(evidence: Evidence) -> list[PendingAnswer]:

@@ -37,6 +37,7 @@ from exporter.wire import (
     write_instant,
     write_openapi,
     write_optional_instant,
+    write_optional_release,
 )
 
 
@@ -47,6 +48,8 @@ MAX_AGE: Seconds = 90.0
 RETRY_AFTER = 2
 BLOCKS_LOGGED_EVERY: Seconds = 60.0
 BLOCKS_REMEMBERED = 20_000
+BLOCKED_WAIT = "blocked_wait"
+"""The metric label of requests that are held open on purpose."""
 METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
 
 log = structlog.stdlib.get_logger()
@@ -227,7 +230,7 @@ class Service:
             node=vmi.node,
             pod=candidate.pod,
             reason=str(verdict.reason),
-            not_before=write_optional_instant(verdict.not_before),
+            not_before=write_optional_release(verdict.not_before),
         )
 
 
@@ -256,6 +259,9 @@ def _make_app(service: Service, serves: Callable[[str], bool]) -> web.Applicatio
     for route in ROUTES:
         if serves(route.name):
             timed = _timed(route.name, handlers[route.name], service.counters)
+            service.counters.expect_requests(route.name)
+            if route.name == "blocked":
+                service.counters.expect_requests(BLOCKED_WAIT)
             if route.method == "GET":
                 app.router.add_get(route.path, timed)
             else:
@@ -267,7 +273,7 @@ def _timed(name: str, handler: Handler, counters: Counters) -> Handler:
     async def timed(request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        label = "blocked_wait" if name == "blocked" and "wait" in request.query else name
+        label = BLOCKED_WAIT if name == "blocked" and "wait" in request.query else name
         try:
             return await handler(request)
         finally:
@@ -328,6 +334,10 @@ async def _read_body(request: web.Request, most: int) -> bytes:
     except web.HTTPRequestEntityTooLarge:
         raise Refusal(
             413, "Body too large", f"the body may have {most} bytes at most (limits.bodyBytes)"
+        ) from None
+    except web.RequestPayloadError:
+        raise Refusal(
+            400, "Broken body", "the body is not encoded as the request's headers say"
         ) from None
 
 

@@ -97,10 +97,12 @@ async def run(
             )
             if on_listening is not None:
                 on_listening(listening)
-            await _until_stopped(watch, stop)
-            log.info("stopping")
-            service.closing = True
-            blocked.close()
+            try:
+                await _until_stopped(watch, stop)
+            finally:
+                log.info("stopping")
+                service.closing = True
+                blocked.close()
 
 
 async def _until_stopped(watch: Watch, stop: asyncio.Event) -> None:
@@ -119,8 +121,10 @@ async def _until_stopped(watch: Watch, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def _listeners(settings: Settings, service: Service) -> AsyncIterator[Listening]:
-    query = web.AppRunner(make_query_app(service), access_log=None, shutdown_timeout=DRAIN)
-    metrics = web.AppRunner(make_metrics_app(service), access_log=None, shutdown_timeout=DRAIN)
+    query, metrics = (
+        web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN, handler_cancellation=True)
+        for app in (make_query_app(service), make_metrics_app(service))
+    )
     try:
         yield Listening(
             query=await _listen(query, settings.listen.query),

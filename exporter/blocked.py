@@ -1,52 +1,62 @@
 """The set of VMIs that are blocked now, kept current for callers that poll and that wait.
 
 The set is a function of the store and the clock. It is computed when it is asked for and then
-kept until the store changes or the clock reaches an instant at which a cooldown is released or
-the evidence turns stale.
+kept until the store changes or the clock reaches an instant at which a cooldown is released, an
+end that was too far ahead of the clock comes to be believed, or the evidence turns stale.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 
 from exporter.cooldown import Evidence, decide
 from exporter.health import Health, Staleness
-from exporter.model import Checkpoint, Instant, Policy, Seconds
+from exporter.history import settle
+from exporter.model import CLOCK_SKEW, Checkpoint, Instant, Policy, Seconds, Verdict
 from exporter.store import Store
-from exporter.wire import BlockedVmi, write_optional_instant
+from exporter.wire import BlockedVmi, write_optional_release
 
 
 SETTLING: Seconds = 0.05
 """Changes are told to waiting callers at most this often: a storm of events is one change."""
+LOOKING: Seconds = 1.0
+"""How often to look again for what nobody tells: a sign of life after silence, and the
+`notBefore` of an end ahead of our clock, which moves with it."""
+
+_Picture: TypeAlias = tuple[int, bool, bool, Staleness]
+"""All that the set is a function of, but for the clock."""
 
 
 @dataclass(frozen=True)
 class Blocked:
     """The entries of one checkpoint (or of both), sorted.
 
-    `etag` covers the entries and `stale` and nothing that ticks; `changes_at` is when the clock
-    alone changes the set, or None.
+    `etag` covers the entries and `stale` and nothing that ticks. It holds for `picture`, from
+    `computed_at` until the clock alone changes it at `changes_at`.
     """
 
     entries: list[BlockedVmi]
     stale: bool
     etag: str
-    revision: int
-    staleness: Staleness
-    changes_at: Instant | None
+    picture: _Picture
+    computed_at: Instant
+    changes_at: Instant
 
 
 @dataclass
 class BlockedSet:
-    """Answers what is blocked, and tells those who wait when that changes."""
+    """Answers what is blocked, and tells those who wait (so many: `waiting`) when that changes."""
 
     store: Store
     health: Health
     policy: Policy
     clock: Callable[[], Instant]
+    waiting: int = 0
     _kept: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _settling: asyncio.TimerHandle | None = None
@@ -55,33 +65,33 @@ class BlockedSet:
     def read(self, checkpoint: Checkpoint | None) -> Blocked:
         """The set as it is now."""
         now = self.clock()
+        store = self.store
         staleness = self.health.staleness(now)
+        picture = (store.revision, store.vmims_seen, store.pods_seen, staleness)
         kept = self._kept.get(checkpoint)
-        if (
-            kept is None
-            or kept.revision != self.store.revision
-            or kept.staleness is not staleness
-            or (kept.changes_at is not None and now >= kept.changes_at)
-        ):
-            kept = self._kept[checkpoint] = self._compute(checkpoint, now, staleness)
+        if kept is None or kept.picture != picture or not kept.computed_at <= now < kept.changes_at:
+            kept = self._kept[checkpoint] = self._compute(checkpoint, now, picture)
         return kept
 
     async def wait(self, checkpoint: Checkpoint | None, etag: str, wait: Seconds) -> Blocked:
         """The set once it differs from `etag`, or as it is after `wait` seconds."""
-        until = self.clock() + wait
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait
         while True:
             news = self._news
             blocked = self.read(checkpoint)
-            now = self.clock()
-            if blocked.etag != etag or now >= until or self._closed:
+            left = until - loop.time()
+            if blocked.etag != etag or left <= 0 or self._closed:
                 return blocked
-            turns = (until, blocked.changes_at, self.health.turns_at(now))
-            pause = min(turn for turn in turns if turn is not None) - now
+            pause = min(left, self._next_look(blocked))
+            self.waiting += 1
             try:
                 async with asyncio.timeout(max(pause, 0.001)):
                     await news.wait()
             except TimeoutError:
                 pass
+            finally:
+                self.waiting -= 1
 
     def note_change(self) -> None:
         """The store or the health has changed; those who wait hear of it soon."""
@@ -94,30 +104,43 @@ class BlockedSet:
         self._closed = True
         self._tell()
 
+    def _next_look(self, blocked: Blocked) -> Seconds:
+        """How long the set surely stays as it is, if nothing is told."""
+        now = self.clock()
+        turns_at = self.health.turns_at(now)
+        turns = (blocked.changes_at, math.inf if turns_at is None else turns_at)
+        return min(*(turn - now for turn in turns), LOOKING if blocked.stale else math.inf)
+
     def _tell(self) -> None:
         self._settling = None
         self._news.set()
         self._news = asyncio.Event()
 
-    def _compute(
-        self, checkpoint: Checkpoint | None, now: Instant, staleness: Staleness
-    ) -> Blocked:
+    def _compute(self, checkpoint: Checkpoint | None, now: Instant, picture: _Picture) -> Blocked:
         wanted = tuple(Checkpoint) if checkpoint is None else (checkpoint,)
+        staleness = picture[-1]
+        silent = staleness is Staleness.DEAD
         found: list[tuple[BlockedVmi, Instant | None]] = []
+        changes_at = math.inf
         for evidence in self.store.all_evidence():
             if _is_quiet(evidence):
                 continue
-            found += _blocked_at(evidence, self.policy, wanted, now, staleness)
+            changes_at = min(changes_at, *_beliefs(evidence, now))
+            for one in wanted:
+                verdict = decide(evidence, self.policy, now, checkpoint=one, silent=silent)
+                entry = _write_entry(evidence, one, verdict)
+                if entry is not None:
+                    found.append((entry, verdict.released_at))
+                    changes_at = min(changes_at, _changes_at(verdict, now))
         found.sort(key=lambda entry: (entry[0].namespace, entry[0].name, entry[0].checkpoint))
         stale = staleness is not Staleness.FRESH
-        releases = [release for _, release in found if release is not None and release > now]
         return Blocked(
             entries=[entry for entry, _ in found],
             stale=stale,
             etag=_tag(found, stale=stale),
-            revision=self.store.revision,
-            staleness=staleness,
-            changes_at=min(releases, default=None),
+            picture=picture,
+            computed_at=now,
+            changes_at=changes_at,
         )
 
 
@@ -127,30 +150,40 @@ def _is_quiet(evidence: Evidence) -> bool:
     return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
 
 
-def _blocked_at(
-    evidence: Evidence,
-    policy: Policy,
-    checkpoints: tuple[Checkpoint, ...],
-    now: Instant,
-    staleness: Staleness,
-) -> list[tuple[BlockedVmi, Instant | None]]:
-    entries = []
-    for checkpoint in checkpoints:
-        silent = staleness is Staleness.DEAD
-        verdict = decide(evidence, policy, now, checkpoint=checkpoint, silent=silent)
-        if verdict.reason is None:
-            continue
-        entry = BlockedVmi(
-            namespace=evidence.vmi.namespace,
-            name=evidence.vmi.name,
-            vmi_uid=evidence.vmi.uid,
-            node=evidence.vmi.node,
-            checkpoint=checkpoint,
-            reason=verdict.reason,
-            not_before=write_optional_instant(verdict.not_before),
-        )
-        entries.append((entry, verdict.released_at))
-    return entries
+def _beliefs(evidence: Evidence, now: Instant) -> Iterator[Instant]:
+    """When ends that are too far ahead to be believed at `now` will be, and never."""
+    yield math.inf
+    state = evidence.vmi.migration
+    written = [] if state is None else [state.end]
+    for record in evidence.history.records().values():
+        written += (record.end, record.finished_at)
+    for end in written:
+        if end is not None and settle(end, now) is None:
+            yield end - CLOCK_SKEW
+
+
+def _changes_at(verdict: Verdict, now: Instant) -> Instant:
+    """When the clock alone changes this entry."""
+    if verdict.not_before is None or verdict.released_at is None:
+        return math.inf
+    if verdict.not_before != verdict.released_at:
+        return min(verdict.released_at, now + LOOKING)
+    return verdict.released_at
+
+
+def _write_entry(evidence: Evidence, checkpoint: Checkpoint, verdict: Verdict) -> BlockedVmi | None:
+    if verdict.reason is None:
+        return None
+    vmi = evidence.vmi
+    return BlockedVmi(
+        namespace=vmi.namespace,
+        name=vmi.name,
+        vmi_uid=vmi.uid,
+        node=vmi.node,
+        checkpoint=checkpoint,
+        reason=verdict.reason,
+        not_before=write_optional_release(verdict.not_before),
+    )
 
 
 def _tag(found: list[tuple[BlockedVmi, Instant | None]], *, stale: bool) -> str:

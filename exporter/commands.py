@@ -66,8 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_shared(demo, top=False)
     demo.add_argument("--seed", type=int, default=1, help="what happens (default: 1)")
     demo.add_argument("--speed", type=_positive, default=1.0, help="times faster (default: 1)")
-    demo.add_argument("--vms", type=int, default=24, help="how many VMs (default: 24)")
-    demo.add_argument("--nodes", type=int, default=4, help="how many nodes (default: 4)")
+    demo.add_argument("--vms", type=_count, default=24, help="how many VMs (default: 24)")
+    demo.add_argument("--nodes", type=_count, default=4, help="how many nodes (default: 4)")
     return parser
 
 
@@ -132,6 +132,36 @@ def refuse(invalid: InvalidSettings) -> Exit:
     return Exit.USAGE
 
 
+def say(text: str) -> None:
+    """Print for a person, at once."""
+    print(text, flush=True)
+
+
+def greet(listening: app.Listening, namespace: str, name: str) -> str:
+    """What the demo says first: where it is, and three things to try."""
+    query = listening.query[0]
+    metrics = listening.metrics[0].replace("//0.0.0.0:", "//127.0.0.1:")
+    body = f'{{"candidates": [{{"namespace": "{namespace}", "name": "{name}"}}]}}'
+    return f"""
+A simulated KubeVirt cluster, and the exporter watching it.
+
+  query API  {query}
+  metrics    {metrics}/metrics
+  page       {metrics}/
+
+Three things to try, from another terminal:
+
+  # who must not be moved now, and until when
+  curl -s {query}/v1/blocked
+  # why
+  curl -s {query}/v1/vmis/{namespace}/{name}
+  # may this one be evicted?
+  curl -s {query}/v1/verdicts -d '{body}'
+
+Ctrl-C ends it.
+"""
+
+
 async def _with_signals(
     settings: Settings, job: Callable[[Settings, asyncio.Event], Awaitable[None]]
 ) -> None:
@@ -159,6 +189,13 @@ def _add_shared(parser: argparse.ArgumentParser, *, top: bool) -> None:
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default=absent
     )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
 
 
 def _positive(text: str) -> float:

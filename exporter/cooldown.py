@@ -235,12 +235,13 @@ def _last_ended(
     if state is None:
         return None
     if state.ended:
-        if state.outcome is Outcome.FAILED and not policy.count_failed_migrations:
+        outcome = max(state.outcome, evidence.history.outcome(state.uid, state.end))
+        if outcome is Outcome.FAILED and not policy.count_failed_migrations:
             return endings[-1] if endings else None
         end = settle(state.end, now)
         if end is None or state.end is None:
             return None
-        return Ending(end=end, written_end=state.end, start=state.start, outcome=state.outcome)
+        return Ending(end=end, written_end=state.end, start=state.start, outcome=outcome)
     if state.start is None and policy.guard_pending_migrations and _was_abandoned(evidence):
         return endings[-1] if endings else None
     return None

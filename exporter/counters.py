@@ -61,7 +61,10 @@ class Counters:
 
     def count_request(self, endpoint: str, duration: Seconds) -> None:
         """One answered request."""
-        histogram = self.requests.get(endpoint)
-        if histogram is None:
-            histogram = self.requests[endpoint] = Histogram(REQUEST_BUCKETS)
-        histogram.observe(duration)
+        self.expect_requests(endpoint)
+        self.requests[endpoint].observe(duration)
+
+    def expect_requests(self, endpoint: str) -> None:
+        """Have an endpoint's histogram there before its first request."""
+        if endpoint not in self.requests:
+            self.requests[endpoint] = Histogram(REQUEST_BUCKETS)

@@ -69,10 +69,11 @@ class History:
     def put(self, uid: str, migration: Migration, *, keep: int) -> bool:
         """Join what is known of one migration; True where that was news.
 
-        `keep` bounds the records: the newest that have ended, and as many that have not.
+        `keep` bounds the records: the newest that failed, the newest that ended otherwise (so
+        that a policy which leaves failures out forgets none of these), and as many not ended.
         A record with neither a UID nor an end cannot be told from others and is not kept.
         """
-        key = uid or _end_key(migration)
+        key = uid or _end_key(migration.end)
         if not key:
             return False
         known = self._records.get(key)
@@ -84,10 +85,10 @@ class History:
             self._forget(keep)
         return True
 
-    def was_handed_off(self, uid: str) -> bool:
-        """Whether this migration UID is known to have been this VMI's."""
-        record = self._records.get(uid)
-        return record is not None and record.handed_off
+    def outcome(self, uid: str, end: Instant | None) -> Outcome:
+        """How the migration of this UID (or, without one, this end) ended, by all that told."""
+        record = self._records.get(uid or _end_key(end))
+        return Outcome.UNKNOWN if record is None else record.outcome
 
     def records(self) -> dict[str, Migration]:
         """Every record by its key, as stored."""
@@ -117,15 +118,25 @@ class History:
         return endings
 
     def _forget(self, keep: int) -> None:
-        ended = [key for key, record in self._records.items() if _known_end(record) is not None]
-        open_ended = [key for key, record in self._records.items() if _known_end(record) is None]
-        ended.sort(key=lambda key: (_known_end(self._records[key]), key))
-        for key in ended[:-keep] + open_ended[:-keep]:
+        failed: list[tuple[Instant, str]] = []
+        ended: list[tuple[Instant, str]] = []
+        open_ended: list[str] = []
+        for key, record in self._records.items():
+            end = _known_end(record)
+            if end is None:
+                open_ended.append(key)
+            elif record.outcome is Outcome.FAILED:
+                failed.append((end, key))
+            else:
+                ended.append((end, key))
+        for _, key in sorted(failed)[:-keep] + sorted(ended)[:-keep]:
+            del self._records[key]
+        for key in open_ended[:-keep]:
             del self._records[key]
 
 
-def _end_key(migration: Migration) -> str:
-    return "" if migration.end is None else f"@{int(migration.end)}"
+def _end_key(end: Instant | None) -> str:
+    return "" if end is None else f"@{int(end)}"
 
 
 def _keyed_by_end(key: str) -> bool:

@@ -311,7 +311,7 @@ def parse_status_message(body: bytes) -> str:
 def _changed(fact: Fact | str, metadata: _Metadata) -> Changed:
     namespace, name = metadata.namespace or "", metadata.name
     if isinstance(fact, str):
-        raise Refused(fact, namespace=namespace if name else None, name=name)
+        raise Refused(fact, namespace=namespace if name else None, name=name or None)
     return Changed(
         fact=fact,
         namespace=namespace,

@@ -19,20 +19,22 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
         structlog.stdlib.ExtraAdder(),
     ]
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
         if console
         else structlog.processors.JSONRenderer()
     )
-    tracebacks: list[structlog.typing.Processor] = (
-        [] if console else [structlog.processors.format_exc_info]
-    )
+    own: list[structlog.typing.Processor] = [
+        _escape_controls if console else structlog.processors.format_exc_info
+    ]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *tracebacks,
+                *own,
                 renderer,
             ],
         )
@@ -53,3 +55,13 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+def _escape_controls(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """No caller's text reaches a terminal as anything but text; JSON escapes by itself."""
+    return {
+        key: ascii(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
+        for key, value in event.items()
+    }

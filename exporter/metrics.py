@@ -212,9 +212,16 @@ def narrow(accept: str) -> str:
     for part in accept.split(","):
         media, *parameters = (token.strip().lower() for token in part.split(";"))
         versions = [p.removeprefix("version=") for p in parameters if p.startswith("version=")]
+        if _is_refused(parameters):
+            continue
         if media == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
             return "application/openmetrics-text; version=1.0.0"
     return ""
+
+
+def _is_refused(parameters: list[str]) -> bool:
+    """Whether the weight is 0, which means "not this" (RFC 9110, 12.4.2)."""
+    return any(p.startswith("q=0") and not p.removeprefix("q=0").strip(".0") for p in parameters)
 
 
 class _StoreCollector(Collector):

@@ -23,6 +23,9 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises: of a scalar that is no such date or number it lets Python's own through."""
+_MERGE = "tag:yaml.org,2002:merge"
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -121,7 +124,7 @@ def load_settings(path: Path | None) -> Settings:
         raise InvalidSettings([f"{path}: cannot be read: {error}"]) from error
     try:
         document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
+    except _NOT_YAML as error:
         raise InvalidSettings([f"{path}: not YAML: {error}"]) from error
     return read_settings({} if document is None else document)
 
@@ -153,13 +156,13 @@ def parse_duration(value: object) -> Seconds:
         return 0.0
     if not isinstance(value, str):
         raise ValueError(f"expected a duration such as 15m or 1h30m, got {value!r}")
-    text = value.removeprefix("+").removeprefix("-")
+    text = value[1:] if value.startswith(("+", "-")) else value
     if text == "0":
         return 0.0
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"expected a duration such as 15m or 1h30m, got {value!r}")
-    seconds = float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+    seconds = round(sum(float(number) * _UNITS[unit] for number, unit in parts), 9)
     if value.startswith("-") and seconds:
         raise ValueError(f"must not be negative, got {value!r}")
     if seconds > _GO_LONGEST:
@@ -173,7 +176,7 @@ def format_duration(seconds: Seconds) -> str:
         return "0"
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)
-    parts = [f"{hours:g}h" if hours else "", f"{minutes:g}m" if minutes else ""]
+    parts = [f"{hours:.0f}h" if hours else "", f"{minutes:g}m" if minutes else ""]
     return "".join(parts) + (f"{rest:g}s" if rest else "")
 
 
@@ -183,6 +186,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -201,6 +206,7 @@ class _Section:
         self._faults = faults
         self._values: Mapping[Any, Any] = {}
         self._left: set[Any] = set()
+        self._wrong: set[str] = set()
         if isinstance(value, Mapping):
             self._values = value
             self._left = set(value)
@@ -216,6 +222,10 @@ class _Section:
         """Whether the operator wrote this key."""
         return self._values.get(key) is not None
 
+    def is_wrong(self, key: str) -> bool:
+        """Whether what the operator wrote there has been reported."""
+        return key in self._wrong
+
     def take(self, key: str, parse: Callable[[object], T], default: T) -> T:
         """A value, parsed; the default where it is absent, null or wrong."""
         self._left.discard(key)
@@ -225,6 +235,7 @@ class _Section:
             return parse(self._values[key])
         except ValueError as error:
             self.report(key, str(error))
+            self._wrong.add(key)
             return default
 
     def report(self, key: str, fault: str) -> None:
@@ -271,6 +282,8 @@ def _read_policy(section: _Section, remarks: list[str]) -> Policy:
 def _check_cap(section: _Section, policy: Policy) -> None:
     floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
     if not floor or not cap or cap >= floor:
+        return
+    if section.is_wrong("migrationCooldown") or section.is_wrong("maxMigrationCooldown"):
         return
 
     def told(key: str, value: Seconds) -> str:
@@ -392,7 +405,7 @@ def _addresses(value: object) -> tuple[Address, ...]:
         return (parse_address(value),)
     if not value:
         raise ValueError("expected at least one address")
-    return tuple(parse_address(one) for one in value)
+    return _each(value, parse_address)
 
 
 def _checkpoint(value: object) -> str:
@@ -406,10 +419,26 @@ def _checkpoint(value: object) -> str:
 def _namespaces(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list of namespaces, got {value!r}")
-    for name in value:
-        if not isinstance(name, str) or not _NAMESPACE.fullmatch(name):
-            raise ValueError(f"expected the name of a namespace, got {name!r}")
-    return tuple(dict.fromkeys(value))
+    return tuple(dict.fromkeys(_each(value, _namespace)))
+
+
+def _namespace(value: object) -> str:
+    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
+        raise ValueError(f"expected the name of a namespace, got {value!r}")
+    return value
+
+
+def _each(values: list[object], parse: Callable[[object], T]) -> tuple[T, ...]:
+    """Every value parsed, or one ValueError that tells of all that are wrong."""
+    parsed, wrong = [], []
+    for value in values:
+        try:
+            parsed.append(parse(value))
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return tuple(parsed)
 
 
 def _positive_duration(value: object) -> Seconds:

@@ -263,7 +263,7 @@ class Store:
             self._bind(claim, incarnation)
         for uid, claim in self._waiting.pop(key, {}).items():
             self._bind(claim, incarnation)
-            if claim.owner == incarnation.vmi.uid and not claim.proven:
+            if not claim.proven:
                 self._waiting.setdefault(key, {})[uid] = claim
 
     def _bind(self, claim: _Claim, incarnation: _Incarnation) -> None:

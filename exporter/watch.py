@@ -308,10 +308,11 @@ class Follower:
         watched.trouble = str(error)
         restart = _restart_of(error)
         watched.restarts[restart] += 1
-        if isinstance(error, Expired | Unsupported):
+        if isinstance(error, Expired | Unsupported | Silent):
+            # A server restored from a backup watches a version that it has not reached yet in
+            # silence, without a bookmark: resuming from there again would never end.
             self._forget_version()
-        elif isinstance(error, Silent) and not watched.synced:
-            self._streams_lists = False
+            self._streams_lists &= watched.synced or not isinstance(error, Silent)
         elif isinstance(error, Denied | Absent):
             await self._api.renew()
             self._refusals += 1

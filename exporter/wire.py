@@ -4,7 +4,8 @@ The types decode the requests, encode the answers and make the schemas, so that 
 cannot differ.
 """
 
-from datetime import UTC, datetime
+import math
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +18,7 @@ from exporter.model import Checkpoint, Instant, Mismatch, Outcome, Reason, Secon
 Namespace = Annotated[str, Meta(min_length=1, max_length=63)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Uid = Annotated[str, Meta(max_length=128)]
+Remark = Annotated[str, Meta(max_length=253)]
 InstantText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 _LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
@@ -28,8 +30,8 @@ class Candidate(Struct, rename="camel", gc=False):
     namespace: Namespace
     name: Name
     vmi_uid: Uid | None = None
-    node: Name | None = None
-    pod: Name | None = None
+    node: Remark | None = None
+    pod: Remark | None = None
 
 
 class VerdictRequest(Struct, rename="camel"):
@@ -206,7 +208,7 @@ class Route(Struct, frozen=True, kw_only=True):
     method: str
     path: str
     summary: str
-    answer: type[Struct] | str
+    answer: type[Struct] | tuple[str, ...]
     request: type[Struct] | None = None
     parameters: tuple[Parameter, ...] = ()
     problems: tuple[int, ...] = ()
@@ -281,21 +283,21 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path="/metrics",
         summary="Prometheus metrics: text 0.0.4, or OpenMetrics 1.0 where that is accepted.",
-        answer="text/plain",
+        answer=("text/plain", "application/openmetrics-text"),
     ),
     Route(
         name="livez",
         method="GET",
         path="/livez",
         summary="200 while the process serves requests.",
-        answer="text/plain",
+        answer=("text/plain",),
     ),
     Route(
         name="readyz",
         method="GET",
         path="/readyz",
         summary="200 once VMIs are synced and every other resource is synced or refused.",
-        answer="text/plain",
+        answer=("text/plain",),
         problems=(503,),
     ),
     Route(
@@ -303,14 +305,14 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path="/openapi.json",
         summary="This document.",
-        answer="application/json",
+        answer=("application/json",),
     ),
     Route(
         name="page",
         method="GET",
         path="/",
         summary="A page for people.",
-        answer="text/html",
+        answer=("text/html",),
     ),
 )
 
@@ -324,6 +326,20 @@ def write_instant(instant: Instant) -> str:
     return f"{text}Z"
 
 
+def write_release(instant: Instant) -> str:
+    """`write_instant`, never earlier than the instant: who asks again then is not too early."""
+    text = write_instant(instant)
+    moment = datetime.fromisoformat(text)
+    if moment.timestamp() < min(instant, _LAST_INSTANT):
+        return write_instant((moment + timedelta(microseconds=1)).timestamp())
+    return text
+
+
+def write_optional_release(instant: Instant | None) -> str | None:
+    """`write_release`, or null where there is none."""
+    return None if instant is None else write_release(instant)
+
+
 def write_optional_instant(instant: Instant | None) -> str | None:
     """`write_instant`, or null where there is none."""
     return None if instant is None else write_instant(instant)
@@ -332,6 +348,11 @@ def write_optional_instant(instant: Instant | None) -> str | None:
 def round_seconds(seconds: Seconds | None) -> Seconds | None:
     """Seconds to the millisecond, which is more than any clock here is worth."""
     return None if seconds is None else round(seconds, 3)
+
+
+def round_up_seconds(seconds: Seconds | None) -> Seconds | None:
+    """Seconds to the next millisecond: who waits that long has waited long enough."""
+    return None if seconds is None else math.ceil(seconds * 1000) / 1000
 
 
 def write_outcome(outcome: Outcome) -> str:
@@ -391,10 +412,12 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _content(body: type[Struct] | str) -> dict[str, Any]:
-    if isinstance(body, str):
-        schema = {"type": "object"} if body == "application/json" else {"type": "string"}
-        return {body: {"schema": schema}}
+def _content(body: type[Struct] | tuple[str, ...]) -> dict[str, Any]:
+    if isinstance(body, tuple):
+        return {
+            media: {"schema": {"type": "object" if media == "application/json" else "string"}}
+            for media in body
+        }
     return {"application/json": {"schema": _reference(body)}}
 
 

@@ -1,5 +1,6 @@
 """The watcher on the wire, the same tests on the simulated and on the real API server."""
 
+import json
 import time
 from typing import Any
 
@@ -288,10 +289,11 @@ class TestOnTheSimulatedServer:
         async with following(simulated.login) as watch:
             await watch.ready()
             await simulated.server.watched(VMIS.plural)
-            line = (
-                '{"type":"MODIFIED","object":{"metadata":{"namespace":"%s","name":"a"},'
-                '"status":{"nodeName":"elsewhere"}}}\n' % namespace
-            )
+            changed = {
+                "metadata": {"namespace": namespace, "name": "a"},
+                "status": {"nodeName": "x"},
+            }
+            line = json.dumps({"type": "MODIFIED", "object": changed}) + "\n"
             simulated.server.inject(line.encode(), VMIS.plural)
             await watch.until(lambda: watch.refused_objects(Resource.VMIS), what="refused")
             evidence = watch.store.evidence(namespace, "a")

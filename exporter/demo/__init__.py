@@ -1,0 +1,116 @@
+"""A simulated KubeVirt cluster to try the exporter on, and the descheduler that asks it.
+
+An independent model: it imports nothing of the exporter, so that the exporter's reading of
+KubeVirt and the model of it cannot share a mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Self
+
+import aiohttp
+
+from exporter.demo.apiserver import SimulatedApiServer
+from exporter.demo.cluster import Cluster, Pace
+from exporter.demo.controller import Rules
+from exporter.demo.descheduler import CYCLE_SECONDS, Descheduler
+from exporter.demo.scenario import Scenario
+
+
+__all__ = ["POLICY", "Demo", "scale_policy"]
+
+SHORTENED = 10.0
+"""How much faster than KubeVirt's own its built-in waits are at speed 1: backoff 2, 4 ... 32 s."""
+PAST_SECONDS = 150.0
+"""How much has happened before the exporter looks: enough for failures to have piled up."""
+STEP_SECONDS = 0.1
+POLICY_SECONDS = {
+    "migrationCooldown": 20.0,
+    "maxMigrationCooldown": 160.0,
+    "migrationHistoryWindow": 1200.0,
+}
+
+
+def scale_policy(speed: float = 1.0) -> dict[str, str]:
+    """The exporter's `policy` settings that fit a speed, as Go durations."""
+    return {name: f"{seconds / speed:g}s" for name, seconds in POLICY_SECONDS.items()}
+
+
+POLICY = scale_policy()
+
+
+class Demo:
+    """A simulated cluster: `async with Demo(clock) as demo` serves it at `demo.url`.
+
+    `run` plays it, until told to stop.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], datetime],
+        *,
+        seed: int = 1,
+        speed: float = 1.0,
+        vms: int = 24,
+        nodes: int = 4,
+    ) -> None:
+        self._clock = clock
+        self._speed = speed
+        self.start = clock()
+        self.scenario = Scenario(seed, vms)
+        self.cluster = Cluster(
+            self.start - timedelta(seconds=PAST_SECONDS / speed),
+            self.scenario,
+            nodes=nodes,
+            seed=seed,
+            rules=Rules(faster=SHORTENED * speed),
+            pace=Pace(speed=speed),
+        )
+        self.server = SimulatedApiServer(self.cluster.store)
+
+    @property
+    def example(self) -> tuple[str, str]:
+        """Namespace and name of a VM that is worth looking at: the first, which churns."""
+        vm = self.scenario.vms[0]
+        return vm.namespace, vm.name
+
+    @property
+    def url(self) -> str:
+        """Where the cluster's API server listens."""
+        return self.server.url
+
+    async def __aenter__(self) -> Self:
+        self.scenario.populate(self.cluster)
+        self.cluster.step(self.start)
+        await self.server.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.server.__aexit__(*exc)
+
+    async def run(self, query_url: str, stop: asyncio.Event) -> None:
+        """Play the cluster and its descheduler, which asks at `query_url`, until `stop` is set."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._step(stop))
+            tasks.create_task(self._deschedule(query_url, stop))
+
+    async def _step(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self.cluster.step(self._clock())
+            await _pause(stop, STEP_SECONDS)
+
+    async def _deschedule(self, query_url: str, stop: asyncio.Event) -> None:
+        descheduler = Descheduler(self.cluster, self.scenario, query_url, self.start)
+        async with aiohttp.ClientSession() as session:
+            while not stop.is_set():
+                await _pause(stop, CYCLE_SECONDS / self._speed)
+                await descheduler.cycle(session, self._clock())
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)

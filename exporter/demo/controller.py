@@ -1,0 +1,576 @@
+"""What virt-controller and virt-api decide: admission, evacuation, the VMIM's phases, backoff, GC.
+
+Pure ports of KubeVirt's functions, one reconcile each, from what the controller saw to what it
+would write. What virt-handler, kubelet and scheduler do is in `node.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from exporter.demo import objects
+from exporter.demo.objects import Object
+
+
+KEPT_MIGRATIONS = 5
+"""Finished migrations kept per VMI name (`defaultFinalizedMigrationGarbageCollectionBuffer`)."""
+FIRST_BACKOFF = timedelta(seconds=20)
+UNSCHEDULABLE_TIMEOUT = timedelta(seconds=300)
+PENDING_TIMEOUT = timedelta(seconds=900)
+CAPACITY_RETRY = timedelta(seconds=5)
+"""How soon a migration that found no room asks again (`getRequeueDelayForPriority`)."""
+PODS_RETRY = timedelta(seconds=1)
+
+PRE_TARGET = ("", "Pending")
+PRE_HANDED_OFF = ("", "Pending", "Scheduling", "Scheduled")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """KubeVirt's built-in waits, all divided by one factor, and its limits."""
+
+    faster: float = 1.0
+    per_cluster: int = objects.PARALLEL_PER_CLUSTER
+    per_node: int = objects.PARALLEL_OUTBOUND_PER_NODE
+    leaves_zombies: bool = False
+    """Bug #18087: a target pod lost once its ports are published leaves the VMI unended."""
+
+    def wait(self, built_in: timedelta) -> timedelta:
+        """One of KubeVirt's waits, shortened."""
+        return built_in / self.faster
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one reconcile of a migration looks at."""
+
+    migration: Object
+    vmi: Object | None
+    pods: Sequence[Object] = ()
+    """All launcher pods of the VMI."""
+    siblings: Sequence[Object] = ()
+    """All migrations of that VMI name, this one included."""
+    running: int = 0
+    """Migrations that run in the cluster (`findRunningMigrations`)."""
+    outbound: int = 0
+    """Those of them that leave this VMI's node."""
+
+    @property
+    def target(self) -> Object | None:
+        """The migration's target pod."""
+        return self.targets[0] if self.targets else None
+
+    @property
+    def targets(self) -> list[Object]:
+        """The pods that were created for this migration."""
+        return [pod for pod in self.pods if objects.is_target_of(pod, self.migration)]
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What one reconcile writes; an object that is equal to what was there is not written."""
+
+    migration: Object | None = None
+    vmi: Object | None = None
+    create_pod: Object | None = None
+    delete_pods: Sequence[Object] = ()
+    delete_migrations: Sequence[Object] = ()
+    look_again: datetime | None = None
+
+
+# virt-api
+
+
+def admit_migration(migration: Object) -> Object:
+    """The mutating webhook of a VMIM: selector label and finalizer."""
+    return objects.changed(migration, _admit)
+
+
+def _admit(migration: Object) -> None:
+    metadata = migration["metadata"]
+    metadata.setdefault("labels", {})[objects.VMI_NAME] = migration["spec"]["vmiName"]
+    finalizers = metadata.get("finalizers", [])
+    if objects.MIGRATION_FINALIZER not in finalizers:
+        metadata["finalizers"] = [*finalizers, objects.MIGRATION_FINALIZER]
+
+
+def refuse_migration(vmi: Object, siblings: Iterable[Object]) -> str | None:
+    """Why the create webhook refuses a VMIM (`migration-create-admitter.go`); None: it admits."""
+    name = vmi["metadata"]["name"]
+    if objects.is_final(vmi):
+        return f"Cannot migrate VMI in finalized state: {name}"
+    migratable = objects.condition(vmi, "LiveMigratable")
+    if migratable is not None and migratable["status"] == "False":
+        return f"Cannot migrate VMI, Reason: {migratable.get('reason', '')}"
+    for other in siblings:
+        if not objects.is_final(other):
+            uid = other["metadata"]["uid"]
+            return (
+                f"in-flight migration detected. Active migration job ({uid}) "
+                f"is currently already in progress for VMI {name}."
+            )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The eviction webhook's answer; `vmi` is there where it marks the VMI."""
+
+    code: int
+    message: str
+    vmi: Object | None = None
+
+
+def admit_eviction(
+    vmi: Object, pod: Object, *, descheduler: bool, dry_run: bool = False
+) -> Eviction:
+    """`pod-eviction-admitter.go`: an eviction of a launcher pod is answered 429 and becomes a mark.
+
+    200 means that the pod may be killed.
+    """
+    refused = _unmarkable(vmi, pod)
+    if refused is not None:
+        return refused
+    told = f'Eviction triggered evacuation of VMI "{objects.key(vmi)}"'
+    if objects.evacuated_node(vmi):
+        return Eviction(429, f"Evacuation in progress: {told}")
+    if vmi["status"].get("nodeName") != objects.node_of(pod):
+        return Eviction(429, "Eviction request for target Pod")
+    if dry_run:
+        return Eviction(429, told)
+
+    def mark(marked: Object) -> None:
+        marked["status"]["evacuationNodeName"] = objects.node_of(pod)
+        if descheduler:
+            # A later drain does not take this away: it can be stale.
+            marked["metadata"].setdefault("annotations", {})[objects.EVICTION_SOURCE] = (
+                "descheduler"
+            )
+
+    return Eviction(429, told, objects.changed(vmi, mark))
+
+
+def _unmarkable(vmi: Object, pod: Object) -> Eviction | None:
+    """The answer where the VMI's strategy, or the pod's end, leaves nothing to evacuate."""
+    strategy = vmi["spec"].get("evictionStrategy")
+    migratable = objects.is_true(vmi, "LiveMigratable")
+    if objects.is_final(pod) or strategy in (None, "None"):
+        return Eviction(200, "")
+    if strategy == "LiveMigrate" and not migratable:
+        name = vmi["metadata"]["name"]
+        message = f"VMI {name} is configured with an eviction strategy but is not live-migratable"
+        return Eviction(429, message)
+    if strategy == "LiveMigrateIfPossible" and not migratable:
+        return Eviction(200, "")
+    return None
+
+
+def cancel_evacuation(vmi: Object) -> Object:
+    """`evacuate_cancel.go`: the mark goes; the eviction source and the current VMIM stay."""
+    return objects.changed(vmi, lambda made: made["status"].pop("evacuationNodeName", None))
+
+
+# The evacuation controller
+
+
+def needs_evacuation(vmi: Object, siblings: Iterable[Object], pods: Iterable[Object]) -> bool:
+    """Whether the evacuation controller creates a migration now (`evacuation.go`).
+
+    No backoff here: after a failure the next one is created at once, and waits in Pending.
+    """
+    marked = objects.evacuated_node(vmi)
+    if not marked or marked != vmi["status"].get("nodeName") or objects.is_migrating(vmi):
+        return False
+    if objects.is_final(vmi) or objects.is_deleting(vmi):
+        return False
+    if vmi["spec"].get("evictionStrategy") not in ("LiveMigrate", "LiveMigrateIfPossible"):
+        # External and None never get a migration: somebody else acts, or nobody.
+        return False
+    if not objects.is_true(vmi, "LiveMigratable"):
+        return False
+    if any(not objects.is_final(sibling) for sibling in siblings):
+        return False
+    return objects.active_pods(pods) <= 1
+
+
+# The VMI controller
+
+
+def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
+    """What virt-controller keeps true on a VMI (`watch/vmi/lifecycle.go: updateStatus`)."""
+
+    def sync(made: Object) -> None:
+        status = made["status"]
+        status["activePods"] = {pod["metadata"]["uid"]: objects.node_of(pod) for pod in pods}
+        if not objects.evacuated_node(made):
+            objects.drop_condition(made, "EvictionRequested")
+        elif not objects.is_true(made, "EvictionRequested"):
+            requested = {
+                "type": "EvictionRequested",
+                "status": "True",
+                "reason": "EvictionRequested",
+                "message": "VMI is marked for eviction",
+                "lastProbeTime": objects.stamp(now),
+                "lastTransitionTime": objects.stamp(now),
+            }
+            objects.set_condition(made, requested)
+        if objects.phase(made) == "Pending" and pods:
+            status["phase"] = "Scheduling"
+        first = objects.current_pod(made, pods)
+        if objects.phase(made) == "Scheduling" and first and objects.is_pod_ready(first):
+            # The hand-over of a new VMI to the virt-handler of its node.
+            status["phase"] = "Scheduled"
+            status["nodeName"] = objects.node_of(first)
+            made["metadata"].setdefault("labels", {})[objects.NODE_NAME] = objects.node_of(first)
+
+    return objects.changed(vmi, sync)
+
+
+def sync_pod(vmi: Object, pod: Object) -> Object:
+    """The annotations of the VMI's current pod (`lifecycle.go: sync`, `descheduler.go`).
+
+    Since 1.7 the mark of an eviction in progress follows `evacuationNodeName` and survives failed
+    attempts; the pod that a VMI has left keeps it.
+    """
+    if not objects.is_pod_ready(pod):
+        return pod
+
+    def sync(made: Object) -> None:
+        notes = made["metadata"].setdefault("annotations", {})
+        notes[objects.EVICT_ONLY] = ""
+        if objects.evacuated_node(vmi):
+            notes[objects.EVICTION_IN_PROGRESS] = "true"
+        else:
+            notes.pop(objects.EVICTION_IN_PROGRESS, None)
+
+    return objects.changed(pod, sync)
+
+
+# The migration controller
+
+
+def reconcile_migration(seen: Seen, now: datetime, rules: Rules) -> Writes:
+    """One pass of `migration.go: execute`: sync, then status, both on what was seen before."""
+    migration, vmi = seen.migration, seen.vmi
+    if objects.OBSERVED_VERSION not in objects.notes(migration):
+        return Writes(migration=_observed(migration))
+    if vmi is None:
+        if objects.is_deleting(migration):
+            # The real one waits here for ever where the VMI went before its migration had failed.
+            return Writes(migration=_released(migration))
+        return Writes(delete_migrations=[migration])
+    synced = _sync(seen, vmi, now, rules)
+    updated = _update_status(seen, vmi, now)
+    if objects.is_final(migration):
+        synced = replace(synced, delete_migrations=surplus(seen.siblings))
+    return replace(synced, migration=updated)
+
+
+def surplus(siblings: Iterable[Object]) -> list[Object]:
+    """The finished beyond the newest five, oldest first (`garbageCollectFinalizedMigrations`)."""
+    finished = [
+        migration
+        for migration in objects.newest_first(siblings)
+        if objects.is_final(migration) and not objects.is_deleting(migration)
+    ]
+    return finished[KEPT_MIGRATIONS:][::-1]
+
+
+def backoff_until(migration: Object, siblings: Iterable[Object], rules: Rules) -> datetime | None:
+    """Until when a Pending migration waits (`handleMigrationBackoff`): 20 s doubled per failure.
+
+    Only evacuations and workload updates wait and count, only the newest waits, and a success or
+    the five that are kept end the count.
+    """
+    if not _backs_off(migration):
+        return None
+    eligible = [sibling for sibling in objects.newest_first(siblings) if _backs_off(sibling)]
+    if len(eligible) < 2 or eligible[0]["metadata"]["uid"] != migration["metadata"]["uid"]:
+        return None
+    failures = 0
+    for older in eligible[1:]:
+        if objects.phase(older) == "Succeeded":
+            break
+        if not objects.is_deleting(older) and objects.phase(older) == "Failed":
+            failures += 1
+    failed_at = objects.transition(eligible[1], "Failed")
+    if failures == 0 or failed_at is None:
+        return None
+    return failed_at + rules.wait(FIRST_BACKOFF * 2 ** (failures - 1))
+
+
+def _backs_off(migration: Object) -> bool:
+    notes = objects.notes(migration)
+    return objects.EVACUATION in notes or objects.WORKLOAD_UPDATE in notes
+
+
+def set_phase(migration: Object, phase: str, now: datetime) -> Object:
+    """Enter a phase: one entry per phase, the first one stays, none for the empty phase."""
+    if objects.phase(migration) == phase:
+        return migration
+
+    def enter(made: Object) -> None:
+        status = made.setdefault("status", {})
+        status["phase"] = phase
+        entries = status.setdefault("phaseTransitionTimestamps", [])
+        if all(entry["phase"] != phase for entry in entries):
+            entries.append({"phase": phase, "phaseTransitionTimestamp": objects.stamp(now)})
+
+    return objects.changed(migration, enter)
+
+
+def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Object:
+    """`handleTargetPodHandoff`: the old `migrationState` is replaced, start and end go with it."""
+    target = objects.node_of(pod)
+
+    def hand(made: Object) -> None:
+        state: Object = {
+            "migrationUid": migration["metadata"]["uid"],
+            "sourceNode": made["status"]["nodeName"],
+            "targetNode": target,
+            "targetPod": pod["metadata"]["name"],
+            "migrationConfiguration": migration_configuration(rules),
+        }
+        source = (objects.state_of(migration) or {}).get("sourcePod")
+        if source:
+            state["sourcePod"] = source
+        made["status"]["migrationState"] = state
+        made["metadata"].setdefault("labels", {})[objects.MIGRATION_TARGET_NODE] = target
+
+    return objects.changed(vmi, hand)
+
+
+def migration_configuration(rules: Rules) -> Object:
+    """The cluster's defaults, as no MigrationPolicy matches here (`virt-config.go`)."""
+    return {
+        "nodeDrainTaintKey": "kubevirt.io/drain",
+        "parallelOutboundMigrationsPerNode": rules.per_node,
+        "parallelMigrationsPerCluster": rules.per_cluster,
+        "allowAutoConverge": False,
+        "bandwidthPerMigration": "0",
+        "completionTimeoutPerGiB": 150,
+        "progressTimeout": 150,
+        "unsafeMigrationOverride": False,
+        "allowPostCopy": False,
+        "allowWorkloadDisruption": False,
+    }
+
+
+def mark_failed(vmi: Object, now: datetime) -> Object:
+    """`handleMarkMigrationFailedOnVMI`: never started, so it starts and ends now."""
+
+    def fail(made: Object) -> None:
+        state = made["status"]["migrationState"]
+        state.setdefault("startTimestamp", objects.stamp(now))
+        state |= {"endTimestamp": objects.stamp(now), "failed": True, "completed": True}
+
+    return objects.changed(vmi, fail)
+
+
+def _observed(migration: Object) -> Object:
+    def observe(made: Object) -> None:
+        notes = made["metadata"].setdefault("annotations", {})
+        notes |= {objects.OBSERVED_VERSION: "v1", objects.STORAGE_VERSION: "v1"}
+
+    # A migration created past the webhook gets its label here (`ensureSelectorLabelPresent`).
+    return objects.changed(admit_migration(migration), observe)
+
+
+def _released(migration: Object) -> Object:
+    left = [
+        finalizer
+        for finalizer in migration["metadata"].get("finalizers", [])
+        if finalizer != objects.MIGRATION_FINALIZER
+    ]
+
+    def release(made: Object) -> None:
+        made["metadata"].pop("finalizers", None)
+        if left:
+            made["metadata"]["finalizers"] = left
+
+    return objects.changed(migration, release)
+
+
+def _sync(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+    """`migration.go: sync`: what a migration does to its pod and its VMI."""
+    is_over = _is_ours(seen, vmi) and _state(vmi).get("completed")
+    if objects.is_deleting(vmi) or is_over or not _may_migrate(seen, vmi):
+        return Writes()
+    match objects.phase(seen.migration):
+        case "Pending" | "Scheduling":
+            return _sync_target(seen, vmi, now, rules)
+        case "Scheduled":
+            return _sync_hand_off(seen, vmi, rules)
+        case "PreparingTarget" | "TargetReady" | "Failed":
+            return _sync_failure(seen, vmi, now, rules)
+        case "Running" if objects.is_deleting(seen.migration):
+            return Writes(vmi=objects.changed(vmi, _request_abort))
+        case _:
+            return Writes()
+
+
+def _sync_target(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+    """Before hand-off: the target pod is created, awaited, or taken back."""
+    if objects.is_deleting(seen.migration):
+        return Writes(delete_pods=seen.targets[:1])
+    if seen.target is not None:
+        return _expire(seen.target, now, rules)
+    if objects.phase(seen.migration) == "Pending":
+        return _start(seen, vmi, now, rules)
+    return Writes()
+
+
+def _sync_hand_off(seen: Seen, vmi: Object, rules: Rules) -> Writes:
+    if _is_ours(seen, vmi):
+        return Writes()
+    if objects.is_deleting(seen.migration):
+        return Writes(delete_pods=seen.targets[:1])
+    if seen.target is not None and objects.is_pod_ready(seen.target):
+        return Writes(vmi=hand_off(vmi, seen.migration, seen.target, rules))
+    return Writes()
+
+
+def _sync_failure(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+    """A migration whose target went before the start is ended on the VMI by virt-controller."""
+    state = _state(vmi)
+    if not _is_ours(seen, vmi) or "endTimestamp" in state:
+        return Writes()
+    if objects.phase(seen.migration) == "Failed":
+        return Writes() if rules.leaves_zombies else Writes(vmi=mark_failed(vmi, now))
+    is_down = seen.target is None or objects.is_final(seen.target)
+    is_published = bool(state.get("targetDirectMigrationNodePorts"))
+    if is_down and not is_published and "startTimestamp" not in state:
+        return Writes(vmi=mark_failed(vmi, now))
+    return Writes()
+
+
+def _request_abort(vmi: Object) -> None:
+    vmi["status"].get("migrationState", {}).update(abortRequested=True)
+
+
+def _state(vmi: Object) -> Object:
+    return objects.state_of(vmi) or {}
+
+
+def _is_ours(seen: Seen, vmi: Object) -> bool:
+    """Whether the VMI was handed to this migration."""
+    return bool(_state(vmi).get("migrationUid") == seen.migration["metadata"]["uid"])
+
+
+def _may_migrate(seen: Seen, vmi: Object) -> bool:
+    """No other migration that the VMI names is unfinished (`canMigrateVMI`)."""
+    present = (objects.state_of(vmi) or {}).get("migrationUid")
+    if not present or present == seen.migration["metadata"]["uid"]:
+        return True
+    return all(
+        objects.is_final(sibling)
+        for sibling in seen.siblings
+        if sibling["metadata"]["uid"] == present
+    )
+
+
+def _start(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+    """Create the target pod unless something holds the migration in Pending."""
+    until = backoff_until(seen.migration, seen.siblings, rules)
+    if until is not None and now < until:
+        return Writes(look_again=until)
+    if objects.current_pod(vmi, seen.pods) is None:
+        return Writes()
+    if objects.active_pods(seen.pods) > 1:
+        return Writes(look_again=now + rules.wait(PODS_RETRY))
+    if seen.running >= rules.per_cluster or seen.outbound >= rules.per_node:
+        return Writes(look_again=now + rules.wait(CAPACITY_RETRY))
+    if objects.phase(vmi) != "Running":
+        return Writes()
+    return Writes(create_pod=objects.build_launcher_pod(vmi, seen.migration))
+
+
+def _expire(pod: Object, now: datetime, rules: Rules) -> Writes:
+    """`handlePendingPodTimeout`: a target that stays Pending too long is deleted."""
+    if objects.phase(pod) != "Pending" or objects.is_deleting(pod):
+        return Writes()
+    is_stuck = objects.is_unschedulable(pod)
+    timeout = rules.wait(UNSCHEDULABLE_TIMEOUT if is_stuck else PENDING_TIMEOUT)
+    expires = objects.parse(pod["metadata"]["creationTimestamp"]) + timeout
+    if now >= expires:
+        return Writes(delete_pods=[pod])
+    return Writes(look_again=expires)
+
+
+def _update_status(seen: Seen, vmi: Object, now: datetime) -> Object:
+    """`migration.go: updateStatus`: the migration's next phase."""
+    migration = seen.migration
+    if objects.is_final(migration):
+        return _released(_copied(migration, vmi) if _is_ours(seen, vmi) else migration)
+    is_deleting = objects.is_deleting(migration)
+    if is_deleting and not _is_ours(seen, vmi):
+        return set_phase(_aborting(migration, now), "Failed", now)
+    if _has_failed(seen, vmi):
+        return set_phase(migration, "Failed", now)
+    if is_deleting and objects.condition(migration, "migrationAbortRequested") is None:
+        return _aborting(migration, now)
+    entered = set_phase(migration, _next_phase(seen, vmi), now)
+    return _with_source_pod(entered, vmi, seen.pods)
+
+
+def _copied(migration: Object, vmi: Object) -> Object:
+    """Only now, and only of its own: the VMI's struct as the migration's own."""
+    state = _state(vmi)
+    return objects.changed(migration, lambda made: made["status"].update(migrationState=state))
+
+
+def _has_failed(seen: Seen, vmi: Object) -> bool:
+    """The VMI or the target pod is gone, the VMI names another, or its handler reports it."""
+    present = objects.phase(seen.migration)
+    is_ours = _is_ours(seen, vmi)
+    has_target = seen.target is not None
+    return (
+        objects.is_final(vmi)
+        or (seen.target is not None and objects.is_final(seen.target))
+        or (present not in PRE_TARGET and not has_target)
+        or (present not in PRE_HANDED_OFF and not is_ours)
+        or (is_ours and bool(_state(vmi).get("failed")))
+    )
+
+
+def _next_phase(seen: Seen, vmi: Object) -> str:
+    """`processMigrationPhase`, for migrations within one cluster."""
+    present = objects.phase(seen.migration)
+    if present == "":
+        return "Pending" if _may_migrate(seen, vmi) else "Failed"
+    state, target = _state(vmi), seen.target
+    following, may_follow = {
+        "Pending": ("Scheduling", target is not None),
+        "Scheduling": ("Scheduled", target is not None and objects.is_pod_ready(target)),
+        "Scheduled": ("PreparingTarget", _is_ours(seen, vmi) and "targetNode" in state),
+        "PreparingTarget": ("TargetReady", "targetNodeAddress" in state),
+        "TargetReady": ("Running", "startTimestamp" in state),
+        "Running": ("Succeeded", bool(state.get("completed"))),
+    }[present]
+    return following if may_follow else present
+
+
+def _with_source_pod(migration: Object, vmi: Object, pods: Sequence[Object]) -> Object:
+    """`controller.go: SetSourcePod`: known from Pending on, and set only while Pending."""
+    source = objects.current_pod(vmi, pods)
+    if objects.phase(migration) != "Pending" or source is None:
+        return migration
+
+    def name(made: Object) -> None:
+        made["status"].setdefault("migrationState", {})["sourcePod"] = source["metadata"]["name"]
+
+    return objects.changed(migration, name)
+
+
+def _aborting(migration: Object, now: datetime) -> Object:
+    if objects.condition(migration, "migrationAbortRequested") is not None:
+        return migration
+    asked = {
+        "type": "migrationAbortRequested",
+        "status": "True",
+        "lastProbeTime": objects.stamp(now),
+        "lastTransitionTime": None,
+    }
+    return objects.changed(migration, lambda made: objects.set_condition(made, asked))

@@ -1,0 +1,140 @@
+"""A simulated load-aware descheduler: asks the exporter about each candidate, evicts what it may.
+
+One cycle does what LowNodeUtilization does: `filter` for every pod of an overloaded node, and
+`preEviction` just before each eviction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+import aiohttp
+import msgspec
+import structlog
+
+from exporter.demo import objects
+from exporter.demo.cluster import Cluster
+from exporter.demo.objects import Object
+from exporter.demo.scenario import Scenario, Vm, node_loads
+
+
+CYCLE_SECONDS = 5.0
+ANSWER_SECONDS = 2.0
+"""How long one answer may take before the cycle is given up."""
+OVERLOADED = 1.1
+"""A node is overloaded from so many times the mean load."""
+EVICTIONS_PER_NODE = 2
+
+Checkpoint = Literal["filter", "preEviction"]
+log = structlog.get_logger()
+
+
+class _Verdict(msgspec.Struct):
+    allowed: bool
+
+
+class _Answer(msgspec.Struct):
+    verdicts: list[_Verdict]
+
+
+class Descheduler:
+    """Evicts from overloaded nodes what the exporter at `query_url` allows."""
+
+    def __init__(
+        self, cluster: Cluster, scenario: Scenario, query_url: str, start: datetime
+    ) -> None:
+        self._cluster = cluster
+        self._scenario = scenario
+        self._url = f"{query_url.rstrip('/')}/v1/verdicts"
+        self._start = start
+        self._is_answered = True
+
+    async def cycle(self, session: aiohttp.ClientSession, now: datetime) -> int:
+        """One round over the overloaded nodes; says how many pods were evicted.
+
+        Without an answer nothing is evicted: the next cycle asks again.
+        """
+        evicted = 0
+        try:
+            for node in self.overloaded(now):
+                evicted += await self._relieve(session, node, now)
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            if self._is_answered:
+                log.warning("verdicts unavailable", error=str(error) or type(error).__name__)
+            self._is_answered = False
+        return evicted
+
+    def overloaded(self, now: datetime) -> list[str]:
+        """The nodes above the mean by more than a tenth, the fullest first."""
+        loads = node_loads(self._scenario, self._cluster, self._start, now)
+        threshold = OVERLOADED * sum(loads.values()) / max(len(loads), 1)
+        above = [node for node, load in loads.items() if load > threshold]
+        return sorted(above, key=lambda node: loads[node], reverse=True)
+
+    def candidates(self, node: str, now: datetime) -> list[Object]:
+        """The launcher pods of a node that a descheduler may pick, the heaviest first."""
+        seconds = (now - self._start).total_seconds() * self._cluster.pace.speed
+
+        def load(vm: Vm) -> float:
+            return self._scenario.load(vm, seconds)
+
+        found = []
+        for vm in sorted(self._scenario.vms, key=load, reverse=True):
+            pod = self._cluster.launcher(vm.namespace, vm.name)
+            if pod is None or objects.node_of(pod) != node or not objects.is_pod_ready(pod):
+                continue
+            notes = objects.notes(pod)
+            # What is being evicted already is accounted for and not picked again.
+            if objects.EVICTION_IN_PROGRESS in notes or objects.PREFER_NO_EVICTION in notes:
+                continue
+            found.append(pod)
+        return found
+
+    async def _relieve(self, session: aiohttp.ClientSession, node: str, now: datetime) -> int:
+        pods = self.candidates(node, now)
+        if not pods:
+            return 0
+        allowed = await self._ask(session, "filter", pods)
+        evicted = 0
+        for pod, may_be_candidate in zip(pods, allowed, strict=True):
+            if evicted == EVICTIONS_PER_NODE:
+                break
+            if may_be_candidate and all(await self._ask(session, "preEviction", [pod])):
+                evicted += self._evict(pod)
+        return evicted
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, checkpoint: Checkpoint, pods: Sequence[Object]
+    ) -> list[bool]:
+        body = {
+            "checkpoint": checkpoint,
+            "candidates": [
+                {
+                    "namespace": pod["metadata"]["namespace"],
+                    "name": objects.notes(pod)[objects.DOMAIN],
+                    "vmiUid": objects.labels(pod)[objects.CREATED_BY],
+                    "node": objects.node_of(pod),
+                    "pod": pod["metadata"]["name"],
+                }
+                for pod in pods
+            ],
+        }
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        async with session.post(self._url, json=body, timeout=timeout) as response:
+            response.raise_for_status()
+            answer = msgspec.json.decode(await response.read(), type=_Answer)
+        if len(answer.verdicts) != len(pods):
+            raise msgspec.DecodeError(f"{len(answer.verdicts)} verdicts for {len(pods)} pods")
+        if not self._is_answered:
+            log.info("verdicts available again")
+        self._is_answered = True
+        return [verdict.allowed for verdict in answer.verdicts]
+
+    def _evict(self, pod: Object) -> bool:
+        """429 with these words is the descheduler's "evicted in the background"."""
+        answer = self._cluster.evict(
+            pod["metadata"]["namespace"], pod["metadata"]["name"], descheduler=True
+        )
+        return answer.code == 200 or "Eviction triggered evacuation" in answer.message

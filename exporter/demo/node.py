@@ -1,0 +1,220 @@
+"""What a node does: the scheduler, the kubelet and virt-handler with its launcher.
+
+Pure, and apart from `controller.py`, so that these transitions can also be played against
+KubeVirt's real virt-controller. All status fields of `migrationState` that carry times are
+written here, as the launchers and virt-handlers write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from exporter.demo import objects
+from exporter.demo.objects import Object
+
+
+# Scheduler and kubelet
+
+
+def bind_pod(pod: Object, node: str, now: datetime) -> Object:
+    """The scheduler has found a node."""
+
+    def bind(made: Object) -> None:
+        made["spec"]["nodeName"] = node
+        made["metadata"].setdefault("labels", {})[objects.NODE_NAME] = node
+        objects.set_condition(made, _condition("PodScheduled", "True", now))
+
+    return objects.changed(pod, bind)
+
+
+def leave_unscheduled(pod: Object, nodes: int, now: datetime) -> Object:
+    """The scheduler has found none."""
+    message = (
+        f"0/{nodes} nodes are available: {nodes} node(s) didn't match Pod's node "
+        f"affinity/selector. preemption: 0/{nodes} nodes are available: {nodes} Preemption is "
+        "not helpful for scheduling."
+    )
+    refused = _condition("PodScheduled", "False", now)
+    refused |= {"reason": "Unschedulable", "message": message}
+    return objects.changed(pod, lambda made: objects.set_condition(made, refused))
+
+
+def start_pod(pod: Object, address: str, now: datetime) -> Object:
+    """The compute container runs and is ready."""
+
+    def start(made: Object) -> None:
+        made["status"] |= {
+            "phase": "Running",
+            "podIP": address,
+            "startTime": objects.stamp(now),
+            "containerStatuses": [
+                {
+                    "name": "compute",
+                    "ready": True,
+                    "started": True,
+                    "restartCount": 0,
+                    "image": "virt-launcher",
+                    "imageID": "",
+                    "state": {"running": {"startedAt": objects.stamp(now)}},
+                }
+            ],
+        }
+        for kind in ("Initialized", "Ready", "ContainersReady"):
+            objects.set_condition(made, _condition(kind, "True", now))
+
+    return objects.changed(pod, start)
+
+
+def finish_pod(pod: Object, phase: str, now: datetime) -> Object:
+    """The launcher has exited: `Succeeded` after a migration away, `Failed` where it broke."""
+    code = 0 if phase == "Succeeded" else 1
+    reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
+
+    def finish(made: Object) -> None:
+        made["status"]["phase"] = phase
+        for container in made["status"].get("containerStatuses", []):
+            ended = {"exitCode": code, "finishedAt": objects.stamp(now)}
+            container |= {"ready": False, "started": False, "state": {"terminated": ended}}
+        for kind in ("Ready", "ContainersReady"):
+            objects.set_condition(made, _condition(kind, "False", now) | {"reason": reason})
+
+    return objects.changed(pod, finish)
+
+
+def _condition(kind: str, status: str, now: datetime) -> Object:
+    stamped = objects.stamp(now)
+    return {
+        "type": kind,
+        "status": status,
+        "lastProbeTime": None,
+        "lastTransitionTime": stamped,
+    }
+
+
+# virt-handler: a VMI of its own
+
+
+def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
+    """The domain runs."""
+
+    def run(made: Object) -> None:
+        made["status"] |= {
+            "phase": "Running",
+            "migrationMethod": "LiveMigration",
+            "migrationTransport": "Unix",
+            "guestOSInfo": {},
+            "qosClass": "Burstable",
+        }
+        objects.set_condition(made, _condition("Ready", "True", now))
+
+    return set_migratable(objects.changed(vmi, run), migratable=migratable)
+
+
+def set_migratable(vmi: Object, *, migratable: bool) -> Object:
+    """`calculateLiveMigrationCondition`; its `lastTransitionTime` is always null."""
+    found: Object = {
+        "type": "LiveMigratable",
+        "status": "True" if migratable else "False",
+        "lastProbeTime": None,
+        "lastTransitionTime": None,
+    }
+    if not migratable:
+        found |= {
+            "reason": "DisksNotLiveMigratable",
+            "message": (
+                "cannot migrate VMI: PVC data is not shared, live migration requires that all "
+                "PVCs must be shared (using ReadWriteMany access mode)"
+            ),
+        }
+    shared = {
+        "type": "StorageLiveMigratable",
+        "status": "True",
+        "lastProbeTime": None,
+        "lastTransitionTime": None,
+    }
+
+    def judge(made: Object) -> None:
+        objects.set_condition(made, found)
+        objects.set_condition(made, shared)
+
+    return objects.changed(vmi, judge)
+
+
+# virt-handler: a migration that was handed to it
+
+
+def prepare_target(vmi: Object, address: str, ports: Mapping[str, int]) -> Object:
+    """The target listens (`migration-target.go: updateStatus`)."""
+    published = {"targetNodeAddress": address, "targetDirectMigrationNodePorts": dict(ports)}
+    return _with_state(vmi, published)
+
+
+def start_migration(vmi: Object, now: datetime) -> Object:
+    """Copying begins (source launcher, copied by `setMigrationProgressStatus`)."""
+    return _with_state(vmi, {"startTimestamp": objects.stamp(now), "mode": "PreCopy"})
+
+
+def detect_domain(vmi: Object) -> Object:
+    """The target has seen the domain arrive."""
+    return _with_state(vmi, {"targetNodeDomainDetected": True})
+
+
+def end_migration(vmi: Object, now: datetime) -> Object:
+    """It ended well, the VMI is on its target (`ackMigrationCompletion`); not `completed` yet.
+
+    The evacuation is over with it: its node and its source are cleared.
+    """
+    state = objects.state_of(vmi)
+    target = "" if state is None else str(state["targetNode"])
+    ended = _with_state(
+        vmi,
+        {
+            "targetNodeDomainDetected": True,
+            "targetNodeDomainReadyTimestamp": objects.stamp(now),
+            "endTimestamp": objects.stamp(now),
+        },
+    )
+
+    def move(made: Object) -> None:
+        made["status"]["nodeName"] = target
+        made["status"].pop("evacuationNodeName", None)
+        made["metadata"].setdefault("labels", {})[objects.NODE_NAME] = target
+        made["metadata"].get("annotations", {}).pop(objects.EVICTION_SOURCE, None)
+
+    return objects.changed(ended, move)
+
+
+def finalise_migration(vmi: Object) -> Object:
+    """One reconcile after the end (>= 1.6): `finalizeMigration`."""
+    return _with_state(vmi, {"completed": True})
+
+
+def clean_up_target(vmi: Object) -> Object:
+    """`finalCleanup`: the label that made the VMI known to the target's handler goes."""
+
+    def clean(made: Object) -> None:
+        made["metadata"].get("labels", {}).pop(objects.MIGRATION_TARGET_NODE, None)
+
+    return objects.changed(vmi, clean)
+
+
+def fail_migration(
+    vmi: Object, now: datetime, reason: str, abort_status: str | None = None
+) -> Object:
+    """It broke after its start (source handler): ended, and the evacuation stays."""
+    broken: Object = {
+        "endTimestamp": objects.stamp(now),
+        "completed": True,
+        "failed": True,
+        "failureReason": reason,
+    }
+    if abort_status is not None:
+        broken["abortStatus"] = abort_status
+    return _with_state(vmi, broken)
+
+
+def _with_state(vmi: Object, fields: Object) -> Object:
+    return objects.changed(
+        vmi, lambda made: made["status"].setdefault("migrationState", {}).update(fields)
+    )

@@ -1,0 +1,337 @@
+"""KubeVirt's objects as KubeVirt writes them: its names, its builders, what it reads off them.
+
+Pure: objects are plain dicts, never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+
+Object = dict[str, Any]
+
+# Labels
+CREATED_BY = "kubevirt.io/created-by"
+NODE_NAME = "kubevirt.io/nodeName"
+MIGRATION_JOB = "kubevirt.io/migrationJobUID"
+MIGRATION_TARGET_NODE = "kubevirt.io/migrationTargetNodeName"
+VMI_NAME = "kubevirt.io/vmi-name"
+# Annotations
+DOMAIN = "kubevirt.io/domain"
+EVACUATION = "kubevirt.io/evacuationMigration"
+WORKLOAD_UPDATE = "kubevirt.io/workloadUpdateMigration"
+EVICTION_SOURCE = "kubevirt.io/eviction-source"
+MIGRATION_JOB_NAME = "kubevirt.io/migrationJobName"
+TARGET_READY_AT = "kubevirt.io/migration-target-ready-timestamp"
+OBSERVED_VERSION = "kubevirt.io/latest-observed-api-version"
+STORAGE_VERSION = "kubevirt.io/storage-observed-api-version"
+EVICT_ONLY = "descheduler.alpha.kubernetes.io/request-evict-only"
+EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
+PREFER_NO_EVICTION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
+# Finalizers
+MIGRATION_FINALIZER = "kubevirt.io/migrationJobFinalize"
+VMI_FINALIZER = "foregroundDeleteVirtualMachine"
+
+FINAL = ("Succeeded", "Failed")
+PARALLEL_PER_CLUSTER = 5
+PARALLEL_OUTBOUND_PER_NODE = 2
+"""KubeVirt's built-in limits (`pkg/virt-config/virt-config.go`)."""
+
+PRIORITIES = {"system-critical": 100, "user-triggered": 50, "system-maintenance": 20}
+"""Queue weights (`pkg/util/migrations/migrations.go`); without a priority: 0."""
+
+
+# Building
+
+
+def build_kubevirt(namespace: str = "kubevirt", name: str = "kubevirt") -> Object:
+    """The KubeVirt CR, with the limits that it is built with."""
+    migrations = {
+        "parallelMigrationsPerCluster": PARALLEL_PER_CLUSTER,
+        "parallelOutboundMigrationsPerNode": PARALLEL_OUTBOUND_PER_NODE,
+    }
+    return {
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {"configuration": {"evictionStrategy": "LiveMigrate", "migrations": migrations}},
+    }
+
+
+def build_namespace(name: str) -> Object:
+    """A namespace."""
+    return {"metadata": {"name": name}}
+
+
+def build_node(name: str) -> Object:
+    """A node that takes VMs."""
+    labels = {"kubernetes.io/hostname": name, "kubevirt.io/schedulable": "true"}
+    return {"metadata": {"name": name, "labels": labels}, "spec": {}}
+
+
+def build_vmi(
+    namespace: str, name: str, *, strategy: str = "LiveMigrate", annotations: Mapping[str, str]
+) -> Object:
+    """A VMI as virt-api admits it: the strategy is in the spec (`setDefaultEvictionStrategy`)."""
+    return {
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "labels": {"kubevirt.io/domain": name, "vm.kubevirt.io/name": name},
+            "annotations": dict(annotations) | {OBSERVED_VERSION: "v1", STORAGE_VERSION: "v1"},
+            "finalizers": [VMI_FINALIZER],
+        },
+        "spec": {
+            "evictionStrategy": strategy,
+            "domain": {"devices": {}, "memory": {"guest": "2Gi"}},
+            "terminationGracePeriodSeconds": 30,
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def build_launcher_pod(vmi: Object, migration: Object | None = None) -> Object:
+    """The pod of a VMI, or of its migration's target (`services/template.go`, `createTargetPod`).
+
+    A target inherits the VMI's annotations, `eviction-source` among them; it never inherits the
+    mark of an eviction in progress, which is the pod's own.
+    """
+    owner = vmi["metadata"]
+    inherited = {
+        key: value
+        for key, value in owner.get("annotations", {}).items()
+        if key not in (OBSERVED_VERSION, STORAGE_VERSION)
+    }
+    pod: Object = {
+        "metadata": {
+            "generateName": f"virt-launcher-{owner['name']}-",
+            "namespace": owner["namespace"],
+            "labels": owner.get("labels", {})
+            | {
+                "kubevirt.io": "virt-launcher",
+                CREATED_BY: owner["uid"],
+                "vmi.kubevirt.io/id": owner["name"],
+            },
+            "annotations": inherited | {DOMAIN: owner["name"], EVICT_ONLY: ""},
+            "ownerReferences": [
+                {
+                    "apiVersion": "kubevirt.io/v1",
+                    "kind": "VirtualMachineInstance",
+                    "name": owner["name"],
+                    "uid": owner["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": {
+            "containers": [{"name": "compute", "image": "virt-launcher"}],
+            "nodeSelector": {"kubevirt.io/schedulable": "true"},
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 45,
+        },
+    }
+    pod["metadata"]["labels"].pop(MIGRATION_TARGET_NODE, None)
+    if migration is not None:
+        pod["metadata"]["labels"][MIGRATION_JOB] = migration["metadata"]["uid"]
+        pod["metadata"]["annotations"][MIGRATION_JOB_NAME] = migration["metadata"]["name"]
+        pod["spec"]["affinity"] = {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "labelSelector": {"matchLabels": {CREATED_BY: owner["uid"]}},
+                        "topologyKey": "kubernetes.io/hostname",
+                    }
+                ]
+            }
+        }
+    return pod
+
+
+def build_migration(vmi: Object, generate_name: str = "kubevirt-migrate-vm-") -> Object:
+    """A migration that somebody asks for by hand: no priority, no annotation."""
+    return {
+        "metadata": {"generateName": generate_name, "namespace": vmi["metadata"]["namespace"]},
+        "spec": {"vmiName": vmi["metadata"]["name"]},
+    }
+
+
+def build_evacuation(vmi: Object) -> Object:
+    """The evacuation controller's migration (`evacuation.go: GenerateNewMigration`)."""
+    migration = build_migration(vmi, "kubevirt-evacuation-")
+    source = vmi["metadata"].get("annotations", {}).get(EVICTION_SOURCE)
+    migration["metadata"]["annotations"] = {EVACUATION: vmi["status"]["nodeName"]}
+    migration["spec"]["priority"] = (
+        "system-maintenance" if source == "descheduler" else "system-critical"
+    )
+    return migration
+
+
+# Reading
+
+
+def key(made: Object) -> str:
+    """Namespace and name."""
+    return f"{made['metadata']['namespace']}/{made['metadata']['name']}"
+
+
+def labels(made: Object) -> Mapping[str, str]:
+    """Its labels."""
+    found: Mapping[str, str] = made["metadata"].get("labels") or {}
+    return found
+
+
+def notes(made: Object) -> Mapping[str, str]:
+    """Its annotations."""
+    found: Mapping[str, str] = made["metadata"].get("annotations") or {}
+    return found
+
+
+def phase(made: Object) -> str:
+    """Its phase, empty where there is none."""
+    return str(made.get("status", {}).get("phase") or "")
+
+
+def is_final(made: Object) -> bool:
+    """It has succeeded or failed: a VMI, a VMIM or a pod."""
+    return phase(made) in FINAL
+
+
+def is_deleting(made: Object) -> bool:
+    """It is marked for deletion."""
+    return "deletionTimestamp" in made["metadata"]
+
+
+def state_of(vmi: Object) -> Object | None:
+    """`status.migrationState`; on a VMI always that of the last handed-off migration."""
+    found: Object | None = vmi.get("status", {}).get("migrationState")
+    return found
+
+
+def is_migrating(vmi: Object) -> bool:
+    """Started and not ended (`pkg/util/migrations/migrations.go: IsMigrating`)."""
+    state = state_of(vmi) or {}
+    return "startTimestamp" in state and "endTimestamp" not in state
+
+
+def evacuated_node(vmi: Object) -> str:
+    """The node that the VMI is to leave, or nothing."""
+    return str(vmi.get("status", {}).get("evacuationNodeName") or "")
+
+
+def condition(made: Object, kind: str) -> Object | None:
+    """One of its conditions, if it is there."""
+    for found in made.get("status", {}).get("conditions", []):
+        if found["type"] == kind:
+            return dict(found)
+    return None
+
+
+def is_true(made: Object, kind: str) -> bool:
+    """A condition is there and True."""
+    found = condition(made, kind) or {}
+    return str(found.get("status")) == "True"
+
+
+def is_target_of(pod: Object, migration: Object) -> bool:
+    """The pod was created for this migration."""
+    return labels(pod).get(MIGRATION_JOB) == str(migration["metadata"]["uid"])
+
+
+def is_pod_ready(pod: Object) -> bool:
+    """Its compute container runs, and it is not on its way out (`controller.go: IsPodReady`)."""
+    if is_final(pod) or is_deleting(pod):
+        return False
+    containers: list[Object] = pod.get("status", {}).get("containerStatuses", [])
+    return any("running" in container.get("state", {}) for container in containers)
+
+
+def is_unschedulable(pod: Object) -> bool:
+    """The scheduler has said that no node takes the pod."""
+    found = condition(pod, "PodScheduled") or {}
+    return str(found.get("reason")) == "Unschedulable"
+
+
+def node_of(pod: Object) -> str:
+    """The node a pod is bound to, or nothing."""
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
+def current_pod(vmi: Object, pods: Iterable[Object]) -> Object | None:
+    """The newest of the VMI's pods on its node (`controller.go: CurrentVMIPod`)."""
+    node = vmi.get("status", {}).get("nodeName")
+    here = [pod for pod in pods if not node or node_of(pod) == node]
+    return max(here, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
+
+
+def active_pods(pods: Iterable[Object]) -> int:
+    """Pods of the VMI that have not finished (`controller.go: VMIActivePodsCount`)."""
+    return sum(not is_final(pod) for pod in pods)
+
+
+def priority(migration: Object) -> int:
+    """Its weight in the queue."""
+    return PRIORITIES.get(migration["spec"].get("priority", ""), 0)
+
+
+def transition(migration: Object, to: str) -> datetime | None:
+    """When it entered a phase."""
+    for entry in migration.get("status", {}).get("phaseTransitionTimestamps", []):
+        if entry["phase"] == to:
+            return parse(entry["phaseTransitionTimestamp"])
+    return None
+
+
+def newest_first(migrations: Iterable[Object]) -> list[Object]:
+    """By creation; within one second what is still open is the newer one."""
+
+    def age(migration: Object) -> tuple[str, bool, str]:
+        metadata = migration["metadata"]
+        return metadata["creationTimestamp"], not is_final(migration), metadata["name"]
+
+    return sorted(migrations, key=age, reverse=True)
+
+
+# Transforming
+
+
+def copy(made: Object) -> Object:
+    """A deep copy: objects are JSON, so a round trip makes one, and fast."""
+    copied: Object = msgspec.json.decode(msgspec.json.encode(made))
+    return copied
+
+
+def changed(made: Object, *changes: Callable[[Object], None]) -> Object:
+    """A copy with changes applied."""
+    copied = copy(made)
+    for change in changes:
+        change(copied)
+    return copied
+
+
+def set_condition(made: Object, new: Object) -> None:
+    """Add a condition or replace it, in place."""
+    status = made.setdefault("status", {})
+    others = [found for found in status.get("conditions", []) if found["type"] != new["type"]]
+    status["conditions"] = [*others, new]
+
+
+def drop_condition(made: Object, kind: str) -> None:
+    """Remove a condition, in place."""
+    status = made.setdefault("status", {})
+    left = [found for found in status.get("conditions", []) if found["type"] != kind]
+    status.pop("conditions", None)
+    if left:
+        status["conditions"] = left
+
+
+def stamp(instant: datetime) -> str:
+    """An instant as `metav1.Time` writes it: UTC, whole seconds."""
+    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse(text: str) -> datetime:
+    """An instant as `stamp` wrote it."""
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)

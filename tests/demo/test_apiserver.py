@@ -1,0 +1,730 @@
+"""The simulated API server over the wire: what it answers, and every fault it can be given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from exporter.demo import store
+from exporter.demo.apiserver import SimulatedApiServer
+
+from .wire import (
+    ALL_MIGRATIONS,
+    ALL_PODS,
+    ALL_VMIS,
+    MIGRATIONS,
+    PODS,
+    STREAMING,
+    VMIS,
+    Client,
+    make_store,
+    migration,
+    pod,
+    serve,
+    vmi,
+)
+
+
+pytestmark = pytest.mark.asyncio
+
+RESOURCE = "virtualmachineinstances"
+
+
+async def fill(client: Client, count: int) -> None:
+    """Create some VMIs."""
+    for number in range(count):
+        await client.post(VMIS, vmi(f"db{number}"))
+
+
+class TestObjects:
+    """Get, create, update, patch and delete."""
+
+    async def test_one_object_is_created_and_read(self) -> None:
+        """What was created can be read at its own path, with what the server added."""
+        async with serve() as client:
+            created = await client.post(VMIS, vmi("db1"))
+            read = await client.get(f"{VMIS}/db1")
+
+        assert created.status == 201
+        assert read.json == created.json
+        assert read.json["kind"] == "VirtualMachineInstance"
+        assert read.json["metadata"]["namespace"] == "shop"
+
+    async def test_a_missing_object_is_a_status_404(self) -> None:
+        """The error is a Status that names the resource with its group."""
+        async with serve() as client:
+            answer = await client.get(f"{VMIS}/db1")
+
+        assert answer.status == 404
+        assert answer.json == {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": 'virtualmachineinstances.kubevirt.io "db1" not found',
+            "reason": "NotFound",
+            "details": {"name": "db1", "group": "kubevirt.io", "kind": "virtualmachineinstances"},
+            "code": 404,
+        }
+
+    @pytest.mark.parametrize("path", ["/apis/kubevirt.io/v1/nonsense", "/apis/other.io/v1/things"])
+    async def test_an_unknown_path_is_a_plain_404(self, path: str) -> None:
+        """A resource that no CRD defines is answered in plain text, not with a Status."""
+        async with serve() as client:
+            answer = await client.get(path)
+
+        assert answer.status == 404
+        assert answer.body == b"404 page not found\n"
+
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [
+            (f"{VMIS}/db1/status", 'virtualmachineinstances.kubevirt.io "db1" not found'),
+            (
+                "/api/v1/namespaces/shop/nodes",
+                "the server could not find the requested resource",
+            ),
+        ],
+        ids=["no such subresource", "no such resource of its own"],
+    )
+    async def test_other_unknown_paths_are_a_status_404(self, path: str, message: str) -> None:
+        """A VMI has no `/status`, and the server's own groups answer with a Status."""
+        async with serve() as client:
+            await client.post(VMIS, vmi("db1"))
+            answer = await client.get(path)
+
+        assert answer.status == 404
+        assert answer.json["message"] == message
+
+    @pytest.mark.parametrize("body", ["no object", [1], None], ids=["string", "list", "nothing"])
+    async def test_a_body_that_is_no_object_is_refused(self, body: object) -> None:
+        """What cannot be an object is a 400 or 422, never a fault of the server."""
+        async with serve() as client:
+            answer = await client.post(VMIS, body)
+
+        assert answer.status in (400, 422)
+
+    async def test_a_name_is_taken_once(self) -> None:
+        """Creating what is there already is a conflict of its own kind."""
+        async with serve() as client:
+            await client.post(VMIS, vmi("db1"))
+            answer = await client.post(VMIS, vmi("db1"))
+
+        assert answer.status == 409
+        assert answer.json["reason"] == "AlreadyExists"
+
+    async def test_a_namespace_must_exist(self) -> None:
+        """Creating an object in a namespace that is not there answers 404 for the namespace."""
+        async with serve() as client:
+            answer = await client.post(VMIS.replace("shop", "bank"), vmi("db1"))
+
+        assert answer.status == 404
+        assert answer.json["message"] == 'namespaces "bank" not found'
+
+    async def test_an_update_needs_the_present_version(self) -> None:
+        """PUT with an old version is refused in the server's words; without one it is invalid."""
+        async with serve() as client:
+            made = (await client.post(VMIS, vmi("db1"))).json
+            await client.patch(f"{VMIS}/db1", {"metadata": {"labels": {"a": "b"}}})
+            old = await client.put(f"{VMIS}/db1", made)
+            bare = await client.put(f"{VMIS}/db1", vmi("db1"))
+
+        assert old.status == 409
+        assert old.json["reason"] == "Conflict"
+        assert bare.status == 422
+
+    async def test_a_merge_patch_changes_what_it_names(self) -> None:
+        """A VMI's status, which has no path of its own, is patched with the object."""
+        async with serve() as client:
+            await client.post(VMIS, vmi("db1"))
+            patched = await client.patch(f"{VMIS}/db1", {"status": {"nodeName": "n1"}})
+            cleared = await client.patch(f"{VMIS}/db1", {"status": {"nodeName": None}})
+
+        assert patched.json["status"] == {"nodeName": "n1"}
+        assert cleared.json["status"] == {}
+
+    async def test_other_patches_are_not_understood(self) -> None:
+        """A patch of another media type is refused with 415."""
+        async with serve() as client:
+            await client.post(VMIS, vmi("db1"))
+            answer = await client.ask(
+                "PATCH", f"{VMIS}/db1", [], headers={"Content-Type": "application/json-patch+json"}
+            )
+
+        assert answer.status == 415
+
+    @pytest.mark.parametrize(
+        ("path", "body"), [(MIGRATIONS, migration("m1")), (PODS, pod("m1"))], ids=["VMIM", "pod"]
+    )
+    async def test_a_status_has_its_own_path(self, path: str, body: dict[str, object]) -> None:
+        """The status of VMIMs and pods changes at `/status` and nowhere else."""
+        async with serve() as client:
+            await client.post(path, body)
+            plain = await client.patch(f"{path}/m1", {"status": {"phase": "Running"}})
+            own = await client.patch(f"{path}/m1/status", {"status": {"phase": "Running"}})
+
+        assert plain.json.get("status", {}).get("phase") != "Running"
+        assert own.json["status"]["phase"] == "Running"
+
+    async def test_deleting_answers_success(self) -> None:
+        """A custom resource without finalizers goes at once, and the answer names its uid."""
+        async with serve() as client:
+            uid = (await client.post(VMIS, vmi("db1"))).json["metadata"]["uid"]
+            answer = await client.delete(f"{VMIS}/db1")
+            read = await client.get(f"{VMIS}/db1")
+
+        assert answer.json["status"] == "Success"
+        assert answer.json["details"]["uid"] == uid
+        assert read.status == 404
+
+    async def test_a_running_pod_is_deleted_by_grace(self) -> None:
+        """A bound pod stays, marked, until it is deleted without grace."""
+        body = pod("p1")
+        body["spec"]["nodeName"] = "n1"
+        async with serve() as client:
+            await client.post(PODS, body)
+            marked = await client.delete(f"{PODS}/p1")
+            await client.delete(f"{PODS}/p1", gracePeriodSeconds=0)
+            read = await client.get(f"{PODS}/p1")
+
+        assert "deletionTimestamp" in marked.json["metadata"]
+        assert read.status == 404
+
+
+class TestLists:
+    """Lists, pages and selectors."""
+
+    async def test_a_custom_list_names_the_kind_in_each_item(self) -> None:
+        """Custom resources are unstructured: items come before metadata and name their kind."""
+        async with serve() as client:
+            await fill(client, 2)
+            answer = await client.get(ALL_VMIS)
+
+        assert answer.body.startswith(b'{"apiVersion":"kubevirt.io/v1","items":[{"apiVersion":')
+        assert answer.json["metadata"]["continue"] == ""
+        assert answer.json["kind"] == "VirtualMachineInstanceList"
+        assert answer.names == ["db0", "db1"]
+
+    async def test_a_typed_list_does_not(self) -> None:
+        """Pods are typed: the list's metadata comes first and items do not name their kind."""
+        async with serve() as client:
+            await client.post(PODS, pod("p1"))
+            answer = await client.get(ALL_PODS)
+
+        assert answer.body.startswith(b'{"kind":"PodList","apiVersion":"v1","metadata":{')
+        assert "kind" not in answer.json["items"][0]
+        assert answer.names == ["p1"]
+
+    async def test_a_namespace_is_listed_alone(self) -> None:
+        """The path of a namespace lists that namespace."""
+        async with serve() as client:
+            await client.post("/api/v1/namespaces", {"metadata": {"name": "shop-two"}})
+            await client.post(VMIS, vmi("db1"))
+            await client.post(VMIS.replace("shop", "shop-two"), vmi("db2"))
+            shop = await client.get(VMIS)
+            both = await client.get(ALL_VMIS)
+
+        assert shop.names == ["db1"]
+        # As etcd sorts its keys: "shop-two/..." before "shop/...".
+        assert both.names == ["db2", "db1"]
+
+    async def test_pages_tell_one_story(self) -> None:
+        """Pages show the list as it was at the first one, whatever has changed since."""
+        async with serve() as client:
+            await fill(client, 5)
+            first = await client.get(ALL_VMIS, limit=2)
+            await client.delete(f"{VMIS}/db3")
+            await client.post(VMIS, vmi("db9"))
+            token = first.json["metadata"]["continue"]
+            second = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+            token = second.json["metadata"]["continue"]
+            third = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+
+        assert first.json["metadata"]["remainingItemCount"] == 3
+        assert first.names + second.names + third.names == ["db0", "db1", "db2", "db3", "db4"]
+        assert first.version == second.version == third.version
+        assert third.json["metadata"]["continue"] == ""
+
+    async def test_an_expired_page_offers_a_way_on(self) -> None:
+        """A token from before a compaction answers 410 with a token for the rest as it is now."""
+        async with serve() as client:
+            await fill(client, 4)
+            first = await client.get(ALL_VMIS, limit=2)
+            await client.delete(f"{VMIS}/db2")
+            client.server.compact()
+            token = first.json["metadata"]["continue"]
+            expired = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+            token = expired.json["metadata"]["continue"]
+            rest = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+
+        assert expired.status == 410
+        assert expired.json["reason"] == "Expired"
+        assert expired.json["message"].startswith("The provided continue parameter is too old")
+        assert rest.names == ["db3"]
+
+    async def test_version_zero_does_not_page(self) -> None:
+        """A list from the watch cache takes no notice of the limit."""
+        async with serve() as client:
+            await fill(client, 3)
+            answer = await client.get(ALL_VMIS, limit=1, resourceVersion="0")
+
+        assert len(answer.names) == 3
+
+    @pytest.mark.parametrize(
+        ("query", "field"),
+        [
+            ({"resourceVersionMatch": "Exact"}, "resourceVersionMatch"),
+            ({"sendInitialEvents": "true"}, "sendInitialEvents"),
+        ],
+        ids=["match without a version", "streaming"],
+    )
+    async def test_list_options_are_checked(self, query: dict[str, str], field: str) -> None:
+        """Options that make no sense for a list are refused, naming the field."""
+        async with serve() as client:
+            answer = await client.get(ALL_VMIS, **query)
+
+        assert answer.status == 422
+        assert answer.json["details"]["causes"][0]["field"] == field
+
+    async def test_a_version_that_is_no_number_is_refused(self) -> None:
+        """400 for a list, and the real server's 500 without a reason for a watch."""
+        async with serve() as client:
+            listed = await client.get(ALL_VMIS, resourceVersion="abc")
+            watched = await client.get(ALL_VMIS, watch="1", resourceVersion="abc")
+
+        assert listed.status == 400
+        assert watched.status == 500
+        assert "reason" not in watched.json
+
+    async def test_a_version_can_be_meant_exactly(self) -> None:
+        """A version that is known is listed as it was, one that is not is expired."""
+        async with serve() as client:
+            await fill(client, 3)
+            first = await client.get(ALL_VMIS, limit=1)
+            await client.delete(f"{VMIS}/db2")
+            query = {"resourceVersionMatch": "Exact"}
+            known = await client.get(ALL_VMIS, resourceVersion=first.version, **query)
+            unknown = await client.get(ALL_VMIS, resourceVersion="2", **query)
+
+        assert known.names == ["db0", "db1", "db2"]
+        assert unknown.status == 410
+
+    async def test_a_version_from_the_future_is_refused(self) -> None:
+        """A list not older than a version that is not there yet times out."""
+        async with serve() as client:
+            answer = await client.get(ALL_VMIS, resourceVersion="999")
+
+        assert answer.status == 504
+        assert answer.json["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"
+        assert answer.headers["Retry-After"] == "1"
+
+    @pytest.mark.parametrize(
+        ("selector", "names"),
+        [
+            ("a=1", ["p1", "p2"]),
+            ("a==1,b=2", ["p2"]),
+            ("a!=1", ["p3"]),
+            ("b", ["p2"]),
+            ("!b", ["p1", "p3"]),
+            ("a in (1, 3)", ["p1", "p2"]),
+            ("a notin (1),a", ["p3"]),
+        ],
+    )
+    async def test_labels_select(self, selector: str, names: list[str]) -> None:
+        """Equality, inequality and existence of labels select, and a comma means both."""
+        async with serve() as client:
+            await client.post(PODS, pod("p1", a="1"))
+            await client.post(PODS, pod("p2", a="1", b="2"))
+            await client.post(PODS, pod("p3", a="2"))
+            answer = await client.get(ALL_PODS, labelSelector=selector)
+
+        assert answer.names == names
+
+    async def test_a_name_selects(self) -> None:
+        """`metadata.name` is the field selector every resource has; others are refused."""
+        async with serve() as client:
+            await fill(client, 2)
+            one = await client.get(ALL_VMIS, fieldSelector="metadata.name=db1")
+            other = await client.get(ALL_VMIS, fieldSelector="status.phase=Running")
+
+        assert one.names == ["db1"]
+        assert other.status == 400
+
+    async def test_long_answers_are_compressed(self) -> None:
+        """From 128 KiB on an answer is gzipped for a client that takes it."""
+        async with serve() as client:
+            body = vmi("db1")
+            body["metadata"]["annotations"] = {"long": "x" * 200_000}
+            await client.post(VMIS, body)
+            long = await client.get(ALL_VMIS)
+            short = await client.get(ALL_PODS)
+
+        assert long.headers["Content-Encoding"] == "gzip"
+        assert long.names == ["db1"]
+        assert "Content-Encoding" not in short.headers
+
+
+class TestWatches:
+    """Watches, streaming lists and bookmarks."""
+
+    async def test_changes_follow_the_list(self) -> None:
+        """From the list's version on, each change comes once, with its kind and version."""
+        async with serve() as client:
+            version = (await client.get(ALL_VMIS)).version
+            async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
+                await client.post(VMIS, vmi("db1"))
+                await client.patch(f"{VMIS}/db1", {"status": {"phase": "Running"}})
+                await client.delete(f"{VMIS}/db1")
+                events = [await stream.next() for _ in range(3)]
+
+        assert [event["type"] for event in events] == ["ADDED", "MODIFIED", "DELETED"]
+        versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
+        assert versions == sorted(set(versions))
+        assert events[2]["object"]["kind"] == "VirtualMachineInstance"
+        assert events[2]["object"]["status"] == {"phase": "Running"}
+
+    async def test_changes_of_the_past_are_told(self) -> None:
+        """A watch resumed from an older version first tells what it has missed."""
+        async with serve() as client:
+            version = (await client.post(VMIS, vmi("db1"))).version
+            await client.delete(f"{VMIS}/db1")
+            await client.post(VMIS, vmi("db1"))
+            async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
+                events = await stream.take(2)
+
+        assert events == [("DELETED", "db1"), ("ADDED", "db1")]
+
+    async def test_without_a_version_the_present_comes_first(self) -> None:
+        """A watch from 0 or from nowhere starts with an ADDED for each object."""
+        async with serve() as client:
+            await fill(client, 2)
+            for query in ({}, {"resourceVersion": "0"}):
+                async with client.watch(ALL_VMIS, **query) as stream:
+                    assert await stream.take(2) == [("ADDED", "db0"), ("ADDED", "db1")]
+
+    async def test_a_streaming_list_ends_with_a_bookmark(self) -> None:
+        """Every object, then a bookmark that says so and carries the list's version."""
+        async with serve() as client:
+            await fill(client, 2)
+            async with client.watch(ALL_VMIS, **STREAMING) as stream:
+                present = await stream.take(2)
+                end = await stream.next()
+                await client.post(VMIS, vmi("db9"))
+                after = await stream.next()
+
+        assert present == [("ADDED", "db0"), ("ADDED", "db1")]
+        assert end["type"] == "BOOKMARK"
+        assert end["object"]["kind"] == "VirtualMachineInstance"
+        assert end["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+        assert after["object"]["metadata"]["name"] == "db9"
+        version = end["object"]["metadata"]["resourceVersion"]
+        assert int(version) < int(after["object"]["metadata"]["resourceVersion"])
+
+    async def test_an_empty_streaming_list_ends_too(self) -> None:
+        """Where nothing is, the bookmark alone says so; a pod's has its required fields."""
+        async with serve() as client, client.watch(ALL_PODS, **STREAMING) as stream:
+            end = await stream.next()
+
+        assert end["object"]["spec"] == {"containers": None}
+        assert end["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+
+    async def test_an_old_version_is_an_error_event(self) -> None:
+        """A version that is forgotten answers 200 and one ERROR event with Status 410."""
+        async with serve() as client:
+            version = (await client.post(VMIS, vmi("db1"))).version
+            await client.post(VMIS, vmi("db2"))
+            client.server.compact()
+            async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
+                event = await stream.next()
+                rest = await stream.rest()
+
+        assert event["type"] == "ERROR"
+        assert event["object"]["code"] == 410
+        assert event["object"]["reason"] == "Expired"
+        assert event["object"]["message"] == "too old resource version: 3 (4)"
+        assert rest == b""
+
+    async def test_an_open_watch_outlives_a_compaction(self) -> None:
+        """A watch that is there while the past is forgotten goes on."""
+        async with serve() as client, client.watch(ALL_VMIS, resourceVersion="2") as stream:
+            await client.server.watched(RESOURCE)
+            await client.post(PODS, pod("p1"))
+            await client.post(VMIS, vmi("db1"))
+            client.server.compact()
+            await client.post(VMIS, vmi("db2"))
+
+            assert await stream.take(2) == [("ADDED", "db1"), ("ADDED", "db2")]
+
+    async def test_a_watch_from_before_a_restart_is_too_old(self) -> None:
+        """A server that starts knows the present only."""
+        kept = make_store()
+        async with serve(kept) as client:
+            version = (await client.post(VMIS, vmi("db1"))).version
+            await client.post(VMIS, vmi("db2"))
+            port = client.server.port
+        async with serve(kept, port=port) as client:
+            assert client.server.port == port
+            async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
+                event = await stream.next()
+
+        assert event["object"]["code"] == 410
+
+    async def test_a_selecting_watch_sees_objects_come_and_go(self) -> None:
+        """An object that begins to match is ADDED, one that ceases to is DELETED as it was."""
+        async with serve() as client:
+            query = {"labelSelector": "a=1", "resourceVersion": "2"}
+            async with client.watch(ALL_PODS, **query) as stream:
+                await client.post(PODS, pod("p1"))
+                await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"a": "1"}}})
+                await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"b": "1"}}})
+                last = await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"a": "2"}}})
+                events = [await stream.next() for _ in range(3)]
+
+        assert [event["type"] for event in events] == ["ADDED", "MODIFIED", "DELETED"]
+        assert events[2]["object"]["metadata"]["labels"] == {"a": "1", "b": "1"}
+        assert events[2]["object"]["metadata"]["resourceVersion"] == last.version
+
+    async def test_a_quiet_stream_gets_bookmarks(self) -> None:
+        """Bookmarks come at their interval, to those who asked, with the newest version."""
+        async with serve(bookmark_seconds=0.01) as client:
+            query = {"allowWatchBookmarks": "true", "resourceVersion": "2"}
+            async with client.watch(ALL_VMIS, **query) as stream:
+                version = (await client.post(PODS, pod("p1"))).version
+                while (event := await stream.next())["object"]["metadata"][
+                    "resourceVersion"
+                ] != version:
+                    assert event["type"] == "BOOKMARK"
+
+        assert event["type"] == "BOOKMARK"
+        assert set(event["object"]["metadata"]) == {"resourceVersion"}
+
+    async def test_a_watch_ends_at_its_timeout(self) -> None:
+        """After `timeoutSeconds` the stream ends in order, without bookmarks unasked for."""
+        query = {"timeoutSeconds": "1", "resourceVersion": "2"}
+        async with (
+            serve(bookmark_seconds=0.01) as client,
+            client.watch(ALL_VMIS, **query) as stream,
+        ):
+            assert await stream.rest() == b""
+
+    @pytest.mark.parametrize(
+        ("query", "field"),
+        [
+            ({"sendInitialEvents": "true"}, "resourceVersionMatch"),
+            ({"resourceVersionMatch": "NotOlderThan"}, "resourceVersionMatch"),
+        ],
+        ids=["without its match", "match without it"],
+    )
+    async def test_watch_options_are_checked(self, query: dict[str, str], field: str) -> None:
+        """A streaming list needs both its parameters, as the real server's validation says."""
+        async with serve() as client:
+            answer = await client.get(ALL_VMIS, watch="1", **query)
+
+        assert answer.status == 422
+        assert answer.json["details"]["causes"][0]["field"] == field
+
+    async def test_many_objects_are_streamed_in_parts(self) -> None:
+        """More objects than one write takes arrive all, in order, before the bookmark."""
+        async with serve() as client:
+            for number in range(1200):
+                client.server.store.create(
+                    store.VMIS, {"metadata": {"namespace": "shop", "name": f"db{number:04}"}}
+                )
+            async with client.watch(ALL_VMIS, **STREAMING) as stream:
+                events = await stream.take(1201)
+
+        assert events[:-1] == [("ADDED", f"db{number:04}") for number in range(1200)]
+        assert events[-1][0] == "BOOKMARK"
+
+    async def test_a_watcher_too_slow_for_the_window_is_ended(self) -> None:
+        """A stream whose next change is forgotten ends without a word, as the real one does."""
+        async with (
+            serve(make_store(window=5)) as client,
+            client.watch(ALL_VMIS, resourceVersion="2") as stream,
+        ):
+            await client.server.watched(RESOURCE)
+            for number in range(50):
+                client.server.store.create(
+                    store.VMIS, {"metadata": {"namespace": "shop", "name": f"db{number}"}}
+                )
+
+            assert await stream.rest() == b""
+
+
+class TestFaults:
+    """What a test can do to the server."""
+
+    async def test_streaming_lists_can_be_refused(self) -> None:
+        """As a server without WatchList: 422, Invalid, naming the parameter."""
+        async with serve() as client:
+            client.server.refuse_streaming_lists()
+            answer = await client.get(ALL_VMIS, **STREAMING)
+
+        assert answer.status == 422
+        assert answer.json["reason"] == "Invalid"
+        assert answer.json["message"] == (
+            'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: '
+            "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+        )
+
+    @pytest.mark.parametrize("mid_line", [False, True], ids=["between lines", "in a line"])
+    async def test_streams_can_be_cut(self, *, mid_line: bool) -> None:
+        """A cut stream breaks off for its reader, on request within a line."""
+        async with serve() as client, client.watch(ALL_VMIS, resourceVersion="2") as stream:
+            await client.server.watched(RESOURCE)
+            cut = client.server.cut(mid_line=mid_line)
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                await stream.rest()
+
+        assert cut == 1
+
+    async def test_only_the_named_resource_is_cut(self) -> None:
+        """A fault given to one resource leaves the streams of others alone."""
+        async with serve() as client, client.watch(ALL_PODS, resourceVersion="2") as stream:
+            await client.server.watched("pods")
+            assert client.server.cut(RESOURCE) == 0
+            await client.post(PODS, pod("p1"))
+
+            assert await stream.take(1) == [("ADDED", "p1")]
+
+    async def test_a_frozen_server_is_silent(self) -> None:
+        """While frozen nothing comes and requests hang; thawed it goes on where it was."""
+        async with serve(bookmark_seconds=0.01) as client:
+            query = {"allowWatchBookmarks": "true", "resourceVersion": "2"}
+            async with client.watch(ALL_VMIS, **query) as stream:
+                await client.server.watched(RESOURCE)
+                client.server.freeze()
+                client.server.store.create(
+                    store.VMIS, {"metadata": {"namespace": "shop", "name": "db1"}}
+                )
+                hanging = asyncio.create_task(client.get(ALL_VMIS))
+                done, _ = await asyncio.wait([hanging], timeout=0.2)
+                assert not done
+                client.server.thaw()
+                while (event := await stream.next())["type"] == "BOOKMARK":
+                    pass
+                answer = await hanging
+
+        assert event["object"]["metadata"]["name"] == "db1"
+        assert answer.names == ["db1"]
+
+    @pytest.mark.parametrize(
+        ("code", "reason"),
+        [(401, "Unauthorized"), (403, "Forbidden"), (500, "InternalError"), (410, "Expired")],
+    )
+    async def test_a_resource_can_be_refused(self, code: int, reason: str) -> None:
+        """A refused resource answers with the code's own Status, others as ever."""
+        async with serve() as client:
+            client.server.answer(RESOURCE, code)
+            refused = await client.get(ALL_VMIS)
+            other = await client.get(ALL_PODS)
+            client.server.recover()
+            recovered = await client.get(ALL_VMIS)
+
+        assert (refused.status, refused.json["reason"]) == (code, reason)
+        assert (other.status, recovered.status) == (200, 200)
+
+    async def test_forbidden_speaks_the_servers_words(self) -> None:
+        """The message names user, verb, resource, group and scope, as RBAC's does."""
+        async with serve() as client:
+            client.server.answer("virtualmachineinstancemigrations", 403)
+            wide = await client.get(ALL_MIGRATIONS)
+            narrow = await client.get(MIGRATIONS, watch="1")
+
+        assert wide.json["message"] == (
+            'virtualmachineinstancemigrations.kubevirt.io is forbidden: User "system:anonymous" '
+            'cannot list resource "virtualmachineinstancemigrations" in API group "kubevirt.io" '
+            "at the cluster scope"
+        )
+        assert narrow.json["message"].endswith('in the namespace "shop"')
+        assert "cannot watch resource" in narrow.json["message"]
+
+    async def test_a_missing_resource_is_plain(self) -> None:
+        """404 is answered as where the CRD is not installed."""
+        async with serve() as client:
+            client.server.answer(RESOURCE, 404)
+            answer = await client.get(ALL_VMIS)
+
+        assert (answer.status, answer.body) == (404, b"404 page not found\n")
+
+    async def test_too_many_requests_says_when_to_return(self) -> None:
+        """429 carries Retry-After, and ends after as many times as were asked for."""
+        async with serve() as client:
+            client.server.answer(RESOURCE, 429, retry_after=7, times=2)
+            answers = [await client.get(ALL_VMIS) for _ in range(3)]
+
+        assert [answer.status for answer in answers] == [429, 429, 200]
+        assert answers[0].headers["Retry-After"] == "7"
+
+    async def test_refusals_leave_writing_alone(self) -> None:
+        """Refusing what a watcher does still lets a test write the objects."""
+        async with serve() as client:
+            client.server.answer(RESOURCE, 403)
+            created = await client.post(VMIS, vmi("db1"))
+
+        assert created.status == 201
+
+    async def test_garbage_can_be_injected(self) -> None:
+        """Raw bytes go into the open streams, between whole lines."""
+        async with serve() as client, client.watch(ALL_VMIS, resourceVersion="2") as stream:
+            await client.server.watched(RESOURCE)
+            told = client.server.inject(b"{not json}\n", RESOURCE)
+            await client.post(VMIS, vmi("db1"))
+            garbage = await stream.raw()
+
+            assert await stream.take(1) == [("ADDED", "db1")]
+
+        assert told == 1
+        assert garbage == b"{not json}\n"
+
+    async def test_tokens_are_required_where_given(self) -> None:
+        """With tokens set, requests without one of them are unauthorized."""
+        async with serve(tokens={"good"}) as client:
+            none = await client.get(ALL_VMIS)
+            good = await client.ask("GET", ALL_VMIS, headers={"Authorization": "Bearer good"})
+
+        assert none.status == 401
+        assert none.json["message"] == "Unauthorized"
+        assert good.status == 200
+
+    async def test_requests_are_remembered(self) -> None:
+        """A test can see what was asked, in order, with its verb and query."""
+        async with serve() as client:
+            await client.get(ALL_VMIS, limit=5)
+            await client.post(VMIS, vmi("db1"))
+
+            seen = [(asked.verb, dict(asked.query)) for asked in client.server.requests]
+
+        assert seen == [("list", {"limit": "5"}), ("create", {})]
+
+    async def test_leaving_breaks_off_open_streams(self) -> None:
+        """The end of the server is a kill for those who watch."""
+        kept = make_store()
+        async with aiohttp.ClientSession() as session:
+            async with SimulatedApiServer(kept) as server:
+                response = await session.get(f"{server.url}{ALL_VMIS}?watch=1&resourceVersion=2")
+                await server.watched(RESOURCE)
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                await response.read()
+            response.close()
+
+        assert not kept.listeners
+
+
+async def test_an_object_is_serialised_once_for_all_watchers() -> None:
+    """However many watch, the bytes of a change are the same ones."""
+    async with serve() as client:
+        async with (
+            client.watch(ALL_VMIS, resourceVersion="2") as one,
+            client.watch(ALL_VMIS, resourceVersion="2") as two,
+        ):
+            await client.post(VMIS, vmi("db1"))
+            first, second = await one.raw(), await two.raw()
+
+        (change,) = client.server.store.shelves[store.VMIS].changes
+
+    assert first == second
+    assert json.loads(first)["object"] == json.loads(change.body)

@@ -1,0 +1,624 @@
+"""virt-controller's and virt-api's rules, against the tables of what KubeVirt does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from exporter.demo import controller, node, objects
+from exporter.demo.controller import Rules, Seen
+
+from .facts import NOW, RULES, Play, at, evict, make_evacuation, make_pod, make_vmi, through
+
+
+class TestPhases:
+    """The VMIM's way through its phases."""
+
+    def test_a_successful_evacuation_takes_every_phase(self) -> None:
+        """Pending to Succeeded, one entry per phase and none for the empty phase."""
+        play = Play()
+        play.hand_off()
+        play.prepare()
+        play.reconcile(2)
+        play.start()
+        play.reconcile()
+        play.vmi = node.finalise_migration(node.end_migration(play.vmi, play.now))
+        play.reconcile()
+
+        assert play.phases == [
+            "Pending",
+            "Scheduling",
+            "Scheduled",
+            "PreparingTarget",
+            "TargetReady",
+            "Running",
+            "Succeeded",
+        ]
+
+    def test_the_first_entry_of_a_phase_stays(self) -> None:
+        """A phase that is entered twice keeps its first instant."""
+        migration = through(make_evacuation(make_vmi()), "Pending", "Scheduling", "Pending")
+
+        assert objects.transition(migration, "Pending") == NOW
+        assert len(migration["status"]["phaseTransitionTimestamps"]) == 2
+
+    def test_the_source_pod_is_known_from_pending_on(self) -> None:
+        """Until it is final the VMIM's own `migrationState` names the source pod and no more."""
+        play = Play()
+        play.reconcile()
+
+        pending = play.migration["status"]["migrationState"]
+        play.hand_off()
+
+        assert pending == {"sourcePod": "virt-launcher-db1-aaaaa"}
+        assert play.migration["status"]["migrationState"] == pending
+
+    def test_another_unfinished_migration_fails_a_new_one(self) -> None:
+        """In the empty phase a VMIM fails if the VMI names another that is not finished."""
+        play = Play()
+        play.hand_off()
+        second = make_evacuation(play.vmi, "m2", created=1)
+        seen = Seen(second, play.vmi, play.pods, [play.migration, second])
+
+        failed = controller.reconcile_migration(seen, at(20), RULES).migration
+
+        assert failed is not None
+        assert objects.phase(failed) == "Failed"
+
+    def test_the_first_step_is_the_observed_version(self) -> None:
+        """A VMIM made past the webhook gets label, finalizer and version before anything else."""
+        vmi = make_vmi()
+        bare = objects.build_migration(vmi)
+        bare["metadata"] |= {"name": "mine", "uid": "m9", "creationTimestamp": objects.stamp(NOW)}
+
+        written = controller.reconcile_migration(Seen(bare, vmi), NOW, RULES).migration
+
+        assert written is not None
+        assert objects.labels(written) == {"kubevirt.io/vmi-name": "db1"}
+        assert written["metadata"]["finalizers"] == ["kubevirt.io/migrationJobFinalize"]
+        assert objects.notes(written)["kubevirt.io/latest-observed-api-version"] == "v1"
+        assert "status" not in written
+
+    def test_migrations_of_a_vanished_vmi_are_deleted(self) -> None:
+        """A VMIM whose VMI is gone is deleted, and once marked it is let go."""
+        migration = through(make_evacuation(make_vmi()), "Pending")
+        marked = objects.changed(
+            migration,
+            lambda made: made["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
+        )
+
+        first = controller.reconcile_migration(Seen(migration, None), NOW, RULES)
+        second = controller.reconcile_migration(Seen(marked, None), NOW, RULES)
+
+        assert first.delete_migrations == [migration]
+        assert second.migration is not None
+        assert "finalizers" not in second.migration["metadata"]
+
+
+class TestHandOff:
+    """What the VMI's `migrationState` says, and when."""
+
+    def test_before_it_the_old_data_stays(self) -> None:
+        """While Pending and Scheduling the VMI tells of the migration before."""
+        play = Play()
+        old = {"migrationUid": "m0", "endTimestamp": "2026-08-22T09:00:00Z", "completed": True}
+        play.vmi["status"]["migrationState"] = old
+        play.reconcile(4)
+
+        assert play.phases == ["Pending", "Scheduling"]
+        assert play.state == old
+
+    def test_it_empties_the_old_data(self) -> None:
+        """The struct is a new one: no start, no end, nothing of the migration before."""
+        play = Play()
+        play.vmi["status"]["migrationState"] = {
+            "migrationUid": "m0",
+            "startTimestamp": "2026-08-22T08:00:00Z",
+            "endTimestamp": "2026-08-22T09:00:00Z",
+            "completed": True,
+        }
+        play.hand_off()
+        configuration = play.state.pop("migrationConfiguration")
+
+        assert play.state == {
+            "migrationUid": "m1",
+            "sourceNode": "n1",
+            "sourcePod": "virt-launcher-db1-aaaaa",
+            "targetNode": "n2",
+            "targetPod": "virt-launcher-db1-bbbbb",
+        }
+        assert configuration["parallelMigrationsPerCluster"] == 5
+        assert objects.labels(play.vmi)["kubevirt.io/migrationTargetNodeName"] == "n2"
+        assert play.vmi["status"]["evacuationNodeName"] == "n1"
+
+    def test_the_copy_comes_one_reconcile_after_the_end(self) -> None:
+        """Final first, with the source pod alone; then the VMI's struct, and the finalizer goes."""
+        play = Play()
+        play.hand_off()
+        play.prepare()
+        play.reconcile(2)
+        play.start()
+        play.reconcile()
+        play.vmi = node.finalise_migration(node.end_migration(play.vmi, play.now))
+        play.reconcile()
+        first = play.migration
+        play.reconcile()
+
+        assert objects.phase(first) == "Succeeded"
+        assert first["status"]["migrationState"] == {"sourcePod": "virt-launcher-db1-aaaaa"}
+        assert "finalizers" in first["metadata"]
+        assert play.migration["status"]["migrationState"] == play.state
+        assert "finalizers" not in play.migration["metadata"]
+
+    def test_nothing_is_copied_from_another_migration(self) -> None:
+        """A VMIM that failed before hand-off keeps its source pod alone."""
+        play = Play()
+        play.vmi["status"]["migrationState"] = {"migrationUid": "m0", "completed": True}
+        play.migration = through(play.migration, "Pending", "Failed")
+        play.migration["status"]["migrationState"] = {"sourcePod": "p"}
+        play.reconcile()
+
+        assert play.migration["status"]["migrationState"] == {"sourcePod": "p"}
+        assert play.state == {"migrationUid": "m0", "completed": True}
+
+
+class TestFailures:
+    """What each failure leaves behind (the table of failures)."""
+
+    def test_an_unschedulable_target_fails_after_300_seconds(self) -> None:
+        """The pod is deleted at its timeout, then the VMIM fails; the VMI has not changed."""
+        play = Play()
+        play.reconcile(3)
+        play.pods[1] = node.leave_unscheduled(play.pods[1], 4, play.now)
+        before = play.vmi
+        waiting = play.reconcile()
+        play.now = at(301)
+        play.reconcile(2)
+
+        assert waiting.look_again == at(301)
+        assert play.phases == ["Pending", "Scheduling", "Failed"]
+        assert play.vmi == before
+        assert play.migration["status"]["migrationState"] == {
+            "sourcePod": "virt-launcher-db1-aaaaa"
+        }
+
+    def test_a_target_may_be_pending_for_900_seconds(self) -> None:
+        """A target that is Pending for any other reason has three times as long."""
+        play = Play()
+        play.reconcile(3)
+
+        assert play.reconcile().look_again == at(901)
+
+    def test_a_target_lost_before_the_start_starts_and_ends_at_once(self) -> None:
+        """virt-controller itself marks the VMI: start and end are the same instant."""
+        play = Play()
+        play.hand_off()
+        play.reconcile()
+        play.lose_target()
+        play.reconcile(2)
+
+        assert play.state["startTimestamp"] == play.state["endTimestamp"]
+        assert play.state["completed"] is True
+        assert play.state["failed"] is True
+        assert objects.phase(play.migration) == "Failed"
+        assert play.vmi["status"]["evacuationNodeName"] == "n1"
+
+    def test_a_failure_after_the_start_is_told_by_the_handler(self) -> None:
+        """The VMI has real times and a reason, stays where it is and stays marked."""
+        play = Play()
+        play.hand_off()
+        play.prepare()
+        play.reconcile(2)
+        play.start()
+        play.reconcile()
+        play.vmi = node.fail_migration(play.vmi, at(100), "broken pipe")
+        play.reconcile(2)
+
+        assert objects.phase(play.migration) == "Failed"
+        assert play.migration["status"]["migrationState"]["failureReason"] == "broken pipe"
+        assert play.vmi["status"]["nodeName"] == "n1"
+        assert play.vmi["status"]["evacuationNodeName"] == "n1"
+
+    def test_a_target_lost_once_ready_is_a_zombie_where_the_bug_is(self) -> None:
+        """Bug #18087: the VMIM has failed and the VMI knows no end; mended, it gets one."""
+        for leaves_zombies in (True, False):
+            play = Play(leaves_zombies=leaves_zombies)
+            play.hand_off()
+            play.prepare()
+            play.reconcile()
+            play.lose_target()
+            play.reconcile(3)
+
+            assert objects.phase(play.migration) == "Failed"
+            assert ("endTimestamp" not in play.state) is leaves_zombies
+            assert ("startTimestamp" not in play.state) is leaves_zombies
+
+    def test_a_migration_taken_over_fails(self) -> None:
+        """Once handed off, a VMI that names another migration fails this one."""
+        play = Play()
+        play.hand_off()
+        play.reconcile()
+        play.vmi["status"]["migrationState"] = {"migrationUid": "m7"}
+        play.reconcile()
+
+        assert objects.phase(play.migration) == "Failed"
+
+    def test_deleting_one_that_runs_asks_the_handler_to_abort(self) -> None:
+        """The VMI is asked to abort, and the VMIM says so; it is not final yet."""
+        play = Play()
+        play.hand_off()
+        play.prepare()
+        play.reconcile(2)
+        play.start()
+        play.reconcile()
+        play.migration["metadata"]["deletionTimestamp"] = "2026-08-22T10:01:00Z"
+        play.reconcile()
+
+        assert play.state["abortRequested"] is True
+        assert objects.phase(play.migration) == "Running"
+        assert objects.condition(play.migration, "migrationAbortRequested") is not None
+
+    def test_deleting_one_that_waits_fails_it(self) -> None:
+        """Before hand-off a deleted VMIM fails, its target pod goes, and the finalizer after it."""
+        play = Play()
+        play.reconcile(3)
+        play.migration["metadata"]["deletionTimestamp"] = "2026-08-22T10:01:00Z"
+        play.reconcile()
+        failed = play.migration
+        play.reconcile()
+
+        assert objects.phase(failed) == "Failed"
+        assert len(play.pods) == 1
+        assert "finalizers" not in play.migration["metadata"]
+
+
+class TestBackoff:
+    """How long a retried evacuation waits in Pending."""
+
+    @staticmethod
+    def failures(count: int) -> list[objects.Object]:
+        """So many failures, ten seconds apart, each Failed two seconds after its creation."""
+        vmi = evict(make_vmi(), make_pod(make_vmi()))
+        return [
+            through(
+                make_evacuation(vmi, f"m{number}", created=10 * number),
+                *("Pending", "Scheduling", "Failed"),
+                start=10 * number,
+            )
+            for number in range(count)
+        ]
+
+    @pytest.mark.parametrize(("failed", "seconds"), [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320)])
+    def test_it_doubles_from_20_seconds(self, failed: int, seconds: int) -> None:
+        """20 s doubled per failure from the last failure on; five are kept, so 320 s at most."""
+        older = self.failures(failed)
+        newest = make_evacuation(evict(make_vmi(), make_pod(make_vmi())), "new", created=1000)
+
+        until = controller.backoff_until(newest, [*older, newest], RULES)
+
+        assert until == at(10 * (failed - 1) + 2 + seconds)
+
+    def test_it_is_shortened_by_the_factor(self) -> None:
+        """The factor divides the wait and nothing else."""
+        older = self.failures(2)
+        newest = make_evacuation(evict(make_vmi(), make_pod(make_vmi())), "new", created=1000)
+
+        until = controller.backoff_until(newest, [*older, newest], Rules(faster=10))
+
+        assert until == at(12 + 4)
+
+    def test_a_first_attempt_does_not_wait(self) -> None:
+        """Without a failure before it there is no backoff."""
+        (only,) = self.failures(1)
+
+        assert controller.backoff_until(only, [only], RULES) is None
+
+    def test_a_success_ends_the_count(self) -> None:
+        """Failures before the newest success do not count."""
+        older = self.failures(3)
+        older[1] = through(make_evacuation(make_vmi(), "m1", created=10), "Pending", "Succeeded")
+        newest = make_evacuation(make_vmi(), "new", created=1000)
+
+        until = controller.backoff_until(newest, [*older, newest], RULES)
+
+        assert until == at(22 + 20)
+
+    def test_deleted_failures_are_skipped(self) -> None:
+        """A failure that is being deleted does not count."""
+        older = self.failures(3)
+        older[1]["metadata"]["deletionTimestamp"] = "2026-08-22T10:00:30Z"
+        newest = make_evacuation(make_vmi(), "new", created=1000)
+
+        until = controller.backoff_until(newest, [*older, newest], RULES)
+
+        assert until == at(22 + 40)
+
+    def test_migrations_asked_for_by_hand_neither_wait_nor_count(self) -> None:
+        """Only evacuations and workload updates take part in the backoff."""
+        older = self.failures(2)
+        by_hand = make_evacuation(make_vmi(), "hand", created=500)
+        del by_hand["metadata"]["annotations"][objects.EVACUATION]
+        by_hand = through(by_hand, "Pending", "Failed", start=500)
+        newest = make_evacuation(make_vmi(), "new", created=1000)
+        everything = [*older, by_hand, newest]
+
+        assert controller.backoff_until(by_hand, everything, RULES) is None
+        assert controller.backoff_until(newest, everything, RULES) == at(12 + 40)
+
+    def test_a_waiting_migration_creates_no_pod(self) -> None:
+        """In backoff it stays Pending; when it is over the target pod is created."""
+        (failed,) = self.failures(1)
+        play = Play()
+        play.migration = make_evacuation(play.vmi, "new", created=5)
+        play.migration = through(play.migration, "Pending", start=5)
+        seen = Seen(play.migration, play.vmi, play.pods, [failed, play.migration])
+
+        early = controller.reconcile_migration(seen, at(21), RULES)
+        late = controller.reconcile_migration(seen, at(22), RULES)
+
+        assert early.create_pod is None
+        assert early.look_again == at(22)
+        assert late.create_pod is not None
+
+
+class TestWaiting:
+    """What else holds a migration in Pending."""
+
+    @pytest.mark.parametrize(
+        ("running", "outbound", "held"), [(4, 1, False), (5, 1, True), (4, 2, True)]
+    )
+    def test_the_limits_hold(self, *, running: int, outbound: int, held: bool) -> None:
+        """Five per cluster, two out of a node; it looks again in five seconds."""
+        play = Play()
+        play.reconcile()
+        seen = Seen(play.migration, play.vmi, play.pods, [play.migration], running, outbound)
+
+        writes = controller.reconcile_migration(seen, NOW, RULES)
+
+        assert (writes.create_pod is None) is held
+        assert writes.look_again == (at(5) if held else None)
+
+    def test_a_second_active_pod_holds(self) -> None:
+        """While two pods of the VMI run, no third is created."""
+        play = Play()
+        play.reconcile()
+        play.pods.append(make_pod(play.vmi, "ccccc", on="n3"))
+
+        assert play.reconcile().create_pod is None
+
+    def test_a_target_pod_says_whose_it_is(self) -> None:
+        """The target carries the VMIM's uid and name, and the VMI's eviction source."""
+        play = Play()
+        pod = play.reconcile(2).create_pod
+
+        assert pod is not None
+        assert objects.labels(pod)["kubevirt.io/migrationJobUID"] == "m1"
+        assert objects.labels(pod)["kubevirt.io/created-by"] == "vmi-db1"
+        notes = objects.notes(pod)
+        assert notes["kubevirt.io/migrationJobName"] == play.migration["metadata"]["name"]
+        assert notes["kubevirt.io/eviction-source"] == "descheduler"
+        assert notes["descheduler.alpha.kubernetes.io/request-evict-only"] == ""
+        assert "descheduler.alpha.kubernetes.io/eviction-in-progress" not in notes
+
+
+class TestGarbage:
+    """What is kept of finished migrations."""
+
+    def test_the_newest_five_stay(self) -> None:
+        """Of all finished, the oldest beyond five go, whatever their outcome; open ones stay."""
+        vmi = make_vmi()
+        finished = [
+            through(
+                make_evacuation(vmi, f"m{number}", created=number),
+                "Failed" if number % 2 else "Succeeded",
+            )
+            for number in range(7)
+        ]
+        waiting = through(make_evacuation(vmi, "open", created=0), "Pending")
+
+        surplus = controller.surplus([*reversed(finished), waiting])
+
+        assert [migration["metadata"]["uid"] for migration in surplus] == ["m0", "m1"]
+
+
+class TestEviction:
+    """The eviction webhook."""
+
+    @pytest.mark.parametrize(
+        ("strategy", "migratable", "code", "marks"),
+        [
+            ("None", True, 200, False),
+            ("LiveMigrate", True, 429, True),
+            ("LiveMigrate", False, 429, False),
+            ("LiveMigrateIfPossible", True, 429, True),
+            ("LiveMigrateIfPossible", False, 200, False),
+            ("External", True, 429, True),
+            ("External", False, 429, True),
+        ],
+    )
+    def test_the_strategy_decides(
+        self, *, strategy: str, migratable: bool, code: int, marks: bool
+    ) -> None:
+        """The table of strategies: who is marked, who is refused, who may be killed."""
+        vmi = node.set_migratable(make_vmi(strategy=strategy), migratable=migratable)
+
+        answer = controller.admit_eviction(vmi, make_pod(vmi), descheduler=False)
+
+        assert answer.code == code
+        assert (answer.vmi is not None) is marks
+        if answer.vmi is not None:
+            assert answer.vmi["status"]["evacuationNodeName"] == "n1"
+            assert answer.message == 'Eviction triggered evacuation of VMI "shop/db1"'
+
+    def test_the_descheduler_leaves_its_name(self) -> None:
+        """Only an eviction by the descheduler sets the source; a later drain leaves it there."""
+        vmi = make_vmi()
+        by_descheduler = controller.admit_eviction(vmi, make_pod(vmi), descheduler=True).vmi
+        assert by_descheduler is not None
+        freed = controller.cancel_evacuation(by_descheduler)
+        drained = controller.admit_eviction(freed, make_pod(vmi), descheduler=False).vmi
+        assert drained is not None
+
+        assert objects.notes(by_descheduler)[objects.EVICTION_SOURCE] == "descheduler"
+        assert objects.notes(drained)[objects.EVICTION_SOURCE] == "descheduler"
+
+    def test_a_second_eviction_is_told_of_the_first(self) -> None:
+        """A VMI that is marked is not marked again."""
+        vmi = make_vmi()
+        answer = controller.admit_eviction(
+            evict(vmi, make_pod(vmi)), make_pod(vmi), descheduler=True
+        )
+
+        assert answer.vmi is None
+        assert answer.message.startswith("Evacuation in progress: Eviction triggered evacuation")
+
+    def test_a_target_pod_is_not_evicted(self) -> None:
+        """A pod that is not on the VMI's node is refused without a mark."""
+        vmi = make_vmi()
+
+        answer = controller.admit_eviction(vmi, make_pod(vmi, on="n2"), descheduler=True)
+
+        assert (answer.code, answer.vmi) == (429, None)
+        assert answer.message == "Eviction request for target Pod"
+
+    def test_a_dry_run_marks_nothing(self) -> None:
+        """The answer is the same, the VMI is not marked."""
+        vmi = make_vmi()
+
+        answer = controller.admit_eviction(vmi, make_pod(vmi), descheduler=True, dry_run=True)
+
+        assert (answer.code, answer.vmi) == (429, None)
+
+    def test_finished_pods_may_go(self) -> None:
+        """A launcher that has exited is nobody's."""
+        vmi = make_vmi()
+        done = node.finish_pod(make_pod(vmi), "Succeeded", NOW)
+
+        assert controller.admit_eviction(vmi, done, descheduler=True).code == 200
+
+
+class TestEvacuation:
+    """When the evacuation controller creates a migration, and what it looks like."""
+
+    def test_a_marked_vmi_needs_one(self) -> None:
+        """A marked, migratable VMI with one pod and no open migration gets one at once."""
+        vmi = make_vmi()
+        pod = make_pod(vmi)
+        marked = evict(vmi, pod)
+
+        assert controller.needs_evacuation(marked, [], [pod])
+        assert not controller.needs_evacuation(vmi, [], [pod])
+
+    @pytest.mark.parametrize("strategy", ["External", "None"])
+    def test_other_strategies_never_get_one(self, strategy: str) -> None:
+        """External is for somebody else to act on; nothing comes of waiting."""
+        vmi = make_vmi(strategy=strategy)
+        vmi["status"]["evacuationNodeName"] = "n1"
+
+        assert not controller.needs_evacuation(vmi, [], [make_pod(vmi)])
+
+    def test_what_stands_in_the_way(self) -> None:
+        """An open migration, a second pod, a stale mark, a VMI that cannot or is migrating."""
+        vmi = make_vmi()
+        pod = make_pod(vmi)
+        marked = evict(vmi, pod)
+        still_open = through(make_evacuation(marked), "Pending")
+        failed = through(make_evacuation(marked), "Pending", "Failed")
+        pinned = node.set_migratable(marked, migratable=False)
+        moved = objects.changed(marked, lambda made: made["status"].update(nodeName="n2"))
+        moving = objects.changed(
+            marked,
+            lambda made: made["status"].update(migrationState={"startTimestamp": "x"}),
+        )
+
+        assert not controller.needs_evacuation(marked, [still_open], [pod])
+        assert not controller.needs_evacuation(marked, [], [pod, make_pod(vmi, "bbbbb")])
+        assert not controller.needs_evacuation(pinned, [], [pod])
+        assert not controller.needs_evacuation(moved, [], [pod])
+        assert not controller.needs_evacuation(moving, [], [pod])
+        assert controller.needs_evacuation(marked, [failed], [pod])
+
+    @pytest.mark.parametrize(
+        ("descheduler", "priority"), [(True, "system-maintenance"), (False, "system-critical")]
+    )
+    def test_it_is_annotated_with_the_node(self, *, descheduler: bool, priority: str) -> None:
+        """The VMIM names the node it evacuates, and its priority tells who asked."""
+        vmi = make_vmi()
+        migration = make_evacuation(evict(vmi, make_pod(vmi), descheduler=descheduler))
+
+        assert migration["metadata"]["generateName"] == "kubevirt-evacuation-"
+        assert objects.notes(migration)["kubevirt.io/evacuationMigration"] == "n1"
+        assert migration["spec"] == {"vmiName": "db1", "priority": priority}
+        assert "ownerReferences" not in migration["metadata"]
+
+    def test_the_webhook_admits_one_at_a_time(self) -> None:
+        """A second VMIM is refused while one is open, and for a VMI that cannot migrate."""
+        vmi = make_vmi()
+        still_open = through(make_evacuation(vmi), "Pending")
+        pinned = node.set_migratable(vmi, migratable=False)
+
+        assert controller.refuse_migration(vmi, []) is None
+        assert "in-flight migration" in (controller.refuse_migration(vmi, [still_open]) or "")
+        assert "Cannot migrate VMI" in (controller.refuse_migration(pinned, []) or "")
+
+
+class TestVmi:
+    """What virt-controller keeps true on the VMI and its pod."""
+
+    def test_the_condition_follows_the_mark(self) -> None:
+        """EvictionRequested comes with its instant, keeps it, and is removed with the mark."""
+        vmi = make_vmi()
+        pod = make_pod(vmi)
+        marked = evict(vmi, pod)
+        later = controller.sync_vmi(marked, [pod], NOW + timedelta(hours=1))
+        freed = controller.sync_vmi(controller.cancel_evacuation(later), [pod], NOW)
+
+        condition = objects.condition(marked, "EvictionRequested")
+        assert condition == {
+            "type": "EvictionRequested",
+            "status": "True",
+            "reason": "EvictionRequested",
+            "message": "VMI is marked for eviction",
+            "lastProbeTime": "2026-08-22T10:00:00Z",
+            "lastTransitionTime": "2026-08-22T10:00:00Z",
+        }
+        assert objects.condition(later, "EvictionRequested") == condition
+        assert objects.condition(freed, "EvictionRequested") is None
+
+    def test_cancelling_leaves_the_source(self) -> None:
+        """`evacuate/cancel` clears the node and leaves the annotation stale."""
+        vmi = make_vmi()
+        freed = controller.cancel_evacuation(evict(vmi, make_pod(vmi)))
+
+        assert "evacuationNodeName" not in freed["status"]
+        assert objects.notes(freed)["kubevirt.io/eviction-source"] == "descheduler"
+
+    def test_the_pod_is_annotated_while_marked(self) -> None:
+        """The current pod says that its eviction is in progress, until the mark goes."""
+        vmi = make_vmi()
+        pod = make_pod(vmi)
+        marked = controller.sync_pod(evict(vmi, pod), pod)
+        freed = controller.sync_pod(vmi, marked)
+
+        assert objects.notes(marked)[objects.EVICTION_IN_PROGRESS] == "true"
+        assert objects.EVICTION_IN_PROGRESS not in objects.notes(freed)
+        assert objects.notes(freed)[objects.EVICT_ONLY] == ""
+
+    def test_a_finished_pod_keeps_its_annotation(self) -> None:
+        """The pod that the VMI has left is not written any more."""
+        vmi = make_vmi()
+        pod = make_pod(vmi)
+        marked = controller.sync_pod(evict(vmi, pod), pod)
+        done = node.finish_pod(marked, "Succeeded", NOW)
+
+        assert controller.sync_pod(vmi, done) == done
+
+    def test_active_pods_include_finished_ones(self) -> None:
+        """`status.activePods` lists every pod of the VMI, as KubeVirt does."""
+        vmi = make_vmi()
+        done = node.finish_pod(make_pod(vmi), "Succeeded", NOW)
+
+        synced = controller.sync_vmi(vmi, [done, make_pod(vmi, "bbbbb", on="n2")], NOW)
+
+        assert synced["status"]["activePods"] == {"aaaaa": "n1", "bbbbb": "n2"}

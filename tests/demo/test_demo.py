@@ -1,0 +1,82 @@
+"""The whole demo: served, stepped, descheduled, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from exporter.demo import POLICY, Demo, scale_policy
+
+from .facts import NOW
+from .wire import ALL_MIGRATIONS, ALL_PODS, ALL_VMIS
+
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_it_is_seeded_before_it_serves() -> None:
+    """The first list shows VMs, pods and migrations with a past."""
+    async with Demo(lambda: NOW) as demo, aiohttp.ClientSession(demo.url) as session:
+        counts = []
+        for path in (ALL_VMIS, ALL_PODS, ALL_MIGRATIONS):
+            async with session.get(path) as response:
+                counts.append(len((await response.json())["items"]))
+
+    vmis, pods, migrations = counts
+    assert vmis == 24
+    assert pods >= 24
+    assert migrations >= 20
+
+
+async def test_nothing_is_from_the_future() -> None:
+    """The past that is played before the start ends at the start."""
+    async with Demo(lambda: NOW, speed=5.0) as demo:
+        assert demo.cluster.instant == NOW
+
+
+async def test_it_runs_until_it_is_stopped() -> None:
+    """While it runs, the clock drives the cluster and the descheduler asks the exporter."""
+    started = asyncio.get_running_loop().time()
+    asked = asyncio.Event()
+
+    def clock() -> datetime:
+        return NOW + timedelta(seconds=asyncio.get_running_loop().time() - started)
+
+    async def answer(request: web.Request) -> web.Response:
+        candidates = (await request.json())["candidates"]
+        asked.set()
+        return web.json_response({"verdicts": [{"allowed": False} for _ in candidates]})
+
+    app = web.Application()
+    app.router.add_post("/v1/verdicts", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    stop = asyncio.Event()
+    async with Demo(clock, speed=50.0) as demo:
+        before = demo.cluster.store.revision
+        stepped = asyncio.Event()
+        demo.cluster.store.listeners.add(stepped.set)
+        running = asyncio.create_task(demo.run(f"http://127.0.0.1:{runner.addresses[0][1]}", stop))
+        async with asyncio.timeout(10):
+            await asked.wait()
+            await stepped.wait()
+            stop.set()
+            await running
+    await runner.cleanup()
+
+    assert demo.cluster.store.revision > before
+
+
+async def test_the_policy_fits_the_speed() -> None:
+    """The suggested cooldowns are Go durations, divided by the speed."""
+    assert POLICY == {
+        "migrationCooldown": "20s",
+        "maxMigrationCooldown": "160s",
+        "migrationHistoryWindow": "1200s",
+    }
+    assert scale_policy(8)["migrationCooldown"] == "2.5s"

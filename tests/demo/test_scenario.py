@@ -1,0 +1,173 @@
+"""The demo's population: the same for the same seed, and lively."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from exporter.demo import objects
+from exporter.demo.cluster import Cluster, Pace
+from exporter.demo.controller import Rules
+from exporter.demo.objects import Object
+from exporter.demo.scenario import CAST, Part, Scenario, cast_vms, node_loads
+from exporter.demo.store import MIGRATIONS, PODS, VMIS, decode_body
+
+from .facts import NOW, at
+
+
+def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Cluster:
+    """The scenario after so many seconds."""
+    scenario = Scenario(seed, vms)
+    cluster = Cluster(NOW, scenario, nodes=nodes, seed=seed, rules=Rules(faster=10), pace=Pace())
+    scenario.populate(cluster)
+    cluster.step(at(seconds))
+    return cluster
+
+
+def told(cluster: Cluster, *resources: Any) -> list[Object]:
+    """Every object that watchers of these resources were told of."""
+    return [
+        decode_body(change.body)
+        for resource in resources
+        for change in cluster.store.shelves[resource].changes
+    ]
+
+
+def named(cluster: Cluster, part: Part) -> list[Object]:
+    """The VMs that play a part."""
+    return [
+        vmi for vmi in cluster.store.objects(VMIS) if vmi["metadata"]["name"].startswith(f"{part}-")
+    ]
+
+
+@pytest.fixture(scope="module")
+def minutes() -> Cluster:
+    """Three and a half minutes of the default scenario: its past and its first minute."""
+    return play(210)
+
+
+def test_a_seed_decides_everything() -> None:
+    """The same seed gives the same objects to the last byte, another seed others."""
+    first, again, other = (told(play(60, seed=seed), VMIS, MIGRATIONS, PODS) for seed in (7, 7, 8))
+
+    assert first == again
+    assert first != other
+
+
+def test_every_part_is_played_by_default() -> None:
+    """The default population shows each part at least once."""
+    assert {vm.part for vm in cast_vms(1, 24)} == set(Part)
+    assert len(CAST) == 24
+
+
+@pytest.mark.parametrize(("vms", "nodes"), [(0, 1), (1, 1), (3, 2), (60, 8)])
+def test_the_size_is_adjustable(vms: int, nodes: int) -> None:
+    """Any number of VMs on any number of nodes runs."""
+    cluster = play(30, vms=vms, nodes=nodes)
+
+    assert len(list(cluster.store.objects(VMIS))) == vms
+    assert all(objects.phase(vmi) == "Running" for vmi in named(cluster, Part.STEADY))
+
+
+def test_it_is_lively() -> None:
+    """In the first minute VMs migrate, wait, cool down and fail, all at some time together."""
+    seen = {"running": 0, "pending": 0, "cooling": 0, "evacuating": 0}
+    cluster = play(150)
+    for second in range(150, 210):
+        cluster.step(at(second))
+        vmis = list(cluster.store.objects(VMIS))
+        phases = [objects.phase(migration) for migration in cluster.store.objects(MIGRATIONS)]
+        ends = [(objects.state_of(vmi) or {}).get("endTimestamp") for vmi in vmis]
+        seen["running"] += any(objects.is_migrating(vmi) for vmi in vmis)
+        seen["pending"] += "Pending" in phases
+        seen["cooling"] += any(end and objects.parse(end) > at(second - 20) for end in ends)
+        seen["evacuating"] += sum(bool(objects.evacuated_node(vmi)) for vmi in vmis) >= 5
+
+    assert min(seen.values()) >= 50
+
+
+def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
+    """A failing VM keeps its mark, and five failures are there to be seen."""
+    for part in (Part.FAILING, Part.UNSCHEDULABLE):
+        vmi = named(minutes, part)[0]
+        failed = [
+            migration
+            for migration in minutes.store.objects(MIGRATIONS)
+            if migration["spec"]["vmiName"] == vmi["metadata"]["name"]
+            and objects.phase(migration) == "Failed"
+        ]
+
+        assert objects.evacuated_node(vmi)
+        assert len(failed) >= 3
+
+
+def test_steady_vms_never_move(minutes: Cluster) -> None:
+    """They have no migration and ask the descheduler to leave them alone."""
+    for vmi in named(minutes, Part.STEADY):
+        assert objects.state_of(vmi) is None
+        assert objects.notes(vmi)[objects.PREFER_NO_EVICTION] == "true"
+
+
+def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:
+    """Both are marked and get no migration: one by its strategy, one because it cannot."""
+    (external,) = named(minutes, Part.EXTERNAL)
+    (pinned,) = named(minutes, Part.PINNED)
+    moved = {migration["spec"]["vmiName"] for migration in told(minutes, MIGRATIONS)}
+
+    assert external["spec"]["evictionStrategy"] == "External"
+    assert not objects.is_true(pinned, "LiveMigratable")
+    for vmi in (external, pinned):
+        assert objects.evacuated_node(vmi) == vmi["status"]["nodeName"]
+        assert vmi["metadata"]["name"] not in moved
+
+
+def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
+    """Under one name there have been several uids."""
+    uids = {
+        vmi["metadata"]["uid"]
+        for vmi in told(minutes, VMIS)
+        if vmi["metadata"]["name"] == "recreated-1"
+    }
+
+    assert len(uids) >= 2
+
+
+def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
+    """Its attempts fail in two ways before one succeeds."""
+    states = [
+        objects.state_of(vmi) or {}
+        for vmi in told(minutes, VMIS)
+        if vmi["metadata"]["name"] == "flaky-1"
+    ]
+    ended = [state for state in states if state.get("completed")]
+
+    assert any(state["startTimestamp"] == state["endTimestamp"] for state in ended)
+    assert any("failureReason" in state for state in ended)
+    assert any("failed" not in state for state in ended)
+
+
+def test_memory_is_bounded() -> None:
+    """After a quarter of an hour there are no more objects than a bound by the number of VMs."""
+    cluster = play(900, vms=12)
+
+    assert len(list(cluster.store.objects(MIGRATIONS))) <= 12 * 6
+    assert len(list(cluster.store.objects(PODS))) <= 12 * 4
+
+
+def test_load_sums_up_on_the_nodes(minutes: Cluster) -> None:
+    """Every VM's load is on the node it runs on."""
+    scenario = Scenario(1, 24)
+    now = NOW + timedelta(seconds=210)
+
+    loads = node_loads(scenario, minutes, NOW, now)
+
+    assert set(loads) == set(minutes.nodes)
+    assert sum(loads.values()) == pytest.approx(
+        sum(
+            scenario.load(vm, 210)
+            for vm in scenario.vms
+            if (minutes.vmi(vm.namespace, vm.name) or {"status": {}})["status"].get("nodeName")
+        )
+    )

@@ -1,0 +1,171 @@
+"""The store: versions, what an update may change, deletion in two steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.demo.status import Refused
+from exporter.demo.store import MIGRATIONS, NAMESPACES, NODES, PODS, VMIS, merge
+
+from .wire import make_store
+
+
+def vmi(name: str = "db1") -> dict[str, object]:
+    """A small VMI."""
+    return {"metadata": {"namespace": "shop", "name": name}, "spec": {}}
+
+
+def test_versions_grow_over_all_resources() -> None:
+    """One counter gives every write its version, whatever the resource."""
+    store = make_store()
+
+    first = store.create(VMIS, vmi())["metadata"]["resourceVersion"]
+    second = store.create(NODES, {"metadata": {"name": "n1"}})["metadata"]["resourceVersion"]
+
+    assert int(second) == int(first) + 1
+
+
+def test_a_created_object_gets_what_the_server_owns() -> None:
+    """A uid, a creation instant in whole seconds, a version and a generation are the server's."""
+    made = make_store().create(VMIS, vmi())
+
+    assert made["apiVersion"] == "kubevirt.io/v1"
+    assert made["metadata"]["creationTimestamp"] == "2026-08-22T10:00:00Z"
+    assert len(made["metadata"]["uid"]) == 36
+    assert made["metadata"]["generation"] == 1
+
+
+def test_generated_names_use_the_servers_letters() -> None:
+    """A generated name is the prefix and five letters without vowels."""
+    made = make_store().create(VMIS, {"metadata": {"namespace": "shop", "generateName": "db-"}})
+
+    suffix = made["metadata"]["name"].removeprefix("db-")
+
+    assert len(suffix) == 5
+    assert set(suffix) <= set("bcdfghjklmnpqrstvwxz2456789")
+
+
+def test_a_status_subresource_keeps_the_status_apart() -> None:
+    """A status sent on creation or on a plain update is dropped where it has its own path."""
+    store = make_store()
+    body = {"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db1"}}
+
+    made = store.create(MIGRATIONS, {**body, "status": {"phase": "Running"}})
+    plain = store.update(MIGRATIONS, {**body, "status": {"phase": "Running"}})
+    own = store.update(MIGRATIONS, {**body, "status": {"phase": "Running"}}, subresource=True)
+
+    assert "status" not in made
+    assert "status" not in plain
+    assert own["status"] == {"phase": "Running"}
+    assert own["metadata"]["generation"] == 1
+
+
+def test_the_vmi_has_no_status_subresource() -> None:
+    """A VMI's status is written with the object, and counts in its generation."""
+    store = make_store()
+    store.create(VMIS, vmi())
+
+    written = store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
+
+    assert written["status"] == {"phase": "Running"}
+    assert written["metadata"]["generation"] == 2
+
+
+def test_a_write_that_changes_nothing_is_not_written() -> None:
+    """No version and no event comes of an update that leaves the object as it was."""
+    store = make_store()
+    store.create(VMIS, vmi())
+    before = store.revision
+
+    store.update(VMIS, vmi())
+
+    assert store.revision == before
+
+
+def test_an_old_version_is_refused() -> None:
+    """An update that names a version which is no longer the present one is a conflict."""
+    store = make_store()
+    made = store.create(VMIS, vmi())
+    store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
+
+    with pytest.raises(Refused) as refused:
+        store.update(VMIS, made)
+
+    assert refused.value.code == 409
+    assert "the object has been modified" in str(refused.value)
+
+
+def test_a_finalizer_holds_a_deleted_object() -> None:
+    """Deletion marks an object with finalizers; it goes when the last one is taken off."""
+    store = make_store()
+    held = vmi() | {"metadata": {"namespace": "shop", "name": "db1", "finalizers": ["x/y"]}}
+    store.create(VMIS, held)
+
+    left = store.delete(VMIS, "shop", "db1")
+    assert left is not None
+    assert left["metadata"]["deletionTimestamp"] == "2026-08-22T10:00:00Z"
+    store.update(VMIS, vmi())
+
+    assert store.find(VMIS, "shop", "db1") is None
+
+
+def test_a_bound_pod_waits_for_its_kubelet() -> None:
+    """A pod on a node is marked first and goes when the kubelet deletes it without grace."""
+    store = make_store()
+    body = {"metadata": {"namespace": "shop", "name": "p"}, "spec": {"nodeName": "n1"}}
+    store.create(PODS, body)
+
+    left = store.delete(PODS, "shop", "p")
+    again = store.delete(PODS, "shop", "p")
+    gone = store.delete(PODS, "shop", "p", grace=0)
+
+    assert left is not None
+    assert left["metadata"]["deletionGracePeriodSeconds"] == 30
+    assert again == left
+    assert gone is None
+
+
+def test_a_deletion_event_carries_the_version_of_the_deletion() -> None:
+    """A watcher that saw the last event can resume from the deletion's own version."""
+    store = make_store()
+    store.create(VMIS, vmi())
+
+    store.delete(VMIS, "shop", "db1")
+
+    (last,) = (store.shelves[VMIS].since(store.revision - 1) or [])[-1:]
+    assert last.kind == "DELETED"
+    assert f'"resourceVersion":"{store.revision}"'.encode() in last.body
+
+
+def test_the_window_is_bounded() -> None:
+    """Only the newest changes are kept, and a watch from before them is refused."""
+    store = make_store(window=10)
+    for number in range(100):
+        store.create(VMIS, vmi(f"db{number}"))
+    shelf = store.shelves[VMIS]
+
+    assert len(shelf.changes) <= 20
+    assert shelf.since(2) is None
+    with pytest.raises(Refused) as refused:
+        shelf.check(2)
+    assert refused.value.code == 410
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "merged"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
+        ({"a": [1]}, {"a": [2, 3]}, {"a": [2, 3]}),
+        ({"a": "x"}, {"a": {"b": None}}, {"a": {}}),
+    ],
+    ids=["adds", "removes", "replaces a list", "turns a value into an object"],
+)
+def test_merge_patches_follow_rfc_7396(target: object, changes: object, merged: object) -> None:
+    """Null removes, objects merge, everything else replaces."""
+    assert merge(target, changes) == merged
+
+
+def test_a_namespace_is_found_by_its_name_alone() -> None:
+    """Cluster-scoped objects have no namespace in their key."""
+    assert make_store().get(NAMESPACES, None, "shop")["metadata"]["name"] == "shop"

@@ -1,0 +1,538 @@
+"""What an operator can set, and what is said of mistakes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.model import Policy
+from exporter.settings import (
+    Address,
+    InvalidSettings,
+    KubeSettings,
+    Limits,
+    Listen,
+    LogSettings,
+    Settings,
+    Stuck,
+    format_duration,
+    load_settings,
+    parse_address,
+    parse_duration,
+    read_settings,
+)
+
+
+def faults_of(document: object) -> list[str]:
+    """What is wrong with a document."""
+    with pytest.raises(InvalidSettings) as invalid:
+        read_settings(document)
+    assert str(invalid.value) == "\n".join(invalid.value.faults)
+    return invalid.value.faults
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    """A configuration file with this text."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- defaults and whole documents
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"policy": None, "listen": None, "namespaces": None},
+        {"policy": {}, "stuck": {"external": None}, "kube": {}},
+    ],
+    ids=["empty", "nulls", "empty-sections"],
+)
+def test_defaults(document: dict[str, Any]) -> None:
+    """What is absent or null is the default."""
+    assert read_settings(document) == Settings()
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    """15m / 6h / 24h, both guards on, two listeners, all namespaces, no checkpoint."""
+    settings = load_settings(None)
+    assert settings.policy == Policy(
+        migration_cooldown=900.0,
+        max_migration_cooldown=21_600.0,
+        migration_history_window=86_400.0,
+        count_failed_migrations=True,
+        guard_pending_migrations=True,
+        guard_evacuations=True,
+    )
+    assert settings.stuck == Stuck(
+        after=1_800.0, failed_attempts=3, migration_timeout=7_200.0, external=None
+    )
+    assert [str(address) for address in settings.listen.query] == ["127.0.0.1:9810"]
+    assert [str(address) for address in settings.listen.metrics] == ["0.0.0.0:9811"]
+    assert (settings.checkpoint, settings.namespaces, settings.remarks) == ("none", (), ())
+    assert settings.kube.stale_after == 180.0
+
+
+WHOLE = """
+policy:
+  migrationCooldown: 20m
+  maxMigrationCooldown: 5h
+  migrationHistoryWindow: 48h
+  countFailedMigrations: false
+  guards: {pendingMigrations: false, evacuations: false}
+stuck: {after: 1h, failedAttempts: 5, migrationTimeout: 3h, external: 12h}
+listen:
+  query: [127.0.0.1:1, unix:/run/q.sock]
+  metrics: "[::]:2"
+checkpoint: none
+namespaces: [b, a, b]
+kube:
+  syncTimeout: 10s
+  waitForKubeVirt: true
+  staleAfter: 1m
+  deadAfter: 2m
+  readTimeout: 3m
+  watchTimeout: 4m
+  pageSize: 7
+  refusedRetry: 5m
+limits: {bodyBytes: 1000, candidates: 10}
+log: {format: json, level: debug}
+"""
+
+
+def test_every_key(tmp_path: Path) -> None:
+    """Every key of the contract is read."""
+    settings = load_settings(written(tmp_path, WHOLE))
+    assert settings.policy == Policy(
+        migration_cooldown=1_200.0,
+        max_migration_cooldown=18_000.0,
+        migration_history_window=172_800.0,
+        count_failed_migrations=False,
+        guard_pending_migrations=False,
+        guard_evacuations=False,
+    )
+    assert settings.stuck == Stuck(
+        after=3_600.0, failed_attempts=5, migration_timeout=10_800.0, external=43_200.0
+    )
+    assert settings.listen == Listen(
+        query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")), metrics=(Address("::", 2),)
+    )
+    assert settings.namespaces == ("b", "a")
+    assert settings.kube == KubeSettings(
+        sync_timeout=10.0,
+        wait_for_kubevirt=True,
+        stale_after=60.0,
+        dead_after=120.0,
+        read_timeout=180.0,
+        watch_timeout=240.0,
+        page_size=7,
+        refused_retry=300.0,
+    )
+    assert (settings.limits.body_bytes, settings.limits.candidates) == (1_000, 10)
+    assert settings.limits.body_bytes != Limits().body_bytes
+    assert settings.log == LogSettings(format="json", level="debug")
+    assert settings.remarks == ()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n"], ids=repr)
+def test_an_empty_file(tmp_path: Path, text: str) -> None:
+    """An empty file is all defaults."""
+    assert load_settings(written(tmp_path, text)) == Settings()
+
+
+def test_anchors_and_merge_keys(tmp_path: Path) -> None:
+    """YAML's own ways of not saying a thing twice work."""
+    text = "kube: &k {staleAfter: 1m}\nstuck: {<<: {after: 1h}, failedAttempts: 4}\nlimits: {}\n"
+    settings = load_settings(written(tmp_path, text))
+    assert settings.kube.stale_after == 60.0
+    assert (settings.stuck.after, settings.stuck.failed_attempts) == (3_600.0, 4)
+
+
+# --- mistakes
+
+
+def test_all_errors_at_once() -> None:
+    """Every fault is reported, each with its path."""
+    expected_address = "expected host:port or unix:/path"
+    expected_name = "expected the name of a namespace"
+    assert faults_of(
+        {
+            "policy": {
+                "migrationCooldown": "15",
+                "maxMigrationCooldown": -5,
+                "migrationHistoryWindow": "-1h",
+                "countFailedMigrations": "yes",
+                "cooldown": "5m",
+                "guards": {"pendingMigrations": 1, "others": True},
+            },
+            "stuck": {"failedAttempts": 0, "after": None},
+            "listen": {"query": [], "metrics": ["here", 5]},
+            "checkpoint": "disk",
+            "namespaces": ["a", "B", 5],
+            "kube": {"pageSize": True, "syncTimeout": 0},
+            "limits": [],
+            "log": {"format": "xml", "level": 5},
+            "polícy": {},
+        }
+    ) == [
+        "policy.migrationCooldown: expected a duration such as 15m or 1h30m, got '15'",
+        "policy.maxMigrationCooldown: expected a duration such as 15m or 1h30m, got -5",
+        "policy.migrationHistoryWindow: must not be negative, got '-1h'",
+        "policy.countFailedMigrations: expected true or false, got 'yes'",
+        "policy.guards.pendingMigrations: expected true or false, got 1",
+        "policy.guards.others: unknown key",
+        "policy.cooldown: unknown key",
+        "stuck.failedAttempts: expected a whole number of at least 1, got 0",
+        "listen.query: expected at least one address",
+        f"listen.metrics: {expected_address}, got 'here'; {expected_address}, got 5",
+        "checkpoint: expected none, file:/path or configmap:namespace/name, got 'disk'",
+        f"namespaces: {expected_name}, got 'B'; {expected_name}, got 5",
+        "kube.syncTimeout: must be longer than 0, got 0",
+        "kube.pageSize: expected a whole number of at least 1, got True",
+        "limits: expected a mapping, got []",
+        "log.format: expected one of json, console, got 'xml'",
+        "log.level: expected one of debug, info, warning, error, got 5",
+        "polícy: unknown key",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        pytest.param([1], "the configuration: expected a mapping, got [1]", id="a-list"),
+        pytest.param("x", "the configuration: expected a mapping, got 'x'", id="a-string"),
+        pytest.param({5: "x"}, "5: unknown key", id="a-number-as-key"),
+        pytest.param(
+            {"namespaces": "a"}, "namespaces: expected a list of namespaces, got 'a'", id="no-list"
+        ),
+        pytest.param(
+            {"checkpoint": "file:/x"},
+            "checkpoint: this version keeps no checkpoint: only none, got 'file:/x'",
+            id="a-checkpoint",
+        ),
+    ],
+)
+def test_single_faults(document: object, fault: str) -> None:
+    """A fault names its place and what stands there."""
+    assert faults_of(document) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param("policy: {}\npolicy: {}\n", "the key 'policy' stands here twice", id="twice"),
+        pytest.param(
+            "stuck: {after: 1h, after: 2h}\n", "the key 'after' stands here twice", id="twice-deep"
+        ),
+        pytest.param("policy: {\n", "not YAML", id="open-brace"),
+        pytest.param("a: 1\n---\nb: 2\n", "not YAML", id="two-documents"),
+        pytest.param("a: !!python/object:os.system x\n", "not YAML", id="python-tag"),
+        pytest.param("? [a]\n: 1\n", "not YAML", id="a-list-as-key"),
+        pytest.param("a: 2024-13-45\n", "not YAML", id="no-such-date"),
+        pytest.param("a: !!bool x\n", "not YAML", id="no-such-boolean"),
+        pytest.param("a: !!timestamp x\n", "not YAML", id="no-such-timestamp"),
+        pytest.param("a: !!map x\n", "not YAML", id="a-scalar-tagged-as-mapping"),
+        pytest.param("[" * 1_500, "not YAML", id="too-deep"),
+        pytest.param("a: \0\n", "not YAML", id="control-character"),
+    ],
+)
+def test_unreadable_files(tmp_path: Path, text: str, why: str) -> None:
+    """A file that is not YAML, or says a thing twice, is a fault that names the file."""
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidSettings) as invalid:
+        load_settings(path)
+    (fault,) = invalid.value.faults
+    assert fault.startswith(f"{path}: ")
+    assert why in fault
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A file that is not there, or is not text, is a fault too."""
+    for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "binary"):
+        if path.name == "binary":
+            path.write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(InvalidSettings, match="cannot be read"):
+            load_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fault"),
+    [
+        pytest.param(
+            {"migrationCooldown": "1h", "maxMigrationCooldown": "30m"},
+            "maxMigrationCooldown 30m is below migrationCooldown 1h",
+            id="both-written",
+        ),
+        pytest.param(
+            {"migrationCooldown": "7h"},
+            "maxMigrationCooldown 6h (the default) is below migrationCooldown 7h",
+            id="cap-is-the-default",
+        ),
+        pytest.param(
+            {"maxMigrationCooldown": "10m"},
+            "maxMigrationCooldown 10m is below migrationCooldown 15m (the default)",
+            id="floor-is-the-default",
+        ),
+        pytest.param(
+            {"migrationCooldown": None, "maxMigrationCooldown": "10m"},
+            "maxMigrationCooldown 10m is below migrationCooldown 15m (the default)",
+            id="null-is-the-default",
+        ),
+    ],
+)
+def test_a_cap_below_the_floor(policy: dict[str, str], fault: str) -> None:
+    """A cap below the floor is refused after defaults, naming which value was one."""
+    assert faults_of({"policy": policy}) == [f"policy.maxMigrationCooldown: {fault}"]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param({"migrationCooldown": "7h", "maxMigrationCooldown": 0}, id="no-cap"),
+        pytest.param({"migrationCooldown": 0, "maxMigrationCooldown": "1m"}, id="no-floor"),
+        pytest.param({"migrationCooldown": "1h", "maxMigrationCooldown": "1h"}, id="equal"),
+    ],
+)
+def test_a_cap_that_is_not_below_the_floor(policy: dict[str, Any]) -> None:
+    """No cap, no floor and an equal cap are fine."""
+    read_settings({"policy": policy})
+
+
+@pytest.mark.parametrize("key", ["migrationCooldown", "maxMigrationCooldown"])
+def test_a_bad_duration_is_not_compared(key: str) -> None:
+    """A value that could not be read is reported for that alone."""
+    other = {"migrationCooldown": "7h", "maxMigrationCooldown": "1m"}
+    assert len(faults_of({"policy": other | {key: "bogus"}})) == 1
+
+
+# --- remarks
+
+
+@pytest.mark.parametrize(
+    ("policy", "remarks"),
+    [
+        pytest.param({}, [], id="defaults"),
+        pytest.param(
+            {"migrationCooldown": 0},
+            ["policy.migrationCooldown: 0 means no floor here"],
+            id="no-floor",
+        ),
+        pytest.param(
+            {"maxMigrationCooldown": "0s"},
+            ["policy.maxMigrationCooldown: 0 means no cap here"],
+            id="no-cap",
+        ),
+        pytest.param(
+            {"migrationHistoryWindow": "0"},
+            ["policy.migrationHistoryWindow: 0 means no backoff here"],
+            id="no-window",
+        ),
+        pytest.param(
+            {"migrationHistoryWindow": "36h"},
+            ["policy.migrationHistoryWindow: 36h is not longer than six times maxMigration"],
+            id="short-window",
+        ),
+        pytest.param({"migrationHistoryWindow": "36h1s"}, [], id="long-window"),
+        pytest.param(
+            {"migrationHistoryWindow": "24h", "maxMigrationCooldown": "3h"},
+            [],
+            id="window-longer-than-a-smaller-cap",
+        ),
+        pytest.param(
+            {"migrationHistoryWindow": "1h", "maxMigrationCooldown": 0},
+            ["policy.maxMigrationCooldown: 0 means no cap here"],
+            id="no-cap-to-compare-with",
+        ),
+        pytest.param({"maxMigrationCooldown": "20h"}, [], id="default-window-is-not-remarked"),
+    ],
+)
+def test_remarks(policy: dict[str, Any], remarks: list[str]) -> None:
+    """An explicit 0 and an explicit short window are pointed out, defaults are not."""
+    got = read_settings({"policy": policy}).remarks
+    assert len(got) == len(remarks)
+    assert all(one.startswith(expected) for one, expected in zip(got, remarks, strict=True))
+
+
+# --- durations
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (0, 0.0),
+        ("0", 0.0),
+        ("+0", 0.0),
+        ("-0", 0.0),
+        ("0s", 0.0),
+        ("-0s", 0.0),
+        ("90s", 90.0),
+        ("+90s", 90.0),
+        ("15m", 900.0),
+        ("1h30m", 5_400.0),
+        ("1h30m5s", 5_405.0),
+        ("30m1h", 5_400.0),
+        ("1m1m", 120.0),
+        ("1.5h", 5_400.0),
+        (".5s", 0.5),
+        ("1.s", 1.0),
+        ("100ms", 0.1),
+        ("7us", 7e-6),
+        ("7µs", 7e-6),
+        ("7μs", 7e-6),
+        ("7ns", 7e-9),
+        ("0.3ns", 0.0),
+        ("0.1s", 0.1),
+        ("2562047h47m16.854775807s", 9_223_372_036.854_775_807),
+    ],
+    ids=repr,
+)
+def test_go_durations(text: object, seconds: float) -> None:
+    """A duration is written as Go writes it."""
+    assert parse_duration(text) == pytest.approx(seconds, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "+",
+        "-",
+        "15",
+        "1.5",
+        "s",
+        ".s",
+        "1 h",
+        " 1h",
+        "1h ",
+        "1d",
+        "1H",
+        "1h30",
+        "1e3s",
+        "1.2.3s",
+        "1_0s",
+        "\u0661s",
+        "1h\n",
+        "+-5m",
+        "-+5m",
+        "--5m",
+        "inf",
+        5,
+        1.5,
+        0.0,
+        False,
+        True,
+        None,
+        [],
+        {},
+    ],
+    ids=repr,
+)
+def test_what_is_no_duration(text: object) -> None:
+    """Anything else is refused with what was expected."""
+    with pytest.raises(ValueError, match="expected a duration such as 15m or 1h30m, got "):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["-1ns", "-15m", "-1h30m"])
+def test_negative_durations(text: str) -> None:
+    """A negative duration is called so."""
+    with pytest.raises(ValueError, match=f"must not be negative, got '{text}'"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["2562048h", "9223372037s", "9" * 400 + "h"], ids=len)
+def test_durations_longer_than_go_knows(text: str) -> None:
+    """What overflows Go's durations is refused."""
+    with pytest.raises(ValueError, match="longer than any Go duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0"),
+        (90.0, "1m30s"),
+        (900.0, "15m"),
+        (86_400.0, "24h"),
+        (3_601.5, "1h1.5s"),
+        (0.25, "0.25s"),
+        (9_223_369_200.0, "2562047h"),
+    ],
+    ids=str,
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    """Seconds are told as a Go duration."""
+    assert format_duration(seconds) == text
+
+
+@given(seconds=st.integers(0, 9_223_372_036))
+def test_durations_round_trip(seconds: int) -> None:
+    """What is told of a duration of whole seconds reads back as that duration."""
+    assert parse_duration(format_duration(float(seconds))) == seconds
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "told"),
+    [
+        ("127.0.0.1:9810", Address("127.0.0.1", 9810), "127.0.0.1:9810"),
+        (":9810", Address("0.0.0.0", 9810), "0.0.0.0:9810"),  # noqa: S104
+        ("localhost:0", Address("localhost", 0), "localhost:0"),
+        ("[::1]:9810", Address("::1", 9810), "[::1]:9810"),
+        ("unix:/run/x.sock", Address(path="/run/x.sock"), "unix:/run/x.sock"),
+    ],
+    ids=["tcp", "no-host", "any-port", "ipv6", "unix"],
+)
+def test_addresses(text: str, address: Address, told: str) -> None:
+    """An address is a host and port or the path of a unix socket, and is told as written."""
+    assert parse_address(text) == address
+    assert str(address) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("localhost", "expected host:port or unix:/path"),
+        ("localhost:", "expected host:port or unix:/path"),
+        ("localhost:http", "expected host:port or unix:/path"),
+        ("localhost:65536", "expected host:port or unix:/path"),
+        ("localhost:-1", "expected host:port or unix:/path"),
+        ("localhost:²", "expected host:port or unix:/path"),
+        ("::1:9810", "an IPv6 address stands in brackets"),
+        ("unix:run/x", "with an absolute path"),
+        ("unix:", "with an absolute path"),
+        (9810, "expected host:port or unix:/path"),
+        (None, "expected host:port or unix:/path"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_address(text: object, why: str) -> None:
+    """Anything else is refused with what was expected."""
+    with pytest.raises(ValueError, match=why):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("listen", "faults"),
+    [
+        pytest.param({"query": "a:1", "metrics": "b:1"}, [], id="two-hosts"),
+        pytest.param({"query": ["a:0", "a:0"]}, [], id="any-port-twice"),
+        pytest.param(
+            {"query": ["a:1", "unix:/x"], "metrics": ["unix:/x", "a:1"]},
+            ["listen: a:1 is listed twice", "listen: unix:/x is listed twice"],
+            id="both-lists",
+        ),
+    ],
+)
+def test_an_address_is_listened_on_once(listen: dict[str, Any], faults: list[str]) -> None:
+    """The same address cannot be listened on twice."""
+    if faults:
+        assert faults_of({"listen": listen}) == faults
+    else:
+        read_settings({"listen": listen})
