@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from exporter import app, commands
-from exporter.demo import Demo, scale_policy
+from exporter.demo import Demo, shorten_settings
 from exporter.kube import Login
 from exporter.settings import InvalidSettings, Settings, read_settings
 
@@ -30,8 +30,8 @@ def main() -> int:
             nodes=arguments.nodes,
         )
         if arguments.config is None:
-            policy = read_settings({"policy": scale_policy(arguments.speed)}).policy
-            settings = replace(settings, policy=policy)
+            shortened = read_settings(shorten_settings(arguments.speed))
+            settings = replace(settings, policy=shortened.policy, stuck=shortened.stuck)
         return commands.serve(settings, partial(play, demo=demo))
     return commands.serve(
         settings, partial(commands.watch_cluster, kubeconfig=arguments.kubeconfig)

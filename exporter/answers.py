@@ -1,23 +1,21 @@
 """What the API says of a VMI, put together from verdicts, rules and history. Pure."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from exporter.cooldown import (
-    Cooldown,
-    Evidence,
-    Finding,
-    count_in_window,
-    decide,
-    explain,
-    measure_cooldown,
-)
+from exporter.cooldown import Cooldown, Finding, count_in_window, decide, explain, measure_cooldown
+from exporter.evacuation import Diagnosis, Load, advise, diagnose, may_cancel
+from exporter.evidence import Evidence
 from exporter.health import Health, Staleness
 from exporter.history import History, Migration, settle
-from exporter.model import Checkpoint, Instant, Outcome, Policy, Verdict
+from exporter.model import Checkpoint, Instant, Outcome, Policy, StuckPolicy, Verdict, Vmim
 from exporter.wire import (
+    BackoffAnswer,
+    CancelAnswer,
     CheckpointVerdicts,
     CooldownAnswer,
+    EvacuationAnswer,
+    EvacuationsAnswer,
     LauncherAnswer,
     MigrationAnswer,
     PendingAnswer,
@@ -52,10 +50,37 @@ def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> 
     )
 
 
+def list_evacuations(
+    evacuating: Iterable[Evidence],
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    health: Health,
+) -> EvacuationsAnswer:
+    """Every evacuation with its diagnosis, the longest first."""
+    answers = [_write_evacuation(evidence, stuck, load, now) for evidence in evacuating]
+    found = [answer for answer in answers if answer is not None]
+    found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
+    return EvacuationsAnswer(
+        as_of=write_instant(now),
+        observed_at=write_optional_instant(health.observed_at),
+        stale=health.staleness(now) is not Staleness.FRESH,
+        evacuations=found,
+        blind_spots=health.refused_resources(),
+    )
+
+
 def explain_vmi(
-    evidence: Evidence, policy: Policy, now: Instant, staleness: Staleness, health: Health
+    evidence: Evidence,
+    policy: Policy,
+    stuck: StuckPolicy,
+    *,
+    load: Load | None,
+    now: Instant,
+    health: Health,
 ) -> VmiAnswer:
     """Everything that is known of one VMI, and what each rule makes of it."""
+    staleness = health.staleness(now)
     silent = staleness is Staleness.DEAD
     vmi = evidence.vmi
 
@@ -74,6 +99,7 @@ def explain_vmi(
         node=vmi.node,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
+        evacuation=_write_evacuation(evidence, stuck, load, now),
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),
@@ -203,18 +229,65 @@ def _without_uid(item: tuple[str, Migration]) -> bool:
     return item[0].startswith("@")
 
 
+def _write_evacuation(
+    evidence: Evidence, stuck: StuckPolicy, load: Load | None, now: Instant
+) -> EvacuationAnswer | None:
+    diagnosis = diagnose(evidence, stuck, load, now)
+    if diagnosis is None:
+        return None
+    vmi = evidence.vmi
+    return EvacuationAnswer(
+        namespace=vmi.namespace,
+        name=vmi.name,
+        vmi_uid=vmi.uid,
+        node=vmi.node,
+        evacuation_node_name=diagnosis.node,
+        eviction_strategy=vmi.eviction_strategy,
+        source=diagnosis.source,
+        requested_at=write_instant(diagnosis.requested_at),
+        age_seconds=round(max(0.0, now - diagnosis.requested_at), 3),
+        state=diagnosis.state,
+        stuck=diagnosis.stuck,
+        stuck_by=list(diagnosis.stuck_by),
+        failed_attempts=diagnosis.failed_attempts,
+        backoff=_write_backoff(diagnosis),
+        diverged=diagnosis.diverged,
+        attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
+        next_step=advise(diagnosis),
+        cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
+    )
+
+
+def _write_backoff(diagnosis: Diagnosis) -> BackoffAnswer | None:
+    backoff = diagnosis.backoff
+    if backoff is None:
+        return None
+    return BackoffAnswer(seconds=backoff.seconds, next_try_at=write_instant(backoff.next_try))
+
+
+def _write_cancel(evidence: Evidence, diagnosis: Diagnosis) -> CancelAnswer:
+    """`pkg/virt-api/rest/evacuate_cancel.go`: the body must equal what is stored."""
+    vmi = evidence.vmi
+    return CancelAnswer(
+        method="PUT",
+        path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
+        f"/virtualmachineinstances/{vmi.name}/evacuate/cancel",
+        body={"evacuationNodeName": diagnosis.node},
+    )
+
+
+def _write_vmim(vmim: Vmim) -> PendingAnswer:
+    return PendingAnswer(
+        name=vmim.name,
+        uid=vmim.uid,
+        phase=vmim.phase,
+        created_at=write_optional_instant(vmim.created),
+        handed_off=vmim.handed_off,
+    )
+
+
 def _write_pending(evidence: Evidence) -> list[PendingAnswer]:
-    return [
-        PendingAnswer(
-            name=vmim.name,
-            uid=vmim.uid,
-            phase=vmim.phase,
-            created_at=write_optional_instant(vmim.created),
-            handed_off=vmim.handed_off,
-        )
-        for vmim in evidence.vmims
-        if not vmim.finished
-    ]
+    return [_write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished]
 
 
 def _write_launcher(evidence: Evidence) -> LauncherAnswer | None:

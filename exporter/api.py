@@ -5,6 +5,7 @@ the metrics use. Every error is a problem+json (RFC 9457) that says what was exp
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -13,16 +14,22 @@ import msgspec
 import structlog
 from aiohttp import hdrs, web
 
-from exporter.answers import explain_vmi, write_verdict
+from exporter.answers import explain_vmi, list_evacuations, write_verdict
 from exporter.blocked import BlockedSet
-from exporter.cooldown import (
-    Evidence,
-    decide,
-    not_ours,
-)
+from exporter.cooldown import decide, not_ours
 from exporter.counters import Counters
+from exporter.evidence import Evidence
 from exporter.health import Health, Staleness
-from exporter.model import Checkpoint, Instant, Mismatch, Policy, Reason, Seconds, Verdict
+from exporter.model import (
+    Checkpoint,
+    Instant,
+    Mismatch,
+    Policy,
+    Reason,
+    Seconds,
+    StuckPolicy,
+    Verdict,
+)
 from exporter.page import Summary, render_page
 from exporter.settings import LONGEST_WAIT, Limits
 from exporter.store import Store
@@ -52,6 +59,8 @@ BLOCKED_WAIT = "blocked_wait"
 """The metric label of requests that are held open on purpose."""
 METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
 
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
+
 log = structlog.stdlib.get_logger()
 _requests = msgspec.json.Decoder(VerdictRequest)
 
@@ -75,6 +84,7 @@ class Service:
     health: Health
     counters: Counters
     policy: Policy
+    stuck: StuckPolicy
     limits: Limits
     blocked: BlockedSet
     clock: Callable[[], Instant]
@@ -86,11 +96,12 @@ class Service:
         """POST /v1/verdicts."""
         self._require_ready()
         asked = _decode(await _read_body(request, self.limits.body_bytes))
-        if len(asked.candidates) > self.limits.candidates:
+        candidates = asked.candidates or []
+        if len(candidates) > self.limits.candidates:
             raise Refusal(
                 422,
                 "Too many candidates",
-                f"candidates: {len(asked.candidates)} of them, at most"
+                f"candidates: {len(candidates)} of them, at most"
                 f" {self.limits.candidates} are taken (limits.candidates)",
             )
         now = self.clock()
@@ -100,7 +111,7 @@ class Service:
                 as_of=write_instant(now),
                 observed_at=write_optional_instant(self.health.observed_at),
                 stale=staleness is not Staleness.FRESH,
-                verdicts=[self._judge(c, asked, now, staleness) for c in asked.candidates],
+                verdicts=[self._judge(c, asked, now, staleness) for c in candidates],
             )
         )
 
@@ -136,9 +147,24 @@ class Service:
         evidence = self.store.evidence(namespace, name)
         if evidence is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
-        now = self.clock()
         return _json(
-            explain_vmi(evidence, self.policy, now, self.health.staleness(now), self.health)
+            explain_vmi(
+                evidence,
+                self.policy,
+                self.stuck,
+                load=self.store.load(),
+                now=self.clock(),
+                health=self.health,
+            )
+        )
+
+    async def answer_evacuations(self, _request: web.Request) -> web.Response:
+        """GET /v1/evacuations."""
+        self._require_ready()
+        return _json(
+            list_evacuations(
+                self.store.evacuating(), self.stuck, self.store.load(), self.clock(), self.health
+            )
         )
 
     async def answer_metrics(self, request: web.Request) -> web.Response:
@@ -250,6 +276,7 @@ def _make_app(service: Service, serves: Callable[[str], bool]) -> web.Applicatio
         "verdicts": service.answer_verdicts,
         "blocked": service.answer_blocked,
         "vmi": service.answer_vmi,
+        "evacuations": service.answer_evacuations,
         "metrics": service.answer_metrics,
         "livez": service.answer_livez,
         "readyz": service.answer_readyz,
@@ -364,10 +391,9 @@ def _read_checkpoint(request: web.Request) -> Checkpoint | None:
 def _read_wait(request: web.Request) -> Seconds:
     value = request.query.get("wait", "0")
     expected = f"wait: expected seconds from 0 to {LONGEST_WAIT:g}"
-    try:
-        wait = float(value)
-    except ValueError:
-        raise Refusal(422, "Not a number of seconds", expected) from None
+    if not _SECONDS.fullmatch(value):
+        raise Refusal(422, "Not a number of seconds", expected)
+    wait = float(value)
     if not 0 <= wait <= LONGEST_WAIT:
         raise Refusal(422, "Out of range", expected)
     return wait

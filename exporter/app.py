@@ -56,17 +56,31 @@ async def run(
 
     Raises `NotSynced`, `KubeVirtMissing`, `NoCredentials` or `CannotListen`.
     """
-    store = Store(endings_kept=settings.policy.endings_kept)
+    store = Store(
+        endings_kept=settings.policy.endings_kept,
+        sees_all=not settings.namespaces,
+        started_at=clock(),
+    )
     health = Health(settings.kube.stale_after, settings.kube.dead_after)
     counters = Counters()
     blocked = BlockedSet(store, health, settings.policy, clock)
-    view = View(store=store, health=health, counters=counters, policy=settings.policy)
-    exposition = Exposition(lambda: view)
+    exposition = Exposition(
+        lambda: View(
+            store=store,
+            health=health,
+            counters=counters,
+            policy=settings.policy,
+            stuck=settings.stuck,
+            vmi_series=settings.limits.vmi_series,
+            now=clock(),
+        )
+    )
     service = Service(
         store=store,
         health=health,
         counters=counters,
         policy=settings.policy,
+        stuck=settings.stuck,
         limits=settings.limits,
         blocked=blocked,
         clock=clock,

@@ -10,11 +10,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TypeAlias
 
 import msgspec
 
-from exporter.cooldown import Evidence, decide
+from exporter.cooldown import decide, is_quiet
+from exporter.evidence import Evidence
 from exporter.health import Health, Staleness
 from exporter.history import settle
 from exporter.model import CLOCK_SKEW, Checkpoint, Instant, Policy, Seconds, Verdict
@@ -24,6 +26,8 @@ from exporter.wire import BlockedVmi, write_optional_release
 
 SETTLING: Seconds = 0.05
 """Changes are told to waiting callers at most this often: a storm of events is one change."""
+SHARE = 10
+"""And no oftener than leaves this many times as long for everything else as the set takes."""
 LOOKING: Seconds = 1.0
 """How often to look again for what nobody tells: a sign of life after silence, and the
 `notBefore` of an end ahead of our clock, which moves with it."""
@@ -57,6 +61,7 @@ class BlockedSet:
     policy: Policy
     clock: Callable[[], Instant]
     waiting: int = 0
+    _cost: Seconds = 0.0
     _kept: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _settling: asyncio.TimerHandle | None = None
@@ -70,7 +75,9 @@ class BlockedSet:
         picture = (store.revision, store.vmims_seen, store.pods_seen, staleness)
         kept = self._kept.get(checkpoint)
         if kept is None or kept.picture != picture or not kept.computed_at <= now < kept.changes_at:
+            began = perf_counter()
             kept = self._kept[checkpoint] = self._compute(checkpoint, now, picture)
+            self._cost = perf_counter() - began
         return kept
 
     async def wait(self, checkpoint: Checkpoint | None, etag: str, wait: Seconds) -> Blocked:
@@ -97,7 +104,8 @@ class BlockedSet:
         """The store or the health has changed; those who wait hear of it soon."""
         if self._settling is None:
             loop = asyncio.get_running_loop()
-            self._settling = loop.call_later(SETTLING, self._tell)
+            pause = max(SETTLING, SHARE * self._cost)
+            self._settling = loop.call_later(pause, self._tell)
 
     def close(self) -> None:
         """Let everybody who waits have an answer now."""
@@ -123,7 +131,7 @@ class BlockedSet:
         found: list[tuple[BlockedVmi, Instant | None]] = []
         changes_at = math.inf
         for evidence in self.store.all_evidence():
-            if _is_quiet(evidence):
+            if is_quiet(evidence):
                 continue
             changes_at = min(changes_at, *_beliefs(evidence, now))
             for one in wanted:
@@ -142,12 +150,6 @@ class BlockedSet:
             computed_at=now,
             changes_at=changes_at,
         )
-
-
-def _is_quiet(evidence: Evidence) -> bool:
-    """Whether no rule could speak: most VMIs, most of the time."""
-    vmi = evidence.vmi
-    return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
 
 
 def _beliefs(evidence: Evidence, now: Instant) -> Iterator[Instant]:

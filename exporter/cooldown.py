@@ -41,42 +41,22 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from exporter.history import Ending, History, settle
+from exporter.evidence import Evidence
+from exporter.history import Ending, settle
 from exporter.model import (
     Checkpoint,
     Instant,
     Mismatch,
     Outcome,
-    Pod,
     Policy,
     Reason,
     Seconds,
     Verdict,
-    Vmi,
-    Vmim,
 )
 
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
 """Go's longest duration (292 years), where the reference's doubling saturates too."""
-
-
-class Evidence(Struct, frozen=True, kw_only=True):
-    """What is known of one VMI.
-
-    `vmims` are the VMIMs that exist and belong to it; `vmims_seen` is false where VMIMs may not
-    be watched. `launcher` is the current launcher pod, or None where there is none to be seen.
-    """
-
-    vmi: Vmi
-    history: History
-    vmims: tuple[Vmim, ...] = ()
-    vmims_seen: bool = True
-    launcher: Pod | None = None
-
-    def unfinished(self) -> Vmim | None:
-        """A VMIM of this VMI that has not ended, if there is one."""
-        return next((vmim for vmim in self.vmims if not vmim.finished), None)
 
 
 class Cooldown(Struct, frozen=True, kw_only=True):
@@ -150,6 +130,12 @@ def decide(
             migrations_in_window=in_window,
         )
     return Verdict(known=True, effective_cooldown=effective, migrations_in_window=in_window)
+
+
+def is_quiet(evidence: Evidence) -> bool:
+    """Whether no rule could speak: most VMIs, most of the time."""
+    vmi = evidence.vmi
+    return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
 
 
 def not_ours(mismatch: Mismatch) -> Verdict:

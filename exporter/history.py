@@ -90,6 +90,11 @@ class History:
         record = self._records.get(uid or _end_key(end))
         return Outcome.UNKNOWN if record is None else record.outcome
 
+    def newest_success(self) -> Instant | None:
+        """The latest end of a migration that is known to have succeeded."""
+        ends = (_known_end(r) for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
+        return max((end for end in ends if end is not None), default=None)
+
     def records(self) -> dict[str, Migration]:
         """Every record by its key, as stored."""
         return dict(self._records)

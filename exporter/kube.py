@@ -107,6 +107,7 @@ class ApiServer:
         self._login = login
         self._read_timeout = read_timeout
         self._session: _Session | None = None
+        self._logged_in = False
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -200,8 +201,18 @@ class ApiServer:
     async def _current(self) -> _Session:
         async with self._lock:
             if self._session is None:
-                self._session = _Session(ApiClient(await log_in(self._login)))
+                self._session = _Session(ApiClient(await self._log_in()))
+                self._logged_in = True
             return self._session
+
+    async def _log_in(self) -> Configuration:
+        """Credentials that have worked once may be missing for a moment: that is retried."""
+        try:
+            return await log_in(self._login)
+        except NoCredentials as error:
+            if self._logged_in:
+                raise Unreachable(str(error)) from error
+            raise
 
     async def _leave(self, session: _Session) -> None:
         if session.replaced and not session.users:

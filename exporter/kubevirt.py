@@ -16,12 +16,15 @@ from msgspec import Struct, field
 
 from exporter.model import (
     Fact,
+    Hold,
     Instant,
     MigrationLimits,
     MigrationState,
     Outcome,
     Pod,
+    Priority,
     Resource,
+    Trigger,
     Vmi,
     Vmim,
 )
@@ -31,6 +34,9 @@ LAUNCHER_SELECTOR = "kubevirt.io=virt-launcher"
 EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
+_EVACUATION = "kubevirt.io/evacuationMigration"
+_WORKLOAD_UPDATE = "kubevirt.io/workloadUpdateMigration"
+_EVICTION_SOURCE = "kubevirt.io/eviction-source"
 _CREATED_BY = "kubevirt.io/created-by"
 _MIGRATION_UID = "kubevirt.io/migrationJobUID"
 
@@ -39,6 +45,14 @@ _HANDED_OFF_PHASES = frozenset(
     {"Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"}
 )
 """The phases that a VMIM reaches only once `handleTargetPodHandoff` has given it its target."""
+
+_PRIORITIES = {priority.value: priority for priority in Priority}
+_HOLDS = {
+    "migrationRejectedByResourceQuota": Hold.QUOTA,
+    "migrationBlockedByBackup": Hold.BACKUP,
+    "migrationBlockedByUtilityVolumes": Hold.UTILITY_VOLUMES,
+}
+"""A VMIM's conditions (types.go, `VirtualMachineInstanceMigrationConditionType`)."""
 
 _RFC3339 = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
@@ -64,12 +78,13 @@ class _Metadata(Struct, gc=False):
     name: str | None = None
     uid: str | None = None
     creationTimestamp: Any = None  # noqa: N815
+    deletionTimestamp: Any = None  # noqa: N815
     resourceVersion: str | None = None  # noqa: N815
+    annotations: dict[str, Any] | None = None
 
 
 class _PodMetadata(_Metadata, gc=False):
     labels: dict[str, Any] | None = None
-    annotations: dict[str, Any] | None = None
 
 
 class _LooseMetadata(Struct, gc=False):
@@ -96,17 +111,30 @@ class _State(Struct, gc=False):
     endTimestamp: Any = None  # noqa: N815
     completed: bool | None = None
     failed: bool | None = None
+    mode: str | None = None
     sourceState: _HalfState | None = None  # noqa: N815
     targetState: _HalfState | None = None  # noqa: N815
+
+
+class _Condition(Struct, gc=False):
+    type: str | None = None
+    status: str | None = None
+    lastTransitionTime: Any = None  # noqa: N815
+
+
+class _VmiSpec(Struct, gc=False):
+    evictionStrategy: str | None = None  # noqa: N815
 
 
 class _VmiStatus(Struct, gc=False):
     nodeName: str | None = None  # noqa: N815
     evacuationNodeName: str | None = None  # noqa: N815
     migrationState: _State | None = None  # noqa: N815
+    conditions: list[_Condition] | None = None
 
 
 class _VmiObject(_Wire, gc=False):
+    spec: _VmiSpec | None = None
     status: _VmiStatus | None = None
 
 
@@ -119,20 +147,17 @@ class _VmimStatus(Struct, gc=False):
     phase: str | None = None
     migrationState: _State | None = None  # noqa: N815
     phaseTransitionTimestamps: list[_PhaseTransition] | None = None  # noqa: N815
+    conditions: list[_Condition] | None = None
 
 
 class _VmimSpec(Struct, gc=False):
     vmiName: str | None = None  # noqa: N815
+    priority: str | None = None
 
 
 class _VmimObject(_Wire, gc=False):
     spec: _VmimSpec | None = None
     status: _VmimStatus | None = None
-
-
-class _Condition(Struct, gc=False):
-    type: str | None = None
-    status: str | None = None
 
 
 class _PodSpec(Struct, gc=False):
@@ -379,6 +404,9 @@ def _read_vmi(wire: _VmiObject) -> Vmi | str:
         return "metadata.name: expected a name, there is none"
     status = wire.status or _VmiStatus()
     state = status.migrationState
+    conditions = {c.type: c for c in status.conditions or [] if c.status == "True"}
+    requested = conditions.get("EvictionRequested")
+    annotations = metadata.annotations or {}
     return Vmi(
         namespace=metadata.namespace or "",
         name=metadata.name,
@@ -388,6 +416,12 @@ def _read_vmi(wire: _VmiObject) -> Vmi | str:
         evacuation_node=status.evacuationNodeName or "",
         migration=None if state is None else _read_state(state),
         other_uids=() if state is None else _other_uids(state),
+        eviction_strategy=(wire.spec.evictionStrategy if wire.spec else None) or "",
+        eviction_requested_at=(
+            None if requested is None else parse_instant(requested.lastTransitionTime)
+        ),
+        evicted_by_descheduler=annotations.get(_EVICTION_SOURCE) == "descheduler",
+        migratable="LiveMigratable" in conditions,
     )
 
 
@@ -399,6 +433,7 @@ def _read_state(state: _State) -> MigrationState:
         ended=end is not None and end != "",
         end=parse_instant(end),
         outcome=_state_outcome(state),
+        mode=state.mode or "",
     )
 
 
@@ -425,6 +460,8 @@ def _read_vmim(wire: _VmimObject) -> Vmim | str:
     state = status.migrationState or _State()
     phase = status.phase or ""
     transitions = status.phaseTransitionTimestamps or []
+    annotations = metadata.annotations or {}
+    met = {c.type for c in status.conditions or [] if c.status == "True"}
     return Vmim(
         namespace=metadata.namespace or "",
         name=metadata.name,
@@ -438,7 +475,20 @@ def _read_vmim(wire: _VmimObject) -> Vmim | str:
         start=parse_instant(state.startTimestamp),
         end=parse_instant(state.endTimestamp),
         outcome=max(_state_outcome(state), _phase_outcome(phase)),
+        evacuates=_text(annotations.get(_EVACUATION)),
+        trigger=_read_trigger(annotations),
+        priority=_PRIORITIES.get(spec.priority or ""),
+        hold=next((hold for kind, hold in _HOLDS.items() if kind in met), None),
+        aborted="migrationAbortRequested" in met,
+        deleting=bool(metadata.deletionTimestamp),
     )
+
+
+def _read_trigger(annotations: dict[str, Any]) -> Trigger:
+    """Annotations with an empty value count: workload updates carry one."""
+    if _EVACUATION in annotations:
+        return Trigger.EVACUATION
+    return Trigger.WORKLOAD_UPDATE if _WORKLOAD_UPDATE in annotations else Trigger.OTHER
 
 
 def _finished_at(phase: str, transitions: list[_PhaseTransition]) -> Instant | None:
@@ -474,7 +524,7 @@ def _read_pod(wire: _PodObject) -> Pod | str:
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
     if not metadata.name:
         return "metadata.name: expected a name, there is none"
-    met = {c.type for c in status.conditions or [] if c.status == "True"}
+    met = {c.type: c.status for c in status.conditions or []}
     return Pod(
         namespace=metadata.namespace or "",
         name=metadata.name,
@@ -483,8 +533,9 @@ def _read_pod(wire: _PodObject) -> Pod | str:
         node=(wire.spec.nodeName if wire.spec else None) or "",
         phase=status.phase or "",
         created=parse_instant(metadata.creationTimestamp),
-        ready="Ready" in met,
-        scheduled="PodScheduled" in met,
+        ready=met.get("Ready") == "True",
+        scheduled=met.get("PodScheduled") == "True",
+        unschedulable=met.get("PodScheduled") == "False",
         eviction_in_progress=EVICTION_IN_PROGRESS in annotations,
         migration_uid=_text(labels.get(_MIGRATION_UID)),
     )

@@ -44,6 +44,8 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
     root.setLevel(level.upper())
     for chatty in ("kubernetes_asyncio", "aiohttp.access", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It writes a traceback for every request that is no HTTP: any caller could flood the log.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -4,6 +4,7 @@ Nothing else imports prometheus_client. The registry is our own, made per applic
 samples are read from the store at scrape time: no series outlives its fact.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -14,9 +15,21 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from exporter import __version__
+from exporter.cooldown import Cooldown, decide, is_quiet, measure_cooldown
 from exporter.counters import Counters, Histogram
-from exporter.health import Health, Restart
-from exporter.model import Mismatch, Policy, Resource
+from exporter.evacuation import Diagnosis, Source, State, diagnose
+from exporter.evidence import Evidence
+from exporter.health import Health, Restart, Staleness
+from exporter.model import (
+    Instant,
+    Mismatch,
+    Outcome,
+    Policy,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Trigger,
+)
 from exporter.store import Store
 
 
@@ -39,12 +52,18 @@ class Sample(Struct, frozen=True):
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What a scrape reads, as one consistent picture."""
+    """What a scrape reads, as one consistent picture at `now`.
+
+    At most `vmi_series` VMIs have series of their own.
+    """
 
     store: Store
     health: Health
     counters: Counters
     policy: Policy
+    stuck: StuckPolicy
+    vmi_series: int
+    now: Instant
 
 
 BLOCKS = Family(
@@ -131,6 +150,85 @@ MIGRATION_LIMIT = Family(
     labels=("scope",),
 )
 
+_EVACUATION = ("namespace", "name", "node")
+EVACUATION_REQUESTED = Family(
+    name="kubevirt_vmi_evacuation_requested_timestamp_seconds",
+    type="gauge",
+    help="When the evacuation of this VMI from this node was requested, or first seen.",
+    labels=_EVACUATION,
+)
+EVACUATION_INFO = Family(
+    name="kubevirt_vmi_evacuation_info",
+    type="gauge",
+    help="1 for each evacuating VMI, with its evictionStrategy and who asked.",
+    labels=(*_EVACUATION, "strategy", "source"),
+)
+EVACUATION_STATE = Family(
+    name="kubevirt_vmi_evacuation_state",
+    type="gauge",
+    help="1 for the present state of each evacuation: what it is held up by.",
+    labels=(*_EVACUATION, "state"),
+)
+EVACUATION_STUCK = Family(
+    name="kubevirt_vmi_evacuation_stuck",
+    type="gauge",
+    help="1 if the evacuation is older than stuck.after without migrating, or failed too often.",
+    labels=_EVACUATION,
+)
+EVACUATION_DIVERGED = Family(
+    name="kubevirt_vmi_evacuation_diverged",
+    type="gauge",
+    help="1 if the launcher pod lacks the descheduler's eviction-in-progress for two minutes.",
+    labels=_EVACUATION,
+)
+EVACUATION_FAILED = Family(
+    name="kubevirt_vmi_evacuation_failed_attempts",
+    type="gauge",
+    help="Evacuation migrations that failed since the request; a lower bound.",
+    labels=_EVACUATION,
+)
+NOT_BEFORE = Family(
+    name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
+    type="gauge",
+    help="When the cooldown of this VMI ends; only while it holds.",
+    labels=("namespace", "name", "node"),
+)
+COOLDOWN = Family(
+    name="kubevirt_vmi_eviction_cooldown_seconds",
+    type="gauge",
+    help="Effective cooldown of this VMI; only while it holds.",
+    labels=("namespace", "name", "node"),
+)
+IN_WINDOW = Family(
+    name="kubevirt_vmi_migrations_in_window",
+    type="gauge",
+    help="Migrations of this VMI that ended inside the history window; only while it matters.",
+    labels=("namespace", "name"),
+)
+STUCK_EVACUATIONS = Family(
+    name="kubevirt_eviction_exporter_stuck_evacuations",
+    type="gauge",
+    help="Stuck evacuations, by who asked and what holds them up.",
+    labels=("source", "state"),
+)
+VMIS = Family(
+    name="descheduler_kubevirt_vmis",
+    type="gauge",
+    help="VMIs on each node, by what an eviction would be answered now: allowed, or the reason.",
+    labels=("verdict", "node"),
+)
+MIGRATIONS = Family(
+    name="kubevirt_eviction_exporter_migrations_total",
+    type="counter",
+    help="Migrations that ended since this process started, by outcome and what they were for.",
+    labels=("outcome", "trigger"),
+)
+LEFT_OUT = Family(
+    name="kubevirt_eviction_exporter_vmis_left_out",
+    type="gauge",
+    help="VMIs without series of their own because limits.vmiSeries is reached.",
+)
+
 FAMILIES: tuple[Family, ...] = (
     BLOCKS,
     EFFECTIVE_COOLDOWN,
@@ -146,6 +244,19 @@ FAMILIES: tuple[Family, ...] = (
     REQUEST_DURATION,
     POLICY,
     MIGRATION_LIMIT,
+    VMIS,
+    EVACUATION_REQUESTED,
+    EVACUATION_INFO,
+    EVACUATION_STATE,
+    EVACUATION_STUCK,
+    EVACUATION_DIVERGED,
+    EVACUATION_FAILED,
+    NOT_BEFORE,
+    COOLDOWN,
+    IN_WINDOW,
+    STUCK_EVACUATIONS,
+    LEFT_OUT,
+    MIGRATIONS,
 )
 
 
@@ -183,6 +294,15 @@ def sample(view: View) -> Iterator[tuple[Family, list[Sample]]]:
     )
     yield POLICY, _sample_policy(view.policy)
     yield MIGRATION_LIMIT, _sample_limits(view.store)
+    yield from _sample_vmis(view)
+    yield (
+        MIGRATIONS,
+        [
+            Sample((outcome.name.lower(), trigger), view.store.finished[outcome, trigger])
+            for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+            for trigger in Trigger
+        ],
+    )
 
 
 class Exposition:
@@ -256,6 +376,95 @@ def _sample_policy(policy: Policy) -> list[Sample]:
         Sample(("max_migration_cooldown",), policy.max_migration_cooldown),
         Sample(("migration_history_window",), policy.migration_history_window),
     ]
+
+
+def _sample_vmis(view: View) -> Iterator[tuple[Family, list[Sample]]]:
+    """What is told of single VMIs, those that evacuate first, and what is told of all."""
+    verdicts: Counter[tuple[str, str]] = Counter()
+    cooling: list[tuple[Evidence, Cooldown]] = []
+    silent = view.health.staleness(view.now) is Staleness.DEAD
+    for evidence in view.store.all_evidence():
+        node = evidence.vmi.node
+        if is_quiet(evidence):
+            verdicts["allowed", node] += 1
+            continue
+        verdict = decide(evidence, view.policy, view.now, silent=silent)
+        verdicts[verdict.reason or "allowed", node] += 1
+        cooldown = measure_cooldown(evidence, view.policy, view.now)
+        if cooldown is not None and cooldown.blocks:
+            cooling.append((evidence, cooldown))
+    nodes = sorted({node for _, node in verdicts})
+    yield (
+        VMIS,
+        [
+            Sample((verdict, node), verdicts[verdict, node])
+            for node in nodes
+            for verdict in ("allowed", *Reason)
+        ],
+    )
+    load = view.store.load()
+    evacuating = [
+        (evidence, diagnosis)
+        for evidence in view.store.evacuating()
+        if (diagnosis := diagnose(evidence, view.stuck, load, view.now)) is not None
+    ]
+    yield from _sample_evacuations(evacuating[: view.vmi_series])
+    told = _Told(view.vmi_series, evacuating)
+    yield from _sample_cooldowns([one for one in cooling if told.admits(one[0])])
+    stuck = Counter((d.source, d.state) for _, d in evacuating if d.stuck)
+    yield (
+        STUCK_EVACUATIONS,
+        [Sample((source, state), stuck[source, state]) for source in Source for state in State],
+    )
+    yield LEFT_OUT, [Sample((), told.left_out)]
+
+
+class _Told:
+    """Which VMIs have series of their own: those that evacuate first, up to a limit."""
+
+    def __init__(self, most: int, evacuating: list[tuple[Evidence, Diagnosis]]) -> None:
+        self._most = most
+        self._uids = {evidence.vmi.uid for evidence, _ in evacuating[:most]}
+        self._left = {evidence.vmi.uid for evidence, _ in evacuating[most:]}
+
+    @property
+    def left_out(self) -> int:
+        """How many VMIs have none."""
+        return len(self._left)
+
+    def admits(self, evidence: Evidence) -> bool:
+        """Whether this VMI has series; it is counted where it has none."""
+        uid = evidence.vmi.uid
+        if uid not in self._uids:
+            if len(self._uids) >= self._most:
+                self._left.add(uid)
+                return False
+            self._uids.add(uid)
+        return True
+
+
+def _sample_evacuations(
+    evacuating: list[tuple[Evidence, Diagnosis]],
+) -> Iterator[tuple[Family, list[Sample]]]:
+    named = [((e.vmi.namespace, e.vmi.name, d.node), e.vmi, d) for e, d in evacuating]
+    yield EVACUATION_REQUESTED, [Sample(key, d.requested_at) for key, _, d in named]
+    yield (
+        EVACUATION_INFO,
+        [Sample((*key, vmi.eviction_strategy, d.source), 1) for key, vmi, d in named],
+    )
+    yield EVACUATION_STATE, [Sample((*key, d.state), 1) for key, _, d in named]
+    yield EVACUATION_STUCK, [Sample(key, d.stuck) for key, _, d in named]
+    yield EVACUATION_DIVERGED, [Sample(key, d.diverged) for key, _, d in named]
+    yield EVACUATION_FAILED, [Sample(key, d.failed_attempts) for key, _, d in named]
+
+
+def _sample_cooldowns(
+    cooling: list[tuple[Evidence, Cooldown]],
+) -> Iterator[tuple[Family, list[Sample]]]:
+    named = [((e.vmi.namespace, e.vmi.name, e.vmi.node), cooldown) for e, cooldown in cooling]
+    yield NOT_BEFORE, [Sample(key, cooldown.not_before) for key, cooldown in named]
+    yield COOLDOWN, [Sample(key, cooldown.effective) for key, cooldown in named]
+    yield IN_WINDOW, [Sample(key[:2], cooldown.migrations_in_window) for key, cooldown in named]
 
 
 def _sample_limits(store: Store) -> list[Sample]:

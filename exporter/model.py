@@ -49,6 +49,29 @@ class Outcome(IntEnum):
     FAILED = 2
 
 
+class Priority(StrEnum):
+    """`spec.priority` of a VMIM, as far as it tells who asked (KubeVirt 1.9, gated from 1.7)."""
+
+    SYSTEM_CRITICAL = "system-critical"
+    SYSTEM_MAINTENANCE = "system-maintenance"
+
+
+class Hold(StrEnum):
+    """A VMIM's own condition that keeps it Pending."""
+
+    QUOTA = "quota"
+    BACKUP = "backup"
+    UTILITY_VOLUMES = "utility_volumes"
+
+
+class Trigger(StrEnum):
+    """What a migration was made for."""
+
+    EVACUATION = "evacuation"
+    WORKLOAD_UPDATE = "workload_update"
+    OTHER = "other"
+
+
 class Resource(StrEnum):
     """What is watched, by the plural that Kubernetes knows it by."""
 
@@ -69,12 +92,15 @@ class MigrationState(Struct, frozen=True, gc=False):
     ended: bool = False
     end: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
+    mode: str = ""
 
 
 class Vmi(Struct, frozen=True, kw_only=True):
     """One VirtualMachineInstance, as far as verdicts depend on it.
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
+    `eviction_requested_at` is when its condition EvictionRequested came (KubeVirt 1.7),
+    `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
     """
 
     namespace: str
@@ -85,13 +111,19 @@ class Vmi(Struct, frozen=True, kw_only=True):
     evacuation_node: str = ""
     migration: MigrationState | None = None
     other_uids: tuple[str, ...] = ()
+    eviction_strategy: str = ""
+    eviction_requested_at: Instant | None = None
+    evicted_by_descheduler: bool = False
+    migratable: bool = False
 
 
 class Vmim(Struct, frozen=True, kw_only=True):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
     `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's
-    transition. `handed_off`: KubeVirt gave the migration to its target pod.
+    transition. `handed_off`: KubeVirt gave the migration to its target pod. `evacuates` is the
+    node of an evacuation. `aborted`: somebody deleted it before it ended; `deleting`: it has a
+    deletion timestamp.
     """
 
     namespace: str
@@ -106,6 +138,17 @@ class Vmim(Struct, frozen=True, kw_only=True):
     start: Instant | None = None
     end: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
+    evacuates: str = ""
+    trigger: Trigger = Trigger.OTHER
+    priority: Priority | None = None
+    hold: Hold | None = None
+    aborted: bool = False
+    deleting: bool = False
+
+    @property
+    def retried(self) -> bool:
+        """Whether KubeVirt's backoff counts it and holds it (`handleMigrationBackoff`)."""
+        return self.trigger is not Trigger.OTHER
 
 
 class Pod(Struct, frozen=True, kw_only=True, gc=False):
@@ -120,6 +163,7 @@ class Pod(Struct, frozen=True, kw_only=True, gc=False):
     created: Instant | None = None
     ready: bool = False
     scheduled: bool = False
+    unschedulable: bool = False
     eviction_in_progress: bool = False
     migration_uid: str = ""
 
@@ -163,6 +207,20 @@ class Policy(Struct, frozen=True, kw_only=True):
         if not floor or not cap:
             return 64
         return max(16, math.ceil(math.log2(cap / floor)) + 1)
+
+
+class StuckPolicy(Struct, frozen=True, kw_only=True):
+    """From when on an evacuation counts as stuck.
+
+    `external` None: never, of strategy External. `retry_backoff` is KubeVirt's first pause after
+    a failed evacuation (`migration.go: handleMigrationBackoff`), which doubles from there.
+    """
+
+    after: Seconds = 1800.0
+    failed_attempts: int = 3
+    migration_timeout: Seconds = 7200.0
+    external: Seconds | None = None
+    retry_backoff: Seconds = 20.0
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from exporter.model import Policy, Seconds
+from exporter.model import Policy, Seconds, StuckPolicy
 
 
 T = TypeVar("T")
@@ -52,16 +52,6 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Stuck:
-    """From when on an evacuation counts as stuck; `external` None: never, of strategy External."""
-
-    after: Seconds = 1800.0
-    failed_attempts: int = 3
-    migration_timeout: Seconds = 7200.0
-    external: Seconds | None = None
-
-
-@dataclass(frozen=True)
 class Listen:
     """The two listeners: `query` serves everything, `metrics` only what may be seen by all."""
 
@@ -85,10 +75,11 @@ class KubeSettings:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request may ask for."""
+    """How much one request may ask for, and how many VMIs may have series of their own."""
 
     body_bytes: int = 4 * 2**20
     candidates: int = 5000
+    vmi_series: int = 20_000
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,7 @@ class Settings:
     """The whole configuration. `remarks` are what an operator should know of it."""
 
     policy: Policy = field(default_factory=Policy)
-    stuck: Stuck = field(default_factory=Stuck)
+    stuck: StuckPolicy = field(default_factory=StuckPolicy)
     listen: Listen = field(default_factory=Listen)
     checkpoint: str = "none"
     namespaces: tuple[str, ...] = ()
@@ -134,13 +125,14 @@ def read_settings(document: object) -> Settings:
     faults: list[str] = []
     root = _Section("", document, faults)
     remarks: list[str] = []
+    kube = root.section("kube")
     settings = Settings(
         policy=_read_policy(root.section("policy"), remarks),
-        stuck=_read_stuck(root.section("stuck")),
+        stuck=_read_stuck(root.section("stuck"), kube),
         listen=_read_listen(root.section("listen")),
         checkpoint=root.take("checkpoint", _checkpoint, Settings.checkpoint),
         namespaces=root.take("namespaces", _namespaces, Settings.namespaces),
-        kube=_read_kube(root.section("kube")),
+        kube=_read_kube(kube),
         limits=_read_limits(root.section("limits")),
         log=_read_log(root.section("log")),
     )
@@ -315,15 +307,16 @@ def _remark_policy(section: _Section, policy: Policy, remarks: list[str]) -> Non
         )
 
 
-def _read_stuck(section: _Section) -> Stuck:
-    default = Stuck()
-    stuck = Stuck(
+def _read_stuck(section: _Section, kube: _Section) -> StuckPolicy:
+    default = StuckPolicy()
+    stuck = StuckPolicy(
         after=section.take("after", parse_duration, default.after),
         failed_attempts=section.take("failedAttempts", _count, default.failed_attempts),
         migration_timeout=section.take(
             "migrationTimeout", parse_duration, default.migration_timeout
         ),
         external=section.take("external", parse_duration, default.external),
+        retry_backoff=kube.take("retryBackoff", _positive_duration, default.retry_backoff),
     )
     section.close()
     return stuck
@@ -365,6 +358,7 @@ def _read_limits(section: _Section) -> Limits:
     limits = Limits(
         body_bytes=section.take("bodyBytes", _count, default.body_bytes),
         candidates=section.take("candidates", _count, default.candidates),
+        vmi_series=section.take("vmiSeries", _count, default.vmi_series),
     )
     section.close()
     return limits

@@ -12,14 +12,27 @@ and older than the VMIM. A VMIM whose VMI is not known yet waits, and a deleted 
 off and has no proof waits too, within a bound: its VMI may be the next one of that name.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from exporter.cooldown import Evidence
+from exporter.evacuation import RUNNING_PHASES, Load
+from exporter.evidence import Evidence, Marker
 from exporter.history import History, Migration
-from exporter.model import Fact, MigrationLimits, MigrationState, Pod, Resource, Vmi, Vmim
+from exporter.model import (
+    Fact,
+    Instant,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Pod,
+    Resource,
+    Trigger,
+    Vmi,
+    Vmim,
+)
 
 
 Key: TypeAlias = tuple[str, str]
@@ -34,11 +47,14 @@ class _Incarnation:
     """A VMI, and what is known of its migrations.
 
     `proofs` are the migration UIDs that were seen in its `migrationState`, the latest last.
+    `seen_at` is when we last heard of it, `marker` what it says of an evacuation.
     """
 
     vmi: Vmi
     history: History = field(default_factory=History)
     proofs: dict[str, None] = field(default_factory=dict)
+    marker: Marker | None = None
+    seen_at: Instant | None = None
 
     def prove(self, uids: Iterable[str], *, keep: int) -> None:
         """These migration UIDs are this VMI's; the newest `keep` are remembered."""
@@ -61,12 +77,23 @@ class _Claim:
 class Store:
     """Every fact that was read from the cluster.
 
-    `endings_kept` bounds each VMI's history (`Policy.endings_kept`). `revision` grows with every
-    change that could change an answer.
+    `endings_kept` bounds each VMI's history (`Policy.endings_kept`); `sees_all` is false where
+    only some namespaces are watched; migrations that ended before `started_at` are not counted.
+    `revision` grows with every change that could change an answer. `heard_at` is when what is
+    put next was heard: whoever puts sets it, once for many. `finished` counts the migrations that
+    ended, once each.
     """
 
-    def __init__(self, *, endings_kept: int) -> None:
+    def __init__(
+        self, *, endings_kept: int, sees_all: bool = True, started_at: Instant = 0.0
+    ) -> None:
         self.revision = 0
+        self.heard_at: Instant = 0.0
+        self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
+        self._sees_all = sees_all
+        self._started_at = started_at
+        self._evacuating: dict[str, _Incarnation] = {}
+        self._load: tuple[int, Load | None] = (-1, None)
         self.limits: MigrationLimits | None = None
         self.vmims_seen = False
         self.pods_seen = False
@@ -101,6 +128,18 @@ class Store:
     def all_evidence(self) -> Iterator[Evidence]:
         """What is known of every VMI."""
         return map(self._evidence, self._vmis.values())
+
+    def evacuating(self) -> Iterator[Evidence]:
+        """What is known of every VMI that is evacuating."""
+        return map(self._evidence, self._evacuating.values())
+
+    def load(self) -> Load | None:
+        """How many migrations run, or None where not all of them can be seen."""
+        revision, load = self._load
+        if revision != self.revision:
+            load = self._measure_load()
+            self._load = (self.revision, load)
+        return load
 
     def put(self, fact: Fact) -> None:
         """An object exists and says this."""
@@ -155,9 +194,12 @@ class Store:
         key = (vmi.namespace, vmi.name)
         incarnation = self._vmis.get(key)
         if incarnation is None or incarnation.vmi.uid != vmi.uid:
+            if incarnation is not None:
+                self._evacuating.pop(incarnation.vmi.uid, None)
             incarnation = self._vmis[key] = _Incarnation(vmi)
             migration_uids_changed = True
         elif incarnation.vmi == vmi:
+            incarnation.seen_at = self.heard_at
             return
         else:
             migration_uids_changed = _migration_uids(incarnation.vmi) != _migration_uids(vmi)
@@ -169,6 +211,8 @@ class Store:
             incarnation.history.put(vmi.migration.uid, _told_by_vmi(vmi.migration), keep=self._keep)
         if migration_uids_changed:
             self._bind_all(key, incarnation)
+        self._mark(key, incarnation)
+        incarnation.seen_at = self.heard_at
 
     def remove_vmi(self, namespace: str, name: str, uid: str = "") -> None:
         """The VMI is gone, and its history with it. Another UID's deletion is late news."""
@@ -176,6 +220,7 @@ class Store:
         if incarnation is None or (uid and incarnation.vmi.uid != uid):
             return
         del self._vmis[namespace, name]
+        self._evacuating.pop(incarnation.vmi.uid, None)
         self.revision += 1
 
     def put_vmim(self, vmim: Vmim) -> None:
@@ -188,8 +233,11 @@ class Store:
         if claim is None:
             claim = self._vmims[key] = _Claim(vmim)
             self._claims.setdefault((vmim.namespace, vmim.vmi_name), {})[key] = claim
+            self._count_finished(vmim)
         elif claim.vmim == vmim:
             return
+        elif not claim.vmim.finished:
+            self._count_finished(vmim)
         claim.vmim = vmim
         self.revision += 1
         incarnation = self._vmis.get((vmim.namespace, vmim.vmi_name))
@@ -221,6 +269,7 @@ class Store:
             self._forget_launcher(known)
         self._pods[key] = pod
         self._launchers.setdefault(pod.vmi_uid, {})[key] = pod
+        self._note_launcher(pod.vmi_uid)
         self.revision += 1
 
     def remove_pod(self, namespace: str, name: str, uid: str = "") -> None:
@@ -230,6 +279,7 @@ class Store:
             return
         del self._pods[namespace, name]
         self._forget_launcher(pod)
+        self._note_launcher(pod.vmi_uid)
         self.revision += 1
 
     def _evidence(self, incarnation: _Incarnation) -> Evidence:
@@ -245,7 +295,13 @@ class Store:
             ),
             vmims_seen=self.vmims_seen,
             launcher=self._launcher(vmi) if self.pods_seen else None,
+            marker=incarnation.marker,
+            pods=self._pods_of(vmi) if incarnation.marker is not None else (),
+            pods_seen=self.pods_seen,
         )
+
+    def _pods_of(self, vmi: Vmi) -> tuple[Pod, ...]:
+        return tuple(self._launchers.get(vmi.uid, {}).values()) if self.pods_seen else ()
 
     def _launcher(self, vmi: Vmi) -> Pod | None:
         """The VMI's current pod: the newest on its node, as KubeVirt's `CurrentVMIPod` has it.
@@ -276,6 +332,63 @@ class Store:
             claim.owner = vmi.uid
         if vmim.handed_off or claim.proven:
             incarnation.history.put(vmim.uid, _told_by_vmim(vmim), keep=self._keep)
+        _note_attempt(incarnation, vmim, self.heard_at)
+
+    def _mark(self, key: Key, incarnation: _Incarnation) -> None:
+        """Follow the VMI's own word on whether it evacuates, and from which node."""
+        vmi, marker = incarnation.vmi, incarnation.marker
+        if not vmi.evacuation_node:
+            incarnation.marker = None
+            self._evacuating.pop(vmi.uid, None)
+            return
+        if marker is None or marker.node != vmi.evacuation_node:
+            marker = incarnation.marker = Marker(
+                node=vmi.evacuation_node,
+                requested_at=self.heard_at,
+                not_before=incarnation.seen_at,
+            )
+            self._evacuating[vmi.uid] = incarnation
+            for claim in self._claims.get(key, {}).values():
+                if claim.owner == vmi.uid:
+                    _note_attempt(incarnation, claim.vmim, self.heard_at)
+        if vmi.eviction_requested_at is not None:
+            marker.note_request(vmi.eviction_requested_at)
+        self._note_launcher(vmi.uid)
+
+    def _note_launcher(self, vmi_uid: str) -> None:
+        """Since when the launcher pod of an evacuating VMI lacks the descheduler's annotation."""
+        incarnation = self._evacuating.get(vmi_uid)
+        if incarnation is None or incarnation.marker is None:
+            return
+        launcher = self._launcher(incarnation.vmi)
+        if launcher is None or launcher.eviction_in_progress:
+            incarnation.marker.lacking_since = None
+        elif incarnation.marker.lacking_since is None:
+            incarnation.marker.lacking_since = self.heard_at
+
+    def _count_finished(self, vmim: Vmim) -> None:
+        ended = vmim.finished_at if vmim.end is None else vmim.end
+        if vmim.finished and ended is not None and ended > self._started_at:
+            self.finished[vmim.outcome, vmim.trigger] += 1
+
+    def _measure_load(self) -> Load | None:
+        """As KubeVirt counts (`findRunningMigrations`): phases, and Pending with a target pod."""
+        if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.limits is None:
+            return None
+        targets = {pod.migration_uid for pod in self._pods.values() if pod.migration_uid}
+        outbound: Counter[str] = Counter()
+        running = 0
+        for claim in self._vmims.values():
+            vmim = claim.vmim
+            if vmim.phase not in RUNNING_PHASES and not (
+                vmim.phase == "Pending" and vmim.uid in targets
+            ):
+                continue
+            running += 1
+            incarnation = self._vmis.get((vmim.namespace, vmim.vmi_name))
+            if incarnation is not None:
+                outbound[incarnation.vmi.node] += 1
+        return Load(running, outbound, self.limits)
 
     def _let_wait(self, vmi_key: Key, claim: _Claim) -> None:
         waiting = self._waiting.setdefault(vmi_key, {})
@@ -295,6 +408,21 @@ class Store:
 def _migration_uids(vmi: Vmi) -> tuple[str, ...]:
     own = (vmi.migration.uid,) if vmi.migration is not None and vmi.migration.uid else ()
     return own + vmi.other_uids
+
+
+def _note_attempt(incarnation: _Incarnation, vmim: Vmim, heard_at: Instant) -> None:
+    """What an evacuation VMIM tells of the request and of the attempts since."""
+    marker = incarnation.marker
+    if marker is None or vmim.evacuates != marker.node:
+        return
+    if incarnation.vmi.eviction_requested_at is None and vmim.created is not None:
+        succeeded = incarnation.history.newest_success()
+        since = [instant for instant in (marker.not_before, succeeded) if instant is not None]
+        if all(vmim.created > instant for instant in since):
+            marker.note_request(vmim.created)
+    if vmim.phase == "Failed" and not vmim.aborted:
+        ends = (vmim.finished_at, vmim.end, vmim.created, heard_at)
+        marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
 
 
 def _is_same(one: Vmim, other: Vmim) -> bool:

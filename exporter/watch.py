@@ -190,6 +190,7 @@ class Follower:
             except Refused as refusal:
                 raise Unreachable(refusal.why) from refusal
             self._touch()
+            self._store.heard_at = self._clock()
             for raw in page.items:
                 try:
                     changed = parse_object(self._watched.resource, raw)
@@ -208,6 +209,7 @@ class Follower:
         """Read lines until the stream ends; `listing` is the list that they begin with."""
         while (lines := await _next_batch(batches, listing)) is not None:
             revision = self._store.revision
+            self._store.heard_at = self._clock()
             for line in lines:
                 try:
                     event = parse_event(self._watched.resource, line)
@@ -258,6 +260,7 @@ class Follower:
         self._store.remove(self._watched.resource, event.namespace, event.name, event.uid)
 
     def _end_list(self, listing: _Listing, *, how: str) -> None:
+        self._store.heard_at = self._clock()
         gone = self._forget_unlisted(listing)
         watched = self._watched
         watched.lists += 1

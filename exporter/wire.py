@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from exporter import __version__
+from exporter.evacuation import Cause, Source, State
 from exporter.model import Checkpoint, Instant, Mismatch, Outcome, Reason, Seconds
 
 
@@ -35,11 +36,14 @@ class Candidate(Struct, rename="camel", gc=False):
 
 
 class VerdictRequest(Struct, rename="camel"):
-    """The candidates, the checkpoint (both where absent), and whether to count the answers."""
+    """The candidates, the checkpoint (both where absent), and whether to count the answers.
 
-    candidates: list[Candidate]
+    null is what a Go client sends for an empty list or an unset field.
+    """
+
+    candidates: list[Candidate] | None
     checkpoint: Checkpoint | None = None
-    dry_run: bool = False
+    dry_run: bool | None = False
 
 
 class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
@@ -161,6 +165,54 @@ class CheckpointVerdicts(Struct, rename="camel", kw_only=True):
     pre_eviction: VerdictAnswer
 
 
+class BackoffAnswer(Struct, rename="camel", kw_only=True):
+    """KubeVirt's present pause before the next attempt."""
+
+    seconds: float
+    next_try_at: InstantText
+
+
+class CancelAnswer(Struct, rename="camel", kw_only=True):
+    """The request that cancels an evacuation (KubeVirt 1.8); a running attempt goes on."""
+
+    method: str
+    path: str
+    body: dict[str, str]
+
+
+class EvacuationAnswer(Struct, rename="camel", kw_only=True):
+    """One evacuation. `failedAttempts` is a lower bound; `cancel` is null where it could harm."""
+
+    namespace: str
+    name: str
+    vmi_uid: str
+    node: str
+    evacuation_node_name: str
+    eviction_strategy: str
+    source: Source
+    requested_at: InstantText
+    age_seconds: float
+    state: State
+    stuck: bool
+    stuck_by: list[Cause]
+    failed_attempts: int
+    backoff: BackoffAnswer | None
+    diverged: bool
+    attempt: PendingAnswer | None
+    next_step: str
+    cancel: CancelAnswer | None
+
+
+class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
+    """Every evacuation, the longest first; `blindSpots` are resources that may not be seen."""
+
+    as_of: InstantText
+    observed_at: InstantText | None
+    stale: bool
+    evacuations: list[EvacuationAnswer]
+    blind_spots: dict[str, str]
+
+
 class VmiAnswer(Struct, rename="camel", kw_only=True):
     """Everything that is known of one VMI."""
 
@@ -173,6 +225,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     node: str
     created_at: InstantText | None
     evacuation_node_name: str | None
+    evacuation: EvacuationAnswer | None
     verdicts: CheckpointVerdicts
     rules: list[RuleAnswer]
     cooldown: CooldownAnswer | None
@@ -277,6 +330,14 @@ ROUTES: tuple[Route, ...] = (
             ),
         ),
         problems=(404, 422, 503),
+    ),
+    Route(
+        name="evacuations",
+        method="GET",
+        path="/v1/evacuations",
+        summary="Every evacuation with its diagnosis and the next step, longest first.",
+        answer=EvacuationsAnswer,
+        problems=(503,),
     ),
     Route(
         name="metrics",

@@ -6,7 +6,7 @@ Each gives a plain, valid thing; a test overrides what it is about.
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from exporter.cooldown import Evidence
+from exporter.evidence import Evidence
 from exporter.history import History, Migration
 from exporter.model import Instant, MigrationState, Outcome, Pod, Policy, Vmi, Vmim
 

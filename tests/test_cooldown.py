@@ -10,7 +10,6 @@ from exporter.cooldown import (
     LONGEST_COOLDOWN,
     RULES,
     Cooldown,
-    Evidence,
     back_off,
     cap,
     decide,
@@ -18,6 +17,7 @@ from exporter.cooldown import (
     measure_cooldown,
     not_ours,
 )
+from exporter.evidence import Evidence
 from exporter.history import History, Migration
 from exporter.model import (
     CLOCK_SKEW,

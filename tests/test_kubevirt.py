@@ -176,6 +176,7 @@ def test_a_vmi() -> None:
                 end=NOW - 600.0,
                 outcome=Outcome.SUCCEEDED,
             ),
+            eviction_strategy="LiveMigrate",
         ),
         namespace=NAMESPACE,
         name=NAME,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model import Policy
+from exporter.model import Policy, StuckPolicy
 from exporter.settings import (
     Address,
     InvalidSettings,
@@ -16,7 +16,6 @@ from exporter.settings import (
     Listen,
     LogSettings,
     Settings,
-    Stuck,
     format_duration,
     load_settings,
     parse_address,
@@ -68,7 +67,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         guard_pending_migrations=True,
         guard_evacuations=True,
     )
-    assert settings.stuck == Stuck(
+    assert settings.stuck == StuckPolicy(
         after=1_800.0, failed_attempts=3, migration_timeout=7_200.0, external=None
     )
     assert [str(address) for address in settings.listen.query] == ["127.0.0.1:9810"]
@@ -99,7 +98,8 @@ kube:
   watchTimeout: 4m
   pageSize: 7
   refusedRetry: 5m
-limits: {bodyBytes: 1000, candidates: 10}
+  retryBackoff: 2s
+limits: {bodyBytes: 1000, candidates: 10, vmiSeries: 30}
 log: {format: json, level: debug}
 """
 
@@ -115,8 +115,12 @@ def test_every_key(tmp_path: Path) -> None:
         guard_pending_migrations=False,
         guard_evacuations=False,
     )
-    assert settings.stuck == Stuck(
-        after=3_600.0, failed_attempts=5, migration_timeout=10_800.0, external=43_200.0
+    assert settings.stuck == StuckPolicy(
+        after=3_600.0,
+        failed_attempts=5,
+        migration_timeout=10_800.0,
+        external=43_200.0,
+        retry_backoff=2.0,
     )
     assert settings.listen == Listen(
         query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")), metrics=(Address("::", 2),)

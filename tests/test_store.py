@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.cooldown import Evidence, decide
+from exporter.cooldown import decide
+from exporter.evidence import Evidence
 from exporter.history import Migration
 from exporter.model import (
     Checkpoint,

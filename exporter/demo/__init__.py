@@ -21,26 +21,30 @@ from exporter.demo.descheduler import CYCLE_SECONDS, Descheduler
 from exporter.demo.scenario import Scenario
 
 
-__all__ = ["POLICY", "Demo", "scale_policy"]
+__all__ = ["Demo", "shorten_settings"]
 
 SHORTENED = 10.0
 """How much faster than KubeVirt's own its built-in waits are at speed 1: backoff 2, 4 ... 32 s."""
 PAST_SECONDS = 150.0
 """How much has happened before the exporter looks: enough for failures to have piled up."""
 STEP_SECONDS = 0.1
-POLICY_SECONDS = {
-    "migrationCooldown": 20.0,
-    "maxMigrationCooldown": 160.0,
-    "migrationHistoryWindow": 1200.0,
+SETTINGS_SECONDS = {
+    "policy": {
+        "migrationCooldown": 20.0,
+        "maxMigrationCooldown": 160.0,
+        "migrationHistoryWindow": 1200.0,
+    },
+    "stuck": {"after": 60.0, "migrationTimeout": 300.0},
+    "kube": {"retryBackoff": 20.0 / SHORTENED},
 }
 
 
-def scale_policy(speed: float = 1.0) -> dict[str, str]:
-    """The exporter's `policy` settings that fit a speed, as Go durations."""
-    return {name: f"{seconds / speed:g}s" for name, seconds in POLICY_SECONDS.items()}
-
-
-POLICY = scale_policy()
+def shorten_settings(speed: float = 1.0) -> dict[str, dict[str, str]]:
+    """The exporter's settings that fit a speed, as Go durations."""
+    return {
+        section: {name: f"{seconds / speed:g}s" for name, seconds in settings.items()}
+        for section, settings in SETTINGS_SECONDS.items()
+    }
 
 
 class Demo:

@@ -34,7 +34,7 @@ EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 PREFER_NO_EVICTION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
 # Finalizers
 MIGRATION_FINALIZER = "kubevirt.io/migrationJobFinalize"
-VMI_FINALIZER = "foregroundDeleteVirtualMachine"
+VMI_FINALIZER = "kubevirt.io/foregroundDeleteVirtualMachine"
 
 FINAL = ("Succeeded", "Failed")
 PARALLEL_PER_CLUSTER = 5

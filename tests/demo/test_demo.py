@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from exporter.demo import POLICY, Demo, scale_policy
+from exporter.demo import Demo, shorten_settings
 
 from .facts import NOW
 from .wire import ALL_MIGRATIONS, ALL_PODS, ALL_VMIS
@@ -72,11 +72,12 @@ async def test_it_runs_until_it_is_stopped() -> None:
     assert demo.cluster.store.revision > before
 
 
-async def test_the_policy_fits_the_speed() -> None:
-    """The suggested cooldowns are Go durations, divided by the speed."""
-    assert POLICY == {
+async def test_the_settings_fit_the_speed() -> None:
+    """The suggested cooldowns, ages and backoff are Go durations, divided by the speed."""
+    assert shorten_settings()["policy"] == {
         "migrationCooldown": "20s",
         "maxMigrationCooldown": "160s",
         "migrationHistoryWindow": "1200s",
     }
-    assert scale_policy(8)["migrationCooldown"] == "2.5s"
+    assert shorten_settings(8)["policy"]["migrationCooldown"] == "2.5s"
+    assert shorten_settings(2)["kube"] == {"retryBackoff": "1s"}

@@ -1,0 +1,72 @@
+"""What is known of one VMI, put together for the engine: its facts, its history, its marker."""
+
+from msgspec import Struct, field
+
+from exporter.history import History
+from exporter.model import Instant, Pod, Vmi, Vmim
+
+
+FAILURES_KEPT = 64
+"""How many failed attempts of an evacuation are known by their UID; older ones are a number."""
+
+
+class Marker(Struct, kw_only=True):
+    """An evacuation as we saw it: `status.evacuationNodeName`, since when, and what failed since.
+
+    `requested_at` never moves later for the same VMI and node. `not_before` is the last instant
+    at which the field was seen empty or different: no attempt from before it is this one's.
+    `failed` are the failed evacuation VMIMs by UID with their ends, `forgotten` is how many more
+    there were. `lacking_since`: the launcher pod is known to lack the descheduler's annotation.
+    """
+
+    node: str
+    requested_at: Instant
+    not_before: Instant | None = None
+    failed: dict[str, Instant] = field(default_factory=dict)
+    forgotten: int = 0
+    lacking_since: Instant | None = None
+
+    def note_request(self, instant: Instant) -> bool:
+        """The evacuation was requested then, or earlier; True where that was news."""
+        if instant >= self.requested_at:
+            return False
+        self.requested_at = instant
+        return True
+
+    def note_failure(self, uid: str, end: Instant) -> bool:
+        """An attempt failed; True where that was news. Repetition changes nothing."""
+        if uid in self.failed or (self.not_before is not None and end <= self.not_before):
+            return False
+        if len(self.failed) >= FAILURES_KEPT:
+            oldest = min(self.failed, key=self.failed.__getitem__)
+            if end < self.failed[oldest]:
+                return False
+            self.forgotten += self.failed.pop(oldest) >= self.requested_at
+        self.failed[uid] = end
+        return True
+
+    def failed_since_request(self) -> int:
+        """How many distinct attempts have failed since the request: a lower bound."""
+        return self.forgotten + sum(end >= self.requested_at for end in self.failed.values())
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """What is known of one VMI.
+
+    `vmims` are the VMIMs that exist and belong to it; `vmims_seen` is false where VMIMs may not
+    be watched. `launcher` is the current launcher pod, or None where there is none to be seen.
+    `marker` is there while it evacuates, and then `pods` are all its launcher pods.
+    """
+
+    vmi: Vmi
+    history: History
+    vmims: tuple[Vmim, ...] = ()
+    vmims_seen: bool = True
+    launcher: Pod | None = None
+    marker: Marker | None = None
+    pods: tuple[Pod, ...] = ()
+    pods_seen: bool = True
+
+    def unfinished(self) -> Vmim | None:
+        """A VMIM of this VMI that has not ended, if there is one."""
+        return next((vmim for vmim in self.vmims if not vmim.finished), None)

@@ -1,0 +1,163 @@
+"""What is logged, and in which form."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from exporter.logs import configure_logging
+
+
+TOKEN = "s3cret-token"
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """Logging as it was, after a test has configured it."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    before = structlog.get_config()
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**before)
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        """It is a terminal."""
+        return True
+
+
+def configured(form: str | None = "json", level: str = "info") -> io.StringIO:
+    """A stream that everything is logged to."""
+    stream = io.StringIO()
+    configure_logging(form=form, level=level, stream=stream)
+    return stream
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    """The JSON objects that were logged, one per line."""
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def fail(token: str) -> None:
+    """Fail with a secret in a local variable."""
+    secret = token
+    raise RuntimeError(f"it failed after {len(secret)} letters")
+
+
+def test_json_is_one_object_per_line() -> None:
+    """Every line is an object with its event, level and instant, whatever is in its values."""
+    stream = configured()
+    log = structlog.stdlib.get_logger()
+    log.info("migration_began", name="db1\n\x1b[31m", nodes=("n1",), odd={1})
+    (line,) = lines(stream)
+
+    assert line["event"] == "migration_began"
+    assert line["level"] == "info"
+    assert line["timestamp"].endswith("Z")
+    assert line["name"] == "db1\n\x1b[31m"
+    assert line["nodes"] == ["n1"]
+
+
+def test_libraries_are_logged_alike() -> None:
+    """What a library logs has the same form, arguments filled in."""
+    stream = configured()
+    logging.getLogger("some.library").warning("%s of %d", "one", 2, extra={"more": 3})
+    (line,) = lines(stream)
+
+    assert (line["event"], line["level"], line["more"]) == ("one of 2", "warning", 3)
+
+
+@pytest.mark.parametrize("of_library", [False, True], ids=["own", "of-a-library"])
+def test_an_exception_is_part_of_its_line(of_library: bool) -> None:
+    """A traceback is a value of the line, without the values of variables."""
+    stream = configured()
+    try:
+        fail(TOKEN)
+    except RuntimeError:
+        if of_library:
+            logging.getLogger("some.library").exception("failed")
+        else:
+            structlog.stdlib.get_logger().exception("failed")
+    (line,) = lines(stream)
+
+    assert "it failed after 12 letters" in line["exception"]
+    assert TOKEN not in stream.getvalue()
+
+
+def test_a_traceback_on_the_console_shows_no_variables() -> None:
+    """On a terminal too a traceback tells lines of code and no values, so no token."""
+    stream = configured("console")
+    try:
+        fail(TOKEN)
+    except RuntimeError:
+        structlog.stdlib.get_logger().exception("failed")
+
+    assert "it failed after 12 letters" in stream.getvalue()
+    assert TOKEN not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "value", ["\x1b[2J", "a\nfake line", "a\rb", "\x07", "\u202e", "a\x00b"], ids=ascii
+)
+def test_the_console_shows_text_as_text(value: str) -> None:
+    """What a caller sends moves no cursor, rings no bell and begins no line."""
+    stream = configured("console")
+    structlog.stdlib.get_logger().info("eviction_blocked", pod=value)
+
+    assert value not in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
+    assert ascii(value)[1:-1] in stream.getvalue().replace(r"\\", "\\")
+
+
+@pytest.mark.parametrize(
+    ("form", "stream", "is_json"),
+    [
+        pytest.param("json", Terminal(), True, id="json-on-a-terminal"),
+        pytest.param("console", io.StringIO(), False, id="console-in-a-pipe"),
+        pytest.param(None, Terminal(), False, id="chosen-for-a-terminal"),
+        pytest.param(None, io.StringIO(), True, id="chosen-for-a-pipe"),
+    ],
+)
+def test_the_form_is_chosen(form: str | None, stream: io.StringIO, is_json: bool) -> None:
+    """Without a choice it is for people on a terminal and JSON elsewhere."""
+    configure_logging(form=form, level="info", stream=stream)
+    structlog.stdlib.get_logger().info("started")
+
+    assert stream.getvalue().startswith("{") is is_json
+    assert ("\x1b[" in stream.getvalue()) is (not is_json and stream.isatty())
+
+
+@pytest.mark.parametrize(
+    ("level", "told"),
+    [
+        pytest.param("debug", ["debug", "info", "warning", "error"], id="debug"),
+        pytest.param("info", ["info", "warning", "error"], id="info"),
+        pytest.param("warning", ["warning", "error"], id="warning"),
+        pytest.param("error", ["error"], id="error"),
+    ],
+)
+def test_the_level_is_chosen(level: str, told: list[str]) -> None:
+    """Nothing below the level is logged, by us or by a library."""
+    stream = configured(level=level)
+    for logger in (structlog.stdlib.get_logger(), logging.getLogger("some.library")):
+        for name in ("debug", "info", "warning", "error"):
+            getattr(logger, name)("event")
+
+    assert [line["level"] for line in lines(stream)] == told * 2
+
+
+def test_chatty_libraries_keep_their_requests_to_themselves() -> None:
+    """At level debug the Kubernetes client does not log what it sends and reads."""
+    stream = configured(level="debug")
+    logging.getLogger("kubernetes_asyncio.client.rest").debug("response body: s3cret")
+
+    assert stream.getvalue() == ""

@@ -1,0 +1,153 @@
+"""The README's tables are true: each has the rows that the program has, no more and no less."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.commands import EXIT_MEANINGS
+from exporter.cooldown import RULES
+from exporter.evacuation import State
+from exporter.metrics import FAMILIES
+from exporter.model import Reason
+from exporter.settings import InvalidSettings, Settings, read_settings
+from exporter.wire import ROUTES
+
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def chapter(heading: str) -> str:
+    """The text below a heading, to the next one."""
+    text = README.read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"README.md has no heading ## {heading}"
+    return found[1]
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, its head left out."""
+    rows = [line for line in chapter(heading).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    assert set("".join(cells[1])) <= set("-:"), f"the table of ## {heading} has no head"
+    return cells[2:]
+
+
+def bare(cell: str) -> str:
+    """What stands in a cell's backticks."""
+    found = re.fullmatch(r"`([^`]+)`", cell)
+    assert found is not None, f"{cell!r} is not one word in backticks"
+    return found[1]
+
+
+class _Everything(Mapping[str, Any]):
+    """A mapping that has every key, each with a value that is wrong everywhere: itself."""
+
+    def get(self, key: str, default: object = None) -> Any:
+        """The wrong value."""
+        del key, default
+        return self
+
+    def __getitem__(self, key: str) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "everything"
+
+
+def every_key() -> list[str]:
+    """The dotted path of every setting that is read, told by what is wrong with each."""
+    with pytest.raises(InvalidSettings) as refused:
+        read_settings(_Everything())
+    return [fault.split(":")[0] for fault in refused.value.faults]
+
+
+def nested(rows: Mapping[str, object]) -> dict[str, Any]:
+    """Dotted keys as the document that they stand for."""
+    document: dict[str, Any] = {}
+    for key, value in rows.items():
+        *sections, last = key.split(".")
+        place = document
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return document
+
+
+def test_every_setting_has_its_row() -> None:
+    """The settings' table has every key once."""
+    assert sorted(bare(row[0]) for row in table("Settings")) == sorted(every_key())
+
+
+def test_the_defaults_are_the_program_s() -> None:
+    """A file with every default of the table written out is the same as none."""
+    rows = {bare(row[0]): yaml.safe_load(bare(row[1])) for row in table("Settings")}
+
+    assert replace(read_settings(nested(rows)), remarks=()) == Settings()
+    assert {key for key, value in rows.items() if value is None} == {"stuck.external", "log.format"}
+
+
+def test_every_setting_is_explained() -> None:
+    """No row is without a meaning."""
+    assert all(len(row) == 3 and row[2] for row in table("Settings"))
+
+
+def test_the_examples_are_valid() -> None:
+    """Every configuration that the README shows is one that the program takes."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", chapter("Settings"), re.DOTALL | re.MULTILINE)
+
+    assert blocks
+    for block in blocks:
+        assert isinstance(read_settings(yaml.safe_load(block)), Settings)
+
+
+def test_the_metrics_are_the_program_s() -> None:
+    """The metrics' table has every family with its type, labels and help, in order."""
+    families = [
+        [
+            f"`{family.name}`",
+            family.type,
+            ", ".join(f"`{label}`" for label in family.labels) or "none",
+            family.help,
+        ]
+        for family in FAMILIES
+    ]
+
+    assert table("Metrics") == families
+
+
+def test_the_exit_codes_are_the_program_s() -> None:
+    """The exit codes' table has every code with its meaning, in order."""
+    codes = [[f"`{code.value}`", meaning] for code, meaning in EXIT_MEANINGS.items()]
+
+    assert table("Exit codes") == codes
+
+
+def test_the_endpoints_are_the_program_s() -> None:
+    """The endpoints' table has every route with its summary, in order."""
+    routes = [[f"`{route.method} {route.path}`", route.summary] for route in ROUTES]
+
+    assert table("Query API") == routes
+
+
+def test_the_states_are_the_program_s() -> None:
+    """The states' table has every state of an evacuation, in their order."""
+    assert [bare(row[0]) for row in table("Evacuation states")] == list(State)
+
+
+def test_the_reasons_are_the_program_s() -> None:
+    """The reasons' table has every reason with the checkpoint of its rules."""
+    told = {bare(row[0]): bare(row[1]) for row in table("Reasons")}
+
+    assert told == {str(rule.reason): str(rule.checkpoint) for rule in RULES}
+    assert list(told) == list(Reason)
