@@ -224,8 +224,20 @@ def _find_state(
     if _counts_more_pods(evidence, attempt):
         return State.MULTIPLE_ACTIVE_PODS
     if attempt is None:
-        return State.NO_MIGRATION
+        return _find_absence(evidence, load)
     return _find_hold(evidence, attempt, load, backoff)
+
+
+def _find_absence(evidence: Evidence, load: Load | None) -> State:
+    """Why there is no attempt: up to 1.8 by default none is even made while the limits are full.
+
+    (`evacuation.go`, with the gate MigrationPriorityQueue off.)
+    """
+    if not evidence.pods_seen:
+        return State.UNKNOWN
+    if load is not None and load.is_full(evidence.vmi.node):
+        return State.CAPACITY
+    return State.NO_MIGRATION
 
 
 def _find_hold(

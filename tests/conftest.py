@@ -1,7 +1,7 @@
-"""What all tests share: the two API servers, and how Hypothesis and the soak sizes are set."""
+"""What all tests share: the two API servers, the sizes of long proofs, and what they proved."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from hypothesis import settings
@@ -14,6 +14,24 @@ SOAK = bool(os.environ.get("SOAK"))
 settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("soak" if SOAK else "test")
+
+
+_proven = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def prove(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Say what was proven and at which size: the run ends with all that was said."""
+    return request.config.stash.setdefault(_proven, []).append
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print what the long proofs have proven, with their sizes."""
+    terminalreporter.section("proven, with sizes")
+    for line in config.stash.get(_proven, []):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

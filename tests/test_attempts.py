@@ -1,6 +1,7 @@
 """Attempts are counted beyond what KubeVirt keeps: the simulated cluster, a short backoff."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from exporter.demo import Demo
@@ -15,7 +16,7 @@ FAILING = ("lab", "failing-1")
 KEPT_BY_KUBEVIRT = 5
 
 
-async def test_twelve_failures_while_five_are_kept() -> None:
+async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None]) -> None:
     """Twelve more attempts fail; never are more than five failed VMIMs of the VM there."""
     demo = Demo(lambda: datetime.now(UTC), seed=1, speed=20.0)
     stop = asyncio.Event()
@@ -40,7 +41,7 @@ async def test_twelve_failures_while_five_are_kept() -> None:
         assert most_seen <= KEPT_BY_KUBEVIRT + 1
         assert first == KEPT_BY_KUBEVIRT
         assert watch.refused_objects(Resource.VMIMS) == 0
-    print(f"\n{first + 12} failed attempts counted, at most {most_seen} failed VMIMs at a time")
+    prove(f"attempts: {first + 12} failures counted, {most_seen} failed VMIMs at most at a time")
 
 
 def _failed(store: Store) -> int:

@@ -174,6 +174,10 @@ CASES = {
     "nothing-begun": (State.NO_MIGRATION, an_evacuation()),
     "all-ended": (State.NO_MIGRATION, an_evacuation(vmims=(a_failed_attempt(1, 5),))),
     "vmims-not-seen": (State.UNKNOWN, an_evacuation(vmims_seen=False)),
+    "nothing-begun-and-pods-not-seen": (
+        State.UNKNOWN,
+        an_evacuation(pods=(), pods_seen=False),
+    ),
     "pods-not-seen": (
         State.UNKNOWN,
         an_evacuation(vmims=(an_attempt(),), pods=(), pods_seen=False),
@@ -192,6 +196,19 @@ def test_state(state: State, evidence: Evidence) -> None:
 def test_every_state_is_tried() -> None:
     """No state is without a situation, capacity being asked below."""
     assert {state for state, _ in CASES.values()} | {State.CAPACITY} == set(State)
+
+
+@pytest.mark.parametrize(
+    ("load", "state"),
+    [
+        pytest.param(FULL, State.CAPACITY, id="full"),
+        pytest.param(ROOM, State.NO_MIGRATION, id="room"),
+        pytest.param(None, State.NO_MIGRATION, id="not-to-be-seen"),
+    ],
+)
+def test_no_attempt(load: Load | None, state: State) -> None:
+    """Up to KubeVirt 1.8 no VMIM is made while the limits are reached."""
+    assert diagnosis(an_evacuation(), load=load).state is state
 
 
 @pytest.mark.parametrize(
