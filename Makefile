@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 TESTS ?= tests
 
-.PHONY: run test check soak tools pins image clean needs-python needs-go
+.PHONY: run test check soak tools dashboards pins clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -39,6 +39,10 @@ check: needs-python $(DEVELOPMENT)
 # Real servers for the tests, built once into .tools/.
 tools: needs-go
 	@tests/tools/build
+
+# The dashboards' JSON from the code beside it; a test holds it up to date.
+dashboards: $(DEVELOPMENT)
+	$(BIN)/python -m dashboards.build
 
 # New pins for both sets of requirements; read the diff before committing it.
 pins: $(DEVELOPMENT)

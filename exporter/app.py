@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 from aiohttp import web
+from msgspec.structs import asdict
 
 from exporter import __version__
 from exporter.api import Service, make_metrics_app, make_query_app
@@ -107,7 +108,7 @@ async def run(
                 query=listening.query,
                 metrics=listening.metrics,
                 namespaces=settings.namespaces or "all",
-                policy=str(settings.policy),
+                policy=asdict(settings.policy),
             )
             if on_listening is not None:
                 on_listening(listening)

@@ -214,7 +214,7 @@ STUCK_EVACUATIONS = Family(
 VMIS = Family(
     name="descheduler_kubevirt_vmis",
     type="gauge",
-    help="VMIs on each node, by what an eviction would be answered now: allowed, or the reason.",
+    help="VMIs on each node, by what an eviction would be answered now: allowed or the reason.",
     labels=("verdict", "node"),
 )
 MIGRATIONS = Family(
@@ -393,7 +393,7 @@ def _sample_vmis(view: View) -> Iterator[tuple[Family, list[Sample]]]:
         cooldown = measure_cooldown(evidence, view.policy, view.now)
         if cooldown is not None and cooldown.blocks:
             cooling.append((evidence, cooldown))
-    nodes = sorted({node for _, node in verdicts})
+    nodes = sorted({node for _, node in verdicts if node})
     yield (
         VMIS,
         [

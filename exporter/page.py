@@ -66,14 +66,15 @@ th {{ font-weight: 600; }}
 </head>
 <body>
 <h1>KubeVirt eviction exporter</h1>
-<p>Which VMs must not be moved now.</p>
+<p>Which VMs must not be moved now, and which evacuations are stuck.</p>
 <table>
 {table}
 </table>
 <p><a href="/metrics">/metrics</a> for Prometheus, <a href="/readyz">/readyz</a> and
 <a href="/livez">/livez</a> for probes. The query listener also serves
 <code>/v1/verdicts</code>, <code>/v1/blocked</code>,
-<code>/v1/vmis/NAMESPACE/NAME</code> and <code>/openapi.json</code>.</p>
+<code>/v1/vmis/NAMESPACE/NAME</code>, <code>/v1/evacuations</code> and
+<code>/openapi.json</code>.</p>
 </body>
 </html>
 """

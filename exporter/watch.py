@@ -221,7 +221,8 @@ class Follower:
             if self._store.revision != revision:
                 self._changed()
         if listing is not None:
-            raise Unreachable("the server ended the list before it was complete")
+            self._streams_lists = False
+            raise Unreachable("the server ended the streamed list before it was complete")
 
     def _apply(self, event: Event, listing: _Listing | None) -> _Listing | None:
         """Take one event; returns the list that is still under way, if any."""

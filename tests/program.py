@@ -74,13 +74,13 @@ class Program:
         only: dict[str, Any] = answer["verdicts"][0]
         return only
 
-    async def sample(self, name: str, **labels: str) -> float:
+    async def sample(self, metric: str, /, **labels: str) -> float:
         """The value of one series of a scrape; 0 where it is absent."""
         _, text = await _ask("GET", self.metrics + "/metrics")
         total = 0.0
         for line in text.splitlines():
             series, _, value = line.rpartition(" ")
-            if series.split("{")[0] == name and all(
+            if series.split("{")[0] == metric and all(
                 f'{key}="{wanted}"' in series for key, wanted in labels.items()
             ):
                 total += float(value)

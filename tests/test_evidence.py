@@ -4,7 +4,7 @@ import pytest
 
 from exporter.evacuation import Load
 from exporter.evidence import FAILURES_KEPT, Evidence, Marker
-from exporter.model import MigrationLimits, Outcome, Resource, Trigger, Vmim
+from exporter.model import Fact, MigrationLimits, Outcome, Resource, Trigger, Vmim
 from exporter.store import Store
 from tests.builders import (
     KEEP,
@@ -80,7 +80,8 @@ class TestRequest:
         store = a_store()
         vmi = a_vmi(evacuation_node="n1")
         attempts = [an_attempt(n, created=NOW - 100 * n) for n in (1, 3, 2)]
-        for fact in [vmi, *attempts] if vmi_first else [*attempts, vmi]:
+        facts: list[Fact] = [vmi, *attempts] if vmi_first else [*attempts, vmi]
+        for fact in facts:
             store.put(fact)
         assert marker_of(store).requested_at == NOW - 300
 

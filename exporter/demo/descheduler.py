@@ -62,7 +62,7 @@ class Descheduler:
                 evicted += await self._relieve(session, node, now)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
             if self._is_answered:
-                log.warning("verdicts unavailable", error=str(error) or type(error).__name__)
+                log.warning("verdicts_unavailable", error=str(error) or type(error).__name__)
             self._is_answered = False
         return evicted
 

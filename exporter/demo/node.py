@@ -108,6 +108,8 @@ def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
             # Without it virt-controller creates no target pod (`setTargetPodSELinuxLevel`).
             "selinuxContext": "none",
         }
+        passed = made["status"].setdefault("phaseTransitionTimestamps", [])
+        passed.append({"phase": "Running", "phaseTransitionTimestamp": objects.stamp(now)})
         objects.set_condition(made, _condition("Ready", "True", now))
 
     return set_migratable(objects.changed(vmi, run), migratable=migratable)

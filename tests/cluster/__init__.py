@@ -1,4 +1,7 @@
-"""Real servers for tests: etcd, kube-apiserver, KubeVirt's CRDs."""
+"""Real servers for tests: etcd, kube-apiserver, KubeVirt's CRDs.
+
+With KubeVirt's own controllers and played nodes on them: `tests.cluster.rig`.
+"""
 
 from .binaries import MissingBinaryError, find_binary
 from .client import ApiError, Client

@@ -28,7 +28,16 @@ def find_binary(name: str) -> Path:
 
 def find_crds() -> Path:
     """Find the file of KubeVirt's CRDs."""
-    path = _BUILT / "crds.json"
+    return _find_printed("crds")
+
+
+def find_manifests() -> Path:
+    """Find the file of what KubeVirt's operator installs around its servers."""
+    return _find_printed("manifests")
+
+
+def _find_printed(name: str) -> Path:
+    path = _BUILT / f"{name}.json"
     if not path.exists():
-        raise MissingBinaryError(path.stem)
+        raise MissingBinaryError(name)
     return path

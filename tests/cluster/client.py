@@ -76,6 +76,13 @@ class Client:
         path = resource.path(metadata.get("namespace"), metadata["name"])
         return await self.request("PUT", path, json=body)
 
+    async def replace_status(self, resource: Resource, body: Object) -> Object:
+        """Replace an object's status, wherever the resource keeps it."""
+        metadata = body["metadata"]
+        path = resource.path(metadata.get("namespace"), metadata["name"])
+        status = "/status" if resource.has_status else ""
+        return await self.request("PUT", path + status, json=body)
+
     async def merge(
         self, resource: Resource, namespace: str | None, name: str, patch: Object
     ) -> Object:
@@ -108,10 +115,14 @@ class Client:
 
     async def request(self, method: str, path: str, **arguments: Any) -> Object:
         """Send one request, and return the JSON of its answer."""
+        answer: Object = json.loads(await self.send(method, path, **arguments))
+        return answer
+
+    async def send(self, method: str, path: str, **arguments: Any) -> bytes:
+        """Send one request, and return whatever is answered."""
         async with self._session.request(method, path, **arguments) as response:
             await _refuse_errors(response)
-            answer: Object = await response.json()
-            return answer
+            return await response.read()
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

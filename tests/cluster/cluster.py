@@ -20,6 +20,7 @@ from .resources import (
     CRDS,
     KUBEVIRTS,
     NAMESPACES,
+    NODES,
     PODS,
     ROLE_BINDINGS,
     SERVICE_ACCOUNTS,
@@ -94,9 +95,25 @@ class RealCluster:
         account = {"metadata": {"name": name, "namespace": _ACCOUNTS}}
         await self.admin.create(SERVICE_ACCOUNTS, account)
         await self._allow(name, full_name, reads, namespaces)
-        path = f"{SERVICE_ACCOUNTS.path(_ACCOUNTS, name)}/token"
-        answer = await self.admin.request("POST", path, json={"spec": {}})
-        return User(full_name, self.exporter.authority, token=answer["status"]["token"])
+        return await self.account(_ACCOUNTS, name)
+
+    async def account(self, namespace: str, name: str, *, node: str | None = None) -> User:
+        """An existing service account; with a node, as a pod of its on that node would speak."""
+        bound = {"kind": NODES.kind, "apiVersion": NODES.api_version, "name": node}
+        spec = {"boundObjectRef": bound} if node else {}
+        path = f"{SERVICE_ACCOUNTS.path(namespace, name)}/token"
+        answer = await self.admin.request("POST", path, json={"spec": spec})
+        return User(
+            f"system:serviceaccount:{namespace}:{name}",
+            self.exporter.authority,
+            token=answer["status"]["token"],
+        )
+
+    def certified(self, name: str, group: str = "") -> User:
+        """A user of that name and group, proved by a client certificate made now."""
+        write_certificates(self.directory, f"{name}/{group}")
+        certificate = self.directory / f"{name}.crt"
+        return User(name, self.exporter.authority, certificate=certificate)
 
     async def namespace(self, name: str) -> str:
         """Make a namespace, and return its name."""
@@ -165,8 +182,12 @@ def _is_established(crd: Object) -> bool:
     return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
+def write_certificates(directory: Path, *subjects: str) -> None:
+    """Write key pairs, each `NAME` or `NAME/GROUP`, signed by the directory's authority."""
+    subprocess.run([find_binary("certificates"), directory, *subjects], check=True)
+
+
 def _write_credentials(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    names = ("server", "service-account", "exporter")
-    subprocess.run([find_binary("certificates"), directory, *names], check=True)
+    write_certificates(directory, "server", "service-account", "aggregator", "exporter")
     (directory / "tokens.csv").write_text(_TOKENS)

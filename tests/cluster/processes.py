@@ -1,9 +1,11 @@
 """A server as a child process that a test may kill, freeze and bring back."""
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -17,8 +19,11 @@ class ServerFailedError(Exception):
 class Process:
     """One command line, started any number of times, its output appended to one log file."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(
+        self, arguments: list[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._arguments = arguments
+        self._environment = os.environ | dict(environment or {})
         self.log = log
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -38,6 +43,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=self._environment,
                 # One system call, no lock taken: safe where threads make this hook unsafe.
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
@@ -57,8 +63,14 @@ class Process:
 
     def failure(self, reason: str) -> ServerFailedError:
         """Say what went wrong, and what the process said about it."""
-        tail = self.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
-        return ServerFailedError(f"{self._arguments[0]}: {reason}\n{tail}")
+        return ServerFailedError(f"{self._arguments[0]}: {reason}\n{self._end_of_log()}")
+
+    def tail(self) -> str:
+        """What the process said last."""
+        return f"{self._arguments[0]} said last:\n{self._end_of_log()}"
+
+    def _end_of_log(self) -> str:
+        return self.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
 
 
 def _die_with_parent() -> None:

@@ -17,7 +17,7 @@ from .processes import Process
 
 
 _START_SECONDS = 60.0
-_PROBE = aiohttp.ClientTimeout(total=2)
+PROBE = aiohttp.ClientTimeout(total=2)
 
 
 class Server(ABC):
@@ -39,6 +39,10 @@ class Server(ABC):
     def running(self) -> bool:
         """Whether the process lives; a frozen one does."""
         return self._process.running
+
+    def tail(self) -> str:
+        """The name of the server and the end of what it said."""
+        return self._process.tail()
 
     async def start(self) -> None:
         """Start and wait until ready."""
@@ -114,7 +118,7 @@ class Etcd(Server):
     async def ready(self) -> bool:
         """Ask etcd whether it has elected itself."""
         async with (
-            aiohttp.ClientSession(timeout=_PROBE) as session,
+            aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/health") as response,
         ):
             return response.status == 200
@@ -146,8 +150,8 @@ class ApiServer(Server):
     """
     A kube-apiserver with RBAC, on an etcd that runs.
 
-    The directory holds the pairs ca, server and service-account of the tool `certificates`, and
-    tokens.csv.
+    The directory holds the pairs ca, server, aggregator and service-account of the tool
+    `certificates`, and tokens.csv.
     """
 
     def __init__(self, directory: Path, etcd: Etcd, *, watch_cache: bool = True) -> None:
@@ -165,6 +169,13 @@ class ApiServer(Server):
             f"--tls-private-key-file={directory / 'server.key'}",
             f"--client-ca-file={directory / 'ca.crt'}",
             f"--token-auth-file={directory / 'tokens.csv'}",
+            f"--proxy-client-cert-file={directory / 'aggregator.crt'}",
+            f"--proxy-client-key-file={directory / 'aggregator.key'}",
+            f"--requestheader-client-ca-file={directory / 'ca.crt'}",
+            "--requestheader-allowed-names=aggregator",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={directory / 'service-account.crt'}",
             f"--service-account-signing-key-file={directory / 'service-account.key'}",
@@ -178,7 +189,7 @@ class ApiServer(Server):
     async def ready(self) -> bool:
         """Ask `/readyz`, which is open to everybody once the default roles are there."""
         async with (
-            aiohttp.ClientSession(timeout=_PROBE) as session,
+            aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/readyz", ssl=self.trust) as response,
         ):
             return response.status == 200

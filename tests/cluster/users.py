@@ -24,6 +24,11 @@ class User:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     @property
+    def authority_data(self) -> str:
+        """The authority as Kubernetes objects carry it."""
+        return _data(self.authority)
+
+    @property
     def tls(self) -> ssl.SSLContext:
         """The TLS context that trusts the server, and proves the name where a certificate does."""
         context = ssl.create_default_context(cafile=self.authority)
@@ -34,7 +39,7 @@ class User:
 
 def kubeconfig(path: Path, server: str, user: User) -> Path:
     """Write a kubeconfig that is whole in itself: certificates as data, no path in it."""
-    cluster = {"server": server, "certificate-authority-data": _data(user.authority)}
+    cluster = {"server": server, "certificate-authority-data": user.authority_data}
     document = {
         "apiVersion": "v1",
         "kind": "Config",

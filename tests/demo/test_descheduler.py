@@ -166,7 +166,7 @@ async def test_an_exporter_that_is_not_ready_is_borne() -> None:
     assert (first, second) == (0, 0)
     assert third > 0
     assert [line["event"] for line in logs] == [
-        "verdicts unavailable",
+        "verdicts_unavailable",
         "verdicts available again",
     ]
 

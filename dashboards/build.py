@@ -1,0 +1,127 @@
+"""`python -m dashboards.build` writes the JSON of every dashboard."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+from grafana_foundation_sdk.builders.dashboard import (
+    Dashboard,
+    DashboardLink,
+    QueryVariable,
+    Row,
+)
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    Panel,
+)
+
+from dashboards import one_vm, overview
+from dashboards.variables import (
+    choose_datasource,
+    choose_jobs,
+    choose_name,
+    choose_namespace,
+    choose_namespaces,
+    choose_nodes,
+)
+
+
+HERE = Path(__file__).parent
+TAG = "kubevirt-eviction-exporter"
+OVERVIEW = "kubevirt-eviction-overview"
+ONE_VM = "kubevirt-eviction-vm"
+
+
+def build_overview() -> Dashboard:
+    """The dashboard of a cluster."""
+    return _build(
+        OVERVIEW,
+        "KubeVirt evictions / Overview",
+        "Which VMs must not be moved, which evacuations are stuck, and whether the exporter that "
+        "says so can be trusted. One cluster per data source.",
+        [choose_jobs(), choose_namespaces(), choose_nodes()],
+        overview.ask(ONE_VM),
+    )
+
+
+def build_one_vm() -> Dashboard:
+    """The dashboard of one VM."""
+    return _build(
+        ONE_VM,
+        "KubeVirt evictions / VM",
+        "One VM: whether it is held or being evacuated, since when, and why.",
+        [choose_jobs(), choose_namespace(), choose_name()],
+        one_vm.ask(),
+    )
+
+
+def render() -> dict[Path, str]:
+    """The text of every file."""
+    built = (build_overview().build(), build_one_vm().build())
+    return {HERE / f"{model.uid}.json": _encode(model) for model in built}
+
+
+def rewrite(text: str) -> str:
+    """The same dashboard, read and written again by the SDK's model of it."""
+    register_default_plugins()
+    return _encode(models.Dashboard.from_json(json.loads(text)))
+
+
+def _encode(model: models.Dashboard) -> str:
+    # A dashboard that is provisioned has no id of its own, and says so.
+    return JSONEncoder(indent=2).encode({"id": None, **model.to_json()}) + "\n"
+
+
+def _build(
+    uid: str,
+    title: str,
+    description: str,
+    variables: Sequence[QueryVariable],
+    sections: Mapping[str, Sequence[Builder[Panel]]],
+) -> Dashboard:
+    """A dashboard whose links survive: its uid and the ids of its panels are fixed."""
+    others = (
+        DashboardLink("KubeVirt evictions")
+        .type(DashboardLinkType.DASHBOARDS)
+        .tags([TAG])
+        .include_vars(include_vars=True)
+        .keep_time(keep_time=True)
+    )
+    board = (
+        Dashboard(title)
+        .uid(uid)
+        .description(description)
+        .tags(["kubevirt", TAG])
+        .readonly()
+        .timezone("utc")
+        .time("now-6h", "now")
+        .refresh("1m")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .link(others)
+        .with_variable(choose_datasource())
+    )
+    for variable in variables:
+        board.with_variable(variable)
+    numbers = count(1)
+    for question, panels in sections.items():
+        board.with_row(Row(question).id(next(numbers)))
+        for panel in panels:
+            panel.build().id_val = next(numbers)
+            board.with_panel(panel)
+    return board
+
+
+def main() -> None:
+    """Write every file."""
+    for path, text in render().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

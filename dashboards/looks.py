@@ -1,0 +1,332 @@
+"""How panels look: one function per kind, so that like things look alike.
+
+A panel of this project has a question for a title, a description that says how to read the answer
+and what to do about it, and a unit.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    heatmap,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.common import (
+    BarGaugeDisplayMode,
+    BigValueColorMode,
+    BigValueGraphMode,
+    DataSourceRef,
+    GraphDrawStyle,
+    GraphThresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+    VizOrientation,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataTransformerConfig,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+
+DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+SHORTEST_STEP = "1m"
+"""Shorter steps than two scrapes show nothing new."""
+
+GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
+Size = tuple[int, int]
+"""Width, of 24, and height."""
+Answers = Mapping[int, tuple[str, str]]
+"""Text and colour of each value of a panel that answers in words."""
+YES_IS_GOOD: Answers = {0: ("no", RED), 1: ("yes", GREEN)}
+YES_IS_BAD: Answers = {0: ("no", GREEN), 1: ("yes", RED)}
+
+
+class Column:
+    """One column of a table: the query that fills it, and how it is shown; no title: hidden."""
+
+    def __init__(
+        self,
+        title: str | None,
+        query: str,
+        *,
+        unit: str = units.Short,
+        answers: Answers | None = None,
+        red_from: float | None = None,
+    ) -> None:
+        self.title = title
+        self.query = query
+        self.unit = unit
+        self.answers = answers
+        self.red_from = red_from
+
+    def properties(self) -> list[DynamicConfigValue]:
+        """What Grafana overrides for this column."""
+        properties = [DynamicConfigValue("unit", self.unit)]
+        if self.answers is not None:
+            properties.append(DynamicConfigValue("mappings", [_map(self.answers)]))
+        if self.red_from is not None:
+            steps = thresholds((None, GREEN), (self.red_from, RED)).build()
+            properties.append(DynamicConfigValue("thresholds", steps))
+        if self.answers is not None or self.red_from is not None:
+            cell = {"type": "color-text"}
+            properties.append(DynamicConfigValue("custom.cellOptions", cell))
+        return properties
+
+
+def ask_stat(
+    title: str,
+    description: str,
+    queries: Mapping[str, str],
+    *,
+    size: Size,
+    unit: str,
+    answers: Answers | None = None,
+    steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
+    none: str = "none",
+) -> stat.Panel:
+    """Big numbers, or words, of now; `queries` by legend."""
+    panel = (
+        stat.Panel()
+        .title(title)
+        .description(description)
+        .span(size[0])
+        .height(size[1])
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .no_value(none)
+        .thresholds(thresholds(*steps))
+        .color_mode(BigValueColorMode.VALUE)
+        .graph_mode(BigValueGraphMode.NONE)
+        .orientation(VizOrientation.AUTO)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    )
+    if answers is not None:
+        panel.mappings([_map(answers)])
+    for ref, (legend, query) in zip("ABCDEF", queries.items(), strict=False):
+        panel.with_target(_query(ref, query).instant().legend_format(legend))
+    return panel
+
+
+def ask_over_time(
+    title: str,
+    description: str,
+    queries: Mapping[str, str],
+    *,
+    size: Size,
+    unit: str,
+    stacked: bool = False,
+    most: float | None = None,
+    red_from: float | None = None,
+) -> timeseries.Panel:
+    """Lines, or stacked bars, over the time range; `queries` by legend."""
+    steps = ((None, GREEN),) if red_from is None else ((None, GREEN), (red_from, RED))
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(description)
+        .span(size[0])
+        .height(size[1])
+        .datasource(DATASOURCE)
+        .interval(SHORTEST_STEP)
+        .unit(unit)
+        .min(0)
+        .thresholds(thresholds(*steps))
+        .line_width(1)
+        .fill_opacity(10)
+        .show_points(VisibilityMode.NEVER)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.LIST)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(show_legend=True)
+        )
+        .tooltip(
+            common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+        )
+    )
+    if most is not None:
+        panel.max(most)
+    if red_from is not None:
+        panel.thresholds_style(
+            common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        )
+    if stacked:
+        panel.draw_style(GraphDrawStyle.BARS).fill_opacity(70).stacking(
+            common.StackingConfig().mode(StackingMode.NORMAL).group("A")
+        )
+    for ref, (legend, query) in zip("ABCDEF", queries.items(), strict=False):
+        panel.with_target(_query(ref, query).range().legend_format(legend))
+    return panel
+
+
+def ask_bars(
+    title: str,
+    description: str,
+    query: str,
+    *,
+    size: Size,
+    legend: str,
+    unit: str,
+    steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
+) -> bargauge.Panel:
+    """One horizontal bar per series, as it is now."""
+    return (
+        bargauge.Panel()
+        .title(title)
+        .description(description)
+        .span(size[0])
+        .height(size[1])
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .min(0)
+        .no_value("none")
+        .thresholds(thresholds(*steps))
+        .display_mode(BarGaugeDisplayMode.BASIC)
+        .orientation(VizOrientation.HORIZONTAL)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .with_target(_query("A", query).instant().legend_format(legend))
+    )
+
+
+def ask_heatmap(
+    title: str, description: str, query: str, *, size: Size, unit: str
+) -> heatmap.Panel:
+    """A histogram over time, from its cumulative buckets."""
+    return (
+        heatmap.Panel()
+        .title(title)
+        .description(description)
+        .span(size[0])
+        .height(size[1])
+        .datasource(DATASOURCE)
+        .interval(SHORTEST_STEP)
+        .unit(units.Short)
+        .calculate(calculate=False)
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(HeatmapColorMode.SCHEME)
+            .scheme("Oranges")
+            .exponent(0.5)
+            .steps(64)
+        )
+        .y_axis(heatmap.YAxisConfig().unit(unit))
+        .cell_values(heatmap.CellValues().unit(units.Short))
+        .with_target(
+            _query("A", query).range().format(PromQueryFormat.HEATMAP).legend_format("{{le}}")
+        )
+    )
+
+
+def ask_timeline(
+    title: str, description: str, query: str, *, size: Size, legend: str, answers: Answers
+) -> statetimeline.Panel:
+    """Since when each series has had its value."""
+    return (
+        statetimeline.Panel()
+        .title(title)
+        .description(description)
+        .span(size[0])
+        .height(size[1])
+        .datasource(DATASOURCE)
+        .interval(SHORTEST_STEP)
+        .unit(units.Short)
+        .mappings([_map(answers)])
+        .show_value(VisibilityMode.NEVER)
+        .merge_values(merge_values=True)
+        .with_target(_query("A", query).range().legend_format(legend))
+    )
+
+
+def ask_table(
+    title: str,
+    description: str,
+    columns: Sequence[Column],
+    *,
+    size: Size,
+    labels: Mapping[str, str],
+    sort_by: str,
+    links: Mapping[str, str] | None = None,
+) -> table.Panel:
+    """One row per value of the labels that all columns share.
+
+    `labels` are shown first, in their order, under these titles; `links` go from a title to a URL.
+    """
+    panel = (
+        table.Panel()
+        .title(title)
+        .description(description)
+        .span(size[0])
+        .height(size[1])
+        .datasource(DATASOURCE)
+        .unit(units.Short)
+        .no_value("")
+        .filterable(filterable=True)
+        .sort_by([common.TableSortByFieldState().display_name(sort_by).desc(desc=True)])
+    )
+    # With one query Grafana names its column "Value", with several "Value #A" and so on.
+    refs = "ABCDEFGH"[: len(columns)]
+    fields = ["Value"] if len(columns) == 1 else [f"Value #{ref}" for ref in refs]
+    names = dict(labels)
+    hidden = {"Time": True}
+    for ref, field, column in zip(refs, fields, columns, strict=True):
+        panel.with_target(_query(ref, column.query).instant().format(PromQueryFormat.TABLE))
+        if column.title is None:
+            hidden[field] = True
+        else:
+            names[field] = column.title
+            panel.override_by_name(column.title, column.properties())
+    for name, url in (links or {}).items():
+        link = {"title": "Show this VM", "url": url}
+        panel.override_by_name(name, [DynamicConfigValue("links", [link])])
+    panel.with_transformation(DataTransformerConfig("merge", options={}))
+    panel.with_transformation(
+        DataTransformerConfig(
+            "organize",
+            options={
+                "excludeByName": hidden,
+                "includeByName": {},
+                "indexByName": {field: position for position, field in enumerate(names)},
+                "renameByName": names,
+            },
+        )
+    )
+    return panel
+
+
+def thresholds(*steps: tuple[float | None, str]) -> dashboard.ThresholdsConfig:
+    """Colours from these values on; the first from None, which is "from below"."""
+    return (
+        dashboard.ThresholdsConfig()
+        .mode(ThresholdsMode.ABSOLUTE)
+        .steps([Threshold(value=value, color=color) for value, color in steps])
+    )
+
+
+def _map(answers: Answers) -> ValueMap:
+    return ValueMap(
+        {
+            str(value): ValueMappingResult(text=text, color=color, index=index)
+            for index, (value, (text, color)) in enumerate(answers.items())
+        }
+    )
+
+
+def _query(ref: str, expression: str) -> Dataquery:
+    return Dataquery().ref_id(ref).datasource(DATASOURCE).expr(expression)

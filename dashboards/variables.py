@@ -1,0 +1,79 @@
+"""The variables at the top of the dashboards."""
+
+from grafana_foundation_sdk.builders.dashboard import DatasourceVariable, QueryVariable
+from grafana_foundation_sdk.models.dashboard import (
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+
+from dashboards.looks import DATASOURCE
+from dashboards.queries import RANGE, each, rename, select, select_by
+
+
+# What is held or being evacuated has one of these; whatever had, within the time range, is offered.
+_VMS = ("kubevirt_vmi_eviction_cooldown_seconds", "kubevirt_vmi_evacuation_info")
+_SEEN = f"last_over_time({{}}[{RANGE}])"
+
+
+def choose_datasource() -> DatasourceVariable:
+    """Which Prometheus."""
+    return DatasourceVariable("datasource").label("Data source").type("prometheus")
+
+
+def choose_jobs() -> QueryVariable:
+    """Which exporters: the descheduler plugin has metrics of the same names, in another job.
+
+    "All" stands for the jobs found here, therefore, and not for any job.
+    """
+    query = "label_values(kubevirt_eviction_exporter_build_info, job)"
+    return _allow_several(_choose("job", "Job", "Scrape jobs of the exporter.", query))
+
+
+def choose_namespaces() -> QueryVariable:
+    """Whose VMs."""
+    return _allow_several(choose_namespace()).all_value(".*")
+
+
+def choose_nodes() -> QueryVariable:
+    """Which nodes; a VM that has not been placed yet is on none."""
+    nodes = rename(select("descheduler_kubevirt_vmis"), "node")
+    return _allow_several(_choose_label("node", "Node", "Nodes with a VM.", nodes)).all_value(".+")
+
+
+def choose_namespace() -> QueryVariable:
+    """The namespace of one VM."""
+    seen = " or ".join(rename(_SEEN.format(select(metric)), "namespace") for metric in _VMS)
+    description = "Namespaces of VMs that were held or evacuated within the time range."
+    return _choose_label("namespace", "Namespace", description, seen)
+
+
+def choose_name() -> QueryVariable:
+    """The name of one VM."""
+    seen = " or ".join(select_by("namespace", m, range_function=_SEEN) for m in _VMS)
+    description = "VMs of the namespace that were held or evacuated within the time range."
+    return _choose_label("name", "VM", description, seen)
+
+
+def _choose_label(name: str, label: str, description: str, vector: str) -> QueryVariable:
+    """The values of a label, which Grafana reads out of the text of the series."""
+    query = f"query_result({each((name,), vector, 'group')})"
+    return _choose(name, label, description, query).regex(f'/{name}="([^"]+)"/')
+
+
+def _choose(name: str, label: str, description: str, query: str) -> QueryVariable:
+    return (
+        QueryVariable(name)
+        .label(label)
+        .description(description)
+        .datasource(DATASOURCE)
+        .query(query)
+        .definition(query)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+    )
+
+
+def _allow_several(variable: QueryVariable) -> QueryVariable:
+    everything = VariableOption(selected=True, text=["All"], value=["$__all"])
+    return variable.multi(multi=True).include_all(include_all=True).current(everything)

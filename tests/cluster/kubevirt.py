@@ -1,0 +1,359 @@
+"""KubeVirt's own virt-api and virt-controller on a real control plane.
+
+They run under their own service accounts, with the roles, webhooks and API services that KubeVirt's
+operator would install for them. What needs a node is not here: see `player.py`.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from exporter.demo.objects import DOMAIN, build_kubevirt, newest_first, notes
+
+from .binaries import find_binary, find_manifests
+from .client import ApiError, Client
+from .cluster import RealCluster
+from .objects import Object
+from .polling import poll
+from .ports import free_port
+from .processes import Process
+from .resources import (
+    API_SERVICES,
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    KUBEVIRTS,
+    MUTATING_WEBHOOKS,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    VALIDATING_WEBHOOKS,
+    VMIMS,
+    VMIS,
+    Resource,
+)
+from .servers import PROBE, Server
+
+
+KUBEVIRT_VERSION = "1.8.4"
+"""What `tests/tools/kubevirt/go.mod` requires."""
+NAMESPACE = "kubevirt"
+DESCHEDULER = {"requested-by": "sigs.k8s.io/descheduler"}
+"""The annotation by which KubeVirt knows the descheduler's evictions."""
+
+_GUEST: Object = {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}
+_SETTLE_SECONDS = 60.0
+# A folder of its own: KubeVirt reads a pair again, and logs it, at every write beside it.
+_SERVING = "serving"
+_PAIR = (("cert", "crt"), ("key", "key"))
+_INSTALLED = {
+    one.kind: one
+    for one in (
+        SERVICE_ACCOUNTS,
+        CLUSTER_ROLES,
+        CLUSTER_ROLE_BINDINGS,
+        ROLES,
+        ROLE_BINDINGS,
+        MUTATING_WEBHOOKS,
+        VALIDATING_WEBHOOKS,
+        API_SERVICES,
+    )
+}
+
+
+class _KubeVirtServer(Server):
+    """One of KubeVirt's servers; it needs the directory's pair `server` and a kubeconfig."""
+
+    def __init__(
+        self, name: str, directory: Path, kubeconfig: Path, *, pairs: tuple[str, ...]
+    ) -> None:
+        self.port = free_port()
+        self.url = f"https://127.0.0.1:{self.port}"
+        certificates = [
+            f"--{flag}-{kind}-file={directory / _SERVING / 'server'}.{suffix}"
+            for flag in pairs
+            for kind, suffix in _PAIR
+        ]
+        arguments = [
+            str(find_binary(name)),
+            f"--kubeconfig={kubeconfig}",
+            "--listen=127.0.0.1",
+            f"--port={self.port}",
+            *certificates,
+        ]
+        environment = {"POD_NAMESPACE": NAMESPACE, "POD_NAME": name, "NODE_NAME": "control-plane"}
+        super().__init__(
+            Process(arguments, directory / f"{name}.log", environment | {"NAMESPACE": NAMESPACE})
+        )
+
+    async def _ask(self, path: str) -> Object | None:
+        """Read JSON that is open to everybody; nothing where the answer is not 200."""
+        async with (
+            aiohttp.ClientSession(timeout=PROBE) as session,
+            session.get(f"{self.url}{path}", ssl=False) as response,
+        ):
+            answer: Object | None = await response.json() if response.status == 200 else None
+            return answer
+
+
+class VirtApi(_KubeVirtServer):
+    """KubeVirt's webhooks and subresources."""
+
+    def __init__(self, directory: Path, kubeconfig: Path) -> None:
+        super().__init__("virt-api", directory, kubeconfig, pairs=("tls", "handler"))
+
+    async def ready(self) -> bool:
+        """Ask for the groups that it serves."""
+        return await self._ask("/apis") is not None
+
+
+class VirtController(_KubeVirtServer):
+    """KubeVirt's controllers."""
+
+    def __init__(self, directory: Path, kubeconfig: Path) -> None:
+        super().__init__("virt-controller", directory, kubeconfig, pairs=("prom",))
+
+    async def ready(self) -> bool:
+        """Ask whether it leads; a moment later all its controllers run."""
+        answer = await self._ask("/leader")
+        return answer is not None and answer["apiserver"]["leader"] == "true"
+
+
+class KubeVirtCluster:
+    """
+    A real control plane with KubeVirt's own servers on it, while entered.
+
+    `control` is the plane without KubeVirt; its `admin` is no service account of KubeVirt's, so the
+    webhooks take its writes for a user's. Nothing runs a pod here: enter a `Player` as well.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.control = RealCluster(directory)
+        self.admin = self.control.admin
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.control)
+            manifests = json.loads(find_manifests().read_bytes())
+            await self._prepare(manifests)
+            await self._start(stack)
+            await self._register(manifests)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            print(self.tails())
+        await self._stack.aclose()
+
+    def tails(self) -> str:
+        """What KubeVirt's servers said last, for a test that has failed."""
+        return "\n".join(server.tail() for server in (self.api, self.controller))
+
+    # What users, operators and the descheduler do
+
+    async def create_vmi(self, name: str, namespace: str, **spec: Any) -> Object:
+        """Create a VMI as a user writes it; KubeVirt's webhook fills in the rest."""
+        body = _written(VMIS, _GUEST | spec, name=name, namespace=namespace)
+        return await self.admin.create(VMIS, body)
+
+    async def migrate(self, name: str, namespace: str, **annotations: str) -> Object:
+        """Ask for a migration by hand, as `virtctl migrate` does."""
+        body = _written(
+            VMIMS,
+            {"vmiName": name},
+            generateName="kubevirt-migrate-vm-",
+            namespace=namespace,
+            annotations=annotations,
+        )
+        return await self.admin.create(VMIMS, body)
+
+    async def evict(self, pod: Object, *, descheduler: bool = True) -> ApiError | None:
+        """Ask for a pod's eviction; the refusal, or nothing where it was granted."""
+        metadata = pod["metadata"]
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "annotations": DESCHEDULER if descheduler else {},
+            },
+        }
+        path = f"{PODS.path(metadata['namespace'], metadata['name'])}/eviction"
+        try:
+            await self.admin.request("POST", path, json=body)
+        except ApiError as refusal:
+            return refusal
+        return None
+
+    async def cancel_evacuation(self, name: str, namespace: str, node: str) -> None:
+        """Call the `evacuate/cancel` subresource, through the API server's aggregation layer."""
+        await self.admin.send(
+            "PUT",
+            f"/apis/subresources.kubevirt.io/v1/namespaces/{namespace}"
+            f"/virtualmachineinstances/{name}/evacuate/cancel",
+            json={"evacuationNodeName": node},
+        )
+
+    @asynccontextmanager
+    async def configured(self, **configuration: Any) -> AsyncIterator[None]:
+        """Change `spec.configuration` of the KubeVirt CR for a block; its servers have read it."""
+        before = (await self.cr())["spec"]["configuration"]
+        await self._configure(configuration)
+        try:
+            yield
+        finally:
+            await self._configure({key: before.get(key) for key in configuration})
+
+    async def _configure(self, configuration: Object) -> None:
+        patch = {"spec": {"configuration": configuration}}
+        changed = await self.admin.merge(KUBEVIRTS, NAMESPACE, "kubevirt", patch)
+        told = (
+            f"config from KubeVirt to resource version '{changed['metadata']['resourceVersion']}'"
+        )
+
+        async def is_read() -> bool:
+            return all(told in server.log.read_text() for server in (self.api, self.controller))
+
+        await poll(is_read, within=_SETTLE_SECONDS, what="the KubeVirt CR read")
+
+    @asynccontextmanager
+    async def virt_api(self) -> AsyncIterator[Client]:
+        """Speak as virt-api, to do what it does by itself only in a race."""
+        account = await self.control.account(NAMESPACE, "kubevirt-apiserver")
+        async with self.control.client(account) as client:
+            yield client
+
+    # What is there
+
+    async def cr(self) -> Object:
+        """The KubeVirt CR."""
+        return await self.admin.get(KUBEVIRTS, NAMESPACE, "kubevirt")
+
+    async def vmi(self, name: str, namespace: str) -> Object:
+        """A VMI."""
+        return await self.admin.get(VMIS, namespace, name)
+
+    async def vmims(self, name: str, namespace: str) -> list[Object]:
+        """The migrations of a VMI, oldest first."""
+        listed = await self._items(VMIMS, namespace)
+        return newest_first(one for one in listed if one["spec"]["vmiName"] == name)[::-1]
+
+    async def pods(self, name: str, namespace: str) -> list[Object]:
+        """The launcher pods of a VMI, oldest first."""
+        listed = await self._items(PODS, namespace)
+        mine = [one for one in listed if notes(one).get(DOMAIN) == name]
+        return sorted(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]))
+
+    async def _items(self, resource: Resource, namespace: str) -> list[Object]:
+        listed = await self.admin.list(resource, namespace)
+        head = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return [head | one for one in listed["items"]]
+
+    # Installation
+
+    async def _prepare(self, manifests: list[Object]) -> None:
+        await self.control.namespace(NAMESPACE)
+        authority = (self.control.directory / "ca.crt").read_text()
+        bundle = {"metadata": {"name": "kubevirt-ca", "namespace": NAMESPACE}}
+        await self.admin.create(CONFIG_MAPS, bundle | {"data": {"ca-bundle": authority}})
+        head = {"apiVersion": KUBEVIRTS.api_version, "kind": KUBEVIRTS.kind}
+        # Without a phase KubeVirt's servers take the CR for one not yet deployed, and ignore it.
+        deployed = {"status": {"phase": "Deployed", "defaultArchitecture": "amd64"}}
+        await self.admin.create(KUBEVIRTS, head | build_kubevirt(NAMESPACE) | deployed)
+        # RBAC lets a role be bound before it exists.
+        async with asyncio.TaskGroup() as group:
+            for one in manifests:
+                if one["kind"] in {"ServiceAccount", "Role", "ClusterRole"} or "roleRef" in one:
+                    group.create_task(self.admin.create(_INSTALLED[one["kind"]], one))
+        await poll(self._is_proxy_known, within=_SETTLE_SECONDS, what="the aggregator published")
+
+    async def _is_proxy_known(self) -> bool:
+        try:
+            found = await self.admin.get(
+                CONFIG_MAPS, "kube-system", "extension-apiserver-authentication"
+            )
+        except ApiError:
+            return False
+        return "requestheader-client-ca-file" in found["data"]
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        directory = self.control.directory
+        (directory / _SERVING).mkdir()
+        for _, suffix in _PAIR:
+            shutil.copy(directory / f"server.{suffix}", directory / _SERVING)
+        accounts = [
+            await self.control.account(NAMESPACE, name)
+            for name in ("kubevirt-apiserver", "kubevirt-controller")
+        ]
+        api, controller = [self.control.kubeconfig(account) for account in accounts]
+        self.api = VirtApi(directory, api)
+        self.controller = VirtController(directory, controller)
+        async with asyncio.TaskGroup() as group:
+            for server in (self.api, self.controller):
+                group.create_task(stack.enter_async_context(server))
+
+    async def _register(self, manifests: list[Object]) -> None:
+        """The webhooks by URL; the API services by a name that leads to this host."""
+        place = {"name": "virt-api", "namespace": NAMESPACE}
+        name = {"type": "ExternalName", "externalName": "127.0.0.1"}
+        await self.admin.create(SERVICES, {"metadata": place, "spec": name})
+        bundle = self.control.administrator.authority_data
+        for one in manifests:
+            for webhook in one.get("webhooks", ()):
+                path = webhook["clientConfig"]["service"]["path"]
+                webhook["clientConfig"] = {"url": self.api.url + path, "caBundle": bundle}
+            if one["kind"] == API_SERVICES.kind:
+                one["spec"] |= {"service": place | {"port": self.api.port}}
+                one["spec"]["insecureSkipTLSVerify"] = True
+            if "webhooks" in one or one["kind"] == API_SERVICES.kind:
+                await self.admin.create(_INSTALLED[one["kind"]], one)
+        try:
+            await poll(self._admits, within=_SETTLE_SECONDS, what="virt-api asked")
+        except TimeoutError:
+            print(self.tails())
+            raise
+
+    async def _admits(self) -> bool:
+        """Whether the API server asks virt-api in each of its three ways."""
+        services = await self.admin.list(API_SERVICES)
+        ours = [one for one in services["items"] if one["spec"].get("service")]
+        if not all(_is_available(one) for one in ours):
+            return False
+        trial = {"dryRun": "All"}
+        is_completed = False
+        vmi = _written(VMIS, _GUEST, generateName="trial-", namespace="default")
+        vmim = _written(VMIMS, {"vmiName": "nobody"}, generateName="trial-", namespace="default")
+        try:
+            made = await self.admin.request("POST", VMIS.path("default"), json=vmi, params=trial)
+            is_completed = "finalizers" in made["metadata"]
+            await self.admin.request("POST", VMIMS.path("default"), json=vmim, params=trial)
+        except ApiError as refusal:
+            return is_completed and "does not exist" in str(refusal)
+        return False
+
+
+def _written(resource: Resource, spec: Object, **metadata: Any) -> Object:
+    head = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return head | {"metadata": metadata, "spec": spec}
+
+
+def _is_available(service: Object) -> bool:
+    conditions = service.get("status", {}).get("conditions", [])
+    return any(one["type"] == "Available" and one["status"] == "True" for one in conditions)

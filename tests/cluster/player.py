@@ -1,0 +1,516 @@
+"""What a test cluster has no nodes for: scheduler, kubelets and virt-handlers, played.
+
+What each of them writes is decided by the pure functions of `exporter.demo.node`, the same ones
+that move the simulated cluster; here they are sent to a real API server, each in the name of whom
+it belongs to: `system:kube-scheduler`, `system:node:NAME`, and KubeVirt's service account
+`kubevirt-handler` with a token bound to the node. RBAC and KubeVirt's webhooks hold them to that.
+
+A `Player` acts by itself while entered, on everything it sees, by a plan for each VMI; what the
+plan holds back (`hangs`, `never bound`) a test may do by its explicit calls.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Literal, Self
+
+import aiohttp
+
+from exporter.demo import node as rules
+from exporter.demo import objects
+from exporter.demo.objects import Object
+
+from .client import ApiError, Client
+from .kubevirt import NAMESPACE, KubeVirtCluster
+from .resources import CLUSTER_ROLE_BINDINGS, NODES, PODS, VMIS, Resource
+
+
+Outcome = Literal[
+    "succeeds",
+    "fails",  # libvirt breaks it after its start
+    "hangs",  # it starts, and never ends
+    "keeps source",  # it succeeds, and the pod that it left never ends
+    "unschedulable",  # no node takes the target pod
+    "never bound",  # the scheduler says nothing of the target pod
+    "never ready",  # the target pod is bound, and does not start
+    "crashes",  # the target pod fails before it is ready
+    "loses target",  # the target pod fails after the hand-off
+    "loses ready target",  # the same, when its ports are published
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one migration."""
+
+    outcome: Outcome = "succeeds"
+    seconds: float = 1.2
+    """
+    Seconds that it copies, or until its target is lost.
+
+    Less than one may upset KubeVirt: it orders migrations by the second of their creation, so that
+    a failure and the next attempt within one second escape the backoff.
+    """
+    reason: str = "Live migration failed: operation failed: migration out job: unexpectedly failed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Something that is due so many seconds after the object first asked for it."""
+
+    name: str
+    after: float
+    act: Callable[[Object], Awaitable[object]]
+
+
+class Player:
+    """
+    Nodes, and all that acts on them, on a `KubeVirtCluster`.
+
+    Entered after it and left before it. `plan` says what becomes of a VMI's migrations, `place`
+    where it starts; a VMI without a plan starts on the first node that is free for it, and each
+    of its migrations succeeds.
+    """
+
+    def __init__(
+        self,
+        cluster: KubeVirtCluster,
+        nodes: Sequence[str] = ("node-1", "node-2", "node-3"),
+        *,
+        pace: float = 0.1,
+        heartbeat: float = 60.0,
+    ) -> None:
+        self.cluster = cluster
+        self.nodes = list(nodes)
+        self.pace = pace
+        """Seconds that a small step takes: binding, starting, preparing."""
+        self.heartbeat = heartbeat
+        """
+        Seconds between a virt-handler's signs of life on its node, 60 to 132 in a real cluster.
+
+        They matter: no pod event wakes the evacuation controller, so where a target pod ends after
+        its failed migration, the next attempt comes with the next event of the node.
+        """
+        self.beating = asyncio.Event()
+        """Cleared, no virt-handler says that it lives."""
+        self.beating.set()
+        self.handlers: dict[str, Client] = {}
+        """By node, who speaks as its virt-handler."""
+        self._plans: dict[str, Iterator[Fate]] = defaultdict(lambda: itertools.repeat(Fate()))
+        self._fates: dict[str, Fate] = {}
+        self._homes: dict[str, str] = {}
+        self._seen: dict[str, dict[str, Object]] = {"pods": {}, VMIS.plural: {}}
+        self._since: dict[tuple[str, str], float] = {}
+        self._acted: dict[tuple[str, str], str] = {}
+        self._changed = asyncio.Event()
+        self._addresses = itertools.count(1)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._sign_in(stack)
+            await stack.enter_async_context(self._playing())
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    # The plan
+
+    def plan(self, vmi: str, *fates: Fate | Outcome) -> None:
+        """Say what becomes of a VMI's ("namespace/name") next migrations, the last for ever."""
+        whole = [fate if isinstance(fate, Fate) else Fate(fate) for fate in fates]
+        self._plans[vmi] = itertools.chain(whole, itertools.repeat(whole[-1]))
+
+    def place(self, vmi: str, node: str) -> None:
+        """Say where a VMI ("namespace/name") is to start."""
+        self._homes[vmi] = node
+
+    def decide(self, migration_uid: str, fate: Fate | Outcome) -> None:
+        """Change the fate of one migration, under way or not."""
+        self._fates[migration_uid] = fate if isinstance(fate, Fate) else Fate(fate)
+        self._changed.set()
+
+    def fate(self, migration_uid: str, vmi: str) -> Fate:
+        """The fate of a migration, taken from the plan when it is first asked for."""
+        if migration_uid not in self._fates:
+            self._fates[migration_uid] = next(self._plans[vmi])
+        return self._fates[migration_uid]
+
+    # Scheduler
+
+    async def bind(self, pod: Object, node: str) -> None:
+        """Bind a pod to a node."""
+        bound = rules.bind_pod(pod, node, _now())
+        metadata = pod["metadata"]
+        target = {"apiVersion": "v1", "kind": NODES.kind, "name": bound["spec"]["nodeName"]}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "target": target,
+        }
+        path = f"{PODS.path(metadata['namespace'], metadata['name'])}/binding"
+        await self._scheduler.request("POST", path, json=body)
+
+    async def leave_unscheduled(self, pod: Object) -> Object:
+        """Say that no node takes the pod."""
+        refused = rules.leave_unscheduled(pod, len(self.nodes), _now())
+        return await self._scheduler.replace_status(PODS, refused)
+
+    # Kubelets
+
+    async def start_pod(self, pod: Object) -> Object:
+        """Run a bound pod."""
+        address = f"10.244.0.{next(self._addresses)}"
+        return await self._kubelet(pod, rules.start_pod(pod, address, _now()))
+
+    async def finish_pod(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> Object:
+        """End a pod's container."""
+        return await self._kubelet(pod, rules.finish_pod(pod, phase, _now()))
+
+    async def remove_pod(self, pod: Object) -> None:
+        """Let a deleted pod go."""
+        metadata = pod["metadata"]
+        kubelet = self._kubelets[objects.node_of(pod)]
+        await kubelet.delete(PODS, metadata["namespace"], metadata["name"])
+
+    async def _kubelet(self, pod: Object, after: Object) -> Object:
+        return await self._kubelets[objects.node_of(pod)].replace_status(PODS, after)
+
+    # virt-handlers
+
+    async def run_vmi(self, vmi: Object, *, migratable: bool = True) -> Object:
+        """Run the domain of a scheduled VMI."""
+        return await self._source(vmi, rules.run_vmi(vmi, _now(), migratable=migratable))
+
+    async def set_migratable(self, vmi: Object, *, migratable: bool) -> Object:
+        """Judge anew whether a VMI can be migrated."""
+        return await self._source(vmi, rules.set_migratable(vmi, migratable=migratable))
+
+    async def prepare_target(self, vmi: Object) -> Object:
+        """Listen on the target."""
+        ports = {"40001": 0, "40002": 49152, "40003": 49153}
+        return await self._target(vmi, rules.prepare_target(vmi, "192.168.10.20", ports))
+
+    async def start_migration(self, vmi: Object) -> Object:
+        """Begin to copy."""
+        return await self._source(vmi, rules.start_migration(vmi, _now()))
+
+    async def detect_domain(self, vmi: Object) -> Object:
+        """See the domain arrive."""
+        return await self._target(vmi, rules.detect_domain(vmi))
+
+    async def end_migration(self, vmi: Object) -> Object:
+        """Take the VMI over; what marked it for eviction is cleared."""
+        return await self._target(vmi, rules.end_migration(vmi, _now()))
+
+    async def finalise_migration(self, vmi: Object) -> Object:
+        """Call it completed, one reconcile later."""
+        return await self._target(vmi, rules.finalise_migration(vmi))
+
+    async def clean_up_target(self, vmi: Object) -> Object:
+        """Take the target's label off the VMI."""
+        return await self._target(vmi, rules.clean_up_target(vmi))
+
+    async def fail_migration(
+        self, vmi: Object, reason: str, abort_status: str | None = None
+    ) -> Object:
+        """Report that libvirt broke it."""
+        failed = rules.fail_migration(vmi, _now(), reason, abort_status)
+        return await self._source(vmi, failed)
+
+    async def write(self, vmi: Object, change: Callable[[Object], None]) -> Object:
+        """Change a VMI as its node's virt-handler might."""
+        return await self._source(vmi, objects.changed(vmi, change))
+
+    async def _source(self, vmi: Object, after: Object) -> Object:
+        return await self.handlers[vmi["status"]["nodeName"]].replace(VMIS, after)
+
+    async def _target(self, vmi: Object, after: Object) -> Object:
+        target = _state(vmi)["targetNode"]
+        return await self.handlers[target].replace(VMIS, after)
+
+    # Playing by itself
+
+    async def _sign_in(self, stack: AsyncExitStack) -> None:
+        """Make the nodes, and enter as each of those who act on them."""
+        control = self.cluster.control
+        admin = control.admin
+
+        async def enter(client: Client) -> Client:
+            return await stack.enter_async_context(client)
+
+        for name in self.nodes:
+            await admin.create(NODES, _node(name))
+        await admin.create(CLUSTER_ROLE_BINDINGS, _KUBELETS)
+        scheduler = control.certified("system:kube-scheduler")
+        self._scheduler = await enter(control.client(scheduler))
+        self._kubelets: dict[str, Client] = {}
+        for name in self.nodes:
+            kubelet = control.certified(f"system:node:{name}", "system:nodes")
+            handler = await control.account(NAMESPACE, "kubevirt-handler", node=name)
+            self._kubelets[name] = await enter(control.client(kubelet))
+            self.handlers[name] = await enter(control.client(handler))
+
+    @asynccontextmanager
+    async def _playing(self) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(self._watch(self._scheduler, PODS)),
+            asyncio.create_task(self._watch(self.handlers[self.nodes[0]], VMIS)),
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._work()),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in ended:
+            if not isinstance(error, asyncio.CancelledError) and error is not None:
+                raise error
+
+    async def _watch(self, client: Client, resource: Resource) -> None:
+        """Keep what is there in view, over every break of the connection."""
+        head = {"apiVersion": resource.api_version, "kind": resource.kind}
+        while True:
+            with suppress(aiohttp.ClientError, ApiError, _Gone):
+                listed = await client.list(resource)
+                found = {one["metadata"]["uid"]: head | one for one in listed["items"]}
+                self._seen[resource.plural] = found
+                self._changed.set()
+                version = listed["metadata"]["resourceVersion"]
+                async with client.watch(resource, resourceVersion=version) as events:
+                    async for event in events:
+                        self._notice(found, event)
+            await asyncio.sleep(self.pace)
+
+    def _notice(self, found: dict[str, Object], event: Object) -> None:
+        seen = event["object"]
+        if event["type"] == "ERROR":
+            raise _Gone
+        uid = seen["metadata"]["uid"]
+        if event["type"] == "DELETED":
+            found.pop(uid, None)
+        else:
+            found[uid] = seen
+        self._changed.set()
+
+    async def _beat(self) -> None:
+        """Have KubeVirt know that its handlers live."""
+        while True:
+            await self.beating.wait()
+            for name, handler in self.handlers.items():
+                with suppress(aiohttp.ClientError, ApiError):
+                    await handler.merge(NODES, None, name, {"metadata": _heartbeat()})
+            await asyncio.sleep(self.heartbeat)
+
+    async def _work(self) -> None:
+        while True:
+            self._changed.clear()
+            wait = await self._act()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+
+    async def _act(self) -> float | None:
+        """Do what is due; the seconds until something will be, or nothing."""
+        waits: list[float] = []
+        asked: set[tuple[str, str]] = set()
+        for step, seen in [*self._steps()]:
+            uid, version = seen["metadata"]["uid"], seen["metadata"]["resourceVersion"]
+            key = (uid, step.name)
+            asked.add(key)
+            if self._acted.get(key) == version:
+                continue
+            wait = self._since.setdefault(key, time.monotonic()) + step.after - time.monotonic()
+            if wait > 0:
+                waits.append(wait)
+                continue
+            self._acted[key] = version
+            try:
+                await step.act(seen)
+            except aiohttp.ClientError:
+                # The API server is not there: once more when it is.
+                del self._acted[key]
+                waits.append(self.pace)
+            except ApiError as refusal:
+                if refusal.code not in _OVERTAKEN:
+                    raise
+        self._since = {key: since for key, since in self._since.items() if key in asked}
+        self._acted = {key: version for key, version in self._acted.items() if key in asked}
+        return min(waits, default=None)
+
+    def _steps(self) -> Iterator[tuple[_Step, Object]]:
+        """What every object seen asks for; an object asks until it is no longer as it is."""
+        for pod in self._seen[PODS.plural].values():
+            step = self._pod_step(pod)
+            if step is not None:
+                yield step, pod
+        for vmi in self._seen[VMIS.plural].values():
+            for step in self._vmi_steps(vmi):
+                yield step, vmi
+
+    def _pod_step(self, pod: Object) -> _Step | None:
+        key = f"{pod['metadata']['namespace']}/{objects.notes(pod).get(objects.DOMAIN, '')}"
+        job = objects.labels(pod).get(objects.MIGRATION_JOB)
+        fate = self.fate(job, key) if job else Fate()
+        is_bound = bool(objects.node_of(pod))
+        if objects.is_deleting(pod):
+            return _Step("remove", self.pace, self.remove_pod) if is_bound else None
+        if objects.phase(pod) != "Pending":
+            return None
+        if not is_bound:
+            return self._schedule(pod, key, fate.outcome)
+        if fate.outcome == "never ready":
+            return None
+        if fate.outcome == "crashes":
+            return _Step("crash", fate.seconds, lambda pod: self.finish_pod(pod, "Failed"))
+        return _Step("start", self.pace, self.start_pod)
+
+    def _schedule(self, pod: Object, key: str, outcome: Outcome) -> _Step | None:
+        if outcome == "never bound":
+            return None
+        node = None if outcome == "unschedulable" else self._free_node(pod, key)
+        if node is not None:
+            return _Step("bind", self.pace, lambda pod: self.bind(pod, node))
+        if objects.is_unschedulable(pod):
+            return None
+        return _Step("refuse", self.pace, self.leave_unscheduled)
+
+    def _free_node(self, pod: Object, key: str) -> str | None:
+        """Where none of the VMI's pods is that has not finished."""
+        owner = objects.labels(pod).get(objects.CREATED_BY)
+        taken = {
+            objects.node_of(other)
+            for other in self._seen[PODS.plural].values()
+            if objects.labels(other).get(objects.CREATED_BY) == owner
+            and not objects.is_final(other)
+        }
+        home = self._homes.get(key)
+        ordered = [home, *self.nodes] if home else self.nodes
+        return next((node for node in ordered if node not in taken), None)
+
+    def _vmi_steps(self, vmi: Object) -> Iterator[_Step]:
+        if objects.is_deleting(vmi):
+            return
+        if objects.phase(vmi) == "Scheduled":
+            yield _Step("run", self.pace, self.run_vmi)
+        state = _state(vmi)
+        if not state or objects.phase(vmi) != "Running":
+            return
+        job = str(state["migrationUid"])
+        fate = self.fate(job, objects.key(vmi))
+        if "endTimestamp" in state:
+            yield from self._after_end(vmi, state, job)
+        elif state.get("abortRequested"):
+            yield _Step(f"abort {job}", self.pace, self._abort)
+        elif "startTimestamp" in state:
+            yield from self._copying(state, job, fate)
+        elif fate.outcome == "loses target":
+            yield _Step(f"lose {job}", fate.seconds, self._lose_target)
+        elif "targetNodeAddress" not in state:
+            yield _Step(f"prepare {job}", self.pace, self.prepare_target)
+        elif fate.outcome == "loses ready target":
+            yield _Step(f"lose {job}", fate.seconds, self._lose_target)
+        else:
+            yield _Step(f"begin {job}", self.pace, self.start_migration)
+
+    def _copying(self, state: Object, job: str, fate: Fate) -> Iterator[_Step]:
+        if fate.outcome == "fails":
+            fail = lambda vmi: self.fail_migration(vmi, fate.reason)  # noqa: E731
+            yield _Step(f"fail {job}", fate.seconds, fail)
+        elif not state.get("targetNodeDomainDetected"):
+            yield _Step(f"detect {job}", self.pace, self.detect_domain)
+        elif fate.outcome != "hangs":
+            yield _Step(f"end {job}", fate.seconds, self.end_migration)
+
+    def _after_end(self, vmi: Object, state: Object, job: str) -> Iterator[_Step]:
+        failed = bool(state.get("failed"))
+        if not state.get("completed"):
+            yield _Step(f"finalise {job}", self.pace, self.finalise_migration)
+        elif objects.MIGRATION_TARGET_NODE in objects.labels(vmi):
+            yield _Step(f"clean {job}", self.pace, self.clean_up_target)
+        if self.fate(job, objects.key(vmi)).outcome == "keeps source":
+            return
+        left = self._pod(state.get("targetPod" if failed else "sourcePod"), vmi)
+        if left is not None and not objects.is_final(left):
+            phase: Literal["Succeeded", "Failed"] = "Failed" if failed else "Succeeded"
+            yield _Step(f"exit {job}", self.pace, lambda _: self._exit(left, phase))
+
+    async def _abort(self, vmi: Object) -> None:
+        await self.fail_migration(vmi, "Live migration has been aborted", "Succeeded")
+
+    async def _lose_target(self, vmi: Object) -> None:
+        target = self._pod(_state(vmi)["targetPod"], vmi)
+        if target is not None:
+            await self._exit(target, "Failed")
+
+    async def _exit(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> None:
+        if not objects.is_final(pod) and not objects.is_deleting(pod):
+            await self.finish_pod(pod, phase)
+
+    def _pod(self, name: str | None, vmi: Object) -> Object | None:
+        place = (vmi["metadata"]["namespace"], name)
+        for pod in self._seen[PODS.plural].values():
+            if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == place:
+                return pod
+        return None
+
+
+class _Gone(Exception):
+    """A watch has ended in an error event."""
+
+
+# Somebody was faster, or the object has gone: the watch will say how it is now.
+_OVERTAKEN = {404, 409}
+_CPU: Mapping[str, str] = {
+    "cpu-vendor.node.kubevirt.io/Intel": "true",
+    "cpu-model-migration.node.kubevirt.io/Skylake-Client-IBRS": "true",
+    "host-model-cpu.node.kubevirt.io/Skylake-Client-IBRS": "true",
+}
+"""What virt-handler's labeller writes: by it a target gets the source's kind of CPU."""
+_KUBELETS: Object = {
+    "metadata": {"name": "kubelets"},
+    "roleRef": {
+        "apiGroup": CLUSTER_ROLE_BINDINGS.group,
+        "kind": "ClusterRole",
+        "name": "system:node",
+    },
+    "subjects": [
+        {"apiGroup": CLUSTER_ROLE_BINDINGS.group, "kind": "Group", "name": "system:nodes"}
+    ],
+}
+
+
+def _node(name: str) -> Object:
+    def equip(made: Object) -> None:
+        made["metadata"] |= _heartbeat()
+        made["metadata"]["labels"] |= _CPU
+
+    return objects.changed(objects.build_node(name), equip)
+
+
+def _heartbeat() -> Object:
+    return {"annotations": {"kubevirt.io/heartbeat": objects.stamp(_now())}}
+
+
+def _state(vmi: Object) -> Object:
+    return objects.state_of(vmi) or {}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,161 @@
+"""What a real cluster says about one VMI, and the files that keep it."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from exporter.demo import objects
+from exporter.demo.objects import Object
+
+from .kubevirt import KUBEVIRT_VERSION, KubeVirtCluster
+
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+
+_IS_RECORDING = bool(os.environ.get("RECORD"))
+_WITHIN = 60.0
+_PAUSE = 0.05
+_QUIET = 0.5
+"""Seconds without a change after which nothing more is expected to be written."""
+_CUT = "Pod specs are cut to nodes and containers."
+_POD_SPEC = ("nodeName", "nodeSelector", "affinity", "restartPolicy", "schedulerName")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A VMI with its migrations and launcher pods, oldest first, as the API server returns them."""
+
+    vmi: Object
+    vmims: list[Object]
+    pods: list[Object]
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases of the migrations."""
+        return [objects.phase(one) for one in self.vmims]
+
+    @property
+    def marked(self) -> str:
+        """The node that is to be left, or nothing."""
+        return objects.evacuated_node(self.vmi)
+
+    @property
+    def state(self) -> Object:
+        """`status.migrationState`, empty where there is none."""
+        return objects.state_of(self.vmi) or {}
+
+    @property
+    def outline(self) -> Object:
+        """What does not depend on names and instants: the same in every run that ends alike."""
+        return {
+            "vmi": _outline(self.vmi) | {"marked": bool(self.marked), "state": sorted(self.state)},
+            "vmims": [
+                _outline(one)
+                | {
+                    "priority": one["spec"].get("priority"),
+                    "state": sorted(objects.state_of(one) or {}),
+                    "passed": [
+                        entry["phase"] for entry in one["status"]["phaseTransitionTimestamps"]
+                    ],
+                }
+                for one in self.vmims
+            ],
+            "pods": [_outline(one) | {"bound": bool(objects.node_of(one))} for one in self.pods],
+        }
+
+
+async def look(cluster: KubeVirtCluster, namespace: str, name: str) -> Scene:
+    """What is there now."""
+    return Scene(
+        await cluster.vmi(name, namespace),
+        await cluster.vmims(name, namespace),
+        await cluster.pods(name, namespace),
+    )
+
+
+async def wait_for(
+    cluster: KubeVirtCluster,
+    namespace: str,
+    name: str,
+    is_there: Callable[[Scene], object],
+    *,
+    within: float = _WITHIN,
+) -> Scene:
+    """Wait until a VMI is as asked, and what KubeVirt writes about it has come to rest."""
+    scene = None
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                scene = await look(cluster, namespace, name)
+                if is_there(scene) and await _is_at_rest(cluster, namespace, name, scene):
+                    return scene
+                await asyncio.sleep(_PAUSE)
+    except TimeoutError:
+        seen = "nothing" if scene is None else json.dumps(scene.outline)
+        message = f"{namespace}/{name}: not within {within:g} s; last seen: {seen}"
+        print(cluster.tails())
+        raise TimeoutError(message) from None
+
+
+async def _is_at_rest(cluster: KubeVirtCluster, namespace: str, name: str, scene: Scene) -> bool:
+    for _ in range(int(_QUIET / _PAUSE)):
+        await asyncio.sleep(_PAUSE)
+        if await look(cluster, namespace, name) != scene:
+            return False
+    return True
+
+
+async def record(
+    cluster: KubeVirtCluster, name: str, source: str, scene: Scene, others: Iterable[Scene] = ()
+) -> None:
+    """
+    Keep the scene in its file where `RECORD` is set; else hold it against what is kept.
+
+    The file's name is the state; `further/STATE.case` is another case of it. `others` are VMIs of
+    the same cluster without which the state is not to be understood.
+    """
+    path = RECORDED / f"{name}.json"
+    if _IS_RECORDING:
+        body = {
+            "state": path.name.partition(".")[0],
+            "source": f"{source} {_CUT}",
+            "kubevirt": KUBEVIRT_VERSION,
+            "now": objects.stamp(datetime.now(UTC)),
+            "vmi": _cleaned(scene.vmi),
+            "vmims": [_cleaned(one) for one in scene.vmims],
+            "pods": [_cut(_cleaned(one)) for one in scene.pods],
+            "kubevirt_cr": _cleaned(await cluster.cr()),
+            "others": [_cleaned(one) for scene in others for one in (scene.vmi, *scene.vmims)],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+    kept = json.loads(path.read_bytes())
+    assert Scene(kept["vmi"], kept["vmims"], kept["pods"]).outline == scene.outline
+
+
+def _outline(made: Object) -> Object:
+    conditions = made["status"].get("conditions", [])
+    return {
+        "phase": objects.phase(made),
+        "conditions": sorted(f"{one['type']}={one['status']}" for one in conditions),
+        "labels": sorted(objects.labels(made)),
+        "annotations": sorted(objects.notes(made)),
+    }
+
+
+def _cleaned(made: Object) -> Object:
+    def clean(copy: Object) -> None:
+        copy["metadata"].pop("managedFields", None)
+
+    return objects.changed(made, clean)
+
+
+def _cut(pod: Object) -> Object:
+    """A launcher's spec is long, and the exporter reads none of what is cut here."""
+    spec = {key: pod["spec"][key] for key in _POD_SPEC if key in pod["spec"]}
+    names = [{key: one[key] for key in ("name", "image")} for one in pod["spec"]["containers"]]
+    return pod | {"spec": spec | {"containers": names}}

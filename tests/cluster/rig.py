@@ -1,0 +1,103 @@
+"""A KubeVirt cluster that a test can play a story on: real controllers, played nodes."""
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from exporter.demo import objects
+
+from .kubevirt import KubeVirtCluster
+from .player import Fate, Outcome, Player
+from .polling import poll
+from .recording import Scene, look, record, wait_for
+from .resources import EVENTS, VMIS
+
+
+class Rig:
+    """
+    A KubeVirt cluster with a player on it. Keys are "namespace/name".
+
+    No pod event wakes KubeVirt's evacuation controller, a node's does: hence the quick heartbeat.
+    """
+
+    def __init__(self, cluster: KubeVirtCluster, player: Player) -> None:
+        self.cluster = cluster
+        self.player = player
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, **options: Any) -> AsyncIterator[Self]:
+        """A rig in a directory of its own; the options are the player's."""
+        options = {"heartbeat": 2.0} | options
+        with tempfile.TemporaryDirectory(prefix="exporter-rig-") as directory:
+            async with (
+                KubeVirtCluster(Path(directory)) as cluster,
+                Player(cluster, **options) as player,
+            ):
+                yield cls(cluster, player)
+
+    async def start(
+        self, key: str, *fates: Fate | Outcome, node: str = "node-1", **spec: Any
+    ) -> Scene:
+        """Create a VMI with a plan, and wait until it runs."""
+        namespace, name = key.split("/")
+        self.player.plan(key, *(fates or ("succeeds",)))
+        self.player.place(key, node)
+        await self.cluster.create_vmi(name, namespace, **spec)
+        return await self.until(key, lambda scene: objects.phase(scene.vmi) == "Running")
+
+    @asynccontextmanager
+    async def vmi(self, key: str, *fates: Fate | Outcome, **spec: Any) -> AsyncIterator[Scene]:
+        """Have a running VMI in a namespace of its own for a block."""
+        await self.cluster.control.namespace(key.partition("/")[0])
+        try:
+            yield await self.start(key, *fates, **spec)
+        finally:
+            await self.remove(key)
+
+    async def remove(self, key: str) -> None:
+        """Delete a VMI and wait until nothing of it moves any more."""
+        namespace, name = key.split("/")
+        await self.cluster.admin.delete(VMIS, namespace, name)
+
+        async def is_gone() -> bool:
+            left = await self.cluster.admin.list(VMIS, namespace)
+            moving = await self.cluster.vmims(name, namespace)
+            return not left["items"] and all(objects.is_final(one) for one in moving)
+
+        await poll(is_gone, within=60, what=f"{key} gone")
+
+    async def evict(self, key: str, *, descheduler: bool = True) -> str:
+        """Ask for the eviction of the VMI's current pod; the words of the refusal."""
+        scene = await self.look(key)
+        pod = objects.current_pod(scene.vmi, scene.pods)
+        assert pod is not None
+        refusal = await self.cluster.evict(pod, descheduler=descheduler)
+        assert refusal is not None
+        assert refusal.code == 429
+        return str(refusal.status["message"])
+
+    async def look(self, key: str) -> Scene:
+        """What is there of the VMI."""
+        namespace, name = key.split("/")
+        return await look(self.cluster, namespace, name)
+
+    async def until(
+        self, key: str, is_there: Callable[[Scene], object], *, within: float = 60
+    ) -> Scene:
+        """Wait until the VMI is as asked and at rest."""
+        namespace, name = key.split("/")
+        return await wait_for(self.cluster, namespace, name, is_there, within=within)
+
+    async def record(
+        self, name: str, source: str, scene: Scene, others: Iterable[Scene] = ()
+    ) -> None:
+        """Keep the scene where `RECORD` is set, or hold it against what is kept."""
+        await record(self.cluster, name, source, scene, others)
+
+    async def events(self, namespace: str) -> list[tuple[str, str]]:
+        """Reason and message of the events in a namespace."""
+        listed = await self.cluster.admin.list(EVENTS, namespace)
+        return [(one["reason"], one["message"]) for one in listed["items"]]
