@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 TESTS ?= tests
 
-.PHONY: run test check soak tools dashboards pins clean needs-python needs-go
+.PHONY: run test check soak tools dashboards rules pins clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -20,7 +20,7 @@ else
 endif
 
 test: needs-python needs-go $(DEVELOPMENT) tools
-	SOAK= $(PYTEST) -m "not soak" $(TESTS)
+	SOAK= $(PYTEST) -m "not soak" -n 2 --dist loadfile $(TESTS)
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools
@@ -43,6 +43,10 @@ tools: needs-go
 # The dashboards' JSON from the code beside it; a test holds it up to date.
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
+
+# prometheusrule.yaml and the runbook URLs, from alerts/rules.yaml; a test holds them up to date.
+rules: $(DEVELOPMENT)
+	$(BIN)/python -m tests.alerts.files
 
 # New pins for both sets of requirements; read the diff before committing it.
 pins: $(DEVELOPMENT)

@@ -16,22 +16,23 @@ settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("soak" if SOAK else "test")
 
 
-_proven = pytest.StashKey[list[str]]()
-
-
 @pytest.fixture
 def prove(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Say what was proven and at which size: the run ends with all that was said."""
-    return request.config.stash.setdefault(_proven, []).append
+
+    def say(line: str) -> None:
+        request.node.user_properties.append(("proven", line))
+
+    return say
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what the long proofs have proven, with their sizes."""
     terminalreporter.section("proven, with sizes")
-    for line in config.stash.get(_proven, []):
-        terminalreporter.write_line(line)
+    for report in terminalreporter.getreports("passed"):
+        for name, line in report.user_properties:
+            if name == "proven" and report.when == "call":
+                terminalreporter.write_line(str(line))
 
 
 @pytest.fixture(scope="session")

@@ -145,6 +145,20 @@ def test_the_states_are_the_program_s() -> None:
     assert [bare(row[0]) for row in table("Evacuation states")] == list(State)
 
 
+def test_the_alerts_are_the_rule_file_s() -> None:
+    """The alerts' table has every alert with its for and its severity, in order."""
+    rules = yaml.safe_load((README.parent / "alerts/rules.yaml").read_text(encoding="utf-8"))
+    alerts = [
+        [f"[`{rule['alert']}`](alerts/runbooks/{rule['alert']}.md)", f"`{rule['for']}`"]
+        + [rule["labels"]["severity"]]
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+
+    assert [row[:3] for row in table("Alerts and dashboards")] == alerts
+
+
 def test_the_reasons_are_the_program_s() -> None:
     """The reasons' table has every reason with the checkpoint of its rules."""
     told = {bare(row[0]): bare(row[1]) for row in table("Reasons")}

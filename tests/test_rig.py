@@ -1,8 +1,10 @@
 """KubeVirt's own virt-api and virt-controller, and the player of what no test has: nodes."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from tests.cluster import ApiError
 from tests.cluster.recording import RECORDED, Scene
 from tests.cluster.resources import QUOTAS, VMIMS, VMIS
 from tests.cluster.rig import Rig
+from tests.diary import FAILED_ATTEMPTS, Diary, ask_evacuation, keep_diary
+from tests.program import Program, program
 
 
 BY_WEBHOOK = "virt-api's eviction webhook marked the VMI. "
@@ -21,14 +25,39 @@ BY_EVACUATION = BY_WEBHOOK + "virt-controller's evacuation controller created th
 PHASES = "virt-controller wrote the VMIM phases, the target pods and the hand-off. "
 PLAYED = "Played with the functions of exporter.demo.node: "
 FAILING = "failing/db1"
+FAILURES = 4
+
+
+@dataclass
+class Stage:
+    """The rig, the exporter that watches it, and what that says of the VMI that always fails."""
+
+    rig: Rig
+    exporter: Program
+    diary: "asyncio.Task[Diary]"
 
 
 @pytest.fixture(scope="module")
-async def rig() -> AsyncIterator[Rig]:
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """KubeVirt's servers and three nodes; the slowest VMI of all fails from the beginning."""
     async with Rig.opened() as rig, rig.vmi(FAILING, "crashes", node="node-3"):
-        await rig.evict(FAILING)
-        yield rig
+        control = rig.cluster.control
+        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
+        async with program(tmp_path_factory.mktemp("rig"), *login) as exporter:
+            await exporter.ready()
+            await rig.evict(FAILING)
+            diary = asyncio.create_task(keep_diary(exporter, FAILING, failures=FAILURES))
+            try:
+                yield Stage(rig, exporter, diary)
+            finally:
+                diary.cancel()
+                await asyncio.gather(diary, return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def rig(stage: Stage) -> Rig:
+    """The rig alone."""
+    return stage.rig
 
 
 def _is_copying(scene: Scene) -> bool:
@@ -546,6 +575,60 @@ async def test_each_failure_doubles_the_wait_for_the_next_attempt(rig: Rig) -> N
         "ready, so nothing was handed off.",
         scene,
     )
+
+
+async def test_the_exporter_tells_every_step_of_it(
+    stage: Stage, prove: Callable[[str], None]
+) -> None:
+    """Counted, explained and measured at each failure; gone when the evacuation is cancelled."""
+    scene = await stage.rig.until(
+        FAILING, lambda scene: scene.phases == ["Failed"] * FAILURES + ["Pending"], within=200
+    )
+    diary = await asyncio.wait_for(asyncio.shield(stage.diary), 30)
+    told = await ask_evacuation(stage.exporter, FAILING)
+    requested = objects.condition(scene.vmi, "EvictionRequested")
+
+    assert sorted(diary.states) == list(range(FAILURES + 1))
+    assert {failed: diary.backoffs[failed] for failed in range(1, FAILURES + 1)} == {
+        1: {20.0},
+        2: {40.0},
+        3: {80.0},
+        4: {160.0},
+    }
+    for failed in range(1, FAILURES + 1):
+        assert "backoff" in diary.states[failed]
+        assert diary.stuck[failed] == ({("failures",)} if failed >= 3 else {()})
+    assert diary.measured == set(range(FAILURES + 1))
+    for failed, states in sorted(diary.states.items()):
+        prove(f"rig: after {failed} real failures: {', '.join(sorted(states))}")
+    assert told is not None
+    assert requested is not None
+    # The mark is there a moment before the condition, and the exporter may see it so.
+    condition = datetime.fromisoformat(requested["lastTransitionTime"])
+    earlier = condition - datetime.fromisoformat(told["requestedAt"])
+    assert timedelta(0) <= earlier <= timedelta(seconds=3)
+    assert (told["source"], told["state"]) == ("descheduler", "backoff")
+    assert told["attempt"]["name"] == scene.vmims[-1]["metadata"]["name"]
+
+    namespace, name = FAILING.split("/")
+    node = told["cancel"]["body"]["evacuationNodeName"]
+    await stage.rig.cluster.cancel_evacuation(name, namespace, node)
+    await stage.exporter.until(f"/v1/vmis/{FAILING}", lambda _, body: body["evacuation"] is None)
+    assert await stage.exporter.sample(FAILED_ATTEMPTS, namespace=namespace) == 0
+
+
+async def test_the_exporter_tells_of_a_success(stage: Stage) -> None:
+    """An evacuation that succeeds is gone from the list, and its VMI cools down."""
+    async with stage.rig.vmi("watched/db1", "succeeds"):
+        await stage.rig.evict("watched/db1")
+        await stage.exporter.until(
+            "/v1/vmis/watched/db1", lambda _, body: body["evacuation"] is not None
+        )
+        await stage.rig.until("watched/db1", _is_over)
+        verdict = await stage.exporter.until_verdict("watched", "db1", "preEviction", "cooldown")
+
+        assert verdict["migrationsInWindow"] == 1
+        assert await ask_evacuation(stage.exporter, "watched/db1") is None
 
 
 def _instant(vmim: Object, phase: str) -> Any:

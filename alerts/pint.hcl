@@ -1,0 +1,66 @@
+# `pint --offline --config alerts/pint.hcl lint alerts/rules.yaml`: KubeVirt's conventions, and that
+# every rule aggregates replicas away.
+rule {
+  match {
+    kind = "recording"
+  }
+  name "(vmi|node|source):[a-z_]+:max" {
+    severity = "bug"
+    comment  = "level:metric:operation"
+  }
+}
+
+rule {
+  match {
+    kind = "alerting"
+  }
+  name "KubeVirt[A-Za-z]{1,42}" {
+    severity = "bug"
+    comment  = "PascalCase, at most 50 characters"
+  }
+  label "severity" {
+    severity = "bug"
+    value    = "critical|warning|info"
+    required = true
+  }
+  label "operator_health_impact" {
+    severity = "bug"
+    value    = "critical|warning|none"
+    required = true
+  }
+  label "kubernetes_operator_part_of" {
+    severity = "bug"
+    value    = "kubevirt"
+    required = true
+  }
+  label "kubernetes_operator_component" {
+    severity = "bug"
+    value    = "kubevirt-eviction-exporter"
+    required = true
+  }
+  annotation "summary" {
+    severity = "bug"
+    required = true
+  }
+  annotation "description" {
+    severity = "bug"
+    required = true
+  }
+  annotation "runbook_url" {
+    severity = "bug"
+    value    = "https://.+/{{ $alert }}[.]md"
+    required = true
+  }
+  for {
+    severity = "bug"
+    min      = "1m"
+    max      = "30m"
+  }
+}
+
+rule {
+  aggregate ".+" {
+    severity = "bug"
+    strip    = ["instance", "pod", "container", "endpoint", "job"]
+  }
+}

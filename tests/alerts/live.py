@@ -1,0 +1,178 @@
+"""A real Prometheus, a real Alertmanager, and somebody who is told."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from tests.alerts.files import Groups
+from tests.cluster import find_binary
+from tests.cluster.ports import free_port
+from tests.cluster.processes import Process
+from tests.cluster.servers import PROBE, Server
+
+
+class _Ready(Server):
+    """A server of Prometheus's family."""
+
+    def __init__(self, name: str, directory: Path, config: object, *flags: str) -> None:
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self.url = f"http://{self.address}"
+        file = directory / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(config))
+        arguments = [
+            str(find_binary(name)),
+            f"--config.file={file}",
+            f"--web.listen-address={self.address}",
+            "--log.level=warn",
+            *flags,
+        ]
+        super().__init__(Process(arguments, directory / f"{name}.log"))
+
+    async def ready(self) -> bool:
+        """Ask `/-/ready`."""
+        async with (
+            aiohttp.ClientSession(timeout=PROBE) as session,
+            session.get(f"{self.url}/-/ready") as response,
+        ):
+            return response.status == 200
+
+
+class Alertmanager(_Ready):
+    """Tells the receiver of each alert by itself, at once, and of its end."""
+
+    def __init__(self, directory: Path, receiver_url: str) -> None:
+        hook = {"url": receiver_url, "send_resolved": True}
+        config = {
+            "route": {
+                "receiver": "test",
+                "group_by": ["..."],
+                "group_wait": "0s",
+                "group_interval": "1s",
+                "repeat_interval": "1h",
+            },
+            "receivers": [{"name": "test", "webhook_configs": [hook]}],
+        }
+        super().__init__(
+            "alertmanager",
+            directory,
+            config,
+            f"--storage.path={directory / 'alertmanager'}",
+            "--cluster.listen-address=",
+        )
+
+
+class Prometheus(_Ready):
+    """Scrapes each target and evaluates the rules every second."""
+
+    def __init__(
+        self,
+        directory: Path,
+        rules: Groups,
+        *,
+        targets: list[dict[str, Any]],
+        alertmanager: str = "",
+    ) -> None:
+        file = directory / "rules.yaml"
+        file.write_text(yaml.safe_dump(rules, sort_keys=False))
+        config = {
+            "global": {
+                "scrape_interval": "1s",
+                "scrape_timeout": "1s",
+                "evaluation_interval": "1s",
+            },
+            "rule_files": [str(file)],
+            "scrape_configs": [{"job_name": "exporter", "static_configs": targets}],
+            "alerting": {
+                "alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]
+                if alertmanager
+                else []
+            },
+        }
+        super().__init__(
+            "prometheus",
+            directory,
+            config,
+            f"--storage.tsdb.path={directory / 'prometheus'}",
+        )
+
+    async def ask(self, endpoint: str, **fields: str) -> Any:
+        """The data of an answer of the HTTP API."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.url}/api/v1/{endpoint}", params=fields) as response,
+        ):
+            answer = await response.json()
+        assert answer["status"] == "success", (fields, answer)
+        return answer["data"]
+
+
+class Receiver:
+    """A webhook; `told` is everything that it was told, oldest first."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self._changed = asyncio.Condition()
+        app = web.Application()
+        app.router.add_post("/", self._note)
+        self._runner = web.AppRunner(app, access_log=None)
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()
+
+    def firing(self) -> list[dict[str, Any]]:
+        """The alerts whose last word is that they fire."""
+        last = {json.dumps(one["labels"], sort_keys=True): one for one in self.told}
+        return [one for one in last.values() if one["status"] == "firing"]
+
+    async def fires(self, alert: str, within: float = 120, **labels: str) -> None:
+        """Wait until an alert with these labels is firing."""
+        await self._until(
+            lambda: bool(_such(self.firing(), alert, labels)), within, f"{alert} firing"
+        )
+
+    async def resolves(self, alert: str, within: float = 120, **labels: str) -> None:
+        """Wait until no alert with these labels is firing any more."""
+        await self._until(
+            lambda: not _such(self.firing(), alert, labels), within, f"{alert} resolved"
+        )
+
+    async def _until(self, holds: Callable[[], bool], within: float, what: str) -> None:
+        try:
+            async with asyncio.timeout(within), self._changed:
+                await self._changed.wait_for(holds)
+        except TimeoutError:
+            names = sorted({one["labels"]["alertname"] for one in self.firing()})
+            raise TimeoutError(f"{what}: not within {within:g} s; firing: {names}") from None
+
+    async def _note(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        async with self._changed:
+            self.told += body["alerts"]
+            self._changed.notify_all()
+        return web.Response()
+
+
+def _such(alerts: list[dict[str, Any]], name: str, labels: dict[str, str]) -> list[dict[str, Any]]:
+    wanted = {"alertname": name, **labels}.items()
+    return [one for one in alerts if wanted <= one["labels"].items()]

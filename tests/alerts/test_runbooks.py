@@ -1,0 +1,375 @@
+"""The runbooks: one per alert, true to its rule, and every command runs as it is written."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from exporter.evacuation import State
+from exporter.metrics import FAMILIES
+from exporter.model import Resource
+from exporter.settings import Settings
+from exporter.wire import ROUTES
+from tests.alerts.files import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
+from tests.cluster.rig import Rig
+from tests.cluster.users import User, kubeconfig
+from tests.program import ROOT, Program, program
+from tests.stages import RealStage
+
+
+ALERTS = all_alerts(load_groups())
+TEXTS = load_runbooks()
+HEADINGS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
+DEPLOYMENT = "deployment/kubevirt-eviction-exporter"
+SELECTOR = "app.kubernetes.io/name=kubevirt-eviction-exporter"
+IN_WORDS = {
+    "1m": "one minute",
+    "2m": "two minutes",
+    "5m": "five minutes",
+    "10m": "ten minutes",
+    "15m": "15 minutes",
+    "30m": "30 minutes",
+    "1h": "hour",
+}
+KNOWN = {
+    *(family.name for family in FAMILIES),
+    *(rule["record"] for rule in all_rules(load_groups()) if "record" in rule),
+}
+METRIC = re.compile(r"\b(?:\w+:)?(?:kubevirt_|descheduler_kubevirt_)\w+(?::\w+)?")
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a runbook, in order."""
+    lines = [line for block in fenced(text, "bash") for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines)
+    return [line.removeprefix("$ ") for line in lines]
+
+
+def section(text: str, heading: str) -> str:
+    """A section as one line of words."""
+    inside = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert inside is not None
+    return " ".join(inside[1].split())
+
+
+def prose(text: str) -> str:
+    """The runbook without its fences."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+EVERY_COMMAND = list(dict.fromkeys(one for text in TEXTS.values() for one in commands(text)))
+
+
+def test_every_alert_has_its_runbook_and_the_other_way_round() -> None:
+    """A runbook's name is its alert's."""
+    assert set(TEXTS) == set(ALERTS)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_runbook_is_laid_out_as_kubevirts_are(name: str) -> None:
+    """The alert's name, four headings, 80 columns of prose, and fences of two languages."""
+    text = TEXTS[name]
+    assert re.findall(r"^# (.*)$", prose(text), re.MULTILINE) == [name]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
+    assert set(re.findall(r"^```(.*)$", text, re.MULTILINE)) <= {"bash", "promql", ""}
+    long = [line for line in prose(text).splitlines() if len(line) > 80]
+    assert not [line for line in long if not line.startswith(("|", "["))]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_meaning_says_what_the_rule_says(name: str) -> None:
+    """Each duration of the rule, each metric that it compares, and a severity below warning."""
+    rule = ALERTS[name]
+    meaning = section(TEXTS[name], "Meaning")
+    durations = [rule["for"], rule.get("keep_firing_for")]
+    durations += re.findall(r"(?:\[|offset )(\d+[smh])", rule["expr"])
+    for duration in filter(None, durations):
+        assert IN_WORDS[duration] in meaning, duration
+    if rule["labels"]["severity"] == "info":
+        assert "severity `info`" in section(TEXTS[name], "Meaning") + section(TEXTS[name], "Impact")
+    compared = re.search(r"(?:\w+:)?((?:kubevirt|descheduler_kubevirt)_\w+)", rule["expr"])
+    assert compared is not None
+    named = compared[1].replace("_cooldown_ratio", "")
+    assert f"`{named}" in meaning
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_runbook_names_only_what_there_is(name: str) -> None:
+    """Metrics, settings of the README, other runbooks, resources, endpoints."""
+    text = TEXTS[name]
+    for metric in METRIC.findall(text):
+        assert metric in KNOWN, metric
+    readme = (ROOT / "README.md").read_text()
+    for setting in re.findall(r"`((?:stuck|kube|limits|policy)\.\w+)`", text):
+        assert f"| `{setting}` |" in readme, setting
+    for label, target in re.findall(r"\[(\w+)\]\(([^)]+)\)", text):
+        assert target == f"{label}.md"
+        assert label in ALERTS
+
+
+def test_stuck_runbook_explains_every_state() -> None:
+    """The table's rows are the closed list of states, in their order."""
+    rows = re.findall(r"^\| `(\w+)` \|", TEXTS["KubeVirtEvacuationStuck"], re.MULTILINE)
+
+    assert rows == [state.value for state in State]
+
+
+def test_permission_runbook_explains_every_resource() -> None:
+    """Whatever may be missing, it says what is lost."""
+    text = TEXTS["KubeVirtEvictionExporterPermissionMissing"]
+    rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+
+    assert sorted(rows) == sorted(resource.value for resource in Resource)
+
+
+def test_every_query_is_promql() -> None:
+    """Each query of each runbook parses in promtool."""
+    queries = [query for text in TEXTS.values() for query in fenced(text, "promql")]
+    assert queries
+    for query in queries:
+        subprocess.run(
+            [find_binary("promtool"), "--experimental", "promql", "format", query],
+            check=True,
+            capture_output=True,
+        )
+
+
+def test_every_path_is_one_of_the_api() -> None:
+    """The exporter serves each path that is asked for, at its default ports."""
+    routes = [
+        re.compile(re.sub(r"\{\w+\}", r"\\$[A-Z]+", route.path) + r"(\?.*)?$") for route in ROUTES
+    ]
+    paths = re.findall(r'"\$EXPORTER(/[^"]*)"', "\n".join(EVERY_COMMAND))
+    assert paths
+    for path in paths:
+        assert any(route.match(path) for route in routes), path
+    listen = Settings().listen
+    ports = {str(address.port) for address in (*listen.query, *listen.metrics)}
+    for command in EVERY_COMMAND:
+        if "port-forward" in command:
+            words = shlex.split(command.removesuffix(" &"))
+            assert words[-2] == DEPLOYMENT
+            assert words[-1] in ports
+        elif command.startswith("export EXPORTER="):
+            assert command.rpartition(":")[2] in ports
+
+
+def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
+    """Post-copy and the broken virtctl come before the command, which no other runbook repeats."""
+    text = TEXTS["KubeVirtEvacuationStuck"]
+    cancel = text.index("evacuate/cancel")
+    assert "PostCopy" in text[:cancel]
+    assert "`virtctl evacuate-cancel` is\nbroken in 1.8.0 to 1.9.0" in text[:cancel]
+    for name, other in TEXTS.items():
+        if name != "KubeVirtEvacuationStuck" and "ancel the evacuation" in other:
+            assert "post-copy" in other, name
+
+
+# What follows runs the commands.
+
+VARIABLES = {
+    "NAMESPACE": "",
+    "NAME": "db1",
+    "NODE": "n1",
+    "ATTEMPT": "attempt",
+    "EXPORTER": "",
+    "EXPORTER_NAMESPACE": "",
+    "ACCOUNT": "kubevirt-eviction-exporter",
+}
+
+
+def pod(name: str, namespace: str, labels: dict[str, str]) -> dict[str, Any]:
+    """A pod that nobody runs."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {"containers": [{"name": "compute", "image": "none"}]},
+    }
+
+
+def scene(exporter: str, kubevirt: str) -> list[dict[str, Any]]:
+    """The node, the exporter's deployment and pod, and virt-controller's pod."""
+    key, value = SELECTOR.split("=")
+    labels = {key: value}
+    template = {"metadata": {"labels": labels}, "spec": pod("", "", {})["spec"]}
+    return [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "kubevirt-eviction-exporter", "namespace": exporter},
+            "spec": {"selector": {"matchLabels": labels}, "template": template},
+        },
+        pod("exporter", exporter, labels),
+        pod("virt-controller", kubevirt, {"kubevirt.io": "virt-controller"}),
+    ]
+
+
+class Operator:
+    """Somebody with the runbook, a shell and a kubeconfig."""
+
+    def __init__(self, config: Path, **variables: str) -> None:
+        self.variables = {**VARIABLES, **variables}
+        assert all(self.variables.values())
+        kubectl = find_binary("kubectl").parent
+        self._environment = {
+            **os.environ,
+            **self.variables,
+            "KUBECONFIG": str(config),
+            "PATH": f"{kubectl}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    async def run(self, command: str, given: str = "") -> str:
+        """Run a command as it is written; what it printed."""
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-euo", "pipefail", "-c", command),
+            env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said, complained = await process.communicate(given.encode())
+        assert process.returncode == 0, f"{command}\n{said.decode()}\n{complained.decode()}"
+        return said.decode()
+
+
+def what_there_is_to_log(command: str) -> str:
+    """A logs command as a listing of the pods whose logs it would show."""
+    words = shlex.split(command)
+    namespace, selector = words[words.index("-n") + 1], words[words.index("-l") + 1]
+    return f'kubectl -n "{namespace}" get pods -l "{selector}" -o name'
+
+
+@pytest.fixture
+async def exporter(real: RealStage, tmp_path: Path) -> AsyncIterator[Program]:
+    """The exporter on the real API server."""
+    login = str(real.login.kubeconfig)
+    async with program(tmp_path, "--kubeconfig", login) as running:
+        await running.ready()
+        yield running
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="the runbooks use curl")
+async def test_every_command_runs(
+    real: RealStage, exporter: Program, prove: Callable[[str], None]
+) -> None:
+    """On a real API server with an evacuating VM: all but what needs a kubelet or virt-api."""
+    namespace = await real.make_namespace()
+    operator = Operator(
+        real.cluster.kubeconfig(real.cluster.administrator),
+        NAMESPACE=namespace,
+        EXPORTER=exporter.query,
+        EXPORTER_NAMESPACE=await real.make_namespace(),
+    )
+    home = operator.variables["EXPORTER_NAMESPACE"]
+    await operator.run("kubectl create namespace kubevirt --dry-run=client -o yaml"
+                       " | kubectl apply -f -")  # fmt: skip
+    made = await real.admin.create(VMIS, vmi("db1", namespace, status={"evacuationNodeName": "n1"}))
+    launcher = launcher_pod(made)
+    launcher["metadata"]["labels"]["vmi.kubevirt.io/id"] = "db1"
+    await real.admin.create(PODS, launcher)
+    await real.admin.create(VMIMS, vmim("attempt", namespace, of="db1", evacuates="n1"))
+    for one in scene(home, "kubevirt"):
+        await operator.run("kubectl apply -f -", json.dumps(one))
+    await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 200)
+
+    ran = set()
+    for command in EVERY_COMMAND:
+        if command.startswith("export "):
+            words = shlex.split(command)[1:]
+            assert {word.partition("=")[0] for word in words} <= set(VARIABLES)
+        elif "port-forward" in command:
+            await operator.run(f'kubectl -n "$EXPORTER_NAMESPACE" get {DEPLOYMENT}')
+        elif " logs " in command:
+            assert await operator.run(what_there_is_to_log(command)), command
+        elif "evacuate/cancel" in command:
+            continue
+        else:
+            await operator.run(command)
+            ran.add(command)
+    prove(f"runbooks: {len(ran)} of {len(EVERY_COMMAND)} commands run as they are written")
+    assert len(ran) > len(EVERY_COMMAND) / 2
+
+
+async def test_command_that_cancels_sends_what_the_exporter_advises(
+    real: RealStage, exporter: Program, tmp_path: Path
+) -> None:
+    """The same method, path and body as in the exporter's answer, as kubectl sends them."""
+    namespace = await real.make_namespace()
+    await real.admin.create(VMIS, vmi("db1", namespace, status={"evacuationNodeName": "n1"}))
+    answer = await exporter.until(
+        "/v1/evacuations",
+        lambda status, body: (
+            status == 200 and any(one["namespace"] == namespace for one in body["evacuations"])
+        ),
+    )
+    advised = next(one for one in answer["evacuations"] if one["namespace"] == namespace)["cancel"]
+    command = next(one for one in EVERY_COMMAND if "evacuate/cancel" in one)
+    seen: list[tuple[str, str, Any]] = []
+
+    async def note(request: web.Request) -> web.Response:
+        seen.append((request.method, request.path, json.loads(await request.text())))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", note)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        config = tmp_path / "kubeconfig"
+        cluster = {"server": site.name}
+        kubeconfig(config, site.name, User("nobody", real.cluster.exporter.authority))
+        document = yaml.safe_load(config.read_text())
+        document["clusters"][0]["cluster"] = cluster
+        config.write_text(yaml.safe_dump(document))
+        operator = Operator(
+            config, NAMESPACE=namespace, EXPORTER=exporter.query, EXPORTER_NAMESPACE="none"
+        )
+        await operator.run(command)
+    finally:
+        await runner.cleanup()
+
+    assert seen == [(advised["method"], advised["path"], advised["body"])]
+
+
+@pytest.mark.timeout(300)
+async def test_kubevirt_obeys_the_mitigation() -> None:
+    """KubeVirt's own virt-api cancels by that command, and the attempt's end brings no other."""
+    cancel, delete = (
+        next(one for one in commands(TEXTS["KubeVirtEvacuationStuck"]) if wanted in one)
+        for wanted in ("evacuate/cancel", "delete ")
+    )
+    key = "stuck/db1"
+    async with Rig.opened() as rig, rig.vmi(key, "unschedulable"):
+        await rig.evict(key)
+        await rig.until(key, lambda scene: "Scheduling" in scene.phases)
+        (attempt,) = await rig.cluster.vmims("db1", "stuck")
+        control = rig.cluster.control
+        operator = Operator(
+            control.kubeconfig(control.administrator),
+            NAMESPACE="stuck",
+            NODE="node-1",
+            ATTEMPT=attempt["metadata"]["name"],
+            EXPORTER="none",
+            EXPORTER_NAMESPACE="none",
+        )
+        await operator.run(cancel)
+        await rig.until(key, lambda scene: not scene.marked)
+        await operator.run(delete)
+        ended = await rig.until(key, lambda scene: not scene.vmims)
+
+        assert not ended.marked
