@@ -149,8 +149,11 @@ def test_the_alerts_are_the_rule_file_s() -> None:
     """The alerts' table has every alert with its for and its severity, in order."""
     rules = yaml.safe_load((README.parent / "alerts/rules.yaml").read_text(encoding="utf-8"))
     alerts = [
-        [f"[`{rule['alert']}`](alerts/runbooks/{rule['alert']}.md)", f"`{rule['for']}`"]
-        + [rule["labels"]["severity"]]
+        [
+            f"[`{rule['alert']}`](alerts/runbooks/{rule['alert']}.md)",
+            f"`{rule['for']}`",
+            rule["labels"]["severity"],
+        ]
         for group in rules["groups"]
         for rule in group["rules"]
         if "alert" in rule
