@@ -381,6 +381,7 @@ _ADVICE = {
     " volumes).",
     State.CAPACITY: "KubeVirt's migration limits are reached: wait for other migrations, or raise"
     " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
-    State.NO_MIGRATION: "Nothing moves this VM: look at virt-controller, and at the VM's events.",
+    State.NO_MIGRATION: "Nothing moves this VM now. After a failure KubeVirt may take two minutes"
+    " to try again; if it stays so, look at virt-controller and at the VM's events.",
     State.UNKNOWN: "The exporter may not see what it would need to tell; see its blind spots.",
 }
