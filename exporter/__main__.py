@@ -9,6 +9,7 @@ from functools import partial
 from exporter import app, commands
 from exporter.demo import Demo, shorten_settings
 from exporter.kube import Login
+from exporter.model import Policy, StuckPolicy
 from exporter.settings import InvalidSettings, Settings, read_settings
 
 
@@ -29,9 +30,11 @@ def main() -> int:
             vms=arguments.vms,
             nodes=arguments.nodes,
         )
-        if arguments.config is None:
-            shortened = read_settings(shorten_settings(arguments.speed))
-            settings = replace(settings, policy=shortened.policy, stuck=shortened.stuck)
+        shortened = read_settings(shorten_settings(arguments.speed))
+        if settings.policy == Policy():
+            settings = replace(settings, policy=shortened.policy)
+        if settings.stuck == StuckPolicy():
+            settings = replace(settings, stuck=shortened.stuck)
         return commands.serve(settings, partial(play, demo=demo))
     return commands.serve(
         settings, partial(commands.watch_cluster, kubeconfig=arguments.kubeconfig)

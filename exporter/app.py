@@ -155,6 +155,8 @@ async def _listen(runner: web.AppRunner, addresses: tuple[Address, ...]) -> tupl
     for address in addresses:
         site: web.BaseSite
         if address.path:
+            if await _is_served(address.path):
+                raise CannotListen(f"{address}: another process listens there")
             site = web.UnixSite(runner, address.path)
         else:
             site = web.TCPSite(runner, address.host, address.port)
@@ -164,6 +166,16 @@ async def _listen(runner: web.AppRunner, addresses: tuple[Address, ...]) -> tupl
             raise CannotListen(f"{address}: {error.strerror or error}") from error
         urls.append(_url(address, runner))
     return tuple(urls)
+
+
+async def _is_served(path: str) -> bool:
+    """Whether somebody answers on a unix socket: binding would take it from them unasked."""
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def _url(address: Address, runner: web.AppRunner) -> str:

@@ -13,9 +13,9 @@ be seen is not guessed: without permission for VMIMs or pods it is `unknown`.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
-row). It latches without being remembered: failures only grow, and an attempt that began after
-`stuck.after` had passed shows that the evacuation stood still by then. External evacuations wait
-for somebody else and are stuck only where `stuck.external` gives them an age.
+row). It latches without being remembered: failures only grow, and an attempt that began to migrate
+after `stuck.after` had passed shows that the evacuation stood still by then. External evacuations
+wait for somebody else and are stuck only where `stuck.external` gives them an age.
 
 Retry backoff (`migration.go: handleMigrationBackoff`): of the evacuation and workload-update
 VMIMs of the VMI, n failed ones before the newest, back to the first that succeeded; the newest
@@ -148,7 +148,9 @@ def diagnose(
         requested_at=marker.requested_at,
         source=_find_source(evidence, marker),
         state=state,
-        stuck_by=_find_causes(marker, stuck, now, state=state, attempt=attempt, failed=failed),
+        stuck_by=_find_causes(
+            marker, stuck, now, state=state, began=_began(evidence, attempt), failed=failed
+        ),
         failed_attempts=failed,
         backoff=holds,
         diverged=_is_diverged(evidence, marker, now),
@@ -325,7 +327,7 @@ def _find_causes(
     now: Instant,
     *,
     state: State,
-    attempt: Vmim | None,
+    began: Instant | None,
     failed: int,
 ) -> tuple[Cause, ...]:
     if state is State.EXTERNAL:
@@ -333,13 +335,22 @@ def _find_causes(
         return (Cause.AGE,) if waits else ()
     causes = []
     due = marker.requested_at + stuck.after
-    began = None if attempt is None else attempt.created
     in_time = state is State.MIGRATING and (began is None or began <= due)
     if now > due and not in_time:
         causes.append(Cause.AGE)
     if failed >= stuck.failed_attempts:
         causes.append(Cause.FAILURES)
     return tuple(causes)
+
+
+def _began(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
+    """When the attempt under way began to migrate: before that it waited, however long."""
+    state = evidence.vmi.migration
+    if state is not None and state.start is not None and not state.ended:
+        return state.start
+    if attempt is None:
+        return None
+    return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
 
 
 def _is_diverged(evidence: Evidence, marker: Marker, now: Instant) -> bool:
@@ -383,5 +394,6 @@ _ADVICE = {
     " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
     State.NO_MIGRATION: "Nothing moves this VM now. After a failure KubeVirt may take two minutes"
     " to try again; if it stays so, look at virt-controller and at the VM's events.",
-    State.UNKNOWN: "The exporter may not see what it would need to tell; see its blind spots.",
+    State.UNKNOWN: "The exporter may not see what it would need to tell: see its blind"
+    " spots, and whether it watches only some namespaces.",
 }

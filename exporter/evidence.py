@@ -13,7 +13,8 @@ FAILURES_KEPT = 64
 class Marker(Struct, kw_only=True):
     """An evacuation as we saw it: `status.evacuationNodeName`, since when, and what failed since.
 
-    `requested_at` never moves later for the same VMI and node. `not_before` is the last instant
+    `requested_at` never moves later for the same VMI and node, but where a success turns out to
+    lie between it and `seen_at`, the first sight. `not_before` is the last instant
     at which the field was seen empty or different: no attempt from before it is this one's.
     `failed` are the failed evacuation VMIMs by UID with their ends, `forgotten` is how many more
     there were. `lacking_since`: the launcher pod is known to lack the descheduler's annotation.
@@ -21,6 +22,7 @@ class Marker(Struct, kw_only=True):
 
     node: str
     requested_at: Instant
+    seen_at: Instant = 0.0
     not_before: Instant | None = None
     failed: dict[str, Instant] = field(default_factory=dict)
     forgotten: int = 0
@@ -31,6 +33,16 @@ class Marker(Struct, kw_only=True):
         if instant >= self.requested_at:
             return False
         self.requested_at = instant
+        return True
+
+    def note_success(self, end: Instant) -> bool:
+        """A migration succeeded then: what we took for a request before it was an older one's.
+
+        True where the request is to be found anew, from the first sight on.
+        """
+        if end < self.requested_at or end >= self.seen_at:
+            return False
+        self.requested_at = self.seen_at
         return True
 
     def note_failure(self, uid: str, end: Instant) -> bool:

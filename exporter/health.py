@@ -80,13 +80,21 @@ class Health:
         return any(one.refused for one in self.of(resource))
 
     def is_seen(self, resource: Resource) -> bool:
-        """Whether all of it can be seen."""
-        return self.is_synced(resource) and not self.is_refused(resource)
+        """Whether it can be seen, in one watched namespace at least."""
+        return any(one.synced and not one.refused for one in self.of(resource))
 
     @property
     def ready(self) -> bool:
         """VMIs are synced, every other resource is synced or refused."""
         return self.is_synced(Resource.VMIS) and all(one.settled for one in self.watched)
+
+    def blind_namespaces(self, resource: Resource) -> frozenset[str]:
+        """The watched namespaces in which it cannot be seen (yet)."""
+        return frozenset(
+            one.namespace
+            for one in self.of(resource)
+            if one.namespace is not None and (one.refused or not one.synced)
+        )
 
     def waiting_for(self) -> list[str]:
         """What is neither synced nor refused yet, to be read by people."""
@@ -98,14 +106,13 @@ class Health:
 
     @property
     def observed_at(self) -> Instant | None:
-        """The last proof of contact that covers all evidence in use."""
-        contacts = [
-            one.contact
-            for one in self.watched
-            if one.synced and not one.refused and one.resource is not Resource.KUBEVIRTS
-        ]
-        known = [contact for contact in contacts if contact is not None]
-        return min(known, default=None)
+        """The last proof of contact with the API server, of the watch that verdicts rest on.
+
+        That is the VMIs', in whichever watched namespace it is oldest: news of pods alone would
+        make a dead watch of VMIs look alive.
+        """
+        contacts = [one.contact for one in self.of(Resource.VMIS) if one.synced]
+        return min((contact for contact in contacts if contact is not None), default=None)
 
     def staleness(self, now: Instant) -> Staleness:
         """How far the evidence can be trusted at `now`."""

@@ -248,6 +248,8 @@ async def log_in(login: Login) -> Configuration:
             pass
         else:
             return configuration
+    if login.kubeconfig is not None and not login.kubeconfig.is_file():
+        raise NoCredentials(f"{login.kubeconfig}: there is no such kubeconfig file")
     where = "the default kubeconfig" if login.kubeconfig is None else str(login.kubeconfig)
     try:
         await credentials.load_kube_config(

@@ -63,11 +63,14 @@ class Refused(Exception):
     """An object that cannot be used, and what was expected of it.
 
     `namespace` and `name` say which object it is, or are None where even that cannot be read:
-    what was known of the object stays known.
+    what was known of the object stays known. `uid` is "" where it cannot be read.
     """
 
-    def __init__(self, why: str, *, namespace: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, why: str, *, namespace: str | None = None, name: str | None = None, uid: str = ""
+    ) -> None:
         super().__init__(why)
+        self.uid = uid
         self.why = why
         self.namespace = namespace
         self.name = name
@@ -221,8 +224,8 @@ class _Page(Struct, gc=False):
 
 
 class _PageMetadata(Struct, gc=False):
-    resourceVersion: str = ""  # noqa: N815
-    continue_: str = field(name="continue", default="")
+    resourceVersion: str | None = None  # noqa: N815
+    continue_: str | None = field(name="continue", default=None)
 
 
 class Changed(Struct, frozen=True, gc=False):
@@ -232,6 +235,7 @@ class Changed(Struct, frozen=True, gc=False):
     namespace: str
     name: str
     resource_version: str
+    modified: bool = False
 
 
 class Deleted(Struct, frozen=True, gc=False):
@@ -308,7 +312,7 @@ def parse_event(resource: Resource, line: bytes) -> Event:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return _parse_other(line, error)
     if kind in ("ADDED", "MODIFIED"):
-        return _changed(fact, metadata)
+        return _changed(fact, metadata, modified=kind == "MODIFIED")
     return _parse_other(line, None)
 
 
@@ -320,8 +324,8 @@ def parse_page(body: bytes) -> Page:
         raise Refused(f"not a Kubernetes list: {error}") from None
     return Page(
         items=page.items or [],
-        resource_version=page.metadata.resourceVersion,
-        continue_token=page.metadata.continue_,
+        resource_version=page.metadata.resourceVersion or "",
+        continue_token=page.metadata.continue_ or "",
     )
 
 
@@ -333,7 +337,7 @@ def parse_status_message(body: bytes) -> str:
         return ""
 
 
-def _changed(fact: Fact | str, metadata: _Metadata) -> Changed:
+def _changed(fact: Fact | str, metadata: _Metadata, *, modified: bool = False) -> Changed:
     namespace, name = metadata.namespace or "", metadata.name
     if isinstance(fact, str):
         raise Refused(fact, namespace=namespace if name else None, name=name or None)
@@ -342,6 +346,7 @@ def _changed(fact: Fact | str, metadata: _Metadata) -> Changed:
         namespace=namespace,
         name=name or "",
         resource_version=metadata.resourceVersion or "",
+        modified=modified,
     )
 
 
@@ -393,7 +398,12 @@ def _refusal(raw: bytes | msgspec.Raw, error: Exception) -> Refused:
         return Refused(str(error))
     if not _text(metadata.name):
         return Refused(str(error))
-    return Refused(str(error), namespace=_text(metadata.namespace), name=_text(metadata.name))
+    return Refused(
+        str(error),
+        namespace=_text(metadata.namespace),
+        name=_text(metadata.name),
+        uid=_text(metadata.uid),
+    )
 
 
 def _read_vmi(wire: _VmiObject) -> Vmi | str:
@@ -471,6 +481,7 @@ def _read_vmim(wire: _VmimObject) -> Vmim | str:
         phase=phase,
         finished=phase in _FINAL_PHASES,
         finished_at=_finished_at(phase, transitions),
+        scheduled_at=_entered("Scheduled", transitions),
         handed_off=_was_handed_off(metadata.uid, phase, transitions, state),
         start=parse_instant(state.startTimestamp),
         end=parse_instant(state.endTimestamp),
@@ -492,8 +503,10 @@ def _read_trigger(annotations: dict[str, Any]) -> Trigger:
 
 
 def _finished_at(phase: str, transitions: list[_PhaseTransition]) -> Instant | None:
-    if phase not in _FINAL_PHASES:
-        return None
+    return _entered(phase, transitions) if phase in _FINAL_PHASES else None
+
+
+def _entered(phase: str, transitions: list[_PhaseTransition]) -> Instant | None:
     instants = (t.phaseTransitionTimestamp for t in transitions if t.phase == phase)
     return parse_instant(next(instants, None))
 

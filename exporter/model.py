@@ -121,9 +121,9 @@ class Vmim(Struct, frozen=True, kw_only=True):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
     `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's
-    transition. `handed_off`: KubeVirt gave the migration to its target pod. `evacuates` is the
-    node of an evacuation. `aborted`: somebody deleted it before it ended; `deleting`: it has a
-    deletion timestamp.
+    transition, `scheduled_at` that to Scheduled. `handed_off`: KubeVirt gave the migration to its
+    target pod. `evacuates` is the node of an evacuation. `aborted`: somebody deleted it before it
+    ended; `deleting`: it has a deletion timestamp.
     """
 
     namespace: str
@@ -134,6 +134,7 @@ class Vmim(Struct, frozen=True, kw_only=True):
     phase: str = ""
     finished: bool = False
     finished_at: Instant | None = None
+    scheduled_at: Instant | None = None
     handed_off: bool = False
     start: Instant | None = None
     end: Instant | None = None

@@ -81,7 +81,8 @@ class Store:
     only some namespaces are watched; migrations that ended before `started_at` are not counted.
     `revision` grows with every change that could change an answer. `heard_at` is when what is
     put next was heard: whoever puts sets it, once for many. `finished` counts the migrations that
-    ended, once each.
+    ended, once each. `vmims_seen` and `pods_seen` say whether these may be watched at all, `blind`
+    in which namespaces they may not.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Store:
         self.limits: MigrationLimits | None = None
         self.vmims_seen = False
         self.pods_seen = False
+        self.blind: Mapping[Resource, frozenset[str]] = {}
         self._keep = endings_kept
         self._vmis: dict[Key, _Incarnation] = {}
         self._vmims: dict[Key, _Claim] = {}
@@ -284,7 +286,9 @@ class Store:
 
     def _evidence(self, incarnation: _Incarnation) -> Evidence:
         vmi = incarnation.vmi
-        claims = self._claims.get((vmi.namespace, vmi.name)) if self.vmims_seen else None
+        vmims_seen = self.vmims_seen and not self._is_blind(Resource.VMIMS, vmi)
+        pods_seen = self.pods_seen and not self._is_blind(Resource.PODS, vmi)
+        claims = self._claims.get((vmi.namespace, vmi.name)) if vmims_seen else None
         return Evidence(
             vmi=vmi,
             history=incarnation.history,
@@ -293,15 +297,18 @@ class Store:
                 if claims
                 else ()
             ),
-            vmims_seen=self.vmims_seen,
-            launcher=self._launcher(vmi) if self.pods_seen else None,
+            vmims_seen=vmims_seen,
+            launcher=self._launcher(vmi) if pods_seen else None,
             marker=incarnation.marker,
-            pods=self._pods_of(vmi) if incarnation.marker is not None else (),
-            pods_seen=self.pods_seen,
+            pods=self._pods_of(vmi) if incarnation.marker is not None and pods_seen else (),
+            pods_seen=pods_seen,
         )
 
+    def _is_blind(self, resource: Resource, vmi: Vmi) -> bool:
+        return vmi.namespace in self.blind.get(resource, ())
+
     def _pods_of(self, vmi: Vmi) -> tuple[Pod, ...]:
-        return tuple(self._launchers.get(vmi.uid, {}).values()) if self.pods_seen else ()
+        return tuple(self._launchers.get(vmi.uid, {}).values())
 
     def _launcher(self, vmi: Vmi) -> Pod | None:
         """The VMI's current pod: the newest on its node, as KubeVirt's `CurrentVMIPod` has it.
@@ -333,6 +340,18 @@ class Store:
         if vmim.handed_off or claim.proven:
             incarnation.history.put(vmim.uid, _told_by_vmim(vmim), keep=self._keep)
         _note_attempt(incarnation, vmim, self.heard_at)
+        self._note_success(incarnation)
+
+    def _note_success(self, incarnation: _Incarnation) -> None:
+        """VMIMs come in any order: an older attempt may be known before the success after it."""
+        marker, vmi = incarnation.marker, incarnation.vmi
+        if marker is None or vmi.eviction_requested_at is not None:
+            return
+        success = incarnation.history.newest_success()
+        if success is not None and marker.note_success(success):
+            for claim in self._claims.get((vmi.namespace, vmi.name), {}).values():
+                if claim.owner == vmi.uid:
+                    _note_attempt(incarnation, claim.vmim, self.heard_at)
 
     def _mark(self, key: Key, incarnation: _Incarnation) -> None:
         """Follow the VMI's own word on whether it evacuates, and from which node."""
@@ -345,6 +364,7 @@ class Store:
             marker = incarnation.marker = Marker(
                 node=vmi.evacuation_node,
                 requested_at=self.heard_at,
+                seen_at=self.heard_at,
                 not_before=incarnation.seen_at,
             )
             self._evacuating[vmi.uid] = incarnation

@@ -207,7 +207,7 @@ class Follower:
 
     async def _take(self, batches: AsyncIterator[list[bytes]], listing: _Listing | None) -> None:
         """Read lines until the stream ends; `listing` is the list that they begin with."""
-        while (lines := await _next_batch(batches, listing)) is not None:
+        while (lines := await self._next_batch(batches, listing)) is not None:
             revision = self._store.revision
             self._store.heard_at = self._clock()
             for line in lines:
@@ -228,16 +228,21 @@ class Follower:
         """Take one event; returns the list that is still under way, if any."""
         match event:
             case Changed():
+                if listing is not None and event.modified:
+                    raise _ignored("MODIFIED")
                 self._put(event, listing)
             case Deleted():
-                self._remove(event, listing)
+                if listing is not None:
+                    raise _ignored("DELETED")
+                self._remove(event)
             case Bookmark(listed=True) if listing is not None:
                 self._version = event.resource_version
                 self._end_list(listing, how="stream")
                 return None
+            case Bookmark() if listing is not None:
+                raise _ignored("BOOKMARK")
             case Bookmark():
-                if listing is None:
-                    self._version = event.resource_version or self._version
+                self._version = event.resource_version or self._version
             case Failed():
                 raise _as_error(event)
             case _:
@@ -253,11 +258,8 @@ class Follower:
             self._version = event.resource_version or self._version
         self._store.put(event.fact)
 
-    def _remove(self, event: Deleted, listing: _Listing | None) -> None:
-        if listing is not None:
-            listing.keys.discard((event.namespace, event.name))
-        else:
-            self._version = event.resource_version or self._version
+    def _remove(self, event: Deleted) -> None:
+        self._version = event.resource_version or self._version
         self._store.remove(self._watched.resource, event.namespace, event.name, event.uid)
 
     def _end_list(self, listing: _Listing, *, how: str) -> None:
@@ -294,6 +296,7 @@ class Follower:
                 listing.complete = False
             else:
                 listing.keys.add((refusal.namespace or "", refusal.name))
+        self._know_of(refusal)
         now = self._clock()
         last = self._refusal_logged_at
         if last is None or now - last >= REFUSALS_LOGGED_EVERY:
@@ -306,6 +309,31 @@ class Follower:
                 refused_so_far=self._watched.refused_objects,
             )
 
+    def _know_of(self, refusal: Refused) -> None:
+        """A VMI of which no more than its name and UID can be read exists all the same."""
+        if self._watched.resource is not Resource.VMIS or not refusal.name or not refusal.uid:
+            return
+        namespace = refusal.namespace or ""
+        evidence = self._store.evidence(namespace, refusal.name)
+        if evidence is None or evidence.vmi.uid != refusal.uid:
+            self._store.put(Vmi(namespace=namespace, name=refusal.name, uid=refusal.uid))
+
+    async def _next_batch(
+        self, batches: AsyncIterator[list[bytes]], listing: _Listing | None
+    ) -> list[bytes] | None:
+        """The next lines, or None at the end. Raises `Silent` where a list takes too long."""
+        if listing is None:
+            return await anext(batches, None)
+        bound = self._settings.sync_timeout
+        left = bound / 2 - (self._clock() - listing.began)
+        silence = min(LIST_SILENCE, bound / 3, max(left, 0.001))
+        try:
+            async with asyncio.timeout(silence):
+                return await anext(batches, None)
+        except TimeoutError:
+            self._streams_lists = False
+            raise Silent("the streamed list did not end; pages are asked for instead") from None
+
     async def _recover(self, error: ApiError) -> Seconds:
         """Note what broke, and say how long to wait before the next attempt."""
         watched = self._watched
@@ -316,7 +344,6 @@ class Follower:
             # A server restored from a backup watches a version that it has not reached yet in
             # silence, without a bookmark: resuming from there again would never end.
             self._forget_version()
-            self._streams_lists &= watched.synced or not isinstance(error, Silent)
         elif isinstance(error, Denied | Absent):
             await self._api.renew()
             self._refusals += 1
@@ -458,8 +485,13 @@ class Watch:
         )
 
     def _changed(self) -> None:
-        self._store.vmims_seen = self._health.is_seen(Resource.VMIMS)
-        self._store.pods_seen = self._health.is_seen(Resource.PODS)
+        store, health = self._store, self._health
+        store.vmims_seen = health.is_seen(Resource.VMIMS)
+        store.pods_seen = health.is_seen(Resource.PODS)
+        blind = {r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)}
+        if blind != store.blind:
+            store.blind = blind
+            store.revision += 1
         if self._health.is_synced(Resource.VMIS):
             self._synced.set()
         self._notify()
@@ -473,17 +505,8 @@ _CONSEQUENCES = {
 }
 
 
-async def _next_batch(
-    batches: AsyncIterator[list[bytes]], listing: _Listing | None
-) -> list[bytes] | None:
-    """The next lines, or None at the end. Raises `Silent` where a list pauses for too long."""
-    if listing is None:
-        return await anext(batches, None)
-    try:
-        async with asyncio.timeout(LIST_SILENCE):
-            return await anext(batches, None)
-    except TimeoutError:
-        raise Silent(f"the streamed list paused for more than {LIST_SILENCE:g} s") from None
+def _ignored(event: str) -> Unsupported:
+    return Unsupported(f"a {event} before the list's end: sendInitialEvents was ignored")
 
 
 def _as_error(failed: Failed) -> ApiError:

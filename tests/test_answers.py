@@ -290,7 +290,10 @@ class TestExplanation:
     def test_says_that_dead_evidence_does_not_block(self) -> None:
         """Of dead evidence only the cooldown speaks."""
         evidence = some_evidence(vmi=a_vmi(migration=a_running_state(), evacuation_node="n1"))
-        answer = explained(evidence, health=some_health(contact=NOW - 780.0))
+        health = some_health()
+        for watched in health.watched:
+            watched.contact = NOW - 780.0
+        answer = explained(evidence, health=health)
 
         assert answer.stale
         assert answer.verdicts.filter.allowed

@@ -187,6 +187,23 @@ class TestExits:
         assert code == Exit.CANNOT_LISTEN
         assert address in program.events("stopped")[0]["why"]
 
+    async def test_where_another_process_serves_the_socket(
+        self, simulated: SimulatedStage, tmp_path: Path
+    ) -> None:
+        """A unix socket on which somebody answers is not taken away: 6."""
+        path = tmp_path / "q.sock"
+        with socket.socket(socket.AF_UNIX) as taken:
+            taken.bind(str(path))
+            taken.listen()
+            config = configured(tmp_path, listen=PORTS | {"query": f"unix:{path}"})
+            code, program = await finished(
+                "--config", config, "--kubeconfig", logging_in(tmp_path, simulated.url)
+            )
+
+        assert code == Exit.CANNOT_LISTEN
+        assert "another process" in program.events("stopped")[0]["why"]
+        assert path.exists()
+
     async def test_where_the_demo_cannot_listen(self, tmp_path: Path) -> None:
         """The demo is the same program: a socket in no directory is 6 there too."""
         config = configured(tmp_path, listen=PORTS | {"query": f"unix:{tmp_path}/none/q.sock"})

@@ -263,6 +263,18 @@ class TestStuck:
                 id="a-new-attempt-does-not-clear-it",
             ),
             pytest.param(
+                an_evacuation(age=4000, vmi={"migration": a_running_state(start=NOW - 60)},
+                              vmims=(an_attempt(created=NOW - 3990, phase="Running"),)),
+                (Cause.AGE,),
+                id="an-attempt-that-waited-for-too-long-does-not-clear-it-by-starting",
+            ),
+            pytest.param(
+                an_evacuation(age=4000, vmims=(an_attempt(
+                    created=NOW - 3990, scheduled_at=NOW - 3000, phase="PreparingTarget"),)),
+                (),
+                id="handed-off-in-time",
+            ),
+            pytest.param(
                 an_evacuation(age=600, marker={"failed": {f"f{n}": NOW - n for n in range(3)}}),
                 (Cause.FAILURES,),
                 id="three-failures",

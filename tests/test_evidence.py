@@ -1,5 +1,7 @@
 """What the store keeps of evacuations: since when, what failed since, what the pods show."""
 
+from itertools import permutations
+
 import pytest
 
 from exporter.evacuation import Load
@@ -98,6 +100,21 @@ class TestRequest:
         store.put(an_attempt(2, created=NOW - 700))
         store.put(an_attempt(3, created=NOW - 400))
         assert marker_of(store).requested_at == NOW - 400
+
+    @pytest.mark.parametrize("order", list(permutations("acs")), ids="".join)
+    def test_any_order_of_attempts_and_success(self, order: tuple[str, ...]) -> None:
+        """An attempt from before a success is not this evacuation's, whichever is heard first."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1"))
+        told = {
+            "a": an_attempt(1, created=NOW - 300, failed_at=NOW - 250),
+            "s": an_ended_vmim(uid="ok", name="ok", end=NOW - 150.0, finished_at=NOW - 149.0),
+            "c": an_attempt(2, created=NOW - 60, failed_at=NOW - 50),
+        }
+        for key in order:
+            store.put(told[key])
+        assert marker_of(store).requested_at == NOW - 60
+        assert marker_of(store).failed_since_request() == 1
 
     def test_another_node(self) -> None:
         """A marker for another node is another evacuation."""
@@ -214,6 +231,25 @@ class TestLacking:
         assert seen(store).pods == (a_pod(),)
         store.pods_seen = False
         assert (seen(store).pods, seen(store).pods_seen) == ((), False)
+
+
+class TestBlind:
+    """What may not be seen in one namespace says nothing of another."""
+
+    @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
+    def test_by_namespace(self, resource: Resource) -> None:
+        """Only the VMIs of the blind namespace are without it."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(a_vmim())
+        store.put(a_pod())
+        store.blind = {resource: frozenset({"elsewhere"})}
+        assert (seen(store).vmims_seen, seen(store).pods_seen) == (True, True)
+        store.blind = {resource: frozenset({NAMESPACE})}
+        assert seen(store).vmims_seen == (resource is not Resource.VMIMS)
+        assert seen(store).pods_seen == (resource is not Resource.PODS)
+        assert (seen(store).vmims == ()) == (resource is Resource.VMIMS)
+        assert (seen(store).launcher is None) == (resource is Resource.PODS)
 
 
 class TestLoad:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exporter.kube import split_lines
 from exporter.kubevirt import (
@@ -286,6 +287,7 @@ def test_a_vmim() -> None:
         phase="Succeeded",
         finished=True,
         finished_at=NOW - 598.0,
+        scheduled_at=NOW - 700.0,
         handed_off=True,
         start=NOW - 660.0,
         end=NOW - 600.0,
@@ -664,9 +666,16 @@ def event(kind: str, value: Any) -> bytes:
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED"])
 def test_changes(kind: str) -> None:
     """An added and a modified object are the same news: it exists and says this."""
-    assert parse_event(Resource.VMIS, event(kind, a_vmi_json())) == parse_object(
-        Resource.VMIS, raw(a_vmi_json())
-    )
+    changed = parse_event(Resource.VMIS, event(kind, a_vmi_json()))
+    assert isinstance(changed, Changed)
+    assert changed.modified == (kind == "MODIFIED")
+    assert replace(changed, modified=False) == parse_object(Resource.VMIS, raw(a_vmi_json()))
+
+
+def test_a_page_with_nulls() -> None:
+    """Null is "not there" in a list's metadata too: this page is the last."""
+    page = parse_page(b'{"metadata": {"resourceVersion": "5", "continue": null}, "items": null}')
+    assert (page.items, page.resource_version, page.continue_token) == ([], "5", "")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """The watcher on the wire, the same tests on the simulated and on the real API server."""
 
+import asyncio
 import json
 import time
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from exporter.health import Restart
 from exporter.kube import Login
@@ -261,6 +264,55 @@ class TestOnTheSimulatedServer:
             streamed = [one for one in asked if "sendInitialEvents" in one.query]
             assert len(streamed) == 1
             assert any("limit" in one.query for one in asked)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}\n',
+            b'{"type":"MODIFIED","object":{"metadata":{"name":"x","uid":"u"}}}\n',
+            b'{"type":"DELETED","object":{"metadata":{"name":"x","uid":"u"}}}\n',
+        ],
+        ids=["bookmark", "modified", "deleted"],
+    )
+    async def test_pages_where_streaming_lists_are_ignored(
+        self, simulated: SimulatedStage, line: bytes
+    ) -> None:
+        """A server that knows no `sendInitialEvents` tells of other things before a list's end."""
+
+        async def ignore(request: web.Request) -> web.StreamResponse:
+            if "sendInitialEvents" not in request.query:
+                raise web.HTTPTemporaryRedirect(simulated.url + str(request.rel_url))
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(line)
+            await asyncio.sleep(60)
+            return response
+
+        namespace = await simulated.make_namespace()
+        await simulated.admin.create(VMIS, vmi("a", namespace))
+        app = web.Application()
+        app.router.add_get("/{path:.*}", ignore)
+        async with (
+            TestServer(app) as server,
+            following(Login(url=str(server.make_url("")).rstrip("/"))) as watch,
+        ):
+            await watch.ready()
+            assert watch.names(namespace) == {"a"}
+
+    async def test_knows_of_a_vmi_whose_status_cannot_be_read(
+        self, simulated: SimulatedStage
+    ) -> None:
+        """A VMI that nothing but the name and UID can be read of exists, and is allowed."""
+        namespace = await simulated.make_namespace()
+        body = vmi("odd", namespace)
+        body["status"]["migrationState"] = "oops"
+        await simulated.admin.create(VMIS, body)
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            verdict = watch.verdict(namespace, "odd", time.time())
+            assert verdict is not None
+            assert verdict.allowed
+            assert watch.refused_objects(Resource.VMIS) == 1
 
     async def test_refuses_garbage_and_goes_on(self, simulated: SimulatedStage) -> None:
         """Lines that are no events are counted; the stream that they came in goes on."""
