@@ -261,7 +261,7 @@ def _release(
 
 def _runs(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
     state = evidence.vmi.migration
-    return state is not None and state.start is not None and not state.ended
+    return state is not None and state.running
 
 
 def _is_pending(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:

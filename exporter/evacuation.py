@@ -195,8 +195,7 @@ def may_cancel(evidence: Evidence) -> bool:
     Its memory is on both nodes, so that ending it kills the VM.
     """
     state = evidence.vmi.migration
-    copying = state is not None and state.start is not None and not state.ended
-    return not (copying and state is not None and state.mode == "PostCopy")
+    return state is None or not (state.running and state.mode == "PostCopy")
 
 
 def _find_state(
@@ -279,7 +278,7 @@ def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, no
 
 def _is_migrating(evidence: Evidence, attempt: Vmim | None) -> bool:
     state = evidence.vmi.migration
-    if state is not None and state.start is not None and not state.ended:
+    if state is not None and state.running:
         return True
     return attempt is not None and attempt.phase in _COPYING_PHASES
 
@@ -346,7 +345,7 @@ def _find_causes(
 def _began(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
     """When the attempt under way began to migrate: before that it waited, however long."""
     state = evidence.vmi.migration
-    if state is not None and state.start is not None and not state.ended:
+    if state is not None and state.running:
         return state.start
     if attempt is None:
         return None

@@ -94,6 +94,11 @@ class MigrationState(Struct, frozen=True, gc=False):
     outcome: Outcome = Outcome.UNKNOWN
     mode: str = ""
 
+    @property
+    def running(self) -> bool:
+        """Whether the migration has begun and nothing is written of its end."""
+        return self.start is not None and not self.ended
+
 
 class Vmi(Struct, frozen=True, kw_only=True):
     """One VirtualMachineInstance, as far as verdicts depend on it.

@@ -213,7 +213,7 @@ class Store:
             incarnation.history.put(vmi.migration.uid, _told_by_vmi(vmi.migration), keep=self._keep)
         if migration_uids_changed:
             self._bind_all(key, incarnation)
-        self._mark(key, incarnation)
+        self._mark(incarnation)
         incarnation.seen_at = self.heard_at
 
     def remove_vmi(self, namespace: str, name: str, uid: str = "") -> None:
@@ -349,11 +349,16 @@ class Store:
             return
         success = incarnation.history.newest_success()
         if success is not None and marker.note_success(success):
-            for claim in self._claims.get((vmi.namespace, vmi.name), {}).values():
-                if claim.owner == vmi.uid:
-                    _note_attempt(incarnation, claim.vmim, self.heard_at)
+            self._note_attempts(incarnation)
 
-    def _mark(self, key: Key, incarnation: _Incarnation) -> None:
+    def _note_attempts(self, incarnation: _Incarnation) -> None:
+        """Have every VMIM that is known tell of the evacuation again."""
+        vmi = incarnation.vmi
+        for claim in self._claims.get((vmi.namespace, vmi.name), {}).values():
+            if claim.owner == vmi.uid:
+                _note_attempt(incarnation, claim.vmim, self.heard_at)
+
+    def _mark(self, incarnation: _Incarnation) -> None:
         """Follow the VMI's own word on whether it evacuates, and from which node."""
         vmi, marker = incarnation.vmi, incarnation.marker
         if not vmi.evacuation_node:
@@ -368,9 +373,7 @@ class Store:
                 not_before=incarnation.seen_at,
             )
             self._evacuating[vmi.uid] = incarnation
-            for claim in self._claims.get(key, {}).values():
-                if claim.owner == vmi.uid:
-                    _note_attempt(incarnation, claim.vmim, self.heard_at)
+            self._note_attempts(incarnation)
         if vmi.eviction_requested_at is not None:
             marker.note_request(vmi.eviction_requested_at)
         self._note_launcher(vmi.uid)

@@ -404,7 +404,7 @@ class Follower:
         state = vmi.migration
         if state is None or state == before:
             return
-        if _is_running(state) and not (_is_same_migration(before, state) and _has_begun(before)):
+        if state.running and not (_is_same_migration(before, state) and _has_begun(before)):
             log.info(
                 "migration_began", namespace=vmi.namespace, name=vmi.name, node=vmi.node,
                 migration=state.uid,
@@ -528,10 +528,6 @@ def _restart_of(error: ApiError) -> Restart:
             return Restart.OVERLOADED
         case _:
             return Restart.UNREACHABLE
-
-
-def _is_running(state: MigrationState) -> bool:
-    return state.start is not None and not state.ended
 
 
 def _has_begun(state: MigrationState | None) -> bool:
