@@ -3,6 +3,7 @@
 All errors are found before any is reported, each with its path. Durations are Go's (`1h30m`).
 """
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,16 @@ class Address:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of the same machine (or pod) can reach it."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
 
 @dataclass(frozen=True)
 class Listen:
@@ -83,6 +94,13 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class AuthSettings:
+    """Who may ask. `allow_insecure_query`: the query API may be served to the network as it is."""
+
+    allow_insecure_query: bool = False
+
+
+@dataclass(frozen=True)
 class LogSettings:
     """How it logs; no format: for people on a terminal, JSON elsewhere."""
 
@@ -101,6 +119,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     kube: KubeSettings = field(default_factory=KubeSettings)
     limits: Limits = field(default_factory=Limits)
+    auth: AuthSettings = field(default_factory=AuthSettings)
     log: LogSettings = field(default_factory=LogSettings)
     remarks: tuple[str, ...] = ()
 
@@ -126,14 +145,16 @@ def read_settings(document: object) -> Settings:
     root = _Section("", document, faults)
     remarks: list[str] = []
     kube = root.section("kube")
+    auth = _read_auth(root.section("auth"))
     settings = Settings(
         policy=_read_policy(root.section("policy"), remarks),
         stuck=_read_stuck(root.section("stuck"), kube),
-        listen=_read_listen(root.section("listen")),
+        listen=_read_listen(root.section("listen"), auth),
         checkpoint=root.take("checkpoint", _checkpoint, Settings.checkpoint),
         namespaces=root.take("namespaces", _namespaces, Settings.namespaces),
         kube=_read_kube(kube),
         limits=_read_limits(root.section("limits")),
+        auth=auth,
         log=_read_log(root.section("log")),
     )
     root.close()
@@ -322,7 +343,7 @@ def _read_stuck(section: _Section, kube: _Section) -> StuckPolicy:
     return stuck
 
 
-def _read_listen(section: _Section) -> Listen:
+def _read_listen(section: _Section, auth: AuthSettings) -> Listen:
     default = Listen()
     listen = Listen(
         query=section.take("query", _addresses, default.query),
@@ -334,6 +355,14 @@ def _read_listen(section: _Section) -> Listen:
     ]
     for address in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
         section.report("", f"{address} is listed twice")
+    for address in listen.query:
+        if not address.is_local and not auth.allow_insecure_query:
+            section.report(
+                "query",
+                f"{address} can be reached from the network, and nobody is asked who they are:"
+                " listen on a loopback address or a unix socket, or set"
+                " auth.allowInsecureQuery: true",
+            )
     return listen
 
 
@@ -362,6 +391,17 @@ def _read_limits(section: _Section) -> Limits:
     )
     section.close()
     return limits
+
+
+def _read_auth(section: _Section) -> AuthSettings:
+    default = AuthSettings()
+    auth = AuthSettings(
+        allow_insecure_query=section.take(
+            "allowInsecureQuery", _boolean, default.allow_insecure_query
+        )
+    )
+    section.close()
+    return auth
 
 
 def _read_log(section: _Section) -> LogSettings:

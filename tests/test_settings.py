@@ -100,6 +100,7 @@ kube:
   refusedRetry: 5m
   retryBackoff: 2s
 limits: {bodyBytes: 1000, candidates: 10, vmiSeries: 30}
+auth: {allowInsecureQuery: true}
 log: {format: json, level: debug}
 """
 
@@ -525,11 +526,11 @@ def test_what_is_no_address(text: object, why: str) -> None:
 @pytest.mark.parametrize(
     ("listen", "faults"),
     [
-        pytest.param({"query": "a:1", "metrics": "b:1"}, [], id="two-hosts"),
-        pytest.param({"query": ["a:0", "a:0"]}, [], id="any-port-twice"),
+        pytest.param({"query": "localhost:1", "metrics": "b:1"}, [], id="two-hosts"),
+        pytest.param({"query": ["[::1]:0", "[::1]:0"]}, [], id="any-port-twice"),
         pytest.param(
-            {"query": ["a:1", "unix:/x"], "metrics": ["unix:/x", "a:1"]},
-            ["listen: a:1 is listed twice", "listen: unix:/x is listed twice"],
+            {"query": ["[::1]:1", "unix:/x"], "metrics": ["unix:/x", "[::1]:1"]},
+            ["listen: [::1]:1 is listed twice", "listen: unix:/x is listed twice"],
             id="both-lists",
         ),
     ],
@@ -540,3 +541,30 @@ def test_an_address_is_listened_on_once(listen: dict[str, Any], faults: list[str
         assert faults_of({"listen": listen}) == faults
     else:
         read_settings({"listen": listen})
+
+
+@pytest.mark.parametrize(
+    ("query", "exposed"),
+    [
+        (":9810", ["0.0.0.0:9810"]),
+        (["unix:/run/q.sock", "exporter.shop:1", "[::]:2"], ["exporter.shop:1", "[::]:2"]),
+        (["127.1.2.3:1", "[::1]:2", "localhost:3", "unix:/run/q.sock"], []),
+    ],
+    ids=["everywhere", "some", "none"],
+)
+def test_the_query_api_is_not_shown_to_the_network_unasked(
+    query: object, exposed: list[str]
+) -> None:
+    """An address that others can reach needs a permission by name; the metrics' does not."""
+    document: dict[str, Any] = {"listen": {"query": query, "metrics": ":9811"}}
+    if exposed:
+        assert faults_of(document) == [
+            f"listen.query: {address} can be reached from the network, and nobody is asked who"
+            " they are: listen on a loopback address or a unix socket, or set"
+            " auth.allowInsecureQuery: true"
+            for address in exposed
+        ]
+    else:
+        read_settings(document)
+    allowed = read_settings(document | {"auth": {"allowInsecureQuery": True}})
+    assert allowed.auth.allow_insecure_query
