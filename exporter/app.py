@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,13 @@ from exporter import __version__
 from exporter.api import Service, make_metrics_app, make_query_app
 from exporter.blocked import BlockedSet
 from exporter.counters import Counters
-from exporter.health import Health
+from exporter.health import Health, Watched
+from exporter.keeper import ConfigMapKeeper, FileKeeper, Keeper
 from exporter.kube import ApiServer, Login
+from exporter.lease import Lease
+from exporter.ledger import Ledger
 from exporter.metrics import Exposition, View
-from exporter.model import Instant, Seconds
+from exporter.model import Instant, Resource, Seconds
 from exporter.settings import Address, Settings
 from exporter.store import Store
 from exporter.watch import Follower, Watch
@@ -55,8 +60,9 @@ async def run(
 ) -> None:
     """Watch and serve until `stop` is set.
 
-    Raises `NotSynced`, `KubeVirtMissing`, `NoCredentials` or `CannotListen`.
+    Raises `NotSynced`, `KubeVirtMissing`, `NoCredentials`, `CannotListen` or `CannotKeep`.
     """
+    rng = rng or random.Random()
     store = Store(
         endings_kept=settings.policy.endings_kept,
         sees_all=not settings.namespaces,
@@ -90,6 +96,9 @@ async def run(
     for remark in settings.remarks:
         log.warning("setting_remark", remark=remark)
     async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
+        keeping = _prepare_keeping(
+            settings, api, store, health, clock=clock, rng=rng, changed=blocked.note_change
+        )
         watch = Watch(
             api,
             store,
@@ -97,8 +106,8 @@ async def run(
             settings.kube,
             namespaces=settings.namespaces,
             clock=clock,
-            changed=blocked.note_change,
-            rng=rng or random.Random(),
+            changed=keeping.note_change,
+            rng=rng,
             follower=follower,
         )
         async with _listeners(settings, service) as listening:
@@ -108,30 +117,100 @@ async def run(
                 query=listening.query,
                 metrics=listening.metrics,
                 namespaces=settings.namespaces or "all",
+                checkpoint=str(settings.checkpoint or "none"),
                 policy=asdict(settings.policy),
             )
             if on_listening is not None:
                 on_listening(listening)
             try:
-                await _until_stopped(watch, stop)
+                await _until_stopped((watch.run(), *keeping.jobs()), stop)
             finally:
                 log.info("stopping")
                 service.closing = True
                 blocked.close()
+                await keeping.close()
 
 
-async def _until_stopped(watch: Watch, stop: asyncio.Event) -> None:
-    """Run the watch until `stop` is set; what ends the watch ends the program."""
-    watching = asyncio.create_task(watch.run())
+@dataclass(frozen=True)
+class _Keeping:
+    """The keeper of the checkpoint, if there is one, and what follows the ConfigMaps for it."""
+
+    changed: Callable[[], None]
+    keeper: Keeper | None = None
+    reader: Follower | None = None
+
+    def jobs(self) -> list[Coroutine[None, None, None]]:
+        """What is to run beside the watch."""
+        return [job.run() for job in (self.keeper, self.reader) if job is not None]
+
+    def note_change(self) -> None:
+        """The store has changed."""
+        self.changed()
+        if self.keeper is not None:
+            self.keeper.note_change()
+
+    async def close(self) -> None:
+        """Write what is left to write, while there is time."""
+        if self.keeper is None:
+            return
+        try:
+            async with asyncio.timeout(DRAIN):
+                await self.keeper.close()
+        except TimeoutError:
+            log.warning("checkpoint_not_flushed", why=f"not written within {DRAIN:g} s")
+
+
+def _prepare_keeping(
+    settings: Settings,
+    api: ApiServer,
+    store: Store,
+    health: Health,
+    *,
+    clock: Callable[[], Instant],
+    rng: random.Random,
+    changed: Callable[[], None],
+) -> _Keeping:
+    """What keeps the checkpoint; a file is read at once. Raises `CannotKeep`."""
+    place, interval = settings.checkpoint, settings.kube.checkpoint_interval
+    if place is None:
+        return _Keeping(changed)
+    ledger = Ledger(store, settings.policy.migration_history_window)
+    if isinstance(place, Path):
+        file = FileKeeper(ledger, health, place, interval=interval, clock=clock)
+        file.read()
+        return _Keeping(changed, file)
+    watched = Watched(Resource.CONFIGMAPS, place.namespace)
+    health.watched.append(watched)
+    lease = Lease(
+        api,
+        place.namespace,
+        place.name,
+        identity=f"{socket.gethostname()}_{uuid.uuid4()}",
+        duration=settings.kube.lease_duration,
+        rng=rng,
+        wall=clock,
+    )
+    keeper = ConfigMapKeeper(
+        ledger, health, api, place, lease=lease, interval=interval, clock=clock
+    )
+    reader = Follower(api, watched, keeper, settings.kube, clock=clock, rng=rng, changed=changed)
+    return _Keeping(changed, keeper, reader)
+
+
+async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyncio.Event) -> None:
+    """Run the jobs until `stop` is set; what ends one of them ends the program."""
+    running = [asyncio.create_task(job) for job in jobs]
     stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((*running, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
-        watching.cancel()
-        results = await asyncio.gather(watching, return_exceptions=True)
-    if isinstance(results[0], Exception):
-        raise results[0]
+        for task in running:
+            task.cancel()
+        results = await asyncio.gather(*running, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from exporter import __version__, app
+from exporter.keeper import CannotKeep
 from exporter.kube import Login, NoCredentials
 from exporter.logs import configure_logging
 from exporter.settings import InvalidSettings, Settings, load_settings
@@ -28,6 +29,7 @@ class Exit(IntEnum):
     KUBEVIRT_MISSING = 4
     NO_CREDENTIALS = 5
     CANNOT_LISTEN = 6
+    CANNOT_KEEP = 7
 
 
 EXIT_MEANINGS = {
@@ -38,6 +40,7 @@ EXIT_MEANINGS = {
     Exit.KUBEVIRT_MISSING: "the API server knows no VMIs, and kube.waitForKubeVirt is off",
     Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
     Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
+    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... is not there",
 }
 
 _FAILURES = {
@@ -45,6 +48,7 @@ _FAILURES = {
     KubeVirtMissing: Exit.KUBEVIRT_MISSING,
     NoCredentials: Exit.NO_CREDENTIALS,
     app.CannotListen: Exit.CANNOT_LISTEN,
+    CannotKeep: Exit.CANNOT_KEEP,
 }
 
 log = structlog.stdlib.get_logger()

@@ -2,8 +2,8 @@
 
 from msgspec import Struct, field
 
-from exporter.history import History
-from exporter.model import Instant, Pod, Vmi, Vmim
+from exporter.history import History, Migration
+from exporter.model import CLOCK_SKEW, Instant, Pod, Vmi, Vmim
 
 
 FAILURES_KEPT = 64
@@ -57,9 +57,51 @@ class Marker(Struct, kw_only=True):
         self.failed[uid] = end
         return True
 
+    def join(self, other: "Marker") -> bool:
+        """Take in what another watcher, or we in an earlier life, saw of the same evacuation.
+
+        The request and the first sight are the earliest, the failures the union. Their number is
+        the greatest of both numbers and of the union's. True where that was news.
+        """
+        before = (self.requested_at, self.seen_at, dict(self.failed), self.forgotten)
+        counted = max(self.failed_since_request(), other.failed_since_request())
+        self.requested_at = min(self.requested_at, other.requested_at)
+        self.seen_at = min(self.seen_at, other.seen_at)
+        bounds = [b for b in (self.not_before, other.not_before) if b is not None]
+        self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
+        union = sorted((self.failed | other.failed).items(), key=_by_end)
+        self.failed = dict(union[-FAILURES_KEPT:])
+        since = sum(end >= self.requested_at for _, end in union)
+        kept = sum(end >= self.requested_at for end in self.failed.values())
+        self.forgotten = max(counted, since) - kept
+        return before != (self.requested_at, self.seen_at, self.failed, self.forgotten)
+
+    def is_over(self, vmi: Vmi, newest_success: Instant | None) -> bool:
+        """Whether what the VMI says now cannot be this evacuation any more, but is a later one.
+
+        It moved away since and is on that node again, or KubeVirt has set the condition
+        EvictionRequested anew.
+        """
+        if vmi.evacuation_node != self.node:
+            return True
+        has_moved = newest_success is not None and newest_success >= self.seen_at
+        if has_moved and vmi.node == self.node:
+            return True
+        requested = vmi.eviction_requested_at
+        return requested is not None and requested > self.seen_at + CLOCK_SKEW
+
     def failed_since_request(self) -> int:
         """How many distinct attempts have failed since the request: a lower bound."""
         return self.forgotten + sum(end >= self.requested_at for end in self.failed.values())
+
+
+class Remembered(Struct, frozen=True, kw_only=True):
+    """What is to outlive us of one VMI: its migrations by key (as in `History`), its marker."""
+
+    uid: str
+    namespace: str
+    migrations: dict[str, Migration] = {}
+    marker: Marker | None = None
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -82,3 +124,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     def unfinished(self) -> Vmim | None:
         """A VMIM of this VMI that has not ended, if there is one."""
         return next((vmim for vmim in self.vmims if not vmim.finished), None)
+
+
+def _by_end(failure: tuple[str, Instant]) -> tuple[Instant, str]:
+    uid, end = failure
+    return end, uid

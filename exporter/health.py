@@ -55,16 +55,46 @@ class Watched:
         return self.synced or bool(self.refused)
 
 
+class CheckpointFault(StrEnum):
+    """What went wrong with the checkpoint; each is counted and survived."""
+
+    DAMAGED = "damaged"
+    UNKNOWN_VERSION = "unknown_version"
+    UNREADABLE = "unreadable"
+    NOT_WRITTEN = "not_written"
+    CONFLICT = "conflict"
+    TOO_LARGE = "too_large"
+
+
+@dataclass
+class CheckpointHealth:
+    """How keeping the checkpoint goes.
+
+    `writes`: whether this process writes it now. `written_at`: when it last was as it should be,
+    by us. `unwritten_since`: when the oldest change came that is not written, None where
+    everything is. `vmis` and `size` (bytes) are what it holds.
+    """
+
+    writes: bool = False
+    written_at: Instant | None = None
+    unwritten_since: Instant | None = None
+    vmis: int = 0
+    size: int = 0
+    faults: Counter[CheckpointFault] = field(default_factory=Counter)
+
+
 @dataclass
 class Health:
     """Everything that is watched, and the ages from which it is not to be believed any more.
 
     `stale_after` counts from the last contact, `dead_after` from the moment it turned stale.
+    `checkpoint` is None where none is kept.
     """
 
     stale_after: Seconds
     dead_after: Seconds
     watched: list[Watched] = field(default_factory=list)
+    checkpoint: CheckpointHealth | None = None
 
     def of(self, resource: Resource) -> list[Watched]:
         """The watches of one resource: one per namespace."""
@@ -87,6 +117,17 @@ class Health:
     def ready(self) -> bool:
         """VMIs are synced, every other resource is synced or refused."""
         return self.is_synced(Resource.VMIS) and all(one.settled for one in self.watched)
+
+    def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
+        """Up to when everything of it in a namespace has been seen; None where not watched."""
+        return next(
+            (
+                one.contact
+                for one in self.of(resource)
+                if one.synced and one.namespace in (None, namespace)
+            ),
+            None,
+        )
 
     def blind_namespaces(self, resource: Resource) -> frozenset[str]:
         """The watched namespaces in which it cannot be seen (yet)."""

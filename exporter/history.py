@@ -55,6 +55,11 @@ def join(one: Migration, other: Migration) -> Migration:
     )
 
 
+def is_end_key(key: str) -> bool:
+    """Whether a record's key is the second of its end, for want of a UID."""
+    return key.startswith("@")
+
+
 class History:
     """The migrations of one VMI incarnation. Reads never change it."""
 
@@ -108,7 +113,7 @@ class History:
         named_seconds = set()
         for key, record in self._records.items():
             ending = _ending(record, now)
-            if ending is not None and not _keyed_by_end(key):
+            if ending is not None and not is_end_key(key):
                 named_seconds.add(int(ending.written_end))
         for key, record in self._records.items():
             if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
@@ -116,7 +121,7 @@ class History:
             ending = _ending(record, now)
             if ending is None:
                 continue
-            if _keyed_by_end(key) and int(ending.written_end) in named_seconds:
+            if is_end_key(key) and int(ending.written_end) in named_seconds:
                 continue
             endings.append(ending)
         endings.sort(key=_by_end)
@@ -142,10 +147,6 @@ class History:
 
 def _end_key(end: Instant | None) -> str:
     return "" if end is None else f"@{int(end)}"
-
-
-def _keyed_by_end(key: str) -> bool:
-    return key.startswith("@")
 
 
 def _known_end(record: Migration) -> Instant | None:

@@ -1,4 +1,4 @@
-"""The door to the Kubernetes API: credentials, lists and watches as raw bytes, errors by name.
+"""The door to the Kubernetes API: credentials, requests and watches as raw bytes, errors by name.
 
 Nothing else imports kubernetes_asyncio. Of that library we use the credentials (in-cluster,
 kubeconfig, client certificates, exec plugins, token refresh) and the connection; what it would
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import yaml
@@ -19,11 +19,12 @@ from kubernetes_asyncio import config as credentials
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config.config_exception import ConfigException
 
-from exporter.kubevirt import LAUNCHER_SELECTOR, parse_status_message
+from exporter.kubevirt import CHECKPOINT_LABEL, LAUNCHER_SELECTOR, parse_status_message
 from exporter.model import Resource, Seconds
 
 
 CONNECT_TIMEOUT: Seconds = 10.0
+WRITE_TIMEOUT: Seconds = 10.0
 LONGEST_LINE = 16 * 2**20
 """Bytes in one watch event: etcd takes objects of 1.5 MiB, so this much is no event."""
 
@@ -32,8 +33,13 @@ _PATHS = {
     Resource.VMIMS: "/apis/kubevirt.io/v1",
     Resource.PODS: "/api/v1",
     Resource.KUBEVIRTS: "/apis/kubevirt.io/v1",
+    Resource.CONFIGMAPS: "/api/v1",
+    Resource.LEASES: "/apis/coordination.k8s.io/v1",
 }
-_SELECTORS = {Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR}}
+_SELECTORS = {
+    Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
+    Resource.CONFIGMAPS: {"labelSelector": CHECKPOINT_LABEL},
+}
 
 _FUTURE_VERSION = "Too large resource version"
 """What a server restored from an older state says of a version that it has not reached yet
@@ -56,8 +62,12 @@ class Absent(ApiError):
     """404: the server knows no such resource."""
 
 
+class Conflict(ApiError):
+    """409: somebody else has written it since, or it exists already."""
+
+
 class Unsupported(ApiError):
-    """400 or 422: the server does not understand the request."""
+    """400, 413 or 422: the server does not take the request, now or later."""
 
 
 class Overloaded(ApiError):
@@ -123,7 +133,7 @@ class ApiServer:
     ) -> bytes:
         """One page of a consistent list. Raises `ApiError`."""
         query = {"limit": str(limit)} | ({"continue": token} if token else {})
-        async with self._open(resource, namespace, query) as response:
+        async with self._open(path_of(resource, namespace), _select(resource, query)) as response:
             with _naming_failures(self._read_timeout):
                 return await response.read()
 
@@ -146,8 +156,58 @@ class ApiServer:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         else:
             query["resourceVersion"] = resource_version
-        async with self._open(resource, namespace, query) as response:
+        async with self._open(path_of(resource, namespace), _select(resource, query)) as response:
             yield self._lines(response)
+
+    async def read(self, resource: Resource, namespace: str, name: str) -> bytes:
+        """One object. Raises `ApiError`."""
+        return await self._send("GET", path_of(resource, namespace, name))
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> bytes:
+        """A new object, as it was made. Raises `Conflict` where it exists, or `ApiError`."""
+        return await self._send("POST", path_of(resource, namespace), body=body)
+
+    async def replace(
+        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
+    ) -> bytes:
+        """The object as replaced. Raises `Conflict` where it has changed, or `ApiError`."""
+        return await self._send("PUT", path_of(resource, namespace, name), body=body)
+
+    async def apply(
+        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], *, owner: str
+    ) -> bytes:
+        """Server-side apply, as the field manager `owner`; the object as it is then.
+
+        With a `metadata.resourceVersion` in the body only that version is replaced. Raises
+        `Conflict` where it is another, or `ApiError`.
+        """
+        return await self._send(
+            "PATCH",
+            path_of(resource, namespace, name),
+            query={"fieldManager": owner, "force": "true"},
+            body=body,
+            content_type="application/apply-patch+yaml",
+        )
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        async with self._open(
+            path,
+            query or {},
+            method=method,
+            body=body,
+            content_type=content_type,
+            within=WRITE_TIMEOUT,
+        ) as response:
+            with _naming_failures(WRITE_TIMEOUT):
+                return await response.read()
 
     async def renew(self) -> None:
         """Read the credentials again; requests under way finish with the old ones."""
@@ -170,26 +230,34 @@ class ApiServer:
 
     @asynccontextmanager
     async def _open(
-        self, resource: Resource, namespace: str | None, query: Mapping[str, str]
+        self,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        method: str = "GET",
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        within: Seconds | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         session = await self._current()
         session.users += 1
         try:
-            with _naming_failures(self._read_timeout):
+            with _naming_failures(within or self._read_timeout):
                 response = await session.client.call_api(
-                    path_of(resource, namespace),
-                    "GET",
+                    path,
+                    method,
                     {},
-                    list((dict(query) | _SELECTORS.get(resource, {})).items()),
-                    {"Accept": "application/json"},
+                    list(query.items()),
+                    {"Accept": "application/json", "Content-Type": content_type},
+                    body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,
                     _request_timeout=aiohttp.ClientTimeout(
-                        sock_connect=CONNECT_TIMEOUT, sock_read=self._read_timeout
+                        total=within, sock_connect=CONNECT_TIMEOUT, sock_read=self._read_timeout
                     ),
                 )
             try:
-                if response.status != 200:
+                if response.status not in (200, 201):
                     raise await _failure(response)
                 yield response
             finally:
@@ -219,10 +287,14 @@ class ApiServer:
             await session.client.close()
 
 
-def path_of(resource: Resource, namespace: str | None) -> str:
-    """The URL path of a resource, in one namespace or (None) in all."""
+def path_of(resource: Resource, namespace: str | None, name: str = "") -> str:
+    """The URL path of a resource, in one namespace or (None) in all, or of one object."""
     scope = "" if namespace is None else f"/namespaces/{namespace}"
-    return f"{_PATHS[resource]}{scope}/{resource}"
+    return f"{_PATHS[resource]}{scope}/{resource}" + (f"/{name}" if name else "")
+
+
+def _select(resource: Resource, query: Mapping[str, str]) -> dict[str, str]:
+    return dict(query) | _SELECTORS.get(resource, {})
 
 
 def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
@@ -277,17 +349,17 @@ def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError
     why = f"{code} {message}".strip()
     if code == 410 or (code == 504 and _FUTURE_VERSION in message):
         return Expired(why)
-    match code:
-        case 401 | 403:
-            return Denied(why)
-        case 404:
-            return Absent(why)
-        case 400 | 405 | 406 | 415 | 422:
-            return Unsupported(why)
-        case 429 | 503:
-            return Overloaded(why, retry_after)
-        case _:
-            return Unreachable(why)
+    if code in (429, 503):
+        return Overloaded(why, retry_after)
+    return _ERRORS.get(code, Unreachable)(why)
+
+
+_ERRORS: Mapping[int, type[ApiError]] = {
+    401: Denied,
+    403: Denied,
+    404: Absent,
+    409: Conflict,
+} | dict.fromkeys((400, 405, 406, 413, 415, 422), Unsupported)
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> Seconds:

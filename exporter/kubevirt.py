@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from exporter.model import (
+    ConfigMap,
     Fact,
     Hold,
     Instant,
@@ -31,6 +32,8 @@ from exporter.model import (
 
 
 LAUNCHER_SELECTOR = "kubevirt.io=virt-launcher"
+CHECKPOINT_LABEL = "kubevirt-eviction-exporter/checkpoint"
+"""The label of the ConfigMaps that hold our checkpoints; its value is the checkpoint's name."""
 EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -189,6 +192,10 @@ class _KubeVirtConfiguration(Struct, gc=False):
 
 class _KubeVirtSpec(Struct, gc=False):
     configuration: _KubeVirtConfiguration | None = None
+
+
+class _ConfigMapObject(_Wire, gc=False):
+    binaryData: dict[str, bytes] | None = None  # noqa: N815
 
 
 class _KubeVirtObject(_Wire, gc=False):
@@ -566,6 +573,18 @@ def _read_kubevirt(wire: _KubeVirtObject) -> MigrationLimits | str:
     )
 
 
+def _read_config_map(wire: _ConfigMapObject) -> ConfigMap | str:
+    metadata = wire.metadata
+    if not metadata.name:
+        return "metadata.name: expected a name, there is none"
+    return ConfigMap(
+        namespace=metadata.namespace or "",
+        name=metadata.name,
+        version=metadata.resourceVersion or "",
+        data=wire.binaryData or {},
+    )
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
@@ -594,4 +613,5 @@ _DECODERS: Mapping[Resource, _Decoder[Any]] = {
     Resource.VMIMS: _Decoder(_VmimObject, _read_vmim),
     Resource.PODS: _Decoder(_PodObject, _read_pod),
     Resource.KUBEVIRTS: _Decoder(_KubeVirtObject, _read_kubevirt),
+    Resource.CONFIGMAPS: _Decoder(_ConfigMapObject, _read_config_map),
 }

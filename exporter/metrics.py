@@ -19,8 +19,9 @@ from exporter.cooldown import Cooldown, decide, is_quiet, measure_cooldown
 from exporter.counters import Counters, Histogram
 from exporter.evacuation import Diagnosis, Source, State, diagnose
 from exporter.evidence import Evidence
-from exporter.health import Health, Restart, Staleness
+from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart, Staleness
 from exporter.model import (
+    CLUSTER_RESOURCES,
     Instant,
     Mismatch,
     Outcome,
@@ -137,6 +138,37 @@ REQUEST_DURATION = Family(
     help="Time to answer a request, by endpoint; blocked_wait holds requests open on purpose.",
     labels=("endpoint",),
 )
+CHECKPOINT_WRITER = Family(
+    name="kubevirt_eviction_exporter_checkpoint_writer",
+    type="gauge",
+    help="1 if this process writes the checkpoint: of the replicas one, the holder of the Lease.",
+)
+CHECKPOINT_WRITTEN = Family(
+    name="kubevirt_eviction_exporter_checkpoint_written_timestamp_seconds",
+    type="gauge",
+    help="When this process last saw everything written, itself being the writer; 0 before.",
+)
+CHECKPOINT_UNWRITTEN = Family(
+    name="kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds",
+    type="gauge",
+    help="Since when something waits to be written to the checkpoint; 0 if nothing does.",
+)
+CHECKPOINT_VMIS = Family(
+    name="kubevirt_eviction_exporter_checkpoint_vmis",
+    type="gauge",
+    help="VMIs of which the checkpoint is to hold something.",
+)
+CHECKPOINT_BYTES = Family(
+    name="kubevirt_eviction_exporter_checkpoint_bytes",
+    type="gauge",
+    help="The size of what the checkpoint is to hold.",
+)
+CHECKPOINT_FAULTS = Family(
+    name="kubevirt_eviction_exporter_checkpoint_faults_total",
+    type="counter",
+    help="What went wrong with the checkpoint, each survived: damaged shards, failed writes.",
+    labels=("fault",),
+)
 POLICY = Family(
     name="kubevirt_eviction_exporter_policy_seconds",
     type="gauge",
@@ -242,6 +274,12 @@ FAMILIES: tuple[Family, ...] = (
     REFUSED_OBJECTS,
     UNKNOWN_CANDIDATES,
     REQUEST_DURATION,
+    CHECKPOINT_WRITER,
+    CHECKPOINT_WRITTEN,
+    CHECKPOINT_UNWRITTEN,
+    CHECKPOINT_VMIS,
+    CHECKPOINT_BYTES,
+    CHECKPOINT_FAULTS,
     POLICY,
     MIGRATION_LIMIT,
     VMIS,
@@ -266,22 +304,23 @@ def sample(view: View) -> Iterator[tuple[Family, list[Sample]]]:
     yield BLOCKS, [Sample(key, value) for key, value in sorted(counters.blocks.items())]
     yield EFFECTIVE_COOLDOWN, _sample_histogram((), counters.cooldowns)
     yield BUILD_INFO, [Sample((__version__,), 1)]
-    yield SYNCED, [Sample((r,), health.is_synced(r)) for r in Resource]
-    yield PERMISSION_MISSING, [Sample((r,), health.is_refused(r)) for r in Resource]
-    yield LAST_CONTACT, [Sample((r,), _last_contact(health, r)) for r in Resource]
-    yield OBJECTS, [Sample((r,), view.store.count(r)) for r in Resource]
-    yield LISTS, [Sample((r,), sum(one.lists for one in health.of(r))) for r in Resource]
+    watched = [r for r in Resource if r in CLUSTER_RESOURCES or health.of(r)]
+    yield SYNCED, [Sample((r,), health.is_synced(r)) for r in watched]
+    yield PERMISSION_MISSING, [Sample((r,), health.is_refused(r)) for r in watched]
+    yield LAST_CONTACT, [Sample((r,), _last_contact(health, r)) for r in watched]
+    yield OBJECTS, [Sample((r,), view.store.count(r)) for r in CLUSTER_RESOURCES]
+    yield LISTS, [Sample((r,), sum(one.lists for one in health.of(r))) for r in watched]
     yield (
         WATCH_RESTARTS,
         [
             Sample((r, why), sum(one.restarts[why] for one in health.of(r)))
-            for r in Resource
+            for r in watched
             for why in Restart
         ],
     )
     yield (
         REFUSED_OBJECTS,
-        [Sample((r,), sum(one.refused_objects for one in health.of(r))) for r in Resource],
+        [Sample((r,), sum(one.refused_objects for one in health.of(r))) for r in watched],
     )
     yield UNKNOWN_CANDIDATES, [Sample((m,), counters.unknown_candidates[m]) for m in Mismatch]
     yield (
@@ -292,6 +331,7 @@ def sample(view: View) -> Iterator[tuple[Family, list[Sample]]]:
             for one in _sample_histogram((endpoint,), histogram)
         ],
     )
+    yield from _sample_checkpoint(health.checkpoint)
     yield POLICY, _sample_policy(view.policy)
     yield MIGRATION_LIMIT, _sample_limits(view.store)
     yield from _sample_vmis(view)
@@ -368,6 +408,24 @@ def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sam
         Sample(labels, histogram.count, "_count"),
         Sample(labels, histogram.total, "_sum"),
     ]
+
+
+def _sample_checkpoint(
+    kept: CheckpointHealth | None,
+) -> Iterator[tuple[Family, list[Sample]]]:
+    """Without a checkpoint there are no samples, so that nothing alerts."""
+    is_kept = kept is not None
+    kept = kept or CheckpointHealth()
+    for family, value in (
+        (CHECKPOINT_WRITER, float(kept.writes)),
+        (CHECKPOINT_WRITTEN, kept.written_at or 0.0),
+        (CHECKPOINT_UNWRITTEN, kept.unwritten_since or 0.0),
+        (CHECKPOINT_VMIS, kept.vmis),
+        (CHECKPOINT_BYTES, kept.size),
+    ):
+        yield family, [Sample((), value)] if is_kept else []
+    faults = [Sample((fault,), kept.faults[fault]) for fault in CheckpointFault]
+    yield CHECKPOINT_FAULTS, faults if is_kept else []
 
 
 def _sample_policy(policy: Policy) -> list[Sample]:

@@ -73,12 +73,18 @@ class Trigger(StrEnum):
 
 
 class Resource(StrEnum):
-    """What is watched, by the plural that Kubernetes knows it by."""
+    """What is watched or written, by the plural that Kubernetes knows it by."""
 
     VMIS = "virtualmachineinstances"
     VMIMS = "virtualmachineinstancemigrations"
     PODS = "pods"
     KUBEVIRTS = "kubevirts"
+    CONFIGMAPS = "configmaps"
+    LEASES = "leases"
+
+
+CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
+"""What verdicts and diagnoses rest on; the others are for our own checkpoint."""
 
 
 class MigrationState(Struct, frozen=True, gc=False):
@@ -189,7 +195,16 @@ class MigrationLimits(Struct, frozen=True, gc=False):
     outbound_per_node: int = 2
 
 
-Fact: TypeAlias = Vmi | Vmim | Pod | MigrationLimits
+class ConfigMap(Struct, frozen=True, kw_only=True):
+    """One ConfigMap of a checkpoint: its `binaryData`, and the `version` that it has."""
+
+    namespace: str
+    name: str
+    version: str = ""
+    data: dict[str, bytes] = {}
+
+
+Fact: TypeAlias = Vmi | Vmim | Pod | MigrationLimits | ConfigMap
 """What one object of the cluster tells us."""
 
 

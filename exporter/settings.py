@@ -24,6 +24,8 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_CONFIG_MAP = re.compile(r"[a-z0-9]([-.a-z0-9]{0,60}[a-z0-9])?", re.ASCII)
+"""As long as a label's value: the checkpoint's name is one too."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """What PyYAML raises: of a scalar that is no such date or number it lets Python's own through."""
 _MERGE = "tag:yaml.org,2002:merge"
@@ -63,6 +65,14 @@ class Address:
 
 
 @dataclass(frozen=True)
+class ConfigMaps:
+    """The checkpoint's ConfigMaps, whose names begin with `name`, and the Lease of that name."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Listen:
     """The two listeners: `query` serves everything, `metrics` only what may be seen by all."""
 
@@ -82,6 +92,8 @@ class KubeSettings:
     watch_timeout: Seconds = 600.0
     page_size: int = 500
     refused_retry: Seconds = 300.0
+    checkpoint_interval: Seconds = 15.0
+    lease_duration: Seconds = 15.0
 
 
 @dataclass(frozen=True)
@@ -110,12 +122,15 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole configuration. `remarks` are what an operator should know of it."""
+    """The whole configuration. `remarks` are what an operator should know of it.
+
+    `checkpoint` is the path of a file, ConfigMaps, or None.
+    """
 
     policy: Policy = field(default_factory=Policy)
     stuck: StuckPolicy = field(default_factory=StuckPolicy)
     listen: Listen = field(default_factory=Listen)
-    checkpoint: str = "none"
+    checkpoint: Path | ConfigMaps | None = None
     namespaces: tuple[str, ...] = ()
     kube: KubeSettings = field(default_factory=KubeSettings)
     limits: Limits = field(default_factory=Limits)
@@ -353,8 +368,8 @@ def _read_listen(section: _Section, auth: AuthSettings) -> Listen:
     addresses = [
         address for address in listen.query + listen.metrics if address.port or address.path
     ]
-    for address in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
-        section.report("", f"{address} is listed twice")
+    for twice in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
+        section.report("", f"{twice} is listed twice")
     for address in listen.query:
         if not address.is_local and not auth.allow_insecure_query:
             section.report(
@@ -377,6 +392,10 @@ def _read_kube(section: _Section) -> KubeSettings:
         watch_timeout=section.take("watchTimeout", _positive_duration, default.watch_timeout),
         page_size=section.take("pageSize", _count, default.page_size),
         refused_retry=section.take("refusedRetry", _positive_duration, default.refused_retry),
+        checkpoint_interval=section.take(
+            "checkpointInterval", _positive_duration, default.checkpoint_interval
+        ),
+        lease_duration=section.take("leaseDuration", _lease_duration, default.lease_duration),
     )
     section.close()
     return kube
@@ -442,12 +461,21 @@ def _addresses(value: object) -> tuple[Address, ...]:
     return _each(value, parse_address)
 
 
-def _checkpoint(value: object) -> str:
+def _checkpoint(value: object) -> Path | ConfigMaps | None:
+    expected = f"expected none, file:/path or configmap:namespace/name, got {value!r}"
     if value == "none":
-        return "none"
-    if isinstance(value, str) and value.startswith(("file:", "configmap:")):
-        raise ValueError(f"this version keeps no checkpoint: only none, got {value!r}")
-    raise ValueError(f"expected none, file:/path or configmap:namespace/name, got {value!r}")
+        return None
+    if not isinstance(value, str):
+        raise ValueError(expected)
+    kind, _, place = value.partition(":")
+    namespace, slash, name = place.partition("/")
+    if kind == "file" and place.startswith("/") and not place.endswith("/"):
+        return Path(place)
+    if kind == "configmap" and slash and _NAMESPACE.fullmatch(namespace):
+        if _CONFIG_MAP.fullmatch(name):
+            return ConfigMaps(namespace, name)
+        raise ValueError(f"expected the name of a ConfigMap after the /, got {value!r}")
+    raise ValueError(expected)
 
 
 def _namespaces(value: object) -> tuple[str, ...]:
@@ -479,6 +507,13 @@ def _positive_duration(value: object) -> Seconds:
     seconds = parse_duration(value)
     if not seconds:
         raise ValueError(f"must be longer than 0, got {value!r}")
+    return seconds
+
+
+def _lease_duration(value: object) -> Seconds:
+    seconds = parse_duration(value)
+    if seconds < 1:
+        raise ValueError(f"must be at least 1s, got {value!r}")
     return seconds
 
 

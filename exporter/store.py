@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from exporter.evacuation import RUNNING_PHASES, Load
-from exporter.evidence import Evidence, Marker
-from exporter.history import History, Migration
+from exporter.evidence import Evidence, Marker, Remembered
+from exporter.history import History, Migration, is_end_key
 from exporter.model import (
+    ConfigMap,
     Fact,
     Instant,
     MigrationLimits,
@@ -82,7 +83,8 @@ class Store:
     `revision` grows with every change that could change an answer. `heard_at` is when what is
     put next was heard: whoever puts sets it, once for many. `finished` counts the migrations that
     ended, once each. `vmims_seen` and `pods_seen` say whether these may be watched at all, `blind`
-    in which namespaces they may not.
+    in which namespaces they may not. `touched` are the UIDs of the VMIs of which there may be
+    something new to remember; it is None, and nothing is noted, where nobody reads and clears it.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Store:
     ) -> None:
         self.revision = 0
         self.heard_at: Instant = 0.0
+        self.touched: set[str] | None = None
         self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
         self._sees_all = sees_all
         self._started_at = started_at
@@ -101,6 +104,8 @@ class Store:
         self.blind: Mapping[Resource, frozenset[str]] = {}
         self._keep = endings_kept
         self._vmis: dict[Key, _Incarnation] = {}
+        self._by_uid: dict[str, _Incarnation] = {}
+        self._recalled: dict[str, Remembered] = {}
         self._vmims: dict[Key, _Claim] = {}
         self._claims: dict[Key, dict[Key, _Claim]] = {}
         self._waiting: dict[Key, dict[str, _Claim]] = {}
@@ -121,6 +126,8 @@ class Store:
                 return len(self._pods)
             case Resource.KUBEVIRTS:
                 return int(self.limits is not None)
+            case Resource.CONFIGMAPS | Resource.LEASES:
+                return 0
 
     def evidence(self, namespace: str, name: str) -> Evidence | None:
         """What is known of one VMI, or None where there is none of that name."""
@@ -155,6 +162,8 @@ class Store:
             case MigrationLimits():
                 self.limits = fact
                 self.revision += 1
+            case ConfigMap():
+                raise TypeError("a checkpoint's ConfigMap is no fact about VMIs")
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """An object is gone."""
@@ -168,6 +177,8 @@ class Store:
             case Resource.KUBEVIRTS:
                 self.limits = None
                 self.revision += 1
+            case Resource.CONFIGMAPS | Resource.LEASES:
+                pass
 
     def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
         """A complete list of `namespace` (None: of all) held just these: the others are gone.
@@ -184,6 +195,8 @@ class Store:
                 known = self._pods
             case Resource.KUBEVIRTS:
                 self.limits = self.limits if keys else None
+            case Resource.CONFIGMAPS | Resource.LEASES:
+                pass
         gone = [
             key for key in known if key not in keys and (namespace is None or key[0] == namespace)
         ]
@@ -197,8 +210,8 @@ class Store:
         incarnation = self._vmis.get(key)
         if incarnation is None or incarnation.vmi.uid != vmi.uid:
             if incarnation is not None:
-                self._evacuating.pop(incarnation.vmi.uid, None)
-            incarnation = self._vmis[key] = _Incarnation(vmi)
+                self._forget_incarnation(incarnation)
+            incarnation = self._vmis[key] = self._by_uid[vmi.uid] = _Incarnation(vmi)
             migration_uids_changed = True
         elif incarnation.vmi == vmi:
             incarnation.seen_at = self.heard_at
@@ -215,6 +228,10 @@ class Store:
             self._bind_all(key, incarnation)
         self._mark(incarnation)
         incarnation.seen_at = self.heard_at
+        recalled = self._recalled.pop(vmi.uid, None)
+        if recalled is not None:
+            self._recall(incarnation, recalled)
+        self._touch(vmi.uid)
 
     def remove_vmi(self, namespace: str, name: str, uid: str = "") -> None:
         """The VMI is gone, and its history with it. Another UID's deletion is late news."""
@@ -222,7 +239,7 @@ class Store:
         if incarnation is None or (uid and incarnation.vmi.uid != uid):
             return
         del self._vmis[namespace, name]
-        self._evacuating.pop(incarnation.vmi.uid, None)
+        self._forget_incarnation(incarnation)
         self.revision += 1
 
     def put_vmim(self, vmim: Vmim) -> None:
@@ -284,6 +301,71 @@ class Store:
         self._note_launcher(pod.vmi_uid)
         self.revision += 1
 
+    def remember(self, uid: str) -> Remembered | None:
+        """What is to outlive us of this VMI, or None where there is nothing."""
+        incarnation = self._by_uid.get(uid)
+        if incarnation is None:
+            return self._recalled.get(uid)
+        migrations = incarnation.history.records()
+        if not migrations and incarnation.marker is None:
+            return None
+        return Remembered(
+            uid=uid,
+            namespace=incarnation.vmi.namespace,
+            migrations=migrations,
+            marker=incarnation.marker,
+        )
+
+    def recall(self, remembered: Remembered) -> None:
+        """A checkpoint says this of a VMI; it waits where that VMI has not been seen yet."""
+        uid = remembered.uid
+        incarnation = self._by_uid.get(uid)
+        if incarnation is None:
+            self._recalled[uid] = remembered
+        else:
+            self._recall(incarnation, remembered)
+        self._touch(uid)
+
+    def recalled(self) -> list[Remembered]:
+        """What was recalled of VMIs that have not been seen."""
+        return list(self._recalled.values())
+
+    def forget(self, uid: str) -> None:
+        """A VMI that was recalled and has not been seen is gone."""
+        if self._recalled.pop(uid, None) is not None:
+            self._touch(uid)
+
+    def _recall(self, incarnation: _Incarnation, remembered: Remembered) -> None:
+        migrations = remembered.migrations
+        incarnation.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
+        changed = [
+            incarnation.history.put("" if is_end_key(key) else key, migration, keep=self._keep)
+            for key, migration in migrations.items()
+        ]
+        marker, vmi = incarnation.marker, incarnation.vmi
+        told = remembered.marker
+        if (
+            marker is not None
+            and told is not None
+            and not told.is_over(vmi, incarnation.history.newest_success())
+        ):
+            changed.append(marker.join(told))
+        if any(changed):
+            self._bind_all((vmi.namespace, vmi.name), incarnation)
+            self._note_success(incarnation)
+            self._note_attempts(incarnation)
+            self.revision += 1
+
+    def _touch(self, uid: str) -> None:
+        if self.touched is not None:
+            self.touched.add(uid)
+
+    def _forget_incarnation(self, incarnation: _Incarnation) -> None:
+        uid = incarnation.vmi.uid
+        self._by_uid.pop(uid, None)
+        self._evacuating.pop(uid, None)
+        self._touch(uid)
+
     def _evidence(self, incarnation: _Incarnation) -> Evidence:
         vmi = incarnation.vmi
         vmims_seen = self.vmims_seen and not self._is_blind(Resource.VMIMS, vmi)
@@ -341,6 +423,7 @@ class Store:
             incarnation.history.put(vmim.uid, _told_by_vmim(vmim), keep=self._keep)
         _note_attempt(incarnation, vmim, self.heard_at)
         self._note_success(incarnation)
+        self._touch(vmi.uid)
 
     def _note_success(self, incarnation: _Incarnation) -> None:
         """VMIMs come in any order: an older attempt may be known before the success after it."""

@@ -10,8 +10,9 @@ was read, a new list is made.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import structlog
 
@@ -39,7 +40,15 @@ from exporter.kubevirt import (
     parse_object,
     parse_page,
 )
-from exporter.model import Instant, MigrationState, Resource, Seconds, Vmi
+from exporter.model import (
+    CLUSTER_RESOURCES,
+    Fact,
+    Instant,
+    MigrationState,
+    Resource,
+    Seconds,
+    Vmi,
+)
 from exporter.settings import KubeSettings
 from exporter.store import Key, Store
 
@@ -100,6 +109,25 @@ class _Listing:
     began: Instant = 0.0
 
 
+class Facts(Protocol):
+    """Where facts are put; told as in `Store`, which is one."""
+
+    heard_at: Instant
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change that could change an answer."""
+
+    def put(self, fact: Fact) -> None:
+        """An object exists and says this."""
+
+    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
+        """An object is gone."""
+
+    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+        """A complete list held just these; returns how many of the others were forgotten."""
+
+
 class Follower:
     """Follows one resource in one namespace (or in all)."""
 
@@ -107,7 +135,7 @@ class Follower:
         self,
         api: ApiServer,
         watched: Watched,
-        store: Store,
+        store: Facts,
         settings: KubeSettings,
         *,
         clock: Callable[[], Instant],
@@ -314,9 +342,15 @@ class Follower:
         if self._watched.resource is not Resource.VMIS or not refusal.name or not refusal.uid:
             return
         namespace = refusal.namespace or ""
-        evidence = self._store.evidence(namespace, refusal.name)
-        if evidence is None or evidence.vmi.uid != refusal.uid:
+        known = self._known(namespace, refusal.name)
+        if known is None or known.uid != refusal.uid:
             self._store.put(Vmi(namespace=namespace, name=refusal.name, uid=refusal.uid))
+
+    def _known(self, namespace: str, name: str) -> Vmi | None:
+        """What is known of a VMI so far."""
+        store = self._store
+        evidence = store.evidence(namespace, name) if isinstance(store, Store) else None
+        return None if evidence is None else evidence.vmi
 
     async def _next_batch(
         self, batches: AsyncIterator[list[bytes]], listing: _Listing | None
@@ -398,9 +432,8 @@ class Follower:
 
     def _tell_migration(self, vmi: Vmi) -> None:
         """One log line when a migration begins and one when it has ended."""
-        evidence = self._store.evidence(vmi.namespace, vmi.name)
-        known = evidence.vmi if evidence is not None and evidence.vmi.uid == vmi.uid else None
-        before = known.migration if known is not None else None
+        known = self._known(vmi.namespace, vmi.name)
+        before = known.migration if known is not None and known.uid == vmi.uid else None
         state = vmi.migration
         if state is None or state == before:
             return
@@ -439,7 +472,7 @@ class Watch:
         self._notify = changed
         self._synced = asyncio.Event()
         self._followers = []
-        for resource in Resource:
+        for resource in CLUSTER_RESOURCES:
             everywhere = not namespaces or resource is Resource.KUBEVIRTS
             for namespace in (None,) if everywhere else namespaces:
                 watched = Watched(resource, namespace)
@@ -502,6 +535,7 @@ _CONSEQUENCES = {
     Resource.VMIMS: "pending migrations do not block, and history begins now",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
+    Resource.CONFIGMAPS: "no checkpoint is read or written",
 }
 
 

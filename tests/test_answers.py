@@ -12,7 +12,15 @@ from exporter.cooldown import decide
 from exporter.evidence import Evidence
 from exporter.health import Health, Watched
 from exporter.history import History
-from exporter.model import CLOCK_SKEW, Checkpoint, Outcome, Policy, Resource, StuckPolicy, Vmim
+from exporter.model import (
+    CLOCK_SKEW,
+    CLUSTER_RESOURCES,
+    Checkpoint,
+    Outcome,
+    Policy,
+    StuckPolicy,
+    Vmim,
+)
 from exporter.wire import RuleAnswer, VmiAnswer
 from tests.builders import (
     KEEP,
@@ -32,7 +40,7 @@ from tests.builders import (
 
 def some_health(**overrides: Any) -> Health:
     """Everything was heard of two seconds ago; VMIMs as overridden."""
-    watched = [Watched(r, None, synced=True, contact=NOW - 2.0) for r in Resource]
+    watched = [Watched(r, None, synced=True, contact=NOW - 2.0) for r in CLUSTER_RESOURCES]
     for name, value in overrides.items():
         setattr(watched[1], name, value)
     return Health(180.0, 600.0, watched)

@@ -25,7 +25,16 @@ from exporter.blocked import BlockedSet
 from exporter.counters import Counters
 from exporter.health import Health, Watched
 from exporter.metrics import Exposition, View
-from exporter.model import MigrationLimits, Policy, Reason, Resource, StuckPolicy, Trigger, Vmi
+from exporter.model import (
+    CLUSTER_RESOURCES,
+    MigrationLimits,
+    Policy,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Trigger,
+    Vmi,
+)
 from exporter.settings import Limits
 from exporter.store import Store
 from exporter.wire import ROUTES, Route, write_openapi
@@ -99,7 +108,7 @@ class Desk:
     counters: Counters = field(default_factory=Counters)
     health: Health = field(
         default_factory=lambda: Health(
-            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in Resource]
+            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in CLUSTER_RESOURCES]
         )
     )
     session: aiohttp.ClientSession = field(init=False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exporter.blocked import LOOKING, Blocked, BlockedSet
 from exporter.health import Health, Watched
-from exporter.model import Checkpoint, Policy, Resource
+from exporter.model import CLUSTER_RESOURCES, Checkpoint, Policy
 from exporter.store import Store
 from tests.builders import (
     KEEP,
@@ -55,7 +55,7 @@ class Scene:
     clock: Clock = field(default_factory=Clock)
     health: Health = field(
         default_factory=lambda: Health(
-            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in Resource]
+            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in CLUSTER_RESOURCES]
         )
     )
     blocked: BlockedSet = field(init=False)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exporter.health import Health, Restart, Staleness, Watched
-from exporter.model import Resource
+from exporter.model import CLUSTER_RESOURCES, Resource
 from tests.builders import NOW
 
 
@@ -74,9 +74,14 @@ def test_what_is_seen() -> None:
         watched(Resource.PODS, namespace="b", refused="403 no"),
         watched(Resource.VMIMS, synced=False),
     )
-    assert [state.is_seen(resource) for resource in Resource] == [True, False, True, False]
+    assert [state.is_seen(r) for r in CLUSTER_RESOURCES] == [True, False, True, False]
     assert state.blind_namespaces(Resource.PODS) == {"b"}
-    assert [state.is_refused(resource) for resource in Resource] == [False, False, True, False]
+    assert [state.is_refused(resource) for resource in CLUSTER_RESOURCES] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert state.refused_resources() == {"pods in namespace b": "403 no"}
 
 

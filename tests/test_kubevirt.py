@@ -531,7 +531,7 @@ def test_refused_objects(resource: Resource, value: Any, why: str, *, named: boo
 )
 def test_garbage(body: bytes) -> None:
     """Bytes that are no JSON are refused, listed, watched or as a whole list."""
-    for resource in Resource:
+    for resource in WHOLE:
         with pytest.raises(Refused):
             parse_object(resource, body)
         with pytest.raises(Refused):
@@ -589,6 +589,10 @@ WHOLE = {
         }
     ),
 }
+WHOLE[Resource.CONFIGMAPS] = {
+    "metadata": {"namespace": NAMESPACE, "name": "x-00", "uid": "1", "resourceVersion": "7"},
+    "binaryData": {"checkpoint": "AAAA"},
+}
 WRONG: tuple[Any, ...] = (
     None,
     True,
@@ -630,7 +634,7 @@ def attempt(resource: Resource, body: bytes) -> list[Fact]:
     return facts
 
 
-@pytest.mark.parametrize("resource", Resource, ids=str)
+@pytest.mark.parametrize("resource", WHOLE, ids=str)
 def test_every_wrong_type_in_every_place(resource: Resource) -> None:
     """Whatever stands in whatever field, nothing is raised but `Refused`."""
     whole = WHOLE[resource]
@@ -641,7 +645,7 @@ def test_every_wrong_type_in_every_place(resource: Resource) -> None:
             assert len(facts) in (0, 4)
 
 
-@given(seed=st.integers(0, 2**32), resource=st.sampled_from(Resource))
+@given(seed=st.integers(0, 2**32), resource=st.sampled_from(sorted(WHOLE)))
 def test_mutated_objects(seed: int, resource: Resource) -> None:
     """Several wrong values at once, and bytes cut or changed, raise nothing but `Refused`."""
     rng = random.Random(seed)
@@ -705,7 +709,7 @@ def test_deletions(value: Json, deleted: Deleted) -> None:
         pytest.param([], False, id="another-type"),
     ],
 )
-@pytest.mark.parametrize("resource", Resource, ids=str)
+@pytest.mark.parametrize("resource", WHOLE, ids=str)
 def test_bookmarks(resource: Resource, annotations: Any, *, listed: bool) -> None:
     """A bookmark has a version, and may end the streamed list."""
     value = {

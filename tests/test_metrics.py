@@ -17,7 +17,15 @@ from exporter.counters import Counters
 from exporter.evacuation import Source, State
 from exporter.health import Health, Restart, Watched
 from exporter.metrics import FAMILIES, Exposition, View, narrow, sample
-from exporter.model import MigrationLimits, Mismatch, Reason, Resource, StuckPolicy, Trigger
+from exporter.model import (
+    CLUSTER_RESOURCES,
+    MigrationLimits,
+    Mismatch,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Trigger,
+)
 from exporter.store import Store
 from tests.builders import KEEP, NOW, a_pod, a_policy, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.cluster import find_binary
@@ -32,7 +40,7 @@ def an_empty_view() -> View:
     """A process that has just started: nothing is known and nothing was asked."""
     return View(
         store=Store(endings_kept=KEEP),
-        health=Health(180.0, 600.0, [Watched(resource, None) for resource in Resource]),
+        health=Health(180.0, 600.0, [Watched(resource, None) for resource in CLUSTER_RESOURCES]),
         counters=Counters(),
         policy=a_policy(),
         stuck=StuckPolicy(),
@@ -194,6 +202,7 @@ def test_labels_are_closed_but_for_places() -> None:
         "strategy",
         "outcome",
         "trigger",
+        "fault",
     }
 
 
@@ -207,13 +216,13 @@ def test_labels_are_closed_but_for_places() -> None:
         ),
         pytest.param(
             "kubevirt_eviction_exporter_watch_restarts_total",
-            {(("reason", why), ("resource", r)) for r in Resource for why in Restart},
+            {(("reason", why), ("resource", r)) for r in CLUSTER_RESOURCES for why in Restart},
             id="watch-restarts",
         ),
         *(
             pytest.param(
                 f"kubevirt_eviction_exporter_{name}",
-                {(("resource", resource),) for resource in Resource},
+                {(("resource", resource),) for resource in CLUSTER_RESOURCES},
                 id=name,
             )
             for name in (

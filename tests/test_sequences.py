@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from exporter.health import Restart
-from exporter.model import Resource
+from exporter.model import CLUSTER_RESOURCES
 from exporter.watch import Backoff, Follower
 from tests.following import Following, following
 from tests.gate import Gate
@@ -113,7 +113,7 @@ async def play(
         await script.play(10)
         await caught_up(watch, script, wait)
         if expected is not None:
-            assert sum(watch.restarts(r).get(expected, 0) for r in Resource) >= 1
+            assert sum(watch.restarts(r).get(expected, 0) for r in CLUSTER_RESOURCES) >= 1
         return compare(script.expected, watch.store, namespace, script.now)
 
 

@@ -72,7 +72,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     )
     assert [str(address) for address in settings.listen.query] == ["127.0.0.1:9810"]
     assert [str(address) for address in settings.listen.metrics] == ["0.0.0.0:9811"]
-    assert (settings.checkpoint, settings.namespaces, settings.remarks) == ("none", (), ())
+    assert (settings.checkpoint, settings.namespaces, settings.remarks) == (None, (), ())
     assert settings.kube.stale_after == 180.0
 
 
@@ -99,6 +99,8 @@ kube:
   pageSize: 7
   refusedRetry: 5m
   retryBackoff: 2s
+  checkpointInterval: 8s
+  leaseDuration: 9s
 limits: {bodyBytes: 1000, candidates: 10, vmiSeries: 30}
 auth: {allowInsecureQuery: true}
 log: {format: json, level: debug}
@@ -136,6 +138,8 @@ def test_every_key(tmp_path: Path) -> None:
         watch_timeout=240.0,
         page_size=7,
         refused_retry=300.0,
+        checkpoint_interval=8.0,
+        lease_duration=9.0,
     )
     assert (settings.limits.body_bytes, settings.limits.candidates) == (1_000, 10)
     assert settings.limits.body_bytes != Limits().body_bytes
@@ -214,10 +218,23 @@ def test_all_errors_at_once() -> None:
         pytest.param(
             {"namespaces": "a"}, "namespaces: expected a list of namespaces, got 'a'", id="no-list"
         ),
+        *(
+            pytest.param(
+                {"checkpoint": wrong},
+                f"checkpoint: expected none, file:/path or configmap:namespace/name, got {wrong!r}",
+                id=f"checkpoint-{wrong}",
+            )
+            for wrong in ("file:x", "file:/x/", "configmap:x", "configmap:X/x", "redis:x", 1)
+        ),
         pytest.param(
-            {"checkpoint": "file:/x"},
-            "checkpoint: this version keeps no checkpoint: only none, got 'file:/x'",
-            id="a-checkpoint",
+            {"checkpoint": "configmap:x/X"},
+            "checkpoint: expected the name of a ConfigMap after the /, got 'configmap:x/X'",
+            id="checkpoint-name",
+        ),
+        pytest.param(
+            {"kube": {"leaseDuration": "0.5s"}},
+            "kube.leaseDuration: must be at least 1s, got '0.5s'",
+            id="short-lease",
         ),
     ],
 )

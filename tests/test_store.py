@@ -14,6 +14,7 @@ from exporter.cooldown import decide
 from exporter.evidence import Evidence
 from exporter.history import Migration
 from exporter.model import (
+    CLUSTER_RESOURCES,
     Checkpoint,
     Fact,
     MigrationLimits,
@@ -371,10 +372,10 @@ def test_pods_that_may_not_be_seen() -> None:
 def test_objects_are_counted() -> None:
     """It is known how many objects of each resource are held."""
     store = a_store()
-    assert [store.count(resource) for resource in Resource] == [0, 0, 0, 0]
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0, 0, 0, 0]
     for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), MigrationLimits()):
         store.put(fact)
-    assert [store.count(resource) for resource in Resource] == [1, 2, 1, 1]
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1]
 
 
 def test_limits() -> None:

@@ -79,4 +79,8 @@ VALIDATING_WEBHOOKS = Resource(
 API_SERVICES = Resource(
     "apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False
 )
+PRIORITY_CLASSES = Resource(
+    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
+)
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
