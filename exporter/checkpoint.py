@@ -28,7 +28,8 @@ from exporter.model import Instant, Outcome, Seconds
 
 
 SHARDS = 64
-"""100,000 VMIs of 17 endings each are 56 MB: 64 shards keep each below a ConfigMap's 1 MiB."""
+"""100,000 VMIs of 17 endings each are 56 MB: of 64 shards the fullest stays below the 1 MiB that
+a ConfigMap takes."""
 VERSION = 1
 LONGEST_SHARD = 2**20 - 2**13
 """Bytes of one sealed shard: Kubernetes takes 1 MiB of data in a ConfigMap, keys included."""
@@ -95,7 +96,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
 
     These are the ones that have not ended, that ended inside `window`, and the newest ending and
     the newest success, however old: the emptied `migrationState` falls back on the first, an
-    evacuation is younger than the second.
+    evacuation is younger than the second. `finished_at` stands in for an end that is not known.
     """
     migrations = remembered.migrations
     ended = [(end, key) for key, m in migrations.items() if (end := _known_end(m)) is not None]
@@ -112,7 +113,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
                     _pack_uid(key),
                     _pack_time(migration.start),
                     _pack_time(migration.end),
-                    _pack_time(migration.finished_at),
+                    _pack_time(None if _is_past(migration.end, now) else migration.finished_at),
                     migration.outcome | migration.handed_off << 2,
                 )
                 for key, migration in sorted(migrations.items())
@@ -153,26 +154,23 @@ def split(raw: bytes) -> Iterator[bytes]:
     """The sealed shards of a file; what lies between whole ones comes as pieces of its own."""
     position = 0
     while position < len(raw):
-        found = raw.find(_MAGIC, position)
-        if found != position:
-            until = len(raw) if found < 0 else found
-            yield raw[position:until]
-            position = until
-            continue
-        end = _end_of(raw, position)
-        if end != len(raw) and (end is None or not raw.startswith(_MAGIC, end)):
+        end = _end_of_whole(raw, position)
+        if end is None:
             following = raw.find(_MAGIC, position + 1)
             end = len(raw) if following < 0 else following
         yield raw[position:end]
         position = end
 
 
-def _end_of(raw: bytes, position: int) -> int | None:
-    """Where the shard that begins there says that it ends."""
-    if len(raw) - position < _HEAD.size:
+def _end_of_whole(raw: bytes, position: int) -> int | None:
+    """Where the whole shard that begins there ends, or None where none begins there."""
+    if not raw.startswith(_MAGIC, position) or len(raw) - position < _HEAD.size:
         return None
-    length: int = _HEAD.unpack_from(raw, position)[2]
-    return position + _HEAD.size + length
+    _, version, length, digest = _HEAD.unpack_from(raw, position)
+    begin = position + _HEAD.size
+    payload = raw[begin : begin + length]
+    is_whole = len(payload) == length and _digest(version, payload) == digest
+    return begin + length if is_whole else None
 
 
 def _read_head(raw: bytes) -> tuple[bytes, int, int, bytes]:
@@ -266,6 +264,10 @@ def _read_marker(wire: _Marker) -> Marker:
         failed={_read_uid(one.uid): _read_instant(one.end) for one in wire.failed},
         forgotten=wire.forgotten,
     )
+
+
+def _is_past(end: Instant | None, now: Instant) -> bool:
+    return end is not None and end <= now
 
 
 def _known_end(migration: Migration) -> Instant | None:

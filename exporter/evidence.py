@@ -60,21 +60,31 @@ class Marker(Struct, kw_only=True):
     def join(self, other: "Marker") -> bool:
         """Take in what another watcher, or we in an earlier life, saw of the same evacuation.
 
-        The request and the first sight are the earliest, the failures the union. Their number is
-        the greatest of both numbers and of the union's. True where that was news.
+        The request and the first sight are the earliest, the failures the union, both only of
+        what is later than the last sight without a marker: where one of both had that sight, the
+        other may have taken an older evacuation's attempts for this one's. The failures' number
+        is what one counted and those of the other that it cannot have counted: the greater of the
+        two ways. True where that was news.
         """
         before = (self.requested_at, self.seen_at, dict(self.failed), self.forgotten)
-        counted = max(self.failed_since_request(), other.failed_since_request())
-        self.requested_at = min(self.requested_at, other.requested_at)
         self.seen_at = min(self.seen_at, other.seen_at)
         bounds = [b for b in (self.not_before, other.not_before) if b is not None]
         self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
+        self.requested_at = min(
+            (r for r in (self.requested_at, other.requested_at) if self._is_ours(r)),
+            default=self.seen_at,
+        )
+        counted = max(
+            _count_both(self, other, self.requested_at), _count_both(other, self, self.requested_at)
+        )
         union = sorted((self.failed | other.failed).items(), key=_by_end)
-        self.failed = dict(union[-FAILURES_KEPT:])
-        since = sum(end >= self.requested_at for _, end in union)
-        kept = sum(end >= self.requested_at for end in self.failed.values())
-        self.forgotten = max(counted, since) - kept
+        self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
+        self.forgotten = counted - self._count_kept()
         return before != (self.requested_at, self.seen_at, self.failed, self.forgotten)
+
+    def _is_ours(self, instant: Instant) -> bool:
+        """Whether what happened then belongs to this evacuation."""
+        return self.not_before is None or instant > self.not_before
 
     def is_over(self, vmi: Vmi, newest_success: Instant | None) -> bool:
         """Whether what the VMI says now cannot be this evacuation any more, but is a later one.
@@ -92,7 +102,10 @@ class Marker(Struct, kw_only=True):
 
     def failed_since_request(self) -> int:
         """How many distinct attempts have failed since the request: a lower bound."""
-        return self.forgotten + sum(end >= self.requested_at for end in self.failed.values())
+        return self.forgotten + self._count_kept()
+
+    def _count_kept(self) -> int:
+        return sum(end >= self.requested_at for end in self.failed.values())
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
@@ -124,6 +137,16 @@ class Evidence(Struct, frozen=True, kw_only=True):
     def unfinished(self) -> Vmim | None:
         """A VMIM of this VMI that has not ended, if there is one."""
         return next((vmim for vmim in self.vmims if not vmim.finished), None)
+
+
+def _count_both(one: Marker, other: Marker, since: Instant) -> int:
+    """What `one` counted, and of `other` what is later than all that `one` may have forgotten."""
+    oldest = min(one.failed.values(), default=since) if one.forgotten else 0.0
+    own = sum(end >= since for end in one.failed.values())
+    new = sum(
+        end >= since and end > oldest for uid, end in other.failed.items() if uid not in one.failed
+    )
+    return one.forgotten + own + new
 
 
 def _by_end(failure: tuple[str, Instant]) -> tuple[Instant, str]:

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from tests.cluster import VMIS, poll, vmi
-from tests.cluster.resources import CONFIG_MAPS, LEASES
+from tests.cluster.resources import CONFIG_MAPS
 from tests.keeping import NAME, a_keeper, keeping, migrate
 from tests.program import Program, program
 from tests.stages import RealStage
