@@ -4,6 +4,7 @@ Plain values that the watch writes and that the API, the metrics and the probes 
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -66,21 +67,30 @@ class CheckpointFault(StrEnum):
     TOO_LARGE = "too_large"
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass
 class CheckpointHealth:
     """How keeping the checkpoint goes.
 
-    `writes`: whether this process writes it now. `written_at`: when it last was as it should be,
+    `may_write`: asked each time, whether this process writes it now. `written_at`: when it last was as it should be,
     by us. `unwritten_since`: when the oldest change came that is not written, None where
     everything is. `vmis` and `size` (bytes) are what it holds.
     """
 
-    writes: bool = False
+    may_write: Callable[[], bool] = _never
     written_at: Instant | None = None
     unwritten_since: Instant | None = None
     vmis: int = 0
     size: int = 0
     faults: Counter[CheckpointFault] = field(default_factory=Counter)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes it at this moment."""
+        return self.may_write()
 
 
 @dataclass

@@ -54,6 +54,7 @@ class Keeper:
         self._interval = interval
         self._clock = clock
         self._awake = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._status = health.checkpoint = CheckpointHealth()
 
     def note_change(self) -> None:
@@ -68,17 +69,18 @@ class Keeper:
             await self.flush()
             if self._ledger.changed or self._ledger.awaits:
                 self._awake.set()
-            await asyncio.sleep(self._interval)
+            await self._rest()
 
     async def flush(self) -> None:
         """Write what is not written yet, where that is ours to do."""
         ledger, now = self._ledger, self._clock()
         ledger.prune(partial(self._health.seen_through, Resource.VMIS), now)
         ledger.follow(now)
+        self._tell()
         await self._write()
+        self._tell()
         self._status.vmis = len(ledger)
         self._status.size = ledger.size
-        self._status.unwritten_since = ledger.unwritten_since
         if self._status.writes and not ledger.changed:
             self._status.written_at = now
 
@@ -86,8 +88,25 @@ class Keeper:
         """Write what is left to write."""
         await self.flush()
 
+    def _hurry(self) -> None:
+        """Something else than news has changed: there is no interval to be waited for."""
+        self._hurried.set()
+        self._awake.set()
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(self._interval):
+                await self._hurried.wait()
+        except TimeoutError:
+            return
+        self._hurried.clear()
+
     async def _write(self) -> None:
         raise NotImplementedError
+
+    def _tell(self) -> None:
+        """Have the metrics say since when something waits to be written."""
+        self._status.unwritten_since = self._ledger.unwritten_since
 
     def _note_fault(self, fault: CheckpointFault, why: str, **place: object) -> None:
         self._status.faults[fault] += 1
@@ -114,7 +133,7 @@ class FileKeeper(Keeper):
         self._path = path
         self._ours_aside = _aside(path, VERSION)
         self._writing: asyncio.Future[None] | None = None
-        self._status.writes = True
+        self._status.may_write = lambda: True
 
     def read(self) -> None:
         """Read the file, as far as it is there and whole. Raises `CannotKeep`."""
@@ -166,7 +185,7 @@ class FileKeeper(Keeper):
                 await asyncio.sleep(0)  # because a shard of 1,500 VMIs takes a millisecond
         try:
             if self._writing is not None:
-                await self._writing
+                await asyncio.wait([self._writing])
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._replace, bytes(content)))
             await asyncio.shield(self._writing)
         except OSError as error:
@@ -226,7 +245,8 @@ class ConfigMapKeeper(Keeper):
         self._namespace = place.namespace
         self._name = place.name
         self._lease = lease
-        lease.changed = self.note_change
+        lease.changed = self._hurry
+        self._status.may_write = lambda: lease.held
         self._shards = {f"{place.name}-{shard:02d}": shard for shard in range(SHARDS)}
         self._kept: dict[int, _Kept] = {}
         self._store: Store = ledger.store
@@ -275,6 +295,7 @@ class ConfigMapKeeper(Keeper):
             self._ledger.keep_only(shard, uids)
         self._ledger.follow(self._clock())
         self._compare(shard)
+        self._tell()
         self.note_change()
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
@@ -316,8 +337,7 @@ class ConfigMapKeeper(Keeper):
         return False
 
     async def _write(self) -> None:
-        self._status.writes = self._lease.held
-        if not (self._status.writes and self._health.is_synced(Resource.CONFIGMAPS)):
+        if not (self._lease.held and self._health.is_synced(Resource.CONFIGMAPS)):
             return
         try:
             for shard in sorted(self._ledger.changed):

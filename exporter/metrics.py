@@ -331,7 +331,7 @@ def sample(view: View) -> Iterator[tuple[Family, list[Sample]]]:
             for one in _sample_histogram((endpoint,), histogram)
         ],
     )
-    yield from _sample_checkpoint(health.checkpoint)
+    yield from _sample_checkpoint(view)
     yield POLICY, _sample_policy(view.policy)
     yield MIGRATION_LIMIT, _sample_limits(view.store)
     yield from _sample_vmis(view)
@@ -410,16 +410,19 @@ def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sam
     ]
 
 
-def _sample_checkpoint(
-    kept: CheckpointHealth | None,
-) -> Iterator[tuple[Family, list[Sample]]]:
-    """Without a checkpoint there are no samples, so that nothing alerts."""
+def _sample_checkpoint(view: View) -> Iterator[tuple[Family, list[Sample]]]:
+    """Without a checkpoint there are no samples, so that nothing alerts.
+
+    What the store has heard since the checkpoint's keeper last looked is not written either.
+    """
+    kept = view.health.checkpoint
     is_kept = kept is not None
     kept = kept or CheckpointHealth()
+    unwritten = kept.unwritten_since or (view.now if view.store.touched else 0.0)
     for family, value in (
         (CHECKPOINT_WRITER, float(kept.writes)),
         (CHECKPOINT_WRITTEN, kept.written_at or 0.0),
-        (CHECKPOINT_UNWRITTEN, kept.unwritten_since or 0.0),
+        (CHECKPOINT_UNWRITTEN, unwritten),
         (CHECKPOINT_VMIS, kept.vmis),
         (CHECKPOINT_BYTES, kept.size),
     ):

@@ -9,10 +9,12 @@ honorLabels.
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +128,13 @@ class Story:
         await self.receiver.fires("KubeVirtEvictionExporterRefusedObjects", resource=VMIS.plural)
         await self.receiver.resolves("KubeVirtEvictionExporterRefusedObjects")
 
+    async def lose_the_disk(self, kept: Path) -> None:
+        """The checkpoint's directory goes, and comes back."""
+        shutil.rmtree(kept)
+        await self.receiver.fires("KubeVirtEvictionExporterCheckpointNotWritten")
+        kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
+        await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
+
     async def fall_silent(self) -> None:
         """Say nothing for minutes, and go on."""
         self.demo.server.freeze()
@@ -224,7 +233,13 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         {
             "policy": {"maxMigrationCooldown": "1h"},
             "listen": {"query": "127.0.0.1:0", "metrics": f"127.0.0.1:{port}"},
-            "kube": {"syncTimeout": "10m", "refusedRetry": "5s", "staleAfter": "1h"},
+            "checkpoint": f"file:{directory / 'kept' / 'history'}",
+            "kube": {
+                "syncTimeout": "10m",
+                "refusedRetry": "5s",
+                "staleAfter": "1h",
+                "checkpointInterval": "250ms",
+            },
         }
     )
     demo = Demo(clock.read, speed=SPEED, nodes=5)
@@ -237,6 +252,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         }
         for replica in ("a", "b")
     ]
+    (directory / "kept").mkdir()
     started = time.monotonic()
     async with (
         Receiver() as receiver,
@@ -262,6 +278,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(story.refuse_a_permission())
                 tasks.create_task(story.send_nonsense())
+                tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_to_and_fro())
                 tasks.create_task(story.hold_slots())
             yield Played(receiver, prometheus, time.monotonic() - started)

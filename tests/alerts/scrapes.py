@@ -17,6 +17,8 @@ Case: TypeAlias = dict[str, Any]
 
 MONITORING = "monitoring"
 """The namespace of the exporter's own pods."""
+_OF_A_REPLICA = {"KubeVirtEvictionExporterCheckpointNotWritten"}
+"""Alerts whose only place is the namespace of the exporter's own pods."""
 _OF_OTHERS = ("up{",)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -45,7 +47,12 @@ class Scrape:
                 for text in self._series(series["series"])
             ],
             "alert_rule_test": [
-                {**one, "exp_alerts": [self._alert(alert) for alert in one["exp_alerts"]]}
+                {
+                    **one,
+                    "exp_alerts": [
+                        self._alert(one["alertname"], alert) for alert in one["exp_alerts"]
+                    ],
+                }
                 for one in case["alert_rule_test"]
             ],
         }
@@ -77,12 +84,12 @@ class Scrape:
         moved = {f"exported_{k}" if k in target else k: v for k, v in own.items()}
         return {**target, **moved}
 
-    def _alert(self, alert: dict[str, Any]) -> dict[str, Any]:
+    def _alert(self, name: str, alert: dict[str, Any]) -> dict[str, Any]:
         labels = dict(alert["exp_labels"])
         if "namespace" in self.target:
             if "name" in labels and not self.honors_labels:
                 labels["exported_namespace"] = labels["namespace"]
-            elif "resource" in labels:
+            elif "resource" in labels or name in _OF_A_REPLICA:
                 labels["namespace"] = self.target["namespace"]
             if self.enforced:
                 labels["namespace"] = MONITORING
