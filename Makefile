@@ -7,8 +7,12 @@ DEVELOPMENT := $(VENV)/.development
 PYTEST := $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 TESTS ?= tests
+# Every folder with Go of our own. The flags are those of tests/tools/build, so that checks and
+# builds share what is compiled.
+GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
+GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run test check soak tools dashboards rules pins clean needs-python needs-go
+.PHONY: run test check soak tools dashboards rules manifests pins clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -26,15 +30,19 @@ test: needs-python needs-go $(DEVELOPMENT) tools
 soak: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(TESTS)
 
-check: needs-python $(DEVELOPMENT)
+check: needs-python needs-go $(DEVELOPMENT)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
-	$(BIN)/hadolint Dockerfile
-	@command -v gofmt >/dev/null || { echo "make check needs Go 1.26 or newer: gofmt is not on the PATH" >&2; exit 1; }
-	@unformatted=$$(gofmt -l tests/tools); test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
+	$(BIN)/hadolint Dockerfile deploy/descheduler/Dockerfile
+	@unformatted=$$(gofmt -l $(GO_FOLDERS)) || exit 1; test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
+	@tests/tools/build staticcheck
+	@for folder in $(GO_FOLDERS); do \
+	    echo "go vet, staticcheck: $$folder"; \
+	    (cd $$folder && $(GO_ENV) go vet ./... && $(GO_ENV) PATH="$(CURDIR)/.tools/bin:$$PATH" staticcheck ./...) || exit 1; \
+	done
 
 # Real servers for the tests, built once into .tools/.
 tools: needs-go
@@ -47,6 +55,10 @@ dashboards: $(DEVELOPMENT)
 # prometheusrule.yaml and the runbook URLs, from alerts/rules.yaml; a test holds them up to date.
 rules: $(DEVELOPMENT)
 	$(BIN)/python -m tests.alerts.files
+
+# The parts of deploy/ that are derived: images, copies of the policy; a test holds them up to date.
+manifests: $(DEVELOPMENT) tools
+	$(BIN)/python -m tests.deploy.files
 
 # New pins for both sets of requirements; read the diff before committing it.
 pins: $(DEVELOPMENT)

@@ -163,14 +163,15 @@ class ApiServer:
         """One object. Raises `ApiError`."""
         return await self._send("GET", path_of(resource, namespace, name))
 
-    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> bytes:
-        """A new object, as it was made. Raises `Conflict` where it exists, or `ApiError`."""
-        return await self._send("POST", path_of(resource, namespace), body=body)
-
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
     ) -> bytes:
-        """The object as replaced. Raises `Conflict` where it has changed, or `ApiError`."""
+        """The object as replaced, or made where there is none and the body names no version.
+
+        Made like this, and not by a POST, a role can say by which name it may be made. Raises
+        `Conflict` where it has another version, `Unsupported` where it exists and the body names
+        no version, or `ApiError`.
+        """
         return await self._send("PUT", path_of(resource, namespace, name), body=body)
 
     async def apply(

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from msgspec import Struct, field
 
-from exporter.kube import Absent, ApiError, ApiServer, Conflict
+from exporter.kube import Absent, ApiError, ApiServer, Conflict, Unsupported
 from exporter.model import Instant, Resource, Seconds
 
 
@@ -173,11 +173,14 @@ class Lease:
             "metadata": metadata,
             "spec": {key: value for key, value in msgspec.structs.asdict(spec).items() if value},
         }
-        if seen is None:
-            raw = await self._api.create(Resource.LEASES, self._namespace, body)
-        else:
+        if seen is not None:
             metadata["resourceVersion"] = seen.metadata.resourceVersion
+        try:
             raw = await self._api.replace(Resource.LEASES, self._namespace, self._name, body)
+        except Unsupported as refusal:
+            if seen is None:  # a Lease that exists is not replaced without its version
+                raise Conflict(str(refusal)) from refusal
+            raise
         self._seen, self._seen_at = msgspec.json.decode(raw, type=_Lease), self._monotonic()
 
     def _lose(self, why: str) -> None:

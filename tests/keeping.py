@@ -33,8 +33,7 @@ async def a_keeper(cluster: RealCluster, namespace: str) -> Path:
         "rules": [
             {**maps, "verbs": ["list", "watch"]},
             {**maps, "verbs": ["get", "create", "patch"], "resourceNames": shards},
-            {**leases, "verbs": ["create"]},
-            {**leases, "verbs": ["get", "update"], "resourceNames": [NAME]},
+            {**leases, "verbs": ["get", "create", "update"], "resourceNames": [NAME]},
         ],
     }
     await cluster.admin.create(CLUSTER_ROLES, role)

@@ -31,6 +31,11 @@ def find_crds() -> Path:
     return _find_printed("crds")
 
 
+def find_monitoring_crds() -> Path:
+    """Find the file of the Prometheus operator's CRDs."""
+    return _find_printed("monitoring-crds")
+
+
 def find_manifests() -> Path:
     """Find the file of what KubeVirt's operator installs around its servers."""
     return _find_printed("manifests")

@@ -1,0 +1,1 @@
+"""The manifests of `deploy/`: rendered, checked, admitted by a real API server, run under."""

@@ -1,0 +1,63 @@
+"""JSON schemas of everything that an API server serves, from its own OpenAPI document."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.deploy.files import Object
+
+
+KINDS = "x-kubernetes-group-version-kind"
+_REFERENCE = "#/definitions/"
+
+
+def write_schemas(openapi: Object, folder: Path) -> str:
+    """Write one file per kind, and return how kubeconform finds them."""
+    definitions = {name: _strict(schema) for name, schema in openapi["definitions"].items()}
+    for name, schema in openapi["definitions"].items():
+        for kind in schema.get(KINDS, []):
+            group = kind["group"].split(".")[0]
+            suffix = f"-{group}-{kind['version']}" if group else f"-{kind['version']}"
+            document = {
+                "$ref": _REFERENCE + name,
+                "definitions": {one: definitions[one] for one in _reachable(name, definitions)},
+            }
+            path = folder / f"{kind['kind'].lower()}{suffix.lower()}.json"
+            path.write_text(json.dumps(document))
+    return f"{folder}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+
+
+def _strict(schema: Any) -> Any:
+    """A schema that knows Kubernetes' own words, and refuses fields that it does not name."""
+    if isinstance(schema, list):
+        return [_strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("format") == "int-or-string" or schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    made = {key: _strict(value) for key, value in schema.items()}
+    if "properties" in made and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+def _reachable(name: str, definitions: Object) -> set[str]:
+    """What a definition refers to, directly or not, itself included."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting += _references(definitions[one])
+    return found
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, dict):
+        reference = schema.get("$ref")
+        here = [reference.removeprefix(_REFERENCE)] if isinstance(reference, str) else []
+        return here + [one for value in schema.values() for one in _references(value)]
+    if isinstance(schema, list):
+        return [one for value in schema for one in _references(value)]
+    return []

@@ -1,0 +1,124 @@
+"""A real API server as the manifests meet it: apply, delete, and the account that they make."""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tests.cluster import Client, RealCluster, User, poll
+from tests.deploy.files import NAME, NAMESPACE, Object, render
+
+
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
+RBAC = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+_ABOUT_ONESELF = ("authentication.k8s.io", "authorization.k8s.io")
+
+Grants: TypeAlias = set[tuple[str, str, str, str]]
+"""Verb, group, resource and name (or none)."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where the API server serves each kind, as it says itself."""
+
+    plurals: dict[tuple[str, str], tuple[str, bool]]
+
+    @classmethod
+    async def discover(cls, client: Client, objects: Iterable[Object]) -> "Paths":
+        """Ask for the versions that the objects have."""
+        plurals = {}
+        for version in sorted({one["apiVersion"] for one in objects}):
+            listed = await client.request("GET", _root(version))
+            for one in listed["resources"]:
+                if "/" not in one["name"]:
+                    plurals[version, one["kind"]] = one["name"], one["namespaced"]
+        return cls(plurals)
+
+    def of(self, one: Object) -> str:
+        """The path of an object."""
+        plural, namespaced = self.plurals[one["apiVersion"], one["kind"]]
+        place = f"/namespaces/{one['metadata']['namespace']}" if namespaced else ""
+        return f"{_root(one['apiVersion'])}{place}/{plural}/{one['metadata']['name']}"
+
+
+def _root(version: str) -> str:
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
+
+
+async def apply(client: Client, objects: Iterable[Object], **query: str) -> None:
+    """`kubectl apply --server-side`, unknown fields refused."""
+    paths = await Paths.discover(client, objects)
+    for one in objects:
+        await client.send(
+            "PATCH",
+            paths.of(one),
+            params={"fieldManager": "tests", "fieldValidation": "Strict", **query},
+            data=json.dumps(one),
+            headers=APPLY,
+        )
+
+
+async def delete(client: Client, objects: Iterable[Object]) -> None:
+    """`kubectl delete`."""
+    paths = await Paths.discover(client, objects)
+    for one in objects:
+        await client.send("DELETE", paths.of(one))
+
+
+@asynccontextmanager
+async def account(
+    cluster: RealCluster, folder: str, *, without: tuple[str, tuple[str, ...]] | None = None
+) -> AsyncIterator[User]:
+    """The exporter's account with the roles of an overlay, or all but a verb on some resources."""
+    objects = [one for one in render(folder) if one["kind"] in RBAC]
+    if without is not None:
+        objects = [less(one, *without) for one in objects]
+    await apply(cluster.admin, objects)
+    user = await cluster.account(NAMESPACE, NAME)
+    wanted = _grants(rule for one in objects for rule in one.get("rules", []))
+    try:
+        async with cluster.client(user) as client:
+
+            async def in_force() -> bool:
+                may = await granted(client)
+                return {one for one in may if one[1] not in _ABOUT_ONESELF} == wanted
+
+            await poll(in_force, within=10, what="roles in force")
+        yield user
+    finally:
+        await delete(cluster.admin, objects)
+
+
+def less(role: Object, verb: str, resources: tuple[str, ...]) -> Object:
+    """A role without a verb on some resources; other objects as they are."""
+    if "rules" not in role:
+        return role
+    rules = []
+    for rule in role["rules"]:
+        for resource in rule["resources"]:
+            left = [one for one in rule["verbs"] if resource not in resources or one != verb]
+            rules.append({**rule, "resources": [resource], "verbs": left})
+    return {**role, "rules": [rule for rule in rules if rule["verbs"]]}
+
+
+async def granted(client: Client) -> Grants:
+    """Verb, group, resource and name of all that a user may do in the exporter's namespace."""
+    answer = await client.request(
+        "POST",
+        "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+        json={"spec": {"namespace": NAMESPACE}},
+    )
+    assert not answer["status"]["incomplete"]
+    return _grants(answer["status"]["resourceRules"])
+
+
+def _grants(rules: Iterable[Object]) -> Grants:
+    return {
+        (verb, group, resource, name)
+        for rule in rules
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames") or [""]
+    }

@@ -1,0 +1,296 @@
+"""A real API server takes every object as it is rendered, and the roles are enough and no more."""
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import VMIS, ApiError, Client, RealCluster, find_binary, poll, vmi
+from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
+from tests.deploy.files import (
+    ADDITIONS,
+    NAME,
+    NAMESPACE,
+    OVERLAYS,
+    Object,
+    config_of,
+    only,
+    pod_templates,
+    render,
+    render_chart,
+)
+from tests.deploy.schemas import write_schemas
+from tests.deploy.server import APPLY, Grants, account, apply, granted
+from tests.program import ANYWHERE, program
+from tests.scripts import rfc3339
+
+
+RENDERED = (*OVERLAYS, *ADDITIONS, "chart")
+READS = {
+    ("", "pods"),
+    ("kubevirt.io", "kubevirts"),
+    ("kubevirt.io", "virtualmachineinstancemigrations"),
+    ("kubevirt.io", "virtualmachineinstances"),
+}
+OPTIONAL = ("pods", "kubevirts", "virtualmachineinstancemigrations")
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+
+
+def rendered(name: str) -> tuple[Object, ...]:
+    """The objects of a folder, or those that the descheduler's chart makes of our values."""
+    return render_chart() if name == "chart" else render(name)
+
+
+@pytest.mark.parametrize("folder", RENDERED)
+async def test_every_object_is_accepted(cluster: RealCluster, folder: str) -> None:
+    """A server-side dry run takes each of them, its schema strict and its admission real."""
+    await apply(cluster.admin, rendered(folder), dryRun="All")
+
+
+async def test_a_misspelt_field_is_not_accepted(cluster: RealCluster) -> None:
+    """The dry run would have seen it."""
+    policy = only(render("base"), "NetworkPolicy")
+    misspelt = {**policy, "spec": {**policy["spec"], "ingres": []}}
+
+    with pytest.raises(ApiError, match="ingres"):
+        await apply(cluster.admin, [misspelt], dryRun="All")
+
+
+async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) -> None:
+    """Every object fits the schemas that this API server tells, and a wrong one does not."""
+    openapi = await cluster.admin.request("GET", "/openapi/v2")
+    schemas = tmp_path / "schemas"
+    schemas.mkdir()
+    location = write_schemas(openapi, schemas)
+
+    def check(objects: Iterable[Object]) -> dict[str, Any]:
+        file = tmp_path / "objects.yaml"
+        file.write_text(yaml.safe_dump_all(objects))
+        command = [str(find_binary("kubeconform")), "-strict", "-summary", "-output", "json"]
+        command += ["-schema-location", location, str(file)]
+        checked = subprocess.run(command, check=False, capture_output=True, text=True)
+        found: dict[str, Any] = json.loads(checked.stdout)
+        return found
+
+    objects = [one for folder in RENDERED for one in rendered(folder)]
+    found = check(objects)
+    wrong = check([{**only(render("overlays/standalone"), "Service"), "spec": {"prots": []}}])
+
+    assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
+    assert wrong["summary"]["invalid"] == 1
+
+
+@pytest.mark.parametrize("folder", [*OVERLAYS, "chart"])
+async def test_every_pod_is_restricted(cluster: RealCluster, folder: str) -> None:
+    """Under the pod security standard `restricted`, enforced, the pods would be made."""
+    templates = pod_templates(rendered(folder))
+
+    assert len(templates) == 1
+    for template in templates:
+        await cluster.admin.send(
+            "POST", PODS.path(NAMESPACE), params={"dryRun": "All"}, json=pod(template)
+        )
+
+
+async def test_a_pod_that_is_not_restricted_is_not_made(cluster: RealCluster) -> None:
+    """The standard is enforced in that namespace: the manifest says so."""
+    template = pod_templates(render("base"))[0]
+    privileged = json.loads(json.dumps(template).replace('"runAsNonRoot": true', '"fsGroup": 1'))
+
+    with pytest.raises(ApiError, match=r"violates PodSecurity .restricted:latest."):
+        await cluster.admin.send(
+            "POST", PODS.path(NAMESPACE), params={"dryRun": "All"}, json=pod(privileged)
+        )
+
+
+def pod(template: Object) -> Object:
+    """The pod that a Deployment makes of its template."""
+    metadata = {**template["metadata"], "namespace": NAMESPACE, "generateName": f"{NAME}-"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def runnable(folder: str, tmp_path: Path) -> Object:
+    """An overlay's configuration, but for places that a test has no right to."""
+    config = {**config_of(render(folder)), **ANYWHERE}
+    if str(config.get("checkpoint", "")).startswith("file:"):
+        config["checkpoint"] = f"file:{tmp_path / 'checkpoint'}"
+    return config
+
+
+@pytest.mark.parametrize("folder", ["overlays/sidecar", "overlays/standalone"])
+async def test_the_exporter_runs_under_its_roles(
+    cluster: RealCluster, folder: str, tmp_path: Path
+) -> None:
+    """With its account and its configuration it sees all it reads, and is refused nothing."""
+    async with account(cluster, folder) as user:
+        kubeconfig = cluster.kubeconfig(user)
+        async with program(
+            tmp_path,
+            *("--kubeconfig", str(kubeconfig)),
+            config=runnable(folder, tmp_path),
+        ) as exporter:
+            await exporter.ready()
+            assert await exporter.sample("kubevirt_eviction_exporter_synced") >= len(READS)
+            assert await exporter.sample("kubevirt_eviction_exporter_permission_missing") == 0
+            assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
+            assert await exporter.end() == 0
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+async def test_every_verb_is_needed(
+    cluster: RealCluster, paging: RealCluster, verb: str, tmp_path: Path
+) -> None:
+    """Without it on what is optional each is missing; without it on VMIs nothing is known.
+
+    A server that streams lists asks for `watch` alone.
+    """
+    server = paging if verb == "list" else cluster
+    async with account(server, "base", without=(verb, OPTIONAL)) as user:
+        kubeconfig = str(server.kubeconfig(user))
+        async with program(tmp_path, "--kubeconfig", kubeconfig) as exporter:
+            await exporter.ready()
+            missing = "kubevirt_eviction_exporter_permission_missing"
+            seen = {one: await exporter.sample(missing, resource=one) for _, one in READS}
+            assert seen == {one: float(one in OPTIONAL) for _, one in READS}
+
+    config = {"kube": {"syncTimeout": "2s"}}
+    async with account(server, "base", without=(verb, ("virtualmachineinstances",))) as user:
+        kubeconfig = str(server.kubeconfig(user))
+        async with program(tmp_path, "--kubeconfig", kubeconfig, config=config) as exporter:
+            assert await asyncio.wait_for(exporter.process.wait(), 30) == 3
+
+
+@pytest.mark.parametrize(
+    ("folder", "writes"),
+    [
+        ("base", set()),
+        (
+            "overlays/standalone",
+            {
+                *((verb, "", "configmaps", "") for verb in ("list", "watch")),
+                *(
+                    (verb, "", "configmaps", f"{NAME}-{shard:02}")
+                    for verb in ("get", "create", "patch")
+                    for shard in range(64)
+                ),
+                *(
+                    (verb, "coordination.k8s.io", "leases", NAME)
+                    for verb in ("get", "create", "update")
+                ),
+            },
+        ),
+    ],
+)
+async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, writes: Grants) -> None:
+    """Of an account without roles it differs by reading four resources, and by its checkpoint."""
+    other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
+    await cluster.admin.create(SERVICE_ACCOUNTS, other)
+    nobody = await cluster.account(NAMESPACE, "other")
+    async with (
+        account(cluster, folder) as user,
+        cluster.client(user) as client,
+        cluster.client(nobody) as without,
+    ):
+        more = await granted(client) - await granted(without)
+    await cluster.admin.delete(SERVICE_ACCOUNTS, NAMESPACE, "other")
+
+    reads = {(verb, *one, "") for verb in ("list", "watch") for one in READS}
+    assert more == reads | writes
+
+
+CHECKPOINT = [
+    *(("configmaps", verb) for verb in ("list", "watch", "create", "patch")),
+    *(("leases", verb) for verb in ("get", "create", "update")),
+]
+"""`get` of a ConfigMap is left out: it is used after a conflict of two writers alone."""
+
+
+@pytest.mark.parametrize(("resource", "verb"), [("", ""), *CHECKPOINT])
+async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
+    paging: RealCluster, resource: str, verb: str, tmp_path: Path
+) -> None:
+    """Under the rendered role it is; without one of its verbs the log says which."""
+    await forget_checkpoint(paging.admin)
+    config = runnable("overlays/standalone", tmp_path)
+    config["kube"] = {"leaseDuration": "1s", "checkpointInterval": "100ms"}
+    less = (verb, (resource,)) if resource else None
+
+    async with (
+        migrated_vm(paging.admin),
+        account(paging, "overlays/standalone", without=less) as user,
+        program(tmp_path, "--kubeconfig", str(paging.kubeconfig(user)), config=config) as exporter,
+    ):
+        await exporter.listening()
+        refusal = f'cannot {verb} resource \\"{resource}\\"'
+
+        async def done() -> bool:
+            if resource:
+                return refusal in exporter.output
+            written = "kubevirt_eviction_exporter_checkpoint_written_timestamp_seconds"
+            return await exporter.sample(written) > 0
+
+        await poll(done, within=20, what=refusal if resource else "written")
+        shards = await paging.admin.list(CONFIG_MAPS, NAMESPACE)
+        if not resource:
+            assert [one["metadata"]["name"][:-2] for one in shards["items"]] == [f"{NAME}-"]
+            assert "cannot" not in exporter.output
+
+
+@asynccontextmanager
+async def migrated_vm(client: Client) -> AsyncIterator[None]:
+    """A VM that has just been moved: something for the checkpoint to keep."""
+    now = int(time.time())
+    state = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
+    state["endTimestamp"] = rfc3339(now - 30)
+    await client.create(VMIS, vmi("moved", status={"migrationState": state}))
+    try:
+        yield
+    finally:
+        await client.delete(VMIS, "default", "moved")
+
+
+async def forget_checkpoint(client: Client) -> None:
+    """Delete the Lease and the ConfigMaps."""
+    await client.send("DELETE", CONFIG_MAPS.path(NAMESPACE))
+    await client.send("DELETE", LEASES)
+
+
+async def test_no_other_object_can_be_written(cluster: RealCluster) -> None:
+    """ConfigMaps of other names cannot be, nor what is another's Lease."""
+
+    async def refused(*arguments: Any, **more: Any) -> str:
+        with pytest.raises(ApiError) as refusal:
+            await client.send(*arguments, **more)
+        return str(refusal.value.status["reason"])
+
+    def config_map(name: str) -> dict[str, Any]:
+        one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+        return {"params": {"fieldManager": NAME}, "headers": APPLY, "data": json.dumps(one)}
+
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "another", "namespace": NAMESPACE},
+    }
+    await cluster.admin.request("POST", LEASES, json=lease)
+    maps = CONFIG_MAPS.path(NAMESPACE)
+    async with account(cluster, "overlays/standalone") as user, cluster.client(user) as client:
+        for name in (f"{NAME}-00", f"{NAME}-63"):
+            await client.send("PATCH", f"{maps}/{name}", **config_map(name))
+        reasons = {
+            await refused("PATCH", f"{maps}/{NAME}-64", **config_map(f"{NAME}-64")),
+            await refused("PATCH", f"{maps}/other", **config_map("other")),
+            await refused("POST", maps, json={"metadata": {"name": f"{NAME}-01"}}),
+            await refused("DELETE", f"{maps}/{NAME}-00"),
+            await refused("PUT", f"{LEASES}/another", json=lease),
+            await refused("DELETE", f"{LEASES}/another"),
+        }
+
+    assert reasons == {"Forbidden"}

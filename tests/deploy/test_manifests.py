@@ -1,0 +1,368 @@
+"""The manifests by themselves: what they render to, and that their parts fit each other."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.metrics import FAMILIES
+from exporter.settings import Limits, Settings, read_settings
+from tests.alerts.files import PROMETHEUS_RULE, load_runbooks
+from tests.deploy.files import (
+    ADDITIONS,
+    DEPLOY,
+    DESCHEDULER_IMAGE,
+    EXPORTER_IMAGE,
+    IMAGES,
+    NAME,
+    NAMESPACE,
+    OVERLAYS,
+    POLICY,
+    POLICY_COPY,
+    ROOT,
+    VALUES,
+    Object,
+    config_of,
+    containers,
+    derive_images,
+    derive_values,
+    only,
+    pod_templates,
+    render,
+    render_chart,
+)
+
+
+SELECTED = {"app.kubernetes.io/name": NAME}
+SOCKET_FOLDER = "/run/eviction-exporter"
+EVERYTHING = (*OVERLAYS, *ADDITIONS)
+
+
+def settings_of(folder: str) -> Settings:
+    """The exporter's settings in an overlay."""
+    return read_settings(config_of(render(folder)))
+
+
+def plugin_arguments(policy: Object) -> Object:
+    """What the policy tells the plugin KubeVirtVerdicts."""
+    configured: list[Object] = [
+        plugin["args"]
+        for profile in policy["profiles"]
+        for plugin in profile["pluginConfig"]
+        if plugin["name"] == "KubeVirtVerdicts"
+    ]
+    assert len(configured) == 1
+    return configured[0]
+
+
+def references(objects: tuple[Object, ...]) -> set[tuple[str, str]]:
+    """What the objects name and somebody has to have made."""
+    named = set()
+    for one in objects:
+        if "roleRef" in one:
+            named.add((one["roleRef"]["kind"], one["roleRef"]["name"]))
+            named |= {
+                (subject["kind"], subject["name"])
+                for subject in one["subjects"]
+                if subject["namespace"] == NAMESPACE
+            }
+    for template in pod_templates(objects):
+        named.add(("ServiceAccount", template["spec"]["serviceAccountName"]))
+        for volume in template["spec"]["volumes"]:
+            if "configMap" in volume:
+                named.add(("ConfigMap", volume["configMap"]["name"]))
+    return named
+
+
+def identities(objects: tuple[Object, ...]) -> list[tuple[str, str]]:
+    """Kind and name of each."""
+    return [(one["kind"], one["metadata"]["name"]) for one in objects]
+
+
+def test_what_is_derived_is_up_to_date() -> None:
+    """`make manifests` would change nothing."""
+    images, values = (path.read_text(encoding="utf-8") for path in (IMAGES, VALUES))
+
+    assert images == derive_images(images)
+    assert POLICY_COPY.read_bytes() == POLICY.read_bytes()
+    assert values == derive_values(values)
+
+
+@pytest.mark.parametrize("folder", EVERYTHING)
+def test_only_the_release_s_images_are_pulled(folder: str) -> None:
+    """Every overlay names this version's images, and none of a test or a moving tag."""
+    wanted = {"exporter": EXPORTER_IMAGE, "descheduler": DESCHEDULER_IMAGE}
+    found = {
+        name: container["image"]
+        for template in pod_templates(render(folder))
+        for name, container in containers(template).items()
+    }
+
+    assert found == {name: wanted[name] for name in found}
+    assert ("exporter" in found) == (folder in OVERLAYS)
+    assert ("descheduler" in found) == (folder == "overlays/sidecar")
+    assert not re.search(r"localhost|:latest|imagePullPolicy", yaml.safe_dump_all(render(folder)))
+
+
+def test_no_file_names_another_image() -> None:
+    """An image stands in deploy/ under the one registry only, its tag in one place."""
+    text = "".join(path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*.yaml"))
+    named = set(re.findall(r"(?:image|repository|- name): (\S+/\S+)", text))
+
+    assert {image.split(":")[0] for image in named} == {
+        EXPORTER_IMAGE.rpartition(":")[0],
+        DESCHEDULER_IMAGE.rpartition(":")[0],
+    }
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_everything_named_is_there(folder: str) -> None:
+    """Roles, accounts and ConfigMaps that an object names are among the objects, once each."""
+    made = identities(render(folder))
+
+    assert references(render(folder)) <= set(made)
+    assert len(made) == len(set(made))
+
+
+@pytest.mark.parametrize("folder", EVERYTHING)
+def test_everything_is_in_its_namespace_and_labelled(folder: str) -> None:
+    """One namespace, and the label by which the runbooks find it."""
+    for one in render(folder):
+        place = one["metadata"].get("namespace", NAMESPACE)
+        assert place == NAMESPACE, one["metadata"]
+        assert one["metadata"]["labels"].items() >= SELECTED.items(), one["metadata"]
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_additions_collide_with_nothing(folder: str) -> None:
+    """`monitoring` can be applied on top of any installation that does not have it."""
+    both = identities(render(folder)) + identities(render("overlays/monitoring"))
+    doubles = {one for one in both if both.count(one) > 1}
+
+    assert doubles == (
+        set(identities(render("overlays/monitoring"))) if folder.endswith("openshift") else set()
+    )
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
+    """The Deployment, the account and the ports of the runbooks' commands are there."""
+    objects = render(folder)
+    ports = {
+        int(port)
+        for text in load_runbooks().values()
+        for port in re.findall(rf"port-forward deployment/{NAME} (\d+)", text)
+    }
+    settings = settings_of(folder)
+
+    assert only(objects, "ServiceAccount")
+    template = only(objects, "Deployment")["spec"]["template"]
+    assert template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] in (
+        containers(template)
+    )
+    assert ports == {9810, 9811}
+    assert {9810} == {address.port for address in settings.listen.query if address.port}
+    assert {9811} == {address.port for address in settings.listen.metrics}
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_configurations_are_valid(folder: str) -> None:
+    """The exporter takes them, and the one that opens the query API in plain text says so."""
+    config, settings = config_of(render(folder)), settings_of(folder)
+    plain = folder in {"overlays/standalone", "overlays/openshift"}
+
+    assert all(address.is_local for address in settings.listen.query) != plain
+    assert config.get("auth") == ({"allowInsecureQuery": True} if plain else None)
+    window, cap = settings.policy.migration_history_window, settings.policy.max_migration_cooldown
+    assert window > 6 * cap
+    assert settings.remarks == ()
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
+    """What is probed, scraped, served and let in is what is listened on."""
+    objects, settings = render(folder), settings_of(folder)
+    exporter = containers(only(objects, "Deployment")["spec"]["template"])["exporter"]
+    named = {port["name"]: port["containerPort"] for port in exporter["ports"]}
+    admitted = {
+        port["port"]
+        for rule in only(objects, "NetworkPolicy")["spec"]["ingress"]
+        for port in rule["ports"]
+    }
+    open_query = {one.port for one in settings.listen.query if not one.is_local}
+
+    assert named["metrics"] == settings.listen.metrics[0].port
+    assert {named["query"]} == open_query if open_query else "query" not in named
+    for probe, path in (("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")):
+        assert exporter[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
+    assert admitted - {10258} == set(named.values())
+    assert (10258 in admitted) == (folder == "overlays/sidecar")
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_selectors_select_the_pods(folder: str) -> None:
+    """Deployment, Service, PodDisruptionBudget, NetworkPolicy and spread mean the same pods."""
+    text = yaml.safe_dump_all(render(folder))
+    template = only(render(folder), "Deployment")["spec"]["template"]
+    selectors: list[Any] = [
+        one["spec"].get("selector", one["spec"].get("podSelector"))
+        for one in render(folder)
+        if "spec" in one and one["kind"] not in {"PrometheusRule", "Namespace"}
+    ]
+    selectors += [
+        one["labelSelector"] for one in template["spec"].get("topologySpreadConstraints", [])
+    ]
+
+    assert template["metadata"]["labels"].items() >= SELECTED.items()
+    assert all(one.get("matchLabels", one) == SELECTED for one in selectors)
+    assert ("topologySpreadConstraints" in text) == ("replicas: 2" in text)
+    assert ("PodDisruptionBudget" in text) == ("replicas: 2" in text)
+
+
+def test_only_an_account_that_is_used_is_mounted() -> None:
+    """The token comes into the pods that need it, and not by default into others."""
+    for folder in OVERLAYS:
+        assert only(render(folder), "ServiceAccount")["automountServiceAccountToken"] is False
+        assert pod_templates(render(folder))[0]["spec"]["automountServiceAccountToken"] is True
+
+
+def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
+    """The plugin's URL is the socket that the exporter opens, in a volume that both mount."""
+    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
+    settings = settings_of("overlays/sidecar")
+    policy = yaml.safe_load(POLICY.read_text(encoding="utf-8"))
+    sidecar, descheduler = (containers(template)[name] for name in ("exporter", "descheduler"))
+    mounts = [
+        {mount["mountPath"]: mount for mount in one["volumeMounts"]}[SOCKET_FOLDER]
+        for one in (sidecar, descheduler)
+    ]
+    volume = {one["name"]: one for one in template["spec"]["volumes"]}[mounts[0]["name"]]
+
+    assert plugin_arguments(policy)["urlPrefix"] == str(settings.listen.query[0])
+    assert str(settings.listen.query[0]) == f"unix:{SOCKET_FOLDER}/query.sock"
+    assert config_of(render("overlays/sidecar"))["checkpoint"].startswith(f"file:{SOCKET_FOLDER}/")
+    assert "emptyDir" in volume
+    assert mounts[0]["name"] == mounts[1]["name"]
+    assert "readOnly" not in mounts[0]
+    assert mounts[1]["readOnly"]
+    assert template["spec"]["securityContext"]["runAsUser"] > 0
+    assert not any("runAsUser" in one["securityContext"] for one in (sidecar, descheduler))
+
+
+def test_the_sidecar_is_a_native_one() -> None:
+    """It is up before the descheduler starts, and does not keep it from starting for long."""
+    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
+    (sidecar,) = template["spec"]["initContainers"]
+
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("exporter", "Always")
+    assert sidecar["startupProbe"]["httpGet"]["path"] == "/livez"
+
+
+def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
+    """Its program is where the Dockerfile puts it, its policy where the flag looks for it."""
+    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
+    descheduler = containers(template)["descheduler"]
+    dockerfile = (DEPLOY / "descheduler/Dockerfile").read_text(encoding="utf-8")
+    data = only(render("overlays/sidecar"), "ConfigMap", f"{NAME}-descheduler")["data"]
+
+    assert descheduler["command"] == ["/bin/descheduler"]
+    assert re.search(r"^COPY --from=\S+ \S+ /bin/descheduler$", dockerfile, re.MULTILINE)
+    assert "--feature-gates=EvictionsInBackground=true" in descheduler["args"]
+    assert "--policy-config-file=/policy-dir/policy.yaml" in descheduler["args"]
+    assert data == {"policy.yaml": POLICY.read_text(encoding="utf-8")}
+
+
+def test_the_chart_makes_the_same_pod() -> None:
+    """The descheduler's own chart, given our values, makes the sidecar overlay's pod."""
+    ours = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
+    theirs = only(render_chart(), "Deployment")["spec"]["template"]
+    policy = only(render_chart(), "ConfigMap")["data"]["policy.yaml"]
+    flags = [set(containers(one)["descheduler"]["args"]) for one in (ours, theirs)]
+    own = {"--leader-elect=true", f"--leader-elect-resource-namespace={NAMESPACE}"}
+
+    assert containers(theirs)["exporter"] == containers(ours)["exporter"]
+    assert containers(theirs)["descheduler"]["image"] == DESCHEDULER_IMAGE
+    assert theirs["spec"]["initContainers"][0]["name"] == "exporter"
+    assert flags[1] == flags[0] | own
+    for key in ("securityContext", "serviceAccountName", "priorityClassName"):
+        assert theirs["spec"][key] == ours["spec"][key]
+    assert theirs["metadata"]["labels"].items() >= SELECTED.items()
+    assert yaml.safe_load(policy) == yaml.safe_load(POLICY.read_text(encoding="utf-8"))
+
+
+def test_the_chart_and_what_goes_with_it_are_whole() -> None:
+    """Together they have what the sidecar overlay has; neither has what is the other's."""
+    together = (*render("helm"), *render_chart())
+    made = identities(together)
+
+    assert len(made) == len(set(made))
+    assert references(together) <= set(made)
+    wanted = {one["kind"] for one in render("overlays/sidecar")}
+    assert {kind for kind, _ in made} == wanted
+
+
+def test_prometheus_finds_the_ports_and_keeps_the_vms_labels() -> None:
+    """The monitors' ports are the pods', and `namespace` stays the VM's."""
+    objects = render("overlays/monitoring")
+    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
+    ports = {port["name"] for one in containers(template).values() for port in one["ports"]}
+    monitors = [one["spec"] for one in objects if one["kind"] == "PodMonitor"]
+    endpoints = [endpoint for one in monitors for endpoint in one["podMetricsEndpoints"]]
+
+    assert {one["port"] for one in endpoints} == ports
+    assert all(one["honorLabels"] for one in endpoints)
+    assert all(one["selector"]["matchLabels"] == SELECTED for one in monitors)
+
+
+def test_no_scrape_is_refused_for_its_size() -> None:
+    """The limit on samples is above what `limits.vmiSeries` allows, by a fifth and more."""
+    per_vmi = sum({"namespace", "name"} <= set(family.labels) for family in FAMILIES)
+    limit = only(render("overlays/monitoring"), "PodMonitor")["spec"]["sampleLimit"]
+
+    assert limit >= 1.2 * per_vmi * Limits().vmi_series
+
+
+def test_monitoring_holds_the_files_themselves() -> None:
+    """The rules and the dashboards are those of alerts/ and dashboards/, not copies."""
+    objects = render("overlays/monitoring")
+    rule = only(objects, "PrometheusRule")
+    boards = [one for one in objects if one["kind"] == "ConfigMap"]
+    files = sorted((ROOT / "dashboards").glob("*.json"))
+
+    assert rule["spec"] == yaml.safe_load(PROMETHEUS_RULE.read_text(encoding="utf-8"))["spec"]
+    assert {name: json.loads(text) for one in boards for name, text in one["data"].items()} == {
+        path.name: json.loads(path.read_text(encoding="utf-8")) for path in files
+    }
+    assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in boards)
+
+
+def test_nothing_on_openshift_asks_for_a_user() -> None:
+    """The SCC restricted-v2 gives each namespace users of its own, and refuses any other."""
+    text = yaml.safe_dump_all(render("overlays/openshift"))
+    template = only(render("overlays/openshift"), "Deployment")["spec"]["template"]
+
+    assert not re.search("runAsUser|runAsGroup|fsGroup|hostNetwork|hostPath", text)
+    assert template["metadata"]["annotations"]["openshift.io/required-scc"] == "restricted-v2"
+
+
+def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
+    """It has every object of both, and what the cluster's Prometheus needs to see them."""
+    both = {*identities(render("overlays/standalone")), *identities(render("overlays/monitoring"))}
+    more = set(identities(render("overlays/openshift"))) - both
+    space = only(render("overlays/openshift"), "Namespace")
+
+    assert {kind for kind, _ in more} == {"Role", "RoleBinding"}
+    assert space["metadata"]["labels"]["openshift.io/cluster-monitoring"] == "true"
+
+
+@pytest.mark.parametrize("folder", [folder for folder in OVERLAYS if folder != "base"])
+def test_each_overlay_says_what_it_is(folder: str) -> None:
+    """A comment at its head is the first thing that a reader sees."""
+    path = DEPLOY / folder / "kustomization.yaml"
+    head = Path(path).read_text(encoding="utf-8").split("apiVersion:")[0]
+
+    assert head.startswith("# ")
+    assert ("PLAINTEXT" in head) == (folder == "overlays/standalone")

@@ -1,0 +1,86 @@
+"""What the pods request is enough, by measurement."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster import NAMESPACES, PODS, VMIMS, VMIS, launcher_pod, namespace, vmi, vmim
+from tests.deploy.files import containers, pod_templates, render
+from tests.program import program
+from tests.scripts import rfc3339
+from tests.stages import SimulatedStage
+
+
+VMS = 1000
+MIGRATIONS = 2
+"""Of each VM."""
+AS_LARGE_AS_REAL_ONES = {"annotations": {"padding": "x" * 6000}}
+
+
+async def populate(stage: SimulatedStage) -> None:
+    """VMs with their pods and migrations, as large as KubeVirt's own."""
+    now = int(time.time())
+    at_once = asyncio.Semaphore(20)
+
+    async def make(name: str) -> None:
+        async with at_once:
+            made = await stage.admin.create(VMIS, vmi(name, "many", metadata=AS_LARGE_AS_REAL_ONES))
+            await stage.admin.create(PODS, launcher_pod(made, metadata=AS_LARGE_AS_REAL_ONES))
+            for number in range(MIGRATIONS):
+                phases = [
+                    {"phase": phase, "phaseTransitionTimestamp": rfc3339(now - 3600 * (number + 1))}
+                    for phase in ("Scheduled", "Succeeded")
+                ]
+                status = {"phase": "Succeeded", "phaseTransitionTimestamps": phases}
+                one = vmim(f"{name}-{number}", "many", of=name, status=status)
+                await stage.admin.create(VMIMS, one)
+
+    await stage.admin.create(NAMESPACES, namespace("many"))
+    await asyncio.gather(*(make(f"vm-{number}") for number in range(VMS)))
+
+
+def kubeconfig(directory: Path, url: str) -> Path:
+    """Credentials of nobody, for a server that asks for none."""
+    document = {
+        "clusters": [{"name": "simulated", "cluster": {"server": url}}],
+        "users": [{"name": "nobody", "user": {}}],
+        "contexts": [{"name": "one", "context": {"cluster": "simulated", "user": "nobody"}}],
+        "current-context": "one",
+    }
+    path = directory / "kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def peak_mebibytes(process: int) -> float:
+    """The most memory that a process has held."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells memory in /proc")
+async def test_the_request_holds_a_thousand_vms(
+    simulated: SimulatedStage, tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """Listing and scraping them, the exporter stays below what its container requests."""
+    exporter = containers(pod_templates(render("base"))[0])["exporter"]
+    requested = int(exporter["resources"]["requests"]["memory"].removesuffix("Mi"))
+    await populate(simulated)
+
+    async with program(
+        tmp_path,
+        *("--kubeconfig", str(kubeconfig(tmp_path, simulated.url))),
+        environment={"PYTHONMALLOC": "pymalloc"},
+    ) as running:
+        await running.ready()
+        objects = "kubevirt_eviction_exporter_objects"
+        assert await running.sample(objects, resource=VMIMS.plural) == VMS * MIGRATIONS
+        peak = peak_mebibytes(running.process.pid)
+
+    prove(f"memory with {VMS} VMs and {VMS * MIGRATIONS} migrations: {peak:.0f} MiB at most")
+    assert peak < requested
