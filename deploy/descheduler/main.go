@@ -1,0 +1,28 @@
+// The stock descheduler plus the plugin KubeVirtVerdicts.
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/cli"
+	"sigs.k8s.io/descheduler/cmd/descheduler/app"
+	"sigs.k8s.io/descheduler/pkg/framework/pluginregistry"
+
+	"github.com/kubevirt-eviction-exporter/exporter/deploy/descheduler/verdicts"
+)
+
+func main() {
+	command := app.NewDeschedulerCommand(os.Stdout)
+	command.AddCommand(app.NewVersionCommand())
+	setUp := command.PreRunE
+	// The stock command's own set-up empties the registry, so ours comes after it.
+	command.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if err := setUp(cmd, args); err != nil {
+			return err
+		}
+		verdicts.Register(pluginregistry.PluginRegistry)
+		return nil
+	}
+	os.Exit(cli.Run(command))
+}

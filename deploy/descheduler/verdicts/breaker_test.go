@@ -1,0 +1,57 @@
+package verdicts
+
+import (
+	"testing"
+	"time"
+)
+
+// A failure stops requests for 5 s, then lets one through; each further failure doubles the pause,
+// up to 60 s; a success ends it.
+func TestBreaker(t *testing.T) {
+	b := &breaker{}
+	now := time.Now()
+	expect(t, "closed admits", b.admit(now), true)
+	expect(t, "the first failure opens", b.fail(now), true)
+	for _, pause := range []time.Duration{5, 10, 20, 40, 60, 60} {
+		expect(t, "open admits", b.admit(now.Add(pause*time.Second-1)), false)
+		now = now.Add(pause * time.Second)
+		expect(t, "the trial is admitted", b.admit(now), true)
+		expect(t, "a second trial is admitted", b.admit(now), false)
+		expect(t, "a failed trial opens", b.fail(now), false)
+	}
+	now = now.Add(time.Minute)
+	expect(t, "the trial is admitted", b.admit(now), true)
+	expect(t, "it was open", b.succeed(), true)
+	expect(t, "closed admits", b.admit(now), true)
+	expect(t, "closed admits again", b.admit(now), true)
+	expect(t, "it was open", b.succeed(), false)
+	b.fail(now)
+	expect(t, "the pause starts anew", b.admit(now.Add(firstBreak)), true)
+}
+
+// Requests that were under way when the breaker opened count as one failure.
+func TestBreakerCountsOneOutageOnce(t *testing.T) {
+	b := &breaker{}
+	now := time.Now()
+	for range 3 {
+		b.admit(now)
+	}
+	for range 3 {
+		b.fail(now)
+	}
+	expect(t, "admitted after the first pause", b.admit(now.Add(firstBreak)), true)
+}
+
+// When polls succeed again the next call is the trial, and one only.
+func TestBreakerHastens(t *testing.T) {
+	b := &breaker{}
+	now := time.Now()
+	b.hasten()
+	expect(t, "closed admits", b.admit(now), true)
+	b.fail(now)
+	b.hasten()
+	expect(t, "the trial", b.admit(now), true)
+	expect(t, "a second", b.admit(now), false)
+	b.fail(now)
+	expect(t, "the doubled pause", b.admit(now.Add(2*firstBreak-1)), false)
+}

@@ -1,0 +1,21 @@
+package verdicts
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+const defaultHTTPTimeout = time.Second
+
+// SetDefaults fills in what an Args leaves out. The descheduler validates before it does this.
+func SetDefaults(obj runtime.Object) {
+	args := obj.(*Args)
+	if args.HTTPTimeout == nil {
+		args.HTTPTimeout = &metav1.Duration{Duration: defaultHTTPTimeout}
+	}
+	if args.Ignorable == nil {
+		args.Ignorable = new(true)
+	}
+}
