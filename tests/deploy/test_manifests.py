@@ -196,7 +196,8 @@ def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
 
     assert named["metrics"] == settings.listen.metrics[0].port
     assert {named["query"]} == open_query if open_query else "query" not in named
-    for probe, path in (("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")):
+    started = "/readyz" if folder == "overlays/sidecar" else "/livez"
+    for probe, path in (("startup", started), ("liveness", "/livez"), ("readiness", "/readyz")):
         assert exporter[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
     assert admitted - {10258} == set(named.values())
     assert (10258 in admitted) == (folder == "overlays/sidecar")
@@ -253,12 +254,12 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
 
 
 def test_the_sidecar_is_a_native_one() -> None:
-    """It is up before the descheduler starts, and does not keep it from starting for long."""
+    """It has read the cluster before the descheduler starts: its first cycle is guarded too."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     (sidecar,) = template["spec"]["initContainers"]
 
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("exporter", "Always")
-    assert sidecar["startupProbe"]["httpGet"]["path"] == "/livez"
+    assert sidecar["startupProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
