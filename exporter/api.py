@@ -13,7 +13,9 @@ from typing import TypeAlias
 import msgspec
 import structlog
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
 
+from exporter.access import Access, CannotTell, Forbidden, Unauthenticated
 from exporter.answers import explain_vmi, list_evacuations, write_verdict
 from exporter.blocked import BlockedSet
 from exporter.cooldown import decide, not_ours
@@ -58,6 +60,8 @@ BLOCKS_REMEMBERED = 20_000
 BLOCKED_WAIT = "blocked_wait"
 """The metric label of requests that are held open on purpose."""
 METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
+PROBES = frozenset({"livez", "readyz"})
+"""What a kubelet asks, which has no token."""
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
 
@@ -95,7 +99,7 @@ class Service:
     async def answer_verdicts(self, request: web.Request) -> web.Response:
         """POST /v1/verdicts."""
         self._require_ready()
-        asked = _decode(await _read_body(request, self.limits.body_bytes))
+        asked = _decode(await _read_body(request, self.limits))
         candidates = asked.candidates or []
         if len(candidates) > self.limits.candidates:
             raise Refusal(
@@ -260,18 +264,23 @@ class Service:
         )
 
 
-def make_query_app(service: Service) -> web.Application:
-    """The application of the query listener: every route."""
-    return _make_app(service, lambda _name: True)
+def make_query_app(service: Service, access: Access | None = None) -> web.Application:
+    """The application of the query listener: every route, for whom `access` lets pass."""
+    return _make_app(service, access, lambda _name: True)
 
 
-def make_metrics_app(service: Service) -> web.Application:
+def make_metrics_app(service: Service, access: Access | None = None) -> web.Application:
     """The application of the metrics listener: metrics, probes and the page."""
-    return _make_app(service, METRICS_LISTENER.__contains__)
+    return _make_app(service, access, METRICS_LISTENER.__contains__)
 
 
-def _make_app(service: Service, serves: Callable[[str], bool]) -> web.Application:
-    app = web.Application(middlewares=[_answer_problems], client_max_size=service.limits.body_bytes)
+def _make_app(
+    service: Service, access: Access | None, serves: Callable[[str], bool]
+) -> web.Application:
+    app = web.Application(
+        middlewares=[_answering_problems(service.counters)],
+        client_max_size=service.limits.body_bytes,
+    )
     handlers: dict[str, Handler] = {
         "verdicts": service.answer_verdicts,
         "blocked": service.answer_blocked,
@@ -285,7 +294,10 @@ def _make_app(service: Service, serves: Callable[[str], bool]) -> web.Applicatio
     }
     for route in ROUTES:
         if serves(route.name):
-            timed = _timed(route.name, handlers[route.name], service.counters)
+            handler = handlers[route.name]
+            if access is not None and route.name not in PROBES:
+                handler = _guarded(handler, access)
+            timed = _timed(route.name, handler, service.counters)
             service.counters.expect_requests(route.name)
             if route.name == "blocked":
                 service.counters.expect_requests(BLOCKED_WAIT)
@@ -309,8 +321,37 @@ def _timed(name: str, handler: Handler, counters: Counters) -> Handler:
     return timed
 
 
-@web.middleware
-async def _answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _guarded(handler: Handler, access: Access) -> Handler:
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        try:
+            await access.check(
+                request.headers.get(hdrs.AUTHORIZATION), request.method, request.path
+            )
+        except Unauthenticated as refusal:
+            challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: "Bearer"}
+            raise Refusal(401, "Who are you?", str(refusal), challenge) from None
+        except Forbidden as refusal:
+            raise Refusal(403, "Not allowed", str(refusal)) from None
+        except CannotTell as trouble:
+            retry: dict[str, str] = {hdrs.RETRY_AFTER: str(RETRY_AFTER)}
+            raise Refusal(503, "Nobody to ask", str(trouble), retry) from None
+        return await handler(request)
+
+    return guarded
+
+
+def _answering_problems(counters: Counters) -> Middleware:
+    @web.middleware
+    async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await _answer(request, handler)
+        if response.status >= 400:
+            counters.refused_requests[response.status] += 1
+        return response
+
+    return answer_problems
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Refusal as refusal:
@@ -355,12 +396,22 @@ def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Respo
     )
 
 
-async def _read_body(request: web.Request, most: int) -> bytes:
+async def _read_body(request: web.Request, limits: Limits) -> bytes:
     try:
-        return await request.read()
+        async with asyncio.timeout(limits.request_timeout):
+            return await request.read()
+    except TimeoutError:
+        raise Refusal(
+            408,
+            "Too slow",
+            f"the body did not come within {limits.request_timeout:g} s (limits.requestTimeout)",
+            {hdrs.CONNECTION: "close"},
+        ) from None
     except web.HTTPRequestEntityTooLarge:
         raise Refusal(
-            413, "Body too large", f"the body may have {most} bytes at most (limits.bodyBytes)"
+            413,
+            "Body too large",
+            f"the body may have {limits.body_bytes} bytes at most (limits.bodyBytes)",
         ) from None
     except web.RequestPayloadError:
         raise Refusal(

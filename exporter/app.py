@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from aiohttp import web
 from msgspec.structs import asdict
 
 from exporter import __version__
+from exporter.access import Access
 from exporter.api import Service, make_metrics_app, make_query_app
 from exporter.blocked import BlockedSet
 from exporter.counters import Counters
@@ -23,21 +23,17 @@ from exporter.keeper import ConfigMapKeeper, FileKeeper, Keeper
 from exporter.kube import ApiServer, Login
 from exporter.lease import Lease
 from exporter.ledger import Ledger
+from exporter.listeners import DRAIN, Listener
 from exporter.metrics import Exposition, View
-from exporter.model import Instant, Resource, Seconds
-from exporter.settings import Address, Settings
+from exporter.model import Instant, Resource
+from exporter.settings import Authentication, Settings
 from exporter.store import Store
 from exporter.watch import Follower, Watch
 
 
-DRAIN: Seconds = 5.0
-"""How long requests under way may take to end at shutdown."""
+KUBERNETES = Authentication.KUBERNETES
 
 log = structlog.stdlib.get_logger()
-
-
-class CannotListen(Exception):
-    """An address cannot be listened on; the text says which and why."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ async def run(
             rng=rng,
             follower=follower,
         )
-        async with _listeners(settings, service) as listening:
+        async with _listeners(settings, service, api) as listening:
             log.info(
                 "started",
                 version=__version__,
@@ -214,51 +210,27 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
 
 
 @asynccontextmanager
-async def _listeners(settings: Settings, service: Service) -> AsyncIterator[Listening]:
+async def _listeners(
+    settings: Settings, service: Service, api: ApiServer
+) -> AsyncIterator[Listening]:
+    auth, limits, counters = settings.auth, settings.limits, service.counters
+    access = Access(api, keep=auth.cache, clock=time.monotonic)
     query, metrics = (
-        web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN, handler_cancellation=True)
-        for app in (make_query_app(service), make_metrics_app(service))
-    )
-    try:
-        yield Listening(
-            query=await _listen(query, settings.listen.query),
-            metrics=await _listen(metrics, settings.listen.metrics),
+        Listener(name, app, addresses, tls, auth, limits, counters)
+        for name, app, addresses, tls in (
+            (
+                "query",
+                make_query_app(service, access if auth.query is KUBERNETES else None),
+                settings.listen.query,
+                settings.tls_query,
+            ),
+            (
+                "metrics",
+                make_metrics_app(service, access if auth.metrics is KUBERNETES else None),
+                settings.listen.metrics,
+                settings.tls_metrics,
+            ),
         )
-    finally:
-        await asyncio.gather(query.cleanup(), metrics.cleanup())
-
-
-async def _listen(runner: web.AppRunner, addresses: tuple[Address, ...]) -> tuple[str, ...]:
-    await runner.setup()
-    urls = []
-    for address in addresses:
-        site: web.BaseSite
-        if address.path:
-            if await _is_served(address.path):
-                raise CannotListen(f"{address}: another process listens there")
-            site = web.UnixSite(runner, address.path)
-        else:
-            site = web.TCPSite(runner, address.host, address.port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise CannotListen(f"{address}: {error.strerror or error}") from error
-        urls.append(_url(address, runner))
-    return tuple(urls)
-
-
-async def _is_served(path: str) -> bool:
-    """Whether somebody answers on a unix socket: binding would take it from them unasked."""
-    try:
-        _, writer = await asyncio.open_unix_connection(path)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-def _url(address: Address, runner: web.AppRunner) -> str:
-    if address.path:
-        return f"unix:{Path(address.path)}"
-    port = address.port or runner.addresses[-1][1]
-    return f"http://{Address(address.host, port)}"
+    )
+    async with query.served() as queries, metrics.served() as others:
+        yield Listening(query=queries, metrics=others)

@@ -14,6 +14,7 @@ import structlog
 from exporter import __version__, app
 from exporter.keeper import CannotKeep
 from exporter.kube import Login, NoCredentials
+from exporter.listeners import CannotListen
 from exporter.logs import configure_logging
 from exporter.settings import InvalidSettings, Settings, load_settings
 from exporter.watch import KubeVirtMissing, NotSynced
@@ -47,7 +48,7 @@ _FAILURES = {
     NotSynced: Exit.NOT_SYNCED,
     KubeVirtMissing: Exit.KUBEVIRT_MISSING,
     NoCredentials: Exit.NO_CREDENTIALS,
-    app.CannotListen: Exit.CANNOT_LISTEN,
+    CannotListen: Exit.CANNOT_LISTEN,
     CannotKeep: Exit.CANNOT_KEEP,
 }
 

@@ -44,12 +44,17 @@ class Histogram:
 
 @dataclass
 class Counters:
-    """Blocked answers (by reason, node, namespace), their cooldowns, and what callers asked."""
+    """Blocked answers (by reason, node, namespace), their cooldowns, and what callers asked.
+
+    Refused are connections by listener and requests by status.
+    """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
     cooldowns: Histogram = field(default_factory=lambda: Histogram(COOLDOWN_BUCKETS))
     unknown_candidates: Counter[Mismatch] = field(default_factory=Counter)
     requests: dict[str, Histogram] = field(default_factory=dict)
+    refused_connections: Counter[str] = field(default_factory=Counter)
+    refused_requests: Counter[int] = field(default_factory=Counter)
 
     def count_block(
         self, reason: Reason, node: str, namespace: str, cooldown: Seconds | None

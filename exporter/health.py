@@ -75,9 +75,9 @@ def _never() -> bool:
 class CheckpointHealth:
     """How keeping the checkpoint goes.
 
-    `may_write`: asked each time, whether this process writes it now. `written_at`: when it last was as it should be,
-    by us. `unwritten_since`: when the oldest change came that is not written, None where
-    everything is. `vmis` and `size` (bytes) are what it holds.
+    `may_write` is asked each time whether this process writes it. `written_at`: when it last was
+    as it should be, by us. `unwritten_since`: when the oldest change came that is not written,
+    None where everything is. `vmis` and `size` (bytes) are what it holds.
     """
 
     may_write: Callable[[], bool] = _never

@@ -190,6 +190,10 @@ class ApiServer:
             content_type="application/apply-patch+yaml",
         )
 
+    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """The API server's answer to a TokenReview or a SubjectAccessReview. Raises `ApiError`."""
+        return await self._send("POST", path, body=body)
+
     async def _send(
         self,
         method: str,

@@ -138,6 +138,18 @@ REQUEST_DURATION = Family(
     help="Time to answer a request, by endpoint; blocked_wait holds requests open on purpose.",
     labels=("endpoint",),
 )
+REFUSED_CONNECTIONS = Family(
+    name="kubevirt_eviction_exporter_refused_connections_total",
+    type="counter",
+    help="Connections closed at once because limits.connections were open.",
+    labels=("listener",),
+)
+REFUSED_REQUESTS = Family(
+    name="kubevirt_eviction_exporter_refused_requests_total",
+    type="counter",
+    help="Requests answered by an error, by HTTP status.",
+    labels=("status",),
+)
 CHECKPOINT_WRITER = Family(
     name="kubevirt_eviction_exporter_checkpoint_writer",
     type="gauge",
@@ -274,6 +286,8 @@ FAMILIES: tuple[Family, ...] = (
     REFUSED_OBJECTS,
     UNKNOWN_CANDIDATES,
     REQUEST_DURATION,
+    REFUSED_CONNECTIONS,
+    REFUSED_REQUESTS,
     CHECKPOINT_WRITER,
     CHECKPOINT_WRITTEN,
     CHECKPOINT_UNWRITTEN,
@@ -330,6 +344,14 @@ def sample(view: View) -> Iterator[tuple[Family, list[Sample]]]:
             for endpoint, histogram in sorted(counters.requests.items())
             for one in _sample_histogram((endpoint,), histogram)
         ],
+    )
+    yield (
+        REFUSED_CONNECTIONS,
+        [Sample((name,), counters.refused_connections[name]) for name in ("query", "metrics")],
+    )
+    yield (
+        REFUSED_REQUESTS,
+        [Sample((str(s),), count) for s, count in sorted(counters.refused_requests.items())],
     )
     yield from _sample_checkpoint(view)
     yield POLICY, _sample_policy(view.policy)

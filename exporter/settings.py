@@ -7,6 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,18 +99,50 @@ class KubeSettings:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request may ask for, and how many VMIs may have series of their own."""
+    """How much callers may take of each listener, and how many VMIs have series of their own."""
 
     body_bytes: int = 4 * 2**20
     candidates: int = 5000
     vmi_series: int = 20_000
+    connections: int = 2000
+    request_timeout: Seconds = 30.0
+    idle_timeout: Seconds = 120.0
+
+
+@dataclass(frozen=True)
+class Tls:
+    """One listener's files; without a certificate it speaks plain HTTP.
+
+    With `client_ca_file` only who has a certificate of that authority is let in.
+    """
+
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    client_ca_file: Path | None = None
+
+
+class Authentication(StrEnum):
+    """Who says who a caller is, and what they may ask: nobody, or the cluster's API server."""
+
+    NONE = "none"
+    KUBERNETES = "kubernetes"
 
 
 @dataclass(frozen=True)
 class AuthSettings:
-    """Who may ask. `allow_insecure_query`: the query API may be served to the network as it is."""
+    """Who may ask, on each listener.
 
+    `allow_insecure_query`: the query API may be served to the network as it is. `cache` is for
+    how long an answer of the API server about a token holds. A unix socket gets `socket_mode`
+    and, where it is set, `socket_group`.
+    """
+
+    query: Authentication = Authentication.NONE
+    metrics: Authentication = Authentication.NONE
     allow_insecure_query: bool = False
+    cache: Seconds = 30.0
+    socket_mode: int = 0o660
+    socket_group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +167,8 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     kube: KubeSettings = field(default_factory=KubeSettings)
     limits: Limits = field(default_factory=Limits)
+    tls_query: Tls = field(default_factory=Tls)
+    tls_metrics: Tls = field(default_factory=Tls)
     auth: AuthSettings = field(default_factory=AuthSettings)
     log: LogSettings = field(default_factory=LogSettings)
     remarks: tuple[str, ...] = ()
@@ -160,19 +195,24 @@ def read_settings(document: object) -> Settings:
     root = _Section("", document, faults)
     remarks: list[str] = []
     kube = root.section("kube")
-    auth = _read_auth(root.section("auth"))
+    auth = root.section("auth")
+    tls = root.section("tls")
     settings = Settings(
         policy=_read_policy(root.section("policy"), remarks),
         stuck=_read_stuck(root.section("stuck"), kube),
-        listen=_read_listen(root.section("listen"), auth),
+        listen=_read_listen(root.section("listen")),
         checkpoint=root.take("checkpoint", _checkpoint, Settings.checkpoint),
         namespaces=root.take("namespaces", _namespaces, Settings.namespaces),
         kube=_read_kube(kube),
         limits=_read_limits(root.section("limits")),
-        auth=auth,
+        tls_query=_read_tls(tls.section("query")),
+        tls_metrics=_read_tls(tls.section("metrics")),
+        auth=_read_auth(auth),
         log=_read_log(root.section("log")),
     )
+    tls.close()
     root.close()
+    _check_exposure(root, settings)
     if faults:
         raise InvalidSettings(faults)
     return replace(settings, remarks=tuple(remarks))
@@ -358,7 +398,7 @@ def _read_stuck(section: _Section, kube: _Section) -> StuckPolicy:
     return stuck
 
 
-def _read_listen(section: _Section, auth: AuthSettings) -> Listen:
+def _read_listen(section: _Section) -> Listen:
     default = Listen()
     listen = Listen(
         query=section.take("query", _addresses, default.query),
@@ -370,15 +410,32 @@ def _read_listen(section: _Section, auth: AuthSettings) -> Listen:
     ]
     for twice in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
         section.report("", f"{twice} is listed twice")
-    for address in listen.query:
-        if not address.is_local and not auth.allow_insecure_query:
-            section.report(
-                "query",
-                f"{address} can be reached from the network, and nobody is asked who they are:"
-                " listen on a loopback address or a unix socket, or set"
-                " auth.allowInsecureQuery: true",
-            )
     return listen
+
+
+def _check_exposure(root: _Section, settings: Settings) -> None:
+    """What can be reached from the network is encrypted, and asks who its callers are."""
+    auth, tls = settings.auth, settings.tls_query
+    is_safe = tls.cert_file and (tls.client_ca_file or auth.query is Authentication.KUBERNETES)
+    for address in settings.listen.query:
+        if not (address.is_local or is_safe or auth.allow_insecure_query):
+            root.report(
+                "listen.query",
+                f"{address} can be reached from the network: it needs tls.query with a certificate"
+                " and either its clientCAFile or auth.query: kubernetes. Else listen on a loopback"
+                " address or a unix socket, or say auth.allowInsecureQuery: true",
+            )
+    is_exposed = not all(address.is_local for address in settings.listen.metrics)
+    if (
+        auth.metrics is Authentication.KUBERNETES
+        and is_exposed
+        and not settings.tls_metrics.cert_file
+    ):
+        root.report(
+            "auth.metrics",
+            "kubernetes has callers send their tokens, which would cross the network in plain text:"
+            " it needs tls.metrics with a certificate",
+        )
 
 
 def _read_kube(section: _Section) -> KubeSettings:
@@ -407,17 +464,39 @@ def _read_limits(section: _Section) -> Limits:
         body_bytes=section.take("bodyBytes", _count, default.body_bytes),
         candidates=section.take("candidates", _count, default.candidates),
         vmi_series=section.take("vmiSeries", _count, default.vmi_series),
+        connections=section.take("connections", _count, default.connections),
+        request_timeout=section.take("requestTimeout", _positive_duration, default.request_timeout),
+        idle_timeout=section.take("idleTimeout", _positive_duration, default.idle_timeout),
     )
     section.close()
     return limits
 
 
+def _read_tls(section: _Section) -> Tls:
+    tls = Tls(
+        cert_file=section.take("certFile", _path, None),
+        key_file=section.take("keyFile", _path, None),
+        client_ca_file=section.take("clientCAFile", _path, None),
+    )
+    section.close()
+    if (tls.cert_file is None) != (tls.key_file is None):
+        section.report("", "certFile and keyFile go together")
+    if tls.client_ca_file is not None and tls.cert_file is None:
+        section.report("clientCAFile", "needs a certFile and a keyFile")
+    return tls
+
+
 def _read_auth(section: _Section) -> AuthSettings:
     default = AuthSettings()
     auth = AuthSettings(
+        query=section.take("query", _authentication, default.query),
+        metrics=section.take("metrics", _authentication, default.metrics),
         allow_insecure_query=section.take(
             "allowInsecureQuery", _boolean, default.allow_insecure_query
-        )
+        ),
+        cache=section.take("cache", parse_duration, default.cache),
+        socket_mode=section.take("socketMode", _mode, default.socket_mode),
+        socket_group=section.take("socketGroup", _group, default.socket_group),
     )
     section.close()
     return auth
@@ -527,6 +606,29 @@ def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"expected a whole number of at least 1, got {value!r}")
     return value
+
+
+def _authentication(value: object) -> Authentication:
+    return Authentication(_one_of(*Authentication)(value))
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected the path of a file, got {value!r}")
+    return Path(value)
+
+
+def _mode(value: object) -> int:
+    expected = f'expected a file mode such as "0660", in quotes, got {value!r}'
+    if not isinstance(value, str) or not re.fullmatch("0?[0-7]{3}", value, re.ASCII):
+        raise ValueError(expected)
+    return int(value, 8)
+
+
+def _group(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ValueError(f"expected the name or number of a group, got {value!r}")
+    return str(value)
 
 
 def _one_of(*choices: str) -> Callable[[object], str]:

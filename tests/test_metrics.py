@@ -203,6 +203,8 @@ def test_labels_are_closed_but_for_places() -> None:
         "outcome",
         "trigger",
         "fault",
+        "listener",
+        "status",
     }
 
 

@@ -89,12 +89,20 @@ def test_every_setting_has_its_row() -> None:
     assert sorted(bare(row[0]) for row in table("Settings")) == sorted(every_key())
 
 
+TLS_FILES = ("certFile", "keyFile", "clientCAFile")
+
+
 def test_the_defaults_are_the_program_s() -> None:
     """A file with every default of the table written out is the same as none."""
     rows = {bare(row[0]): yaml.safe_load(bare(row[1])) for row in table("Settings")}
 
     assert replace(read_settings(nested(rows)), remarks=()) == Settings()
-    assert {key for key, value in rows.items() if value is None} == {"stuck.external", "log.format"}
+    assert {key for key, value in rows.items() if value is None} == {
+        "stuck.external",
+        "log.format",
+        "auth.socketGroup",
+        *(f"tls.{one}.{file}" for one in ("query", "metrics") for file in TLS_FILES),
+    }
 
 
 def test_every_setting_is_explained() -> None:

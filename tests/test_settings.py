@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from exporter.model import Policy, StuckPolicy
 from exporter.settings import (
     Address,
+    Authentication,
+    AuthSettings,
     InvalidSettings,
     KubeSettings,
     Limits,
     Listen,
     LogSettings,
     Settings,
+    Tls,
     format_duration,
     load_settings,
     parse_address,
@@ -101,8 +104,23 @@ kube:
   retryBackoff: 2s
   checkpointInterval: 8s
   leaseDuration: 9s
-limits: {bodyBytes: 1000, candidates: 10, vmiSeries: 30}
-auth: {allowInsecureQuery: true}
+limits:
+  bodyBytes: 1000
+  candidates: 10
+  vmiSeries: 30
+  connections: 40
+  requestTimeout: 5s
+  idleTimeout: 6s
+tls:
+  query: {certFile: /c, keyFile: /k, clientCAFile: /a}
+  metrics: {certFile: /c2, keyFile: /k2}
+auth:
+  query: kubernetes
+  metrics: kubernetes
+  allowInsecureQuery: true
+  cache: 7s
+  socketMode: "0600"
+  socketGroup: 7
 log: {format: json, level: debug}
 """
 
@@ -141,8 +159,24 @@ def test_every_key(tmp_path: Path) -> None:
         checkpoint_interval=8.0,
         lease_duration=9.0,
     )
-    assert (settings.limits.body_bytes, settings.limits.candidates) == (1_000, 10)
-    assert settings.limits.body_bytes != Limits().body_bytes
+    assert settings.limits == Limits(
+        body_bytes=1_000,
+        candidates=10,
+        vmi_series=30,
+        connections=40,
+        request_timeout=5.0,
+        idle_timeout=6.0,
+    )
+    assert settings.tls_query == Tls(Path("/c"), Path("/k"), Path("/a"))
+    assert settings.tls_metrics == Tls(Path("/c2"), Path("/k2"))
+    assert settings.auth == AuthSettings(
+        query=Authentication.KUBERNETES,
+        metrics=Authentication.KUBERNETES,
+        allow_insecure_query=True,
+        cache=7.0,
+        socket_mode=0o600,
+        socket_group="7",
+    )
     assert settings.log == LogSettings(format="json", level="debug")
     assert settings.remarks == ()
 
@@ -217,6 +251,46 @@ def test_all_errors_at_once() -> None:
         pytest.param({5: "x"}, "5: unknown key", id="a-number-as-key"),
         pytest.param(
             {"namespaces": "a"}, "namespaces: expected a list of namespaces, got 'a'", id="no-list"
+        ),
+        pytest.param(
+            {"tls": {"query": {"certFile": "/c"}}},
+            "tls.query: certFile and keyFile go together",
+            id="no-key",
+        ),
+        pytest.param(
+            {"tls": {"metrics": {"clientCAFile": "/a"}}},
+            "tls.metrics.clientCAFile: needs a certFile and a keyFile",
+            id="authority-alone",
+        ),
+        pytest.param(
+            {"tls": {"query": {"certFile": 1}}},
+            "tls.query.certFile: expected the path of a file, got 1",
+            id="no-path",
+        ),
+        pytest.param({"tls": {"x": {}}}, "tls.x: unknown key", id="unknown-listener"),
+        pytest.param(
+            {"auth": {"query": "basic"}},
+            "auth.query: expected one of none, kubernetes, got 'basic'",
+            id="unknown-authentication",
+        ),
+        pytest.param(
+            {"auth": {"metrics": "kubernetes"}},
+            "auth.metrics: kubernetes has callers send their tokens, which would cross the network"
+            " in plain text: it needs tls.metrics with a certificate",
+            id="tokens-in-plain-text",
+        ),
+        *(
+            pytest.param(
+                {"auth": {"socketMode": wrong}},
+                f'auth.socketMode: expected a file mode such as "0660", in quotes, got {wrong!r}',
+                id=f"mode-{wrong}",
+            )
+            for wrong in (660, "9", "rw-rw----", "01777")
+        ),
+        pytest.param(
+            {"auth": {"socketGroup": True}},
+            "auth.socketGroup: expected the name or number of a group, got True",
+            id="no-group",
         ),
         *(
             pytest.param(
@@ -576,12 +650,18 @@ def test_the_query_api_is_not_shown_to_the_network_unasked(
     document: dict[str, Any] = {"listen": {"query": query, "metrics": ":9811"}}
     if exposed:
         assert faults_of(document) == [
-            f"listen.query: {address} can be reached from the network, and nobody is asked who"
-            " they are: listen on a loopback address or a unix socket, or set"
-            " auth.allowInsecureQuery: true"
+            f"listen.query: {address} can be reached from the network: it needs tls.query with a"
+            " certificate and either its clientCAFile or auth.query: kubernetes. Else listen on a"
+            " loopback address or a unix socket, or say auth.allowInsecureQuery: true"
             for address in exposed
         ]
     else:
         read_settings(document)
     allowed = read_settings(document | {"auth": {"allowInsecureQuery": True}})
     assert allowed.auth.allow_insecure_query
+    pair = {"certFile": "/c", "keyFile": "/k"}
+    for safe in (
+        {"tls": {"query": pair}, "auth": {"query": "kubernetes"}},
+        {"tls": {"query": {**pair, "clientCAFile": "/a"}}},
+    ):
+        read_settings(document | safe)

@@ -1,0 +1,80 @@
+"""TLS as a listener speaks it: its certificate, the callers' authority, and both when they change.
+
+Certificates are short-lived and renewed in place, by cert-manager, a service CA or a person. Each
+handshake takes the newest context whose files could be read; connections keep what they have.
+"""
+
+import ssl
+from pathlib import Path
+from typing import TypeAlias
+
+from exporter.settings import Tls
+
+
+_Version: TypeAlias = tuple[tuple[int, int, int], ...]
+
+
+class UnusableCertificate(Exception):
+    """The files make no TLS; the text says which listener's and why."""
+
+
+class Certificates:
+    """One listener's TLS. `context` goes to the server; `renew` is to be called now and then."""
+
+    def __init__(self, listener: str, tls: Tls) -> None:
+        """Raises `UnusableCertificate`."""
+        self._listener = listener
+        self._tls = tls
+        self._version = self._read_version()
+        self._newest = self._load()
+        self.context = self._load()
+        self.context.sni_callback = self._choose
+
+    def renew(self) -> bool:
+        """Read the files again where they have changed; True where they had.
+
+        Raises `UnusableCertificate`: what was read before stays in use.
+        """
+        version = self._read_version()
+        if version == self._version:
+            return False
+        self._newest = self._load()
+        self._version = version
+        return True
+
+    def _choose(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
+    ) -> None:
+        """Called at each handshake, also where the caller names no server."""
+        connection.context = self._newest
+
+    def _load(self) -> ssl.SSLContext:
+        tls = self._tls
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            if tls.cert_file is not None:
+                context.load_cert_chain(tls.cert_file, tls.key_file)
+            if tls.client_ca_file is not None:
+                context.load_verify_locations(tls.client_ca_file)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ValueError) as error:
+            files = ", ".join(str(path) for path in self._files())
+            raise UnusableCertificate(f"tls.{self._listener}: {files}: {error}") from error
+        return context
+
+    def _files(self) -> list[Path]:
+        tls = self._tls
+        return [p for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p is not None]
+
+    def _read_version(self) -> _Version:
+        """What changes with the files, also where a symbolic link is turned as kubelet does."""
+        version = []
+        for path in self._files():
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise UnusableCertificate(f"tls.{self._listener}: {path}: {error}") from error
+            version.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return tuple(version)

@@ -1,0 +1,151 @@
+"""Who may ask: real tokens and roles on a real API server, and one that cannot be asked."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+
+from exporter.access import LONGEST_TOKEN, Access, CannotTell, Forbidden, Unauthenticated
+from exporter.kube import ApiServer, Login
+from tests.cluster import RealCluster, User
+from tests.cluster.access import binding
+from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES
+from tests.gate import Gate
+from tests.stages import RealStage
+
+
+KEEP = 10.0
+_numbers = count(1)
+
+
+class Clock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def a_caller(cluster: RealCluster, *rules: tuple[str, str]) -> User:
+    """A service account that may do these, as (verb, non-resource URL)."""
+    name = f"caller-{next(_numbers)}"
+    user = await cluster.user(name, [])
+    role = {
+        "apiVersion": CLUSTER_ROLES.api_version,
+        "kind": CLUSTER_ROLES.kind,
+        "metadata": {"name": f"{name}-asks"},
+        "rules": [{"nonResourceURLs": [url], "verbs": [verb]} for verb, url in rules],
+    }
+    await cluster.admin.create(CLUSTER_ROLES, role)
+    await cluster.admin.create(CLUSTER_ROLE_BINDINGS, binding(f"{name}-asks", user.name))
+    return user
+
+
+@asynccontextmanager
+async def checking(real: RealStage, url: str | None = None) -> AsyncIterator[tuple[Access, Clock]]:
+    """What decides for the length of the block, with an account that may ask for reviews."""
+    clock = Clock()
+    login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
+    if url is not None:
+        login = real.login_at(url)
+    async with ApiServer(login, read_timeout=5) as api:
+        yield Access(api, keep=KEEP, clock=clock), clock
+
+
+def bearer(user: User) -> str:
+    """The header that a caller sends."""
+    return f"Bearer {user.token}"
+
+
+async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
+    """By verb and path, with the wildcards of non-resource URLs."""
+    caller = await a_caller(real.cluster, ("post", "/v1/verdicts"), ("get", "/v1/*"))
+    async with checking(real) as (access, _):
+        await access.check(bearer(caller), "POST", "/v1/verdicts")
+        await access.check(bearer(caller), "GET", "/v1/vmis/shop/db1")
+        await access.check(f"bearer  {caller.token} ", "GET", "/v1/blocked")
+        for method, path in (("GET", "/metrics"), ("POST", "/v1/blocked"), ("GET", "/")):
+            with pytest.raises(Forbidden) as refused:
+                await access.check(bearer(caller), method, path)
+            assert str(refused.value) == (
+                f"{caller.name} may not {method.lower()} the non-resource URL {path}"
+            )
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic dXNlcjpwYXNz",
+        "token",
+        f"Bearer {'x' * (LONGEST_TOKEN + 1)}",
+    ],
+    ids=["none", "empty", "no-token", "blank", "basic", "no-scheme", "too-long"],
+)
+async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
+    """It is not even asked about; what was expected is said, and nothing of what was sent."""
+    async with Gate(real.url) as gate, checking(real, gate.url) as (access, _):
+        await gate.shut()
+        with pytest.raises(Unauthenticated) as refused:
+            await access.check(header, "GET", "/metrics")
+    assert str(refused.value) == "expected the header Authorization: Bearer TOKEN"
+
+
+async def test_a_token_that_nobody_knows(real: RealStage) -> None:
+    """Invented, or somebody else's cluster's: the token itself is in no message."""
+    async with checking(real) as (access, _):
+        with pytest.raises(Unauthenticated) as refused:
+            await access.check("Bearer very-secret", "GET", "/metrics")
+    assert "very-secret" not in str(refused.value) + repr(refused.value.__context__)
+
+
+async def test_answers_hold_for_a_while(real: RealStage) -> None:
+    """While they do, nobody is asked; then the API server is, and what it says now counts."""
+    caller = await a_caller(real.cluster, ("get", "/metrics"))
+    administrator = real.cluster.kubeconfig(real.cluster.administrator)
+    async with Gate(real.url) as gate:
+        login = Login(kubeconfig=administrator.with_name("gated"))
+        text = administrator.read_text().replace(real.url, gate.url)
+        administrator.with_name("gated").write_text(text)
+        clock = Clock()
+        async with ApiServer(login, read_timeout=5) as api:
+            access = Access(api, keep=KEEP, clock=clock)
+            await access.check(bearer(caller), "GET", "/metrics")
+            with pytest.raises(Unauthenticated):
+                await access.check("Bearer unknown", "GET", "/metrics")
+            await gate.shut()
+            clock.now = KEEP - 1
+            await access.check(bearer(caller), "GET", "/metrics")
+            with pytest.raises(Unauthenticated):
+                await access.check("Bearer unknown", "GET", "/metrics")
+            clock.now = KEEP
+            with pytest.raises(CannotTell):
+                await access.check(bearer(caller), "GET", "/metrics")
+            gate.open()
+            await access.check(bearer(caller), "GET", "/metrics")
+
+
+async def test_an_account_that_may_not_ask(real: RealStage) -> None:
+    """Without permission for reviews nobody is let in, and the reason is told."""
+    async with ApiServer(real.login, read_timeout=5) as api:
+        access = Access(api, keep=KEEP, clock=Clock())
+        with pytest.raises(CannotTell, match="403"):
+            await access.check("Bearer x", "GET", "/metrics")
+
+
+async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends a new token with each request, or asks for new paths, fills no memory."""
+    monkeypatch.setattr("exporter.access.REMEMBERED", 3)
+    caller = await a_caller(real.cluster, ("get", "/v1/*"))
+    async with checking(real) as (access, _):
+        for number in range(6):
+            with pytest.raises(Unauthenticated):
+                await access.check(f"Bearer invented-{number}", "GET", "/metrics")
+            await access.check(bearer(caller), "GET", f"/v1/vmis/shop/{number}")
+        assert access.remembered <= 6
