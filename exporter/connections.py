@@ -1,8 +1,8 @@
 """Connections of a listener: how many, how long, and what they get that speak no right HTTP."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import socket
+import ssl
 
 import msgspec
 import structlog
@@ -20,49 +20,70 @@ MOST_HEADERS = 64
 LINGERING: Seconds = 1.0
 """For how long the rest of a body is read that was refused, so that the refusal is heard."""
 
+HANDSHAKE: Seconds = 10.0
+PAUSE: Seconds = 0.1
+"""Before the next attempt to accept, where the process has no file descriptors left."""
+
 log = structlog.stdlib.get_logger()
 
 
-@dataclass(frozen=True)
 class Connections:
-    """Makes the protocol of each connection to `server`, at most `limits.connections` at a time.
+    """Takes connections for `server`, at most `limits.connections` at a time.
 
-    One more is closed at once, and counted under `listener`. A connection is closed once it has
-    been idle, or has not ended a request's head, for `limits.idleTimeout`.
+    One more is closed at once, before it costs a TLS handshake and its 256 kB of buffers, and
+    counted under `listener`. A connection is closed once it has been idle, or has not ended a
+    request's head, for `limits.idleTimeout`.
     """
 
-    listener: str
-    server: web.Server
-    limits: Limits
-    counters: Counters
+    def __init__(
+        self, listener: str, server: web.Server, limits: Limits, counters: Counters
+    ) -> None:
+        self._listener = listener
+        self._server = server
+        self._limits = limits
+        self._counters = counters
+        self._greeted: set[asyncio.Task[None]] = set()
 
-    def __call__(self) -> asyncio.Protocol:
-        """The protocol of the next connection."""
-        if len(self.server.connections) >= self.limits.connections:
-            return _Refused(self._count)
+    async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Take what comes at a listening socket, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("connection_not_accepted", listener=self._listener, why=str(error))
+                await asyncio.sleep(PAUSE)
+                continue
+            if len(self._server.connections) + len(self._greeted) >= self._limits.connections:
+                connection.close()
+                self._counters.refused_connections[self._listener] += 1
+                continue
+            greeting = loop.create_task(self._greet(connection, tls))
+            self._greeted.add(greeting)
+            greeting.add_done_callback(self._greeted.discard)
+
+    async def _greet(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make_protocol,
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE,
+            )
+        except (OSError, TimeoutError):
+            connection.close()
+
+    def _make_protocol(self) -> asyncio.Protocol:
         return _Connection(
-            self.server,
+            self._server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # what AppRunner passes for none
-            keepalive_timeout=self.limits.idle_timeout,
+            keepalive_timeout=self._limits.idle_timeout,
             max_line_size=LONGEST_LINE,
             max_field_size=LONGEST_LINE,
             max_headers=MOST_HEADERS,
             lingering_time=LINGERING,
         )
-
-    def _count(self) -> None:
-        self.counters.refused_connections[self.listener] += 1
-
-
-class _Refused(asyncio.Protocol):
-    def __init__(self, count: Callable[[], None]) -> None:
-        self._count = count
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._count()
-        if isinstance(transport, asyncio.Transport):
-            transport.abort()
 
 
 class _Connection(web.RequestHandler):

@@ -47,41 +47,35 @@ class Listener:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[str, ...]]:
         """Serve for the length of the block; the URLs as bound. Raises `CannotListen`."""
+        certificates = self._read_certificates()
         runner = web.AppRunner(
             self.app, access_log=None, shutdown_timeout=DRAIN, handler_cancellation=True
         )
         await runner.setup()
-        bound: list[asyncio.Server] = []
-        sockets: list[Path] = []
-        renewing: asyncio.Task[None] | None = None
+        if runner.server is None:
+            raise RuntimeError("the runner was not set up")
+        connections = Connections(self.name, runner.server, self.limits, self.counters)
+        bound: list[socket.socket] = []
+        jobs: list[asyncio.Task[None]] = []
+        urls: list[str] = []
         try:
-            certificates = self._read_certificates()
-            connect = self._connections(runner)
-            urls = []
             for address in self.addresses:
-                if address.path:
-                    bound.append(await self._bind_path(Path(address.path), connect))
-                    sockets.append(Path(address.path))
-                else:
-                    bound.append(await self._bind_port(address, connect, certificates))
-                urls.append(_url(address, bound[-1], secure=certificates is not None))
+                listening = await self._bind(address)
+                bound += listening
+                tls = None if certificates is None or address.path else certificates.context
+                jobs += [asyncio.create_task(connections.accept(one, tls)) for one in listening]
+                urls.append(_url(address, listening[0], secure=tls is not None))
             if certificates is not None:
-                renewing = asyncio.create_task(self._renew(certificates))
+                jobs.append(asyncio.create_task(self._renew(certificates)))
             yield tuple(urls)
         finally:
-            if renewing is not None:
-                renewing.cancel()
-            for server in bound:
-                server.close()
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            for one in bound:
+                one.close()
             await runner.cleanup()
-            for path in sockets:
-                path.unlink(missing_ok=True)
-
-    def _connections(self, runner: web.AppRunner) -> Connections:
-        server = runner.server
-        if server is None:
-            raise RuntimeError("the runner was not set up")
-        return Connections(self.name, server, self.limits, self.counters)
+            _remove_paths(self.addresses[: len(urls)])
 
     def _read_certificates(self) -> Certificates | None:
         if self.tls.cert_file is None:
@@ -105,33 +99,38 @@ class Listener:
                     log.warning("certificate_not_renewed", why=str(error))
                 trouble = str(error)
 
-    async def _bind_port(
-        self, address: Address, connect: Connections, certificates: Certificates | None
-    ) -> asyncio.Server:
+    async def _bind(self, address: Address) -> list[socket.socket]:
+        """The sockets that listen on an address: of a host name one per address that it has."""
         try:
-            return await asyncio.get_running_loop().create_server(
-                connect,
-                address.host,
-                address.port,
-                ssl=None if certificates is None else certificates.context,
-                backlog=BACKLOG,
-            )
-        except OSError as error:
-            raise CannotListen(f"{address}: {error.strerror or error}") from error
-
-    async def _bind_path(self, path: Path, connect: Connections) -> asyncio.Server:
-        if await _is_served(path):
-            raise CannotListen(f"unix:{path}: another process listens there")
-        try:
-            listening = _bind(path, self.auth.socket_mode, self.auth.socket_group)
+            if not address.path:
+                return await _bind_port(address)
+            if await _is_served(address.path):
+                raise CannotListen(f"{address}: another process listens there")
+            return [_bind_path(Path(address.path), self.auth.socket_mode, self.auth.socket_group)]
         except (OSError, LookupError) as error:
-            raise CannotListen(f"unix:{path}: {getattr(error, 'strerror', '') or error}") from error
-        return await asyncio.get_running_loop().create_unix_server(
-            connect, sock=listening, backlog=BACKLOG
-        )
+            raise CannotListen(f"{address}: {getattr(error, 'strerror', '') or error}") from error
 
 
-def _bind(path: Path, mode: int, group: str | None) -> socket.socket:
+async def _bind_port(address: Address) -> list[socket.socket]:
+    """Raises OSError. A port of 0 becomes the same free one everywhere."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    bound: list[socket.socket] = []
+    port = address.port
+    try:
+        for family, _, _, _, (host, *_) in dict.fromkeys(found):
+            bound.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+            bound[-1].settimeout(0.0)
+            port = bound[-1].getsockname()[1]
+    except OSError:
+        for one in bound:
+            one.close()
+        raise
+    return bound
+
+
+def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
     """A unix socket that nobody else may open before it has its mode and group.
 
     One that a process left behind is replaced. Raises OSError or LookupError.
@@ -145,6 +144,8 @@ def _bind(path: Path, mode: int, group: str | None) -> socket.socket:
         if group is not None:
             shutil.chown(path, group=int(group) if group.isdigit() else group)
         path.chmod(mode)
+        listening.listen(BACKLOG)
+        listening.settimeout(0.0)
     except (OSError, LookupError):
         listening.close()
         raise
@@ -153,7 +154,13 @@ def _bind(path: Path, mode: int, group: str | None) -> socket.socket:
     return listening
 
 
-async def _is_served(path: Path) -> bool:
+def _remove_paths(addresses: tuple[Address, ...]) -> None:
+    for address in addresses:
+        if address.path:
+            Path(address.path).unlink(missing_ok=True)
+
+
+async def _is_served(path: str) -> bool:
     """Whether somebody answers on a unix socket: binding would take it from them unasked."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
@@ -163,8 +170,8 @@ async def _is_served(path: Path) -> bool:
     return True
 
 
-def _url(address: Address, server: asyncio.Server, *, secure: bool) -> str:
+def _url(address: Address, listening: socket.socket, *, secure: bool) -> str:
     if address.path:
         return f"unix:{Path(address.path)}"
-    port = address.port or server.sockets[0].getsockname()[1]
+    port = listening.getsockname()[1]
     return f"http{'s' if secure else ''}://{Address(address.host, port)}"

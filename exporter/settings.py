@@ -104,7 +104,7 @@ class Limits:
     body_bytes: int = 4 * 2**20
     candidates: int = 5000
     vmi_series: int = 20_000
-    connections: int = 2000
+    connections: int = 500
     request_timeout: Seconds = 30.0
     idle_timeout: Seconds = 120.0
 

@@ -1,4 +1,5 @@
 // Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP] ...`.
+// With `certificates token KEY ISSUER SUBJECT EXPIRES` it prints a service account's token.
 //
 // The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
 // NAME.crt and NAME.key, good for a server on the loopback address and for a client that
@@ -15,6 +16,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log"
 	"math/big"
@@ -33,6 +35,14 @@ type pair struct {
 func main() {
 	if len(os.Args) < 2 {
 		log.Fatal("usage: certificates DIR NAME[/GROUP] ...")
+	}
+	if os.Args[1] == "token" {
+		printed, err := token(os.Args[2:])
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Print(printed)
+		return
 	}
 	directory := os.Args[1]
 	ca, err := authority(directory)
