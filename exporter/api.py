@@ -60,8 +60,6 @@ BLOCKS_REMEMBERED = 20_000
 BLOCKED_WAIT = "blocked_wait"
 """The metric label of requests that are held open on purpose."""
 METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
-PROBES = frozenset({"livez", "readyz"})
-"""What a kubelet asks, which has no token."""
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
 
@@ -295,7 +293,7 @@ def _make_app(
     for route in ROUTES:
         if serves(route.name):
             handler = handlers[route.name]
-            if access is not None and route.name not in PROBES:
+            if access is not None and route.guarded:
                 handler = _guarded(handler, access)
             timed = _timed(route.name, handler, service.counters)
             service.counters.expect_requests(route.name)

@@ -255,7 +255,10 @@ class Parameter(Struct, frozen=True, kw_only=True):
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One endpoint: `name` is its metric label and operation id."""
+    """One endpoint: `name` is its metric label and operation id.
+
+    `guarded`: where a listener has authentication, this endpoint asks for it.
+    """
 
     name: str
     method: str
@@ -266,6 +269,12 @@ class Route(Struct, frozen=True, kw_only=True):
     parameters: tuple[Parameter, ...] = ()
     problems: tuple[int, ...] = ()
     not_modified: bool = False
+    guarded: bool = True
+
+    @property
+    def refusals(self) -> tuple[int, ...]:
+        """The statuses of every problem that it can answer with."""
+        return (*((401, 403) if self.guarded else ()), *self.problems)
 
 
 _CHECKPOINT_PARAMETER = Parameter(
@@ -283,7 +292,7 @@ ROUTES: tuple[Route, ...] = (
         summary="May these VMIs be evicted?",
         request=VerdictRequest,
         answer=VerdictsAnswer,
-        problems=(400, 413, 422, 503),
+        problems=(400, 408, 413, 422, 503),
     ),
     Route(
         name="blocked",
@@ -352,6 +361,7 @@ ROUTES: tuple[Route, ...] = (
         path="/livez",
         summary="200 while the process serves requests.",
         answer=("text/plain",),
+        guarded=False,
     ),
     Route(
         name="readyz",
@@ -360,6 +370,7 @@ ROUTES: tuple[Route, ...] = (
         summary="200 once VMIs are synced and every other resource is synced or refused.",
         answer=("text/plain",),
         problems=(503,),
+        guarded=False,
     ),
     Route(
         name="openapi",
@@ -439,7 +450,16 @@ def write_openapi() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                _SCHEME: {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of the cluster, where auth of the listener is on.",
+                }
+            },
+        },
     }
 
 
@@ -465,7 +485,9 @@ def _operation(route: Route) -> dict[str, Any]:
     responses = operation["responses"]
     if route.not_modified:
         responses["304"] = {"description": "Nothing has changed since that ETag."}
-    for status in route.problems:
+    if route.guarded:
+        operation["security"] = [{}, {_SCHEME: []}]
+    for status in route.refusals:
         responses[str(status)] = {
             "description": _PROBLEMS[status],
             "content": {"application/problem+json": {"schema": _reference(Problem)}},
@@ -486,8 +508,12 @@ def _reference(body: type[Struct]) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{body.__name__}"}
 
 
+_SCHEME = "clusterToken"
 _PROBLEMS = {
     400: "The body is not JSON.",
+    401: "Nobody knows who this is.",
+    403: "It is known who this is, and they may not.",
+    408: "The body did not come in time.",
     404: "There is no such VMI.",
     413: "The body is too large.",
     422: "A field or parameter is wrong; the detail names it.",

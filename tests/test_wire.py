@@ -139,9 +139,16 @@ class TestOpenApi:
             assert operation["operationId"] == route.name
             assert {int(status) for status in operation["responses"]} == {
                 200,
-                *route.problems,
+                *route.refusals,
                 *([304] if route.not_modified else []),
             }
+
+    def test_asks_for_a_token_but_in_probes(self) -> None:
+        """A token may be asked for everywhere but where a kubelet looks."""
+        paths = write_openapi()["paths"]
+        free = {path for path, ways in paths.items() if "security" not in next(iter(ways.values()))}
+
+        assert free == {"/livez", "/readyz"}
 
     def test_enumerates_the_closed_sets(self) -> None:
         """Reasons, checkpoints and mismatches are listed as the only values."""
