@@ -61,7 +61,8 @@ BLOCKED_WAIT = "blocked_wait"
 """The metric label of requests that are held open on purpose."""
 METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
 
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
+"""A JSON number, as the OpenAPI document promises."""
 
 log = structlog.stdlib.get_logger()
 _requests = msgspec.json.Decoder(VerdictRequest)
