@@ -144,7 +144,7 @@ def hostile() -> dict[str, dict[str, Any]]:
     """VMIs that mean harm, each with what makes it dangerous."""
     names = {"namespace": "shop", "name": "evil", "uid": "evil-1"}
     deep: Any = "x"
-    for _ in range(500):
+    for _ in range(300):
         deep = {"a": [deep]}
     condition = {"type": "LiveMigratable", "status": "True"}
     return {
