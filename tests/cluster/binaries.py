@@ -36,6 +36,11 @@ def find_monitoring_crds() -> Path:
     return _find_printed("monitoring-crds")
 
 
+def find_cert_manager_crds() -> Path:
+    """Find the file of cert-manager's CRDs."""
+    return _find_printed("cert-manager-crds")
+
+
 def find_manifests() -> Path:
     """Find the file of what KubeVirt's operator installs around its servers."""
     return _find_printed("manifests")

@@ -46,11 +46,20 @@ class RealCluster:
     `admin` and whatever else is awaited belong to the event loop that entered the block.
     """
 
-    def __init__(self, directory: Path, *, watch_cache: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        watch_cache: bool = True,
+        audited: bool = False,
+        flags: Iterable[str] = (),
+    ) -> None:
         self.directory = directory
         _write_credentials(directory)
         self.etcd = Etcd(directory)
-        self.api = ApiServer(directory, self.etcd, watch_cache=watch_cache)
+        self.api = ApiServer(
+            directory, self.etcd, watch_cache=watch_cache, audited=audited, flags=flags
+        )
         authority = directory / "ca.crt"
         self.administrator = User("administrator", authority, token="administrator-token")
         self.exporter = User("exporter", authority, token="exporter-token")

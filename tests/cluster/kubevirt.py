@@ -7,7 +7,7 @@ operator would install for them. What needs a node is not here: see `player.py`.
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -136,8 +136,8 @@ class KubeVirtCluster:
     webhooks take its writes for a user's. Nothing runs a pod here: enter a `Player` as well.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.control = RealCluster(directory)
+    def __init__(self, directory: Path, *, audited: bool = False) -> None:
+        self.control = RealCluster(directory, audited=audited)
         self.admin = self.control.admin
         self._stack = AsyncExitStack()
 
@@ -167,9 +167,16 @@ class KubeVirtCluster:
 
     # What users, operators and the descheduler do
 
-    async def create_vmi(self, name: str, namespace: str, **spec: Any) -> Object:
+    async def create_vmi(
+        self,
+        name: str,
+        namespace: str,
+        annotations: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> Object:
         """Create a VMI as a user writes it; KubeVirt's webhook fills in the rest."""
-        body = _written(VMIS, _GUEST | spec, name=name, namespace=namespace)
+        metadata = {"name": name, "namespace": namespace, "annotations": dict(annotations or {})}
+        body = _written(VMIS, _GUEST | spec, **metadata)
         return await self.admin.create(VMIS, body)
 
     async def migrate(self, name: str, namespace: str, **annotations: str) -> Object:

@@ -45,6 +45,10 @@ Outcome = Literal[
 ]
 
 
+Choice = Callable[[Object, Sequence[str]], str | None]
+"""A pod and the nodes that may take it, to the node that does, or to none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fate:
     """What becomes of one migration."""
@@ -85,9 +89,15 @@ class Player:
         *,
         pace: float = 0.1,
         heartbeat: float = 60.0,
+        allocatable: Mapping[str, str] | None = None,
+        choose: Choice | None = None,
     ) -> None:
         self.cluster = cluster
         self.nodes = list(nodes)
+        self.allocatable = dict(allocatable or {})
+        """What each node has to give; nothing is said of it by default."""
+        self.choose = choose or _choose_first
+        """The scheduler's choice among the nodes that are free for a pod, its home first."""
         self.pace = pace
         """Seconds that a small step takes: binding, starting, preparing."""
         self.heartbeat = heartbeat
@@ -148,6 +158,11 @@ class Player:
         if migration_uid not in self._fates:
             self._fates[migration_uid] = next(self._plans[vmi])
         return self._fates[migration_uid]
+
+    @property
+    def pods(self) -> list[Object]:
+        """The pods that are there, as last seen."""
+        return list(self._seen[PODS.plural].values())
 
     # Scheduler
 
@@ -254,7 +269,9 @@ class Player:
             return await stack.enter_async_context(client)
 
         for name in self.nodes:
-            await admin.create(NODES, _node(name))
+            await admin.create(NODES, _node(name, self.allocatable))
+            # A new node is born tainted as not ready; the node controller would take that off.
+            await admin.merge(NODES, None, name, {"spec": {"taints": None}})
         await admin.create(CLUSTER_ROLE_BINDINGS, _KUBELETS)
         scheduler = control.certified("system:kube-scheduler")
         self._scheduler = await enter(control.client(scheduler))
@@ -401,8 +418,8 @@ class Player:
             and not objects.is_final(other)
         }
         home = self._homes.get(key)
-        ordered = [home, *self.nodes] if home else self.nodes
-        return next((node for node in ordered if node not in taken), None)
+        ordered = dict.fromkeys([home, *self.nodes] if home else self.nodes)
+        return self.choose(pod, [node for node in ordered if node not in taken])
 
     def _vmi_steps(self, vmi: Object) -> Iterator[_Step]:
         if objects.is_deleting(vmi):
@@ -496,10 +513,18 @@ _KUBELETS: Object = {
 }
 
 
-def _node(name: str) -> Object:
+def _choose_first(_pod: Object, free: Sequence[str]) -> str | None:
+    return next(iter(free), None)
+
+
+def _node(name: str, allocatable: Mapping[str, str]) -> Object:
     def equip(made: Object) -> None:
         made["metadata"] |= _heartbeat()
         made["metadata"]["labels"] |= _CPU
+        if allocatable:
+            ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+            room = dict(allocatable)
+            made["status"] = {"capacity": room, "allocatable": room, "conditions": [ready]}
 
     return objects.changed(objects.build_node(name), equip)
 

@@ -28,12 +28,12 @@ class Rig:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, **options: Any) -> AsyncIterator[Self]:
-        """A rig in a directory of its own; the options are the player's."""
+    async def opened(cls, *, audited: bool = False, **options: Any) -> AsyncIterator[Self]:
+        """A rig in a directory of its own, audited or not; the options are the player's."""
         options = {"heartbeat": 2.0} | options
         with tempfile.TemporaryDirectory(prefix="exporter-rig-") as directory:
             async with (
-                KubeVirtCluster(Path(directory)) as cluster,
+                KubeVirtCluster(Path(directory), audited=audited) as cluster,
                 Player(cluster, **options) as player,
             ):
                 yield cls(cluster, player)

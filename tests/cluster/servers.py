@@ -1,15 +1,18 @@
 """A real etcd and a real kube-apiserver on loopback ports."""
 
 import base64
+import json
 import signal
 import ssl
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
+from .audit import POLICY
 from .binaries import find_binary
 from .polling import poll
 from .ports import free_port
@@ -151,11 +154,21 @@ class ApiServer(Server):
     A kube-apiserver with RBAC, on an etcd that runs.
 
     The directory holds the pairs ca, server, aggregator and service-account of the tool
-    `certificates`, and tokens.csv.
+    `certificates`, and tokens.csv. Where it is audited, `audit` is the log of `audit.POLICY`.
+    `flags` come last and so win.
     """
 
-    def __init__(self, directory: Path, etcd: Etcd, *, watch_cache: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        etcd: Etcd,
+        *,
+        watch_cache: bool = True,
+        audited: bool = False,
+        flags: Iterable[str] = (),
+    ) -> None:
         port = free_port()
+        self.audit = directory / "audit.jsonl"
         self.url = f"https://127.0.0.1:{port}"
         self.trust = ssl.create_default_context(cafile=directory / "ca.crt")
         arguments = [
@@ -184,7 +197,11 @@ class ApiServer(Server):
             "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none",
         ]
-        super().__init__(Process(arguments, directory / "kube-apiserver.log"))
+        if audited:
+            policy = directory / "audit-policy.json"
+            policy.write_text(json.dumps(POLICY))
+            arguments += [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit}"]
+        super().__init__(Process([*arguments, *flags], directory / "kube-apiserver.log"))
 
     async def ready(self) -> bool:
         """Ask `/readyz`, which is open to everybody once the default roles are there."""

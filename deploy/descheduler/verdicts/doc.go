@@ -17,7 +17,9 @@
 //
 // # What is asked
 //
-// Only pods labelled kubevirt.io=virt-launcher; every other pod is allowed unseen. A launcher's
+// Only pods labelled kubevirt.io=virt-launcher; every other pod is allowed unseen. So is a launcher
+// with the annotation descheduler.alpha.kubernetes.io/eviction-in-progress: the descheduler counts
+// it as gone already, and would move another VM in the place of one that is hidden. A launcher's
 // VMI is the one that its annotation kubevirt.io/domain names in its namespace, and its label
 // kubevirt.io/created-by carries that VMI's UID.
 //

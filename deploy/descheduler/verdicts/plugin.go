@@ -15,10 +15,11 @@ import (
 const Name = "KubeVirtVerdicts"
 
 const (
-	appLabel         = "kubevirt.io"
-	launcherApp      = "virt-launcher"
-	domainAnnotation = "kubevirt.io/domain"
-	createdByLabel   = "kubevirt.io/created-by"
+	appLabel          = "kubevirt.io"
+	launcherApp       = "virt-launcher"
+	domainAnnotation  = "kubevirt.io/domain"
+	createdByLabel    = "kubevirt.io/created-by"
+	leavingAnnotation = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 
 	// The API server's limit on names, and so the exporter's: a longer one is no VMI's.
 	longestName = 253
@@ -79,7 +80,7 @@ func (p *Plugin) Name() string {
 
 // Filter tells whether a pod may be a candidate. Only a VMI that the snapshot blocks is asked about.
 func (p *Plugin) Filter(pod *v1.Pod) bool {
-	if !isLauncher(pod) {
+	if !isLauncher(pod) || isLeaving(pod) {
 		return true
 	}
 	asked := candidateOf(pod)
@@ -101,7 +102,7 @@ func (p *Plugin) Filter(pod *v1.Pod) bool {
 
 // PreEvictionFilter tells whether a pod may be evicted now. Every launcher pod is asked about.
 func (p *Plugin) PreEvictionFilter(pod *v1.Pod) bool {
-	if !isLauncher(pod) {
+	if !isLauncher(pod) || isLeaving(pod) {
 		return true
 	}
 	asked := candidateOf(pod)
@@ -174,6 +175,13 @@ func (p *Plugin) logBlock(pod *v1.Pod, at checkpoint, ended outcome, why block) 
 	}
 	log.Info("Eviction refused without a verdict", "pod", klog.KObj(pod), "vmi", vmi,
 		"checkpoint", checkpoints[at], "outcome", outcomes[ended], "reason", why.reason, "notBefore", why.notBefore)
+}
+
+// isLeaving tells whether the descheduler counts the pod as gone already: hidden, it would be
+// replaced by another one.
+func isLeaving(pod *v1.Pod) bool {
+	_, found := pod.Annotations[leavingAnnotation]
+	return found
 }
 
 func isLauncher(pod *v1.Pod) bool {

@@ -37,6 +37,17 @@ func TestOtherPods(t *testing.T) {
 	expect(t, "counted", plugin.counters.verdicts[atFilter][unnamed].Load(), 0)
 }
 
+// A launcher that is leaving is allowed unseen: hidden, it would be replaced by another.
+func TestLeavingLaunchers(t *testing.T) {
+	api := &fakeAPI{ended: blocked}
+	plugin, _ := pluginOver(t, api, blockedAt(atFilter, "db1"), false)
+	pod := launcher("db1")
+	pod.Annotations["descheduler.alpha.kubernetes.io/eviction-in-progress"] = "kubevirt"
+	expect(t, "Filter", plugin.Filter(pod), true)
+	expect(t, "PreEvictionFilter", plugin.PreEvictionFilter(pod), true)
+	expect(t, "asked", len(api.asked), 0)
+}
+
 // A launcher that names no VMI is allowed and counted; so is one with a name no VMI can have.
 func TestUnnamedLaunchers(t *testing.T) {
 	api := &fakeAPI{ended: blocked}

@@ -1,0 +1,76 @@
+"""The API server's own record of who created what."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from .objects import Object
+from .resources import PODS, VMIMS
+
+
+POLICY: Object = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {
+            "level": "RequestResponse",
+            "verbs": ["create"],
+            "resources": [{"group": VMIMS.group, "resources": [VMIMS.plural]}],
+        },
+        {
+            "level": "Metadata",
+            "verbs": ["create"],
+            "resources": [{"group": PODS.group, "resources": [f"{PODS.plural}/eviction"]}],
+        },
+        {"level": "None"},
+    ],
+}
+"""Every migration that is created, as a whole; every eviction that is asked for; nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """One request to create something: who asked when, what it was, what was answered."""
+
+    at: datetime
+    user: str
+    resource: str
+    namespace: str
+    name: str
+    """Empty where the server was to choose it."""
+    code: int
+    message: str
+    made: Object
+    """What came of it, of migrations alone."""
+
+
+def read_audit(log: Path) -> list[Creation]:
+    """The requests of an audit log, oldest first; a line that is not whole yet is left out."""
+    found = [_read(line) for line in _whole_lines(log)]
+    return sorted(found, key=lambda one: one.at)
+
+
+def _whole_lines(log: Path) -> Iterator[str]:
+    for line in log.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield line
+
+
+def _read(line: str) -> Creation:
+    event = json.loads(line)
+    about = event["objectRef"]
+    answer = event.get("responseStatus", {})
+    subresource = about.get("subresource")
+    return Creation(
+        at=datetime.fromisoformat(event["requestReceivedTimestamp"]),
+        user=event["user"]["username"],
+        resource=f"{about['resource']}/{subresource}" if subresource else about["resource"],
+        namespace=about.get("namespace", ""),
+        name=about.get("name", ""),
+        code=answer.get("code", 0),
+        message=answer.get("message", ""),
+        made=event.get("responseObject", {}),
+    )

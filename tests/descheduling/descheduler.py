@@ -1,0 +1,213 @@
+"""The real descheduler as a process, under a user of its own that may do what it does."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cluster import RealCluster, find_binary, poll
+from tests.cluster.access import binding
+from tests.cluster.objects import Object
+from tests.cluster.ports import free_port
+from tests.cluster.processes import Process
+from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES
+from tests.cluster.servers import PROBE, Server
+
+
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+POLICY = _DEPLOY / "descheduler/policy.yaml"
+RBAC = _DEPLOY / "components/descheduler/rbac.yaml"
+USER = "descheduler"
+PLUGIN = "KubeVirtVerdicts"
+_RUNS_WITHIN = 90.0
+CYCLE_BEGAN = "Resetting pod evictor counters"
+CYCLE_ENDED = "Number of evictions/requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The arguments of our plugin."""
+
+    url: str
+    ignorable: bool = True
+    timeout: str = "1s"
+
+
+class Descheduler(Server):
+    """A descheduler that works on a cluster again and again, and what it has said of it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        kubeconfig: Path,
+        policy: Object,
+        *,
+        interval: float,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = directory / "policy.yaml"
+        file.write_text(yaml.safe_dump(policy))
+        port = free_port()
+        self.url = f"https://127.0.0.1:{port}"
+        arguments = [
+            str(find_binary("descheduler")),
+            f"--policy-config-file={file}",
+            f"--kubeconfig={kubeconfig}",
+            f"--descheduling-interval={interval:g}s",
+            "--feature-gates=EvictionsInBackground=true",
+            "--client-connection-qps=200",
+            "--client-connection-burst=400",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--cert-dir={directory / 'certificates'}",
+            "--logging-format=json",
+            "--v=3",
+        ]
+        super().__init__(Process(arguments, directory / "descheduler.log"))
+
+    async def ready(self) -> bool:
+        """Ask whether it listens, which it does before its first cycle."""
+        async with (
+            aiohttp.ClientSession(timeout=PROBE) as session,
+            session.get(f"{self.url}/healthz", ssl=False) as response,
+        ):
+            return response.status == 200
+
+    def said(self, message: str = "") -> list[dict[str, Any]]:
+        """The lines of its log whose message begins so, oldest first."""
+        return [one for one in self._lines() if one["msg"].startswith(message)]
+
+    @property
+    def cycles(self) -> int:
+        """How many cycles have ended."""
+        return len(self.said(CYCLE_ENDED))
+
+    @property
+    def under_way(self) -> int:
+        """How many evictions it took for under way when its last cycle ended."""
+        return int(self.said(CYCLE_ENDED)[-1]["evictionRequests"])
+
+    async def ran(self, cycles: int) -> None:
+        """Wait until so many more cycles have ended, the running one counted."""
+        await self.ran_in_all(self.cycles + cycles)
+
+    async def ran_in_all(self, cycles: int) -> None:
+        """Wait until so many cycles have ended since it was started."""
+
+        async def done() -> bool:
+            return self.cycles >= cycles
+
+        try:
+            await poll(done, within=_RUNS_WITHIN, what=f"{cycles} cycles")
+        except TimeoutError:
+            print(self.tail())
+            raise
+
+    def durations(self) -> list[float]:
+        """The seconds that each ended cycle took."""
+        begun = 0.0
+        taken = []
+        for one in self._lines():
+            if one["msg"] == CYCLE_BEGAN:
+                begun = one["ts"]
+            elif one["msg"] == CYCLE_ENDED:
+                taken.append((one["ts"] - begun) / 1000)
+        return taken
+
+    async def sample(self, metric: str, /, **labels: str) -> float:
+        """The sum of a metric's series that carry these labels; 0 where there is none."""
+        names = tuple(labels)
+        wanted = tuple(labels.values())
+        return sum(v for k, v in (await self.samples(metric, *names)).items() if k == wanted)
+
+    async def samples(self, metric: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """A metric's sums, by the values of these labels."""
+        async with (
+            aiohttp.ClientSession(timeout=PROBE) as session,
+            session.get(f"{self.url}/metrics", ssl=False) as response,
+        ):
+            families = text_string_to_metric_families(await response.text())
+        found: dict[tuple[str, ...], float] = defaultdict(float)
+        for one in (one for family in families for one in family.samples):
+            if one.name == metric:
+                found[tuple(one.labels[label] for label in labels)] += one.value
+        return found
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        for line in self.log.read_text().splitlines(keepends=True):
+            if line.startswith("{") and line.endswith("\n"):
+                yield json.loads(line)
+
+
+async def log_in(cluster: RealCluster) -> Path:
+    """The kubeconfig of a user who may do what the shipped role allows a descheduler."""
+    shipped = yaml.safe_load_all(RBAC.read_text())
+    (role,) = [one for one in shipped if one["kind"] == CLUSTER_ROLES.kind]
+    await cluster.admin.create(CLUSTER_ROLES, role)
+    name = role["metadata"]["name"]
+    await cluster.admin.create(CLUSTER_ROLE_BINDINGS, binding(name, USER))
+    return cluster.kubeconfig(cluster.certified(USER))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be under way at once."""
+
+    per_node: int = 2
+    in_all: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """From where on a node has room, and from where on it has too much, in percent of memory."""
+
+    room: int
+    too_much: int
+    of_mean: bool = False
+    """Whether they are distances from the mean of all nodes."""
+
+
+SHIPPED = Limits()
+AROUND_MEAN = Bounds(10, 10, of_mean=True)
+
+
+def build_policy(
+    verdicts: Verdicts | None, *, bounds: Bounds = AROUND_MEAN, limits: Limits = SHIPPED
+) -> Object:
+    """The policy that the project ships, on requested memory; without our plugin where it says so.
+
+    Limits and thresholds are set where a scene needs others.
+    """
+    policy: Object = yaml.safe_load(POLICY.read_text())
+    policy["maxNoOfPodsToEvictPerNode"] = limits.per_node
+    policy["maxNoOfPodsToEvictTotal"] = limits.in_all
+    (profile,) = policy["profiles"]
+    configured = {one["name"]: one["args"] for one in profile["pluginConfig"]}
+    configured["LowNodeUtilization"] |= {
+        "useDeviationThresholds": bounds.of_mean,
+        "thresholds": {"memory": bounds.room},
+        "targetThresholds": {"memory": bounds.too_much},
+        "evictionLimits": {"node": limits.per_node},
+    }
+    if verdicts is None:
+        _take_out(profile, PLUGIN)
+    else:
+        configured[PLUGIN] |= {
+            "urlPrefix": verdicts.url,
+            "httpTimeout": verdicts.timeout,
+            "ignorable": verdicts.ignorable,
+        }
+    return policy
+
+
+def _take_out(profile: Object, plugin: str) -> None:
+    kept = [one for one in profile["pluginConfig"] if one["name"] != plugin]
+    profile["pluginConfig"] = kept
+    for point in profile["plugins"].values():
+        point["enabled"] = [name for name in point["enabled"] if name != plugin]

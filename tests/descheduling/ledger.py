@@ -1,0 +1,160 @@
+"""Who moved when, by the cluster's own word: its audit log and its migrations' timestamps.
+
+Nothing here asks the exporter, or shares its arithmetic.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from exporter.demo import objects
+from exporter.demo.objects import Object
+from tests.cluster import Client
+from tests.cluster.audit import Creation, read_audit
+from tests.cluster.resources import VMIMS
+from tests.descheduling.descheduler import USER
+
+
+CONTROLLER = "system:serviceaccount:kubevirt:kubevirt-controller"
+_ACCEPTED = re.compile(r'(?<!Evacuation in progress: )Eviction triggered evacuation of VMI "(.+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The descheduler asked for a VM to leave, and KubeVirt agreed."""
+
+    vm: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One migration of a VM that has ended."""
+
+    vm: str
+    start: datetime
+    end: datetime
+
+    @property
+    def duration(self) -> timedelta:
+        """How long it copied."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The cooldown, as its definition says it."""
+
+    base: timedelta
+    cap: timedelta
+
+    def effective(self, moves: list[Move]) -> timedelta:
+        """What the moves of one VM so far, oldest first and all in the window, come to."""
+        doubled = 1 << (len(moves) - 1)
+        return min(max(self.base, moves[-1].duration) * doubled, self.cap)
+
+
+@dataclass
+class Ledger:
+    """What happened in one namespace."""
+
+    namespace: str
+    evictions: list[Eviction] = field(default_factory=list)
+    refused: list[Creation] = field(default_factory=list)
+    """The descheduler's evictions that KubeVirt did not take for a new request."""
+    moves: list[Move] = field(default_factory=list)
+    creators: Counter[str] = field(default_factory=Counter)
+    """By user, how many evacuation migrations each created."""
+    by_hand: Counter[str] = field(default_factory=Counter)
+    """By user, how many other migrations."""
+
+    def evictions_of(self, vm: str) -> int:
+        """How often a VM was told to leave."""
+        return sum(one.vm == vm for one in self.evictions)
+
+    def moves_of(self, vm: str) -> list[Move]:
+        """The moves of a VM, oldest first."""
+        return sorted((one for one in self.moves if one.vm == vm), key=lambda one: one.end)
+
+    def too_early(self, rules: Rules) -> list[tuple[Eviction, Move]]:
+        """The evictions inside the cooldown that the VM's moves before them had earned."""
+        found = []
+        for eviction in self.evictions:
+            before = [one for one in self.moves_of(eviction.vm) if one.end <= eviction.at]
+            if before and eviction.at < before[-1].end + rules.effective(before):
+                found.append((eviction, before[-1]))
+        return found
+
+    def moving(self) -> list[Eviction]:
+        """The evictions of a VM whose migration ran at that moment."""
+        return [
+            eviction
+            for eviction in self.evictions
+            # A start is cut to its second: that of the eviction's own migration may look earlier.
+            if any(
+                one.start < eviction.at.replace(microsecond=0) and eviction.at < one.end
+                for one in self.moves_of(eviction.vm)
+            )
+        ]
+
+
+@asynccontextmanager
+async def recording(admin: Client) -> AsyncIterator[dict[str, Object]]:
+    """Every migration that is seen while inside, as it was last, by its UID."""
+    listed = await admin.list(VMIMS)
+    seen = {one["metadata"]["uid"]: one for one in listed["items"]}
+
+    async def follow() -> None:
+        version = listed["metadata"]["resourceVersion"]
+        async with admin.watch(VMIMS, resourceVersion=version) as events:
+            async for event in events:
+                assert event["type"] != "ERROR", event
+                seen[event["object"]["metadata"]["uid"]] = event["object"]
+
+    task = asyncio.create_task(follow())
+    try:
+        yield seen
+        if task.done():
+            await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def write_ledger(namespace: str, audit: Path, migrations: Iterable[Object] = ()) -> Ledger:
+    """What the audit log and the migrations say of a namespace."""
+    ledger = Ledger(namespace)
+    for one in read_audit(audit):
+        if one.namespace != namespace:
+            continue
+        if one.resource == VMIMS.plural:
+            is_evacuation = objects.EVACUATION in objects.notes(one.made)
+            (ledger.creators if is_evacuation else ledger.by_hand)[one.user] += 1
+        elif one.user == USER:
+            _write_eviction(ledger, one)
+    ledger.moves = [
+        Move(one["spec"]["vmiName"], *instants)
+        for one in migrations
+        if one["metadata"]["namespace"] == namespace and (instants := _instants(one)) is not None
+    ]
+    return ledger
+
+
+def _write_eviction(ledger: Ledger, asked: Creation) -> None:
+    accepted = _ACCEPTED.search(asked.message)
+    if accepted is None:
+        ledger.refused.append(asked)
+    else:
+        ledger.evictions.append(Eviction(accepted[1].rpartition("/")[2], asked.at))
+
+
+def _instants(vmim: Object) -> tuple[datetime, datetime] | None:
+    state = objects.state_of(vmim) or {}
+    if "endTimestamp" not in state:
+        return None
+    return objects.parse(state["startTimestamp"]), objects.parse(state["endTimestamp"])

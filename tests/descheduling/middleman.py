@@ -1,0 +1,71 @@
+"""A relay of requests between a descheduler and the exporter, which counts and tampers."""
+
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+
+VERDICTS = "/v1/verdicts"
+Tamper = Callable[[web.Request, bytes], web.Response | None]
+"""Answers a request in the exporter's place, or lets it pass."""
+_HEADERS = ("Content-Type", "ETag", "If-None-Match", "Retry-After")
+_TIMEOUT = aiohttp.ClientTimeout(total=90)
+
+
+class Middleman:
+    """
+    `async with Middleman(url) as middle` passes what is asked of `middle.url` on to the exporter.
+
+    `requests` counts by path. `tamper` may answer instead, and `on_request` is told before.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._target = url
+        self.requests: Counter[str] = Counter()
+        self.tamper: Tamper = lambda _request, _body: None
+        self.on_request: Callable[[web.Request], None] = lambda _request: None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+        await self._runner.cleanup()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        self.requests[request.path] += 1
+        self.on_request(request)
+        body = await request.read()
+        tampered = self.tamper(request, body)
+        if tampered is not None:
+            return tampered
+        kept = {key: request.headers[key] for key in _HEADERS if key in request.headers}
+        try:
+            async with self._session.request(
+                request.method, self._target + request.path_qs, data=body, headers=kept
+            ) as answer:
+                passed = {key: answer.headers[key] for key in _HEADERS if key in answer.headers}
+                return web.Response(status=answer.status, body=await answer.read(), headers=passed)
+        except aiohttp.ClientError:
+            # As a dead peer does it: without an answer.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=502)

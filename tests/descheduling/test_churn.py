@@ -1,0 +1,218 @@
+"""Forty VMs that churn under the real descheduler, and the same forty with the verdicts asked."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.cluster import poll
+from tests.descheduling.descheduler import Descheduler, Verdicts, build_policy, log_in
+from tests.descheduling.ledger import CONTROLLER, Ledger, Rules, recording, write_ledger
+from tests.descheduling.world import World, spread
+from tests.program import Program, program
+
+
+LAYOUT = spread({"node-1": 12, "node-2": 8, "node-3": 8, "node-4": 8, "node-5": 4})
+VMS = [name for names in LAYOUT.values() for name in names]
+BATCH = LAYOUT["node-1"][:8]
+MOVABLE = LAYOUT["node-1"][:10]
+EVERY = 3.0
+CHURN = 3
+"""
+So many evictions inside a cooldown are churn. There may be no more of them: where a cycle meets a
+migration, the descheduler also tells the target pod to leave, and takes that for under way for ten
+minutes, until its limit is used up.
+"""
+WITHIN = 1200.0
+COOLDOWN = {
+    "migrationCooldown": "15s",
+    "maxMigrationCooldown": "60s",
+    "migrationHistoryWindow": "24h",
+}
+RULES = Rules(base=timedelta(seconds=15), cap=timedelta(seconds=60))
+BLOCKED = "Eviction blocked"
+BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What so many cycles did to forty VMs."""
+
+    ledger: Ledger
+    cycles: int
+    seconds: float
+    log: list[dict[str, Any]]
+
+    def blocks(self, **fields: str) -> int:
+        """How many blocks with these fields the descheduler's log shows."""
+        return sum(one["msg"] == BLOCKED and fields.items() <= one.items() for one in self.log)
+
+
+@dataclass(frozen=True)
+class Story:
+    """The same cluster twice, for the same time; what the sidecar has counted in the second."""
+
+    without: Run
+    asking: Run
+    counted: dict[str, float]
+
+
+Enough = Callable[[int, Ledger], bool]
+"""Whether a run may end, by its cycles and what has happened."""
+
+
+@pytest.fixture(scope="module", params=[11, pytest.param(100, marks=pytest.mark.soak)])
+async def story(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Story]:
+    """
+    Forty VMs without verdicts, then forty like them with; each for so many cycles.
+
+    On a slow machine for more of them: until the first forty have churned, and as many again.
+    """
+    cycles = int(request.param)
+    folder = tmp_path_factory.mktemp("churn")
+    async with World.opened() as world:
+        kubeconfig = await log_in(world.control)
+        login = ("--kubeconfig", str(world.control.kubeconfig(world.control.exporter)))
+        async with program(folder, *login, config={"policy": COOLDOWN}) as exporter:
+            await exporter.ready()
+
+            async def run(namespace: str, verdicts: Verdicts | None, enough: Enough) -> Run:
+                policy = build_policy(verdicts)
+                process = Descheduler(folder / namespace, kubeconfig, policy, interval=EVERY)
+                return await _run(world, namespace, process, enough)
+
+            without = await run(
+                "churning",
+                None,
+                lambda ran, ledger: ran >= cycles and len(ledger.too_early(RULES)) >= CHURN,
+            )
+            assert await _counted(exporter) == {"migration_in_progress": 0, "cooldown": 0}
+            asking = await run(
+                "asking", Verdicts(exporter.query), lambda ran, _: ran >= without.cycles
+            )
+            yield Story(without, asking, await _counted(exporter))
+
+
+async def _run(world: World, namespace: str, process: Descheduler, enough: Enough) -> Run:
+    audit = world.control.api.audit
+    pinned = set(VMS) - set(MOVABLE)
+    async with (
+        recording(world.control.admin) as migrations,
+        world.vms(namespace, LAYOUT, batch=BATCH, pinned=pinned),
+    ):
+
+        async def has_enough() -> bool:
+            ledger = write_ledger(namespace, audit, migrations.values())
+            return enough(process.cycles, ledger)
+
+        async with process:
+            await poll(has_enough, within=WITHIN, what=f"enough of {namespace}")
+            # It ends between two cycles: what the sidecar counted has been logged.
+            await process.ran(1)
+        await world.at_rest(namespace)
+        log = process.said()
+        ledger = write_ledger(namespace, audit, migrations.values())
+    seconds = (log[-1]["ts"] - log[0]["ts"]) / 1000
+    return Run(ledger, process.cycles, seconds, log)
+
+
+async def _counted(exporter: Program) -> dict[str, float]:
+    reasons = ("migration_in_progress", "cooldown")
+    return {reason: await exporter.sample(BLOCKS, reason=reason) for reason in reasons}
+
+
+def test_without_verdicts_the_cluster_churns(story: Story) -> None:
+    """The scheduler packs what the descheduler spreads: the same VMs move again and again."""
+    ledger = story.without.ledger
+
+    assert max(ledger.evictions_of(vm) for vm in BATCH) >= 2
+    assert max(len(ledger.moves_of(vm)) for vm in BATCH) >= 2
+    assert len(ledger.too_early(RULES)) >= CHURN
+
+
+def test_with_verdicts_no_vm_moves_inside_its_cooldown(story: Story) -> None:
+    """Over as many cycles, no eviction comes before its VM's own migrations allow it."""
+    ledger = story.asking.ledger
+
+    assert story.asking.cycles >= story.without.cycles >= 10
+    assert ledger.too_early(RULES) == []
+    assert story.asking.blocks(reason="cooldown") >= 5
+
+
+def test_with_verdicts_no_vm_is_told_to_leave_while_it_moves(story: Story) -> None:
+    """No eviction is asked for between the start and the end of a migration, of no pod of it."""
+    ledger = story.asking.ledger
+
+    assert ledger.moving() == []
+    assert ledger.refused == []
+
+
+def test_with_verdicts_the_others_go_on(story: Story) -> None:
+    """While some cool down others are moved, and so is what has cooled down."""
+    ledger = story.asking.ledger
+    first_block = min(one["ts"] / 1000 for one in story.asking.log if one["msg"] == BLOCKED)
+
+    assert any(one.at.timestamp() > first_block for one in ledger.evictions)
+    assert any(ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
+
+
+def test_nobody_moves_a_vm_whose_owner_forbids_it(story: Story) -> None:
+    """Our plugin stands beside the descheduler's own rules, and in place of none."""
+    for run in (story.without, story.asking):
+        assert {one.vm for one in run.ledger.evictions} <= set(MOVABLE)
+
+
+def test_every_evacuation_was_created_by_virt_controller(story: Story) -> None:
+    """The API server's audit log knows no other creator, and as many evacuations as evictions."""
+    for run in (story.without, story.asking):
+        assert run.ledger.creators == {CONTROLLER: len(run.ledger.evictions)}
+        assert run.ledger.by_hand == {}
+
+
+def test_the_sidecar_counts_the_blocks_that_the_descheduler_logs(story: Story) -> None:
+    """By reason and in all."""
+    logged = {reason: story.asking.blocks(reason=reason) for reason in story.counted}
+
+    assert story.counted == logged
+    assert sum(story.counted.values()) == story.asking.blocks() > 0
+
+
+def test_the_table(story: Story, prove: Callable[[str], None]) -> None:
+    """Evictions and migrations of each VM that moved, without and with."""
+    runs = (story.without, story.asking)
+    rows = [
+        (vm, *(len(each) for run in runs for each in _of(run.ledger, vm)))
+        for vm in VMS
+        if any(each for run in runs for each in _of(run.ledger, vm))
+    ]
+    totals = ("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:]))
+    for run, name in zip(runs, ("without", "with"), strict=True):
+        early, repeated = run.ledger.too_early(RULES), _repeated(run.ledger)
+        prove(
+            f"descheduling: {name} verdicts {run.cycles} cycles in {run.seconds:.0f} s: "
+            f"{len(run.ledger.evictions)} evictions of {len(_evicted(run.ledger))} VMs, "
+            f"{repeated} of one that had moved, {len(early)} inside a cooldown"
+        )
+    prove(f"descheduling: blocks logged = counted by the sidecar: {story.counted}")
+    prove("  VM     evictions without, with   migrations without, with")
+    for vm, evictions, moves, fewer, left in (*rows, totals):
+        prove(f"  {vm:6} {evictions:>17} {fewer:>5} {moves:>20} {left:>5}")
+
+    assert totals[1] == totals[2]
+    assert totals[3] == totals[4]
+
+
+def _of(ledger: Ledger, vm: str) -> tuple[list[object], list[object]]:
+    return [one for one in ledger.evictions if one.vm == vm], [*ledger.moves_of(vm)]
+
+
+def _evicted(ledger: Ledger) -> set[str]:
+    return {one.vm for one in ledger.evictions}
+
+
+def _repeated(ledger: Ledger) -> int:
+    return len(ledger.evictions) - len(_evicted(ledger))

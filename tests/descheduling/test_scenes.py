@@ -1,0 +1,312 @@
+"""What the real descheduler does and leaves undone with the verdicts, one scene at a time.
+
+Every node but one is overloaded by what cannot be moved, so that each VM is a candidate wherever
+it is, and only what the plugin says keeps it there.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from exporter.demo import objects
+from tests.cluster import RealCluster, poll
+from tests.cluster.recording import Scene
+from tests.cluster.resources import PODS
+from tests.descheduling.crowd import fill, run_cycle
+from tests.descheduling.descheduler import SHIPPED, Bounds, Descheduler, Verdicts, log_in
+from tests.descheduling.ledger import CONTROLLER
+from tests.descheduling.outages import Outage, killed, slow, stale, unready
+from tests.descheduling.stage import LONG, Stage
+from tests.descheduling.world import NODES, World
+from tests.program import program
+
+
+PODS_IN_ALL = 2_000
+MIGRATING = 100
+SMALL = 2**30
+BY_ONE = Bounds(20, 72)
+"""With 64 GiB of ballast and four VMs of 8 GiB a node is above it, and with three it is not."""
+TIMEOUT = 2.0
+REFUSED = "Eviction refused without a verdict"
+UNKNOWN = "kubevirt_eviction_exporter_unknown_candidates_total"
+
+
+async def test_a_cycle_over_two_thousand_launcher_pods(
+    tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """One request per `Filter` of a blocked pod, one per `PreEvictionFilter`, and the long poll.
+
+    On eight overloaded nodes: a twentieth of the VMs migrate, the rest cool down, nobody may go.
+    """
+    async with RealCluster(tmp_path / "cluster") as cluster:
+        login = await log_in(cluster)
+        await fill(cluster.admin, PODS_IN_ALL, migrating=MIGRATING)
+        kubeconfig = ("--kubeconfig", str(cluster.kubeconfig(cluster.exporter)))
+        socket = f"unix:{tmp_path / 'query.sock'}"
+        listen = {"query": ["127.0.0.1:0", socket], "metrics": "127.0.0.1:0"}
+        async with program(tmp_path, *kubeconfig, config=LONG | {"listen": listen}) as exporter:
+            await exporter.ready()
+            asking = await run_cycle(tmp_path / "with", login, Verdicts(socket), exporter)
+            without = await run_cycle(tmp_path / "without", login, None, exporter)
+    blocked, waiting = asking.count("filter", "blocked"), asking.count("preEviction")
+
+    assert without.requests == 0
+    assert without.evicted > 0
+    assert (blocked, waiting) == (MIGRATING, PODS_IN_ALL - MIGRATING)
+    assert asking.count("filter") == PODS_IN_ALL
+    assert asking.requests == blocked + waiting == asking.blocks
+    assert asking.polls <= 1 + asking.seconds / 0.2
+    assert asking.evicted == 0
+    for name, cycle in (("without", without), ("with", asking)):
+        prove(
+            f"descheduling: a cycle over {PODS_IN_ALL} launcher pods, {name} verdicts: "
+            f"{cycle.seconds:.2f} s, {cycle.requests:.0f} verdicts asked for, "
+            f"{cycle.polls:.0f} polls, {cycle.evicted} evictions"
+        )
+    prove(
+        f"descheduling: of these {blocked} for pods blocked at Filter, {waiting} for "
+        f"PreEvictionFilter, {asking.seconds / asking.requests * 1e3:.2f} ms each"
+    )
+
+
+@pytest.fixture(scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    """Four nodes that are too full with what cannot be moved, and one that takes no VM."""
+    folder = tmp_path_factory.mktemp("scenes")
+    async with World.opened() as world, AsyncExitStack() as stack:
+        login = await log_in(world.control)
+        world.packs = False
+        world.closed = {NODES[-1]}
+        await world.control.namespace("ballast")
+        for node in NODES[:-1]:
+            ballast = world.plain_pods("ballast", node, [f"on-{node}"], memory="64Gi", bare=True)
+            await stack.enter_async_context(ballast)
+        yield Stage(world, login, folder, itertools.count(1))
+
+
+def _is_copying(scene: Scene) -> bool:
+    return "Running" in scene.phases and objects.is_migrating(scene.vmi)
+
+
+async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
+    stage: Stage, prove: Callable[[str], None]
+) -> None:
+    """Mid-migration, pending, cooling down, evacuating: none is told to leave; the free ones are.
+
+    What the snapshot has said holds for a while when the sidecar is dead. Without the verdicts the
+    same four are told to leave, but for the one that leaves already.
+    """
+    names = ["running", "pending", "cooling", "evacuating", "free-1", "free-2"]
+    held = set(names[:4])
+    world, rig, space = stage.world, stage.world.rig, "states"
+    async with world.vms(space, {"node-1": names}, guest=SMALL), stage.exporter() as exporter:
+        await exporter.ready()
+        rig.player.plan(f"{space}/running", "hangs")
+        rig.player.plan(f"{space}/pending", "never bound")
+        rig.player.plan(f"{space}/evacuating", "never bound")
+        await rig.cluster.migrate("cooling", space)
+        await rig.cluster.migrate("running", space)
+        await rig.cluster.migrate("pending", space)
+        await rig.evict(f"{space}/evacuating", descheduler=False)
+        await exporter.until_verdict(space, "cooling", "preEviction", "cooldown")
+        await rig.until(f"{space}/running", _is_copying)
+        await rig.until(f"{space}/evacuating", _is_in_progress)
+        for name in ("running", "pending"):
+            await exporter.until_verdict(space, name, "filter", "migration_in_progress")
+
+        async with stage.descheduler(Verdicts(exporter.query)) as asking:
+            await _until_evicted(stage, space, 2, by=asking)
+            await asking.ran(3)
+            told = stage.evicted(space)
+            exporter.process.kill()
+            await asking.ran(2)
+            told_after_death = stage.evicted(space)
+        held_by = {one["vmi"]["name"] for one in asking.said(REFUSED) if one["outcome"] == "held"}
+
+        async with stage.descheduler(None) as unasking:
+            await _until_evicted(stage, space, 5, by=unasking)
+        told_without = stage.evicted(space)
+
+    assert told == told_after_death == {"free-1", "free-2"}
+    assert "cooling" in held_by
+    assert held & told_without == held - {"evacuating"}
+    assert set(stage.ledger(space).creators) == {CONTROLLER}
+    prove(
+        f"descheduling: told to leave with verdicts {sorted(told)}, without {sorted(told_without)}"
+    )
+
+
+@pytest.mark.parametrize("outage", [killed, slow, unready, stale], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("ignorable", [False, True], ids=["not_ignorable", "ignorable"])
+async def test_a_sidecar_that_fails(
+    stage: Stage,
+    outage: Callable[[Stage], AbstractAsyncContextManager[Outage]],
+    ignorable: bool,
+    prove: Callable[[str], None],
+) -> None:
+    """Ignorable: the descheduler goes on within one timeout. Not: it evicts no VM at all.
+
+    Pods that are no VMs are evicted in both.
+    """
+    world = stage.world
+    space = f"outage-{next(stage.numbers)}"
+    vms, pods = {"vm-1", "vm-2"}, {"web-1", "web-2"}
+    async with (
+        world.vms(space, {"node-1": sorted(vms)}, guest=SMALL),
+        world.plain_pods(space, "node-2", sorted(pods), memory="1Gi"),
+        outage(stage) as failing,
+    ):
+        verdicts = Verdicts(failing.url, ignorable=ignorable, timeout=f"{TIMEOUT:g}s")
+        async with stage.descheduler(verdicts) as descheduler:
+            await _until(
+                lambda: stage.evicted_pods(space) == pods and descheduler.cycles >= 2,
+                what="two cycles",
+            )
+            without = await descheduler.sample(
+                "descheduler_kubevirt_verdicts_total", outcome="unavailable"
+            ) + await descheduler.sample("descheduler_kubevirt_verdicts_total", outcome="stale")
+        told = stage.evicted(space)
+        longest = max(descheduler.durations())
+
+    assert without > 0
+    assert told == (vms if ignorable else set())
+    assert longest < 2 * TIMEOUT
+    prove(
+        f"descheduling: sidecar {outage.__name__}, ignorable {ignorable}: {len(told)} of 2 VMs and "
+        f"2 of 2 plain pods evicted, longest cycle {longest:.2f} s, "
+        f"{failing.asked} verdicts asked for"
+    )
+
+
+@pytest.mark.parametrize("asking", [False, True], ids=["without_verdicts", "with_verdicts"])
+async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool) -> None:
+    """Asked to leave, it stays in the descheduler's count for ten minutes. Verdicts prevent that.
+
+    KubeVirt answers an eviction of any pod of a marked VMI with the words by which the descheduler
+    knows an eviction under way; but a target pod never ends by it.
+    """
+    rig, space = stage.world.rig, f"target-{'with' if asking else 'without'}"
+    one = f"{space}-vm"
+    key = f"{space}/{one}"
+    async with (
+        stage.world.vms(space, {"node-1": [one]}, guest=SMALL),
+        stage.exporter() as exporter,
+    ):
+        await exporter.ready()
+        rig.player.plan(key, "hangs")
+        await rig.evict(key, descheduler=False)
+        copying = await rig.until(key, _is_copying)
+        await exporter.until_verdict(space, one, "filter", "migration_in_progress")
+        async with stage.descheduler(Verdicts(exporter.query) if asking else None) as process:
+            await process.ran(2)
+            rig.player.decide(copying.vmims[0]["metadata"]["uid"], "succeeds")
+            await rig.until(key, lambda scene: scene.phases == ["Succeeded"] and not scene.marked)
+            await process.ran(3)
+            under_way = process.under_way
+        told = {refused.name for refused in stage.ledger(space).refused}
+
+    targets = {
+        pod["metadata"]["name"]
+        for pod in copying.pods
+        if objects.MIGRATION_JOB in objects.labels(pod)
+    }
+    assert len(targets) == 1
+    assert told == (set() if asking else targets)
+    assert under_way == (0 if asking else 1)
+
+
+def _is_in_progress(scene: Scene) -> bool:
+    pod = objects.current_pod(scene.vmi, scene.pods)
+    return pod is not None and objects.EVICTION_IN_PROGRESS in objects.notes(pod)
+
+
+LEAVING: dict[str, Callable[[Scene], object]] = {
+    "external": lambda scene: scene.marked and not scene.vmims and _is_in_progress(scene),
+    "pending": lambda scene: scene.phases == ["Scheduling"] and _is_in_progress(scene),
+    "running": lambda scene: _is_copying(scene) and _is_in_progress(scene),
+}
+
+
+@pytest.fixture(scope="module")
+async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
+    """
+    Three nodes are each too full by one VM, and one VM of each is leaving it.
+
+    By what that one waits for, which others moved: without verdicts, and with.
+    """
+    world, rig = stage.world, stage.world.rig
+    world.closed = set(NODES) - {"node-4"}
+    async with AsyncExitStack() as stack:
+        for node, state in zip(NODES, LEAVING, strict=False):
+            # Of names of their own: KubeVirt counts a node's migrations by name in all namespaces.
+            one, rest = f"{state}-leaving", [f"{state}-{number}" for number in range(3)]
+            strategy = "External" if state == "external" else "LiveMigrate"
+            layout = {node: [one, *rest]}
+            vms = world.vms(state, layout, batch=[one], evictionStrategy=strategy)
+            await stack.enter_async_context(vms)
+            rig.player.plan(f"{state}/{one}", "never bound" if state == "pending" else "hangs")
+            await rig.evict(f"{state}/{one}", descheduler=False)
+        exporter = await stack.enter_async_context(stage.exporter())
+        await exporter.ready()
+        for state, is_there in LEAVING.items():
+            await rig.until(f"{state}/{state}-leaving", is_there)
+        moved: dict[str, dict[str, set[str]]] = {state: {} for state in LEAVING}
+        for name, verdicts in (("without", None), ("with", Verdicts(exporter.query))):
+            async with stage.descheduler(verdicts, bounds=BY_ONE, limits=SHIPPED) as process:
+                await process.ran(3)
+            for state, others in moved.items():
+                others[name] = stage.evicted(state)
+    return moved
+
+
+@pytest.mark.parametrize("state", ["external", "pending", "running"])
+def test_a_vm_that_is_leaving_makes_no_other_one_leave(
+    leaving: dict[str, dict[str, set[str]]], state: str, prove: Callable[[str], None]
+) -> None:
+    """A node is too full by one VM, and one is leaving it: with verdicts as without, it is enough.
+
+    The descheduler counts a pod that carries `eviction-in-progress` as gone, if it may see it.
+    """
+    assert leaving[state]["without"] == set()
+    assert leaving[state]["with"] == set()
+    told = {name: len(vms) for name, vms in leaving[state].items()}
+    prove(f"descheduling: one VM leaving ({state}), so many others moved by then: {told}")
+
+
+async def test_a_pods_uid_sent_as_the_vmis_shows(stage: Stage) -> None:
+    """Such a client gets no blocks, and our metrics say why."""
+    space = "uids"
+    async with stage.world.vms(space, {"node-1": ["vm-1"]}), stage.exporter() as exporter:
+        await exporter.ready()
+        (pod,) = (await stage.world.control.admin.list(PODS, space))["items"]
+        candidate = {"namespace": space, "name": "vm-1", "vmiUid": pod["metadata"]["uid"]}
+        await exporter.until_verdict(space, "vm-1", "filter", None)
+        before = await exporter.sample(UNKNOWN, reason="uid")
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{exporter.query}/v1/verdicts", json={"candidates": [candidate]}) as sent,
+        ):
+            (verdict,) = (await sent.json())["verdicts"]
+        after = await exporter.sample(UNKNOWN, reason="uid")
+
+    assert (verdict["known"], verdict["mismatch"], verdict["allowed"]) == (False, "uid", True)
+    assert after == before + 1
+
+
+async def _until_evicted(stage: Stage, space: str, vms: int, *, by: Descheduler) -> None:
+    try:
+        await _until(lambda: len(stage.evicted(space)) >= vms, what=f"{vms} VMs evicted")
+    except TimeoutError:
+        print(by.tail())
+        raise
+
+
+async def _until(holds: Callable[[], bool], *, what: str, within: float = 40.0) -> None:
+    async def attempt() -> bool:
+        return holds()
+
+    await poll(attempt, within=within, what=what)

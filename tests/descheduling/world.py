@@ -1,0 +1,216 @@
+"""Forty VMs on five nodes, and a scheduler that undoes what the descheduler does.
+
+The nodes and the launcher pods carry what a real cluster's carry: room to give, and requests. The
+scheduler packs (kube-scheduler's `MostAllocated`): whatever leaves a full node goes to the fullest
+other one that still has room, which is then too full itself. Left alone, that never comes to rest.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from exporter.demo import objects
+from exporter.demo.objects import Object
+from tests.cluster import ApiError, RealCluster, Resource, poll
+from tests.cluster.resources import PODS, PRIORITY_CLASSES, VMIMS, VMIS
+from tests.cluster.rig import Rig
+
+
+NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
+ALLOCATABLE = {"cpu": "32", "memory": "128Gi", "pods": "110"}
+ROOM = 128 * 2**30
+GUEST = 8 * 2**30
+BATCH = "batch"
+"""The priority class of what a descheduler picks first."""
+_SETTLES_WITHIN = 120.0
+_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+@dataclass
+class World:
+    """A rig whose nodes can be overloaded. `packs` says whether its scheduler fills nodes up."""
+
+    rig: Rig
+    packs: bool = True
+    closed: set[str] = field(default_factory=set)
+    """Nodes that no migration goes to."""
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls) -> AsyncIterator[Self]:
+        """The nodes, the class of what is moved first, and nothing on them yet."""
+        async with Rig.opened(audited=True, nodes=NODES, allocatable=ALLOCATABLE) as rig:
+            world = cls(rig)
+            rig.player.choose = world.choose
+            low = {"metadata": {"name": BATCH}, "value": -10, "globalDefault": False}
+            await rig.cluster.admin.create(PRIORITY_CLASSES, low)
+            yield world
+
+    @property
+    def control(self) -> RealCluster:
+        """The control plane."""
+        return self.rig.cluster.control
+
+    def choose(self, pod: Object, free: Sequence[str]) -> str | None:
+        """The scheduler: a VM starts at home, and moves to the fullest node that has room."""
+        if objects.MIGRATION_JOB not in objects.labels(pod):
+            return next(iter(free), None)
+        free = [node for node in free if node not in self.closed]
+        if not self.packs:
+            return next(iter(free), None)
+        used = self.requested()
+        wanted = requested_memory(pod)
+        fitting = [node for node in free if used[node] + wanted <= ROOM]
+        return max(fitting, key=lambda node: used[node], default=None)
+
+    def requested(self) -> Counter[str]:
+        """By node, the memory that its pods request, the finished ones left out."""
+        used: Counter[str] = Counter()
+        for pod in self.rig.player.pods:
+            if not objects.is_final(pod):
+                used[objects.node_of(pod)] += requested_memory(pod)
+        return used
+
+    @asynccontextmanager
+    async def vms(
+        self,
+        namespace: str,
+        layout: Mapping[str, Sequence[str]],
+        *,
+        batch: Iterable[str] = (),
+        pinned: Iterable[str] = (),
+        guest: int = GUEST,
+        **spec: Any,
+    ) -> AsyncIterator[list[Object]]:
+        """
+        Have these VMs run for a block, by the node on which each starts.
+
+        What is `batch` work is picked first; who owns a `pinned` one does not want it evicted.
+        """
+        admin = self.rig.cluster.admin
+        await self.rig.cluster.control.namespace(namespace)
+        low, kept = set(batch), set(pinned)
+        homes = {name: node for node, names in layout.items() for name in names}
+        async with asyncio.TaskGroup() as group:
+            for name, node in homes.items():
+                self.rig.player.place(f"{namespace}/{name}", node)
+                self.rig.player.plan(f"{namespace}/{name}", "succeeds")
+                notes = {objects.PREFER_NO_EVICTION: "true"} if name in kept else {}
+                said = _spec(guest, BATCH if name in low else None) | spec
+                group.create_task(self.rig.cluster.create_vmi(name, namespace, notes, **said))
+
+        async def running() -> list[Object] | None:
+            listed = await admin.list(VMIS, namespace)
+            ready = [one for one in listed["items"] if objects.is_true(one, "LiveMigratable")]
+            return ready if len(ready) == len(homes) else None
+
+        try:
+            yield await poll(running, within=_SETTLES_WITHIN, what=f"{len(homes)} VMs running")
+        finally:
+            await self.clear(namespace)
+
+    async def at_rest(self, namespace: str) -> None:
+        """Wait until no VM of a namespace is being moved, or is to be."""
+        admin = self.rig.cluster.admin
+
+        async def settled() -> bool:
+            vmims = (await admin.list(VMIMS, namespace))["items"]
+            vmis = (await admin.list(VMIS, namespace))["items"]
+            return all(map(objects.is_final, vmims)) and not any(map(_is_leaving, vmis))
+
+        await poll(settled, within=_SETTLES_WITHIN, what=f"{namespace} at rest")
+
+    async def clear(self, namespace: str) -> None:
+        """Delete the VMs of a namespace, and wait until no pod of theirs is left."""
+        admin = self.rig.cluster.admin
+        for kind in (VMIS, PODS):
+            await self._delete_all(kind, namespace)
+
+            async def gone(kind: Resource = kind) -> bool:
+                return not (await admin.list(kind, namespace))["items"]
+
+            await poll(gone, within=_SETTLES_WITHIN, what=f"no {kind.plural} in {namespace}")
+        # One that has not ended counts among those that may run at a time.
+        await self.at_rest(namespace)
+
+    async def _delete_all(self, kind: Resource, namespace: str) -> None:
+        """As a user deletes VMIs, and after them the garbage collector their pods."""
+        admin = self.rig.cluster.admin
+
+        async def delete(name: str) -> None:
+            with suppress(ApiError):
+                await admin.delete(kind, namespace, name)
+
+        listed = await admin.list(kind, namespace)
+        await asyncio.gather(*(delete(one["metadata"]["name"]) for one in listed["items"]))
+
+    @asynccontextmanager
+    async def plain_pods(
+        self, namespace: str, node: str, names: Iterable[str], *, memory: str, bare: bool = False
+    ) -> AsyncIterator[None]:
+        """Have pods that are no VMs run on a node for a block; a bare pod is not evictable."""
+        admin = self.rig.cluster.admin
+        for name in names:
+            await admin.create(PODS, _plain(namespace, name, node, memory, bare=bare))
+        try:
+            yield
+        finally:
+            listed = await admin.list(PODS, namespace, labelSelector="app=plain")
+            for one in listed["items"]:
+                await admin.delete(PODS, namespace, one["metadata"]["name"])
+
+
+def requested_memory(pod: Object) -> int:
+    """What a pod's containers request, in bytes."""
+    return sum(
+        parse_quantity(container.get("resources", {}).get("requests", {}).get("memory", "0"))
+        for container in pod["spec"]["containers"]
+    )
+
+
+def parse_quantity(text: str) -> int:
+    """A whole Kubernetes quantity as a number."""
+    for unit, factor in _UNITS.items():
+        if text.endswith(unit):
+            return int(text.removesuffix(unit)) * factor
+    return int(text)
+
+
+def spread(counts: Mapping[str, int]) -> dict[str, list[str]]:
+    """Names for so many VMs on each node: `vm-01` and on."""
+    numbers = iter(range(1, 1 + sum(counts.values())))
+    return {
+        node: [f"vm-{next(numbers):02}" for _ in range(count)] for node, count in counts.items()
+    }
+
+
+def _is_leaving(vmi: Object) -> bool:
+    is_handed = objects.MIGRATION_TARGET_NODE in objects.labels(vmi)
+    return is_handed or objects.is_migrating(vmi) or bool(objects.evacuated_node(vmi))
+
+
+def _spec(guest: int, priority_class: str | None) -> Object:
+    spec: Object = {"domain": {"devices": {}, "memory": {"guest": str(guest)}}}
+    return spec | ({"priorityClassName": priority_class} if priority_class else {})
+
+
+def _plain(namespace: str, name: str, node: str, memory: str, *, bare: bool) -> Object:
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": name}
+    resources = {"requests": {"cpu": "1", "memory": memory}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {"app": "plain"},
+            "ownerReferences": [] if bare else [owner],
+        },
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": "web", "image": "web", "resources": resources}],
+        },
+    }
