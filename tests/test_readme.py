@@ -19,6 +19,7 @@ from exporter.wire import ROUTES
 
 
 README = Path(__file__).parents[1] / "README.md"
+PLUGIN = README.parent / "deploy" / "descheduler" / "verdicts"
 
 
 def chapter(heading: str) -> str:
@@ -90,6 +91,31 @@ def test_every_setting_has_its_row() -> None:
 
 
 TLS_FILES = ("certFile", "keyFile", "clientCAFile")
+
+
+def test_the_plugin_s_arguments_are_those_of_its_types() -> None:
+    """Each argument of the Go types has its row, in their order, and nothing else has."""
+    source = (PLUGIN / "types.go").read_text(encoding="utf-8")
+    outer, _, inner = source.partition("type TLSConfig struct")
+    names = re.findall(r'json:"(\w+)', outer), re.findall(r'json:"(\w+)', inner)
+    told = [bare(row[0]) for row in table("The plugin's arguments")]
+
+    assert sorted(told) == sorted(
+        [*(n for n in names[0] if n != "tlsConfig"), *(f"tlsConfig.{n}" for n in names[1])]
+    )
+
+
+def test_the_plugin_s_metrics_are_those_that_it_registers() -> None:
+    """Each is named with its labels."""
+    source = (PLUGIN / "metrics.go").read_text(encoding="utf-8")
+    registered = re.findall(
+        r'NewDesc\(\s*"(\w+)",.*?(?:\[\]string\{([^}]*)\}|nil), nil, metrics', source, re.DOTALL
+    )
+    told = chapter("The plugin's arguments")
+    assert len(registered) == 3
+    for name, labels in registered:
+        joined = ",".join(re.findall(r"\w+", labels))
+        assert f"`{name}{{{joined}}}`" in told if joined else f"`{name}`" in told
 
 
 def test_the_defaults_are_the_program_s() -> None:
