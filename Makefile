@@ -6,13 +6,15 @@ RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 PYTEST := $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
+BENCH ?=
 TESTS ?= tests
+DIST ?= dist
 # Every folder with Go of our own. The flags are those of tests/tools/build, so that checks and
 # builds share what is compiled.
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run test check soak tools dashboards rules manifests pins clean needs-python needs-go
+.PHONY: run test check soak bench tools dashboards rules manifests pins sbom clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -44,6 +46,11 @@ check: needs-python needs-go $(DEVELOPMENT)
 	    (cd $$folder && $(GO_ENV) go vet ./... && $(GO_ENV) PATH="$(CURDIR)/.tools/bin:$$PATH" staticcheck ./...) || exit 1; \
 	done
 
+# What the exporter costs beside what it is measured against, as a table; half an hour, and the
+# machine should do nothing else. The README's table is written by `make bench BENCH=--readme`.
+bench: needs-go $(DEVELOPMENT)
+	$(BIN)/python -m tests.bench $(BENCH)
+
 # Real servers for the tests, built once into .tools/.
 tools: needs-go
 	@tests/tools/build
@@ -59,6 +66,15 @@ rules: $(DEVELOPMENT)
 # The parts of deploy/ that are derived: images, copies of the policy; a test holds them up to date.
 manifests: $(DEVELOPMENT) tools
 	$(BIN)/python -m tests.deploy.files
+
+# What the image has of others, with its hashes, as CycloneDX: from the pins, without a network.
+sbom: $(DEVELOPMENT)
+	@mkdir -p $(DIST)
+	@sed "s/^dynamic = .*/version = \"$$($(BIN)/python -c 'import exporter; print(exporter.__version__)')\"/" \
+	    pyproject.toml > $(DIST)/pyproject.toml
+	$(BIN)/python -W ignore -m cyclonedx_py requirements --output-reproducible --pyproject $(DIST)/pyproject.toml \
+	    --output-file $(DIST)/sbom.cdx.json requirements/runtime.txt
+	@rm $(DIST)/pyproject.toml
 
 # New pins for both sets of requirements; read the diff before committing it.
 pins: $(DEVELOPMENT)

@@ -214,7 +214,7 @@ async def _listeners(
     settings: Settings, service: Service, api: ApiServer
 ) -> AsyncIterator[Listening]:
     auth, limits, counters = settings.auth, settings.limits, service.counters
-    access = Access(api, keep=auth.cache, clock=time.monotonic)
+    access = Access(api, keep=auth.cache, outage=settings.kube.dead_after, clock=time.monotonic)
     query, metrics = (
         Listener(name, app, addresses, tls, auth, limits, counters)
         for name, app, addresses, tls in (

@@ -425,17 +425,17 @@ def _check_exposure(root: _Section, settings: Settings) -> None:
                 " and either its clientCAFile or auth.query: kubernetes. Else listen on a loopback"
                 " address or a unix socket, or say auth.allowInsecureQuery: true",
             )
-    is_exposed = not all(address.is_local for address in settings.listen.metrics)
-    if (
-        auth.metrics is Authentication.KUBERNETES
-        and is_exposed
-        and not settings.tls_metrics.cert_file
+    for listener, addresses, asks, files in (
+        ("query", settings.listen.query, auth.query, settings.tls_query),
+        ("metrics", settings.listen.metrics, auth.metrics, settings.tls_metrics),
     ):
-        root.report(
-            "auth.metrics",
-            "kubernetes has callers send their tokens, which would cross the network in plain text:"
-            " it needs tls.metrics with a certificate",
-        )
+        is_exposed = not all(address.is_local for address in addresses)
+        if asks is Authentication.KUBERNETES and is_exposed and not files.cert_file:
+            root.report(
+                f"auth.{listener}",
+                "kubernetes has callers send their tokens, which would cross the network in plain"
+                f" text: it needs tls.{listener} with a certificate",
+            )
 
 
 def _read_kube(section: _Section) -> KubeSettings:

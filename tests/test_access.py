@@ -1,13 +1,23 @@
 """Who may ask: real tokens and roles on a real API server, and one that cannot be asked."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from exporter.access import LONGEST_TOKEN, Access, CannotTell, Forbidden, Unauthenticated
-from exporter.kube import ApiServer, Login
+from exporter.access import (
+    LONGEST_TOKEN,
+    RETRY,
+    Access,
+    CannotTell,
+    Forbidden,
+    Unauthenticated,
+)
+from exporter.kube import ApiServer, Login, Unreachable
 from tests.cluster import RealCluster, User
 from tests.cluster.access import binding
 from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES
@@ -16,6 +26,7 @@ from tests.stages import RealStage
 
 
 KEEP = 10.0
+OUTAGE = 100.0
 _numbers = count(1)
 
 
@@ -52,7 +63,31 @@ async def checking(real: RealStage, url: str | None = None) -> AsyncIterator[tup
     if url is not None:
         login = real.login_at(url)
     async with ApiServer(login, read_timeout=5) as api:
-        yield Access(api, keep=KEEP, clock=clock), clock
+        yield Access(api, keep=KEEP, outage=OUTAGE, clock=clock), clock
+
+
+class CountingApi(ApiServer):
+    """The real API server; how often it was asked, and a way to have it fail."""
+
+    reviews = 0
+    failures = 0
+    fails = False
+
+    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
+        if self.fails:
+            self.failures += 1
+            raise Unreachable("gone")
+        self.reviews += 1
+        return await super().review(path, body)
+
+
+@asynccontextmanager
+async def counting(real: RealStage) -> AsyncIterator[tuple[Access, Clock, CountingApi]]:
+    """The same, with what it asks of the API server."""
+    clock = Clock()
+    login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
+    async with CountingApi(login, read_timeout=5) as api:
+        yield Access(api, keep=KEEP, outage=OUTAGE, clock=clock), clock, api
 
 
 def bearer(user: User) -> str:
@@ -106,37 +141,57 @@ async def test_a_token_that_nobody_knows(real: RealStage) -> None:
 
 
 async def test_answers_hold_for_a_while(real: RealStage) -> None:
-    """While they do, nobody is asked; then the API server is, and what it says now counts."""
+    """While they do, nobody is asked; then the API server is, again."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
-    administrator = real.cluster.kubeconfig(real.cluster.administrator)
-    async with Gate(real.url) as gate:
-        login = Login(kubeconfig=administrator.with_name("gated"))
-        text = administrator.read_text().replace(real.url, gate.url)
-        administrator.with_name("gated").write_text(text)
-        clock = Clock()
-        async with ApiServer(login, read_timeout=5) as api:
-            access = Access(api, keep=KEEP, clock=clock)
+    async with counting(real) as (access, clock, asked):
+        for _ in range(3):
             await access.check(bearer(caller), "GET", "/metrics")
             with pytest.raises(Unauthenticated):
                 await access.check("Bearer unknown", "GET", "/metrics")
-            await gate.shut()
-            clock.now = KEEP - 1
+            clock.now += KEEP / 4
+        assert asked.reviews == 3, "two tokens and one permission"
+        clock.now = KEEP
+        await access.check(bearer(caller), "GET", "/metrics")
+        assert asked.reviews == 5, "the token and the permission again"
+
+
+async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
+    """Where the API server is away a yes holds on, at once and for so long; nobody new gets in."""
+    caller = await a_caller(real.cluster, ("get", "/metrics"))
+    async with counting(real) as (access, clock, asked):
+        await access.check(bearer(caller), "GET", "/metrics")
+        asked.fails = True
+        clock.now = KEEP
+        for _ in range(20):
             await access.check(bearer(caller), "GET", "/metrics")
-            with pytest.raises(Unauthenticated):
-                await access.check("Bearer unknown", "GET", "/metrics")
-            clock.now = KEEP
-            with pytest.raises(CannotTell):
-                await access.check(bearer(caller), "GET", "/metrics")
-            gate.open()
+        assert asked.failures == 2, "one for the token, one for the permission"
+        with pytest.raises(CannotTell) as refused:
+            await access.check("Bearer new", "GET", "/metrics")
+        assert str(refused.value) == "the cluster's API server could not be asked who you are"
+        clock.now = OUTAGE
+        with pytest.raises(CannotTell):
             await access.check(bearer(caller), "GET", "/metrics")
+        asked.fails = False
+        clock.now += RETRY
+        await access.check(bearer(caller), "GET", "/metrics")
+
+
+async def test_a_herd_asks_once(real: RealStage) -> None:
+    """Whoever wants to know while a question is under way gets its answer."""
+    caller = await a_caller(real.cluster, ("get", "/metrics"))
+    async with counting(real) as (access, _, asked):
+        checks = (access.check(bearer(caller), "GET", "/metrics") for _ in range(200))
+        await asyncio.gather(*checks)
+        assert asked.reviews == 2
 
 
 async def test_an_account_that_may_not_ask(real: RealStage) -> None:
     """Without permission for reviews nobody is let in, and the reason is told."""
     async with ApiServer(real.login, read_timeout=5) as api:
-        access = Access(api, keep=KEEP, clock=Clock())
-        with pytest.raises(CannotTell, match="403"):
+        access = Access(api, keep=KEEP, outage=OUTAGE, clock=Clock())
+        with pytest.raises(CannotTell), capture_logs() as logs:
             await access.check("Bearer x", "GET", "/metrics")
+    assert "403" in logs[0]["why"]
 
 
 async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +203,4 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
             with pytest.raises(Unauthenticated):
                 await access.check(f"Bearer invented-{number}", "GET", "/metrics")
             await access.check(bearer(caller), "GET", f"/v1/vmis/shop/{number}")
-        assert access.remembered <= 6
+        assert access.remembered <= 9, "three users, three strangers, three permissions"

@@ -31,7 +31,7 @@ SOAK = pytest.mark.soak
     ("examples", "at_least"),
     [
         pytest.param(10, 300, id="small"),
-        pytest.param(1400, 10_000, id="soak", marks=[SOAK, pytest.mark.timeout(7000)]),
+        pytest.param(3000, 10_000, id="soak", marks=[SOAK, pytest.mark.timeout(7000)]),
     ],
 )
 async def test_the_api_keeps_its_own_document(

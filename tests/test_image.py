@@ -108,3 +108,24 @@ def test_it_needs_no_writable_file_system(image: Path) -> None:
 def test_it_has_no_installer_in_it(image: Path) -> None:
     """The installer goes once the dependencies are in."""
     assert list(image.glob("venv/lib/python*/site-packages/pip")) == []
+
+
+def test_it_has_what_the_bill_of_materials_lists(image: Path) -> None:
+    """Nothing is installed but the pinned requirements, of which `make sbom` is made."""
+    pinned = (ROOT / "requirements/runtime.txt").read_text(encoding="utf-8")
+    wanted = set(re.findall(r"^([a-z0-9._-]+)==([^\s;]+)(?: ;.*)?(?= \\$)", pinned, re.MULTILINE))
+    metadata = image.glob("venv/lib/python*/site-packages/*.dist-info/METADATA")
+    found = {
+        (re.sub(r"[-_.]+", "-", named[1]).lower(), named[2])
+        for named in (
+            re.search(
+                r"^Name: (\S+)$.*?^Version: (\S+)$", path.read_text(), re.DOTALL | re.MULTILINE
+            )
+            for path in metadata
+        )
+        if named
+    }
+
+    # Before Python 3.12 a new environment has setuptools; the image's Python is newer.
+    assert {one for one in found if one[0] != "setuptools"} <= wanted
+    assert {name for name, _ in found} >= {"aiohttp", "msgspec", "structlog"}

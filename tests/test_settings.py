@@ -279,6 +279,15 @@ def test_all_errors_at_once() -> None:
             " in plain text: it needs tls.metrics with a certificate",
             id="tokens-in-plain-text",
         ),
+        pytest.param(
+            {
+                "listen": {"query": ":9810"},
+                "auth": {"query": "kubernetes", "allowInsecureQuery": True},
+            },
+            "auth.query: kubernetes has callers send their tokens, which would cross the network in"
+            " plain text: it needs tls.query with a certificate",
+            id="tokens-in-plain-text-to-the-api",
+        ),
         *(
             pytest.param(
                 {"auth": {"socketMode": wrong}},

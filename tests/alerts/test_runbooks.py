@@ -213,6 +213,11 @@ def scene(exporter: str, kubevirt: str) -> list[dict[str, Any]]:
             "metadata": {"name": "kubevirt-eviction-exporter", "namespace": exporter},
             "spec": {"selector": {"matchLabels": labels}, "template": template},
         },
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "kubevirt-eviction-exporter-scraper", "namespace": exporter},
+        },
         pod("exporter", exporter, labels),
         pod("virt-controller", kubevirt, {"kubevirt.io": "virt-controller"}),
     ]

@@ -8,19 +8,26 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Client, RealCluster, poll
-from tests.cluster.binaries import find_monitoring_crds
+from tests.cluster.binaries import find_cert_manager_crds, find_monitoring_crds
+from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import CRDS
 from tests.deploy.files import only, render
+from tests.deploy.secured import Pair
 from tests.deploy.server import apply
 
 
-MONITORED = ("PodMonitor", "PrometheusRule")
+ADDED = (
+    "com.coreos.monitoring.v1.PodMonitor",
+    "com.coreos.monitoring.v1.PrometheusRule",
+    "io.cert-manager.v1.Certificate",
+    "io.cert-manager.v1.Issuer",
+)
 
 
 @pytest.fixture(scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
-    """A control plane with the Prometheus operator's CRDs and our namespace."""
-    async with monitored(tmp_path_factory.mktemp("cluster")) as cluster:
+    """A control plane with the CRDs that deploy/ needs, and our namespace."""
+    async with equipped(tmp_path_factory.mktemp("cluster")) as cluster:
         await apply(cluster.admin, [only(render("base"), "Namespace")])
         yield cluster
 
@@ -28,24 +35,33 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rea
 @pytest.fixture(scope="module")
 async def fresh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
     """The same for one module, and without anything of ours."""
-    async with monitored(tmp_path_factory.mktemp("fresh")) as cluster:
+    async with equipped(tmp_path_factory.mktemp("fresh")) as cluster:
         yield cluster
 
 
 @asynccontextmanager
-async def monitored(directory: Path) -> AsyncIterator[RealCluster]:
-    """A control plane with the Prometheus operator's CRDs."""
+async def equipped(directory: Path) -> AsyncIterator[RealCluster]:
+    """A control plane with the CRDs of the Prometheus operator and of cert-manager."""
     async with RealCluster(directory) as cluster:
-        for crd in json.loads(find_monitoring_crds().read_bytes()):
-            await cluster.admin.create(CRDS, crd)
-        await poll(lambda: serves_monitors(cluster.admin), within=60, what="monitors served")
+        for file in (find_monitoring_crds(), find_cert_manager_crds()):
+            for crd in json.loads(file.read_bytes()):
+                await cluster.admin.create(CRDS, crd)
+        await poll(lambda: serves_added(cluster.admin), within=60, what="further kinds served")
         yield cluster
 
 
-async def serves_monitors(client: Client) -> bool:
-    """Whether the API server has taken the Prometheus operator's CRDs up, schemas included."""
+async def serves_added(client: Client) -> bool:
+    """Whether the API server has taken the further CRDs up, schemas included."""
     served = (await client.request("GET", "/openapi/v2"))["definitions"]
-    return all(f"com.coreos.monitoring.v1.{kind}" in served for kind in MONITORED)
+    return all(kind in served for kind in ADDED)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """What would be in the Secret of the certificate, for the loopback address."""
+    directory = tmp_path_factory.mktemp("pair")
+    write_certificates(directory, "tls")
+    return Pair(directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
 
 
 @pytest.fixture(scope="session")

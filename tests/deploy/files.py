@@ -28,8 +28,11 @@ NAME = NAMESPACE = "kubevirt-eviction-exporter"
 
 OVERLAYS = ("base", "overlays/sidecar", "overlays/standalone", "overlays/openshift")
 """Each is a whole installation."""
-ADDITIONS = ("overlays/monitoring", "helm")
+ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager")
 """Each goes with something else."""
+
+TLS_SECRET = f"{NAME}-tls"
+"""The certificate: made beside the manifests, by the one or the other."""
 
 IMAGES = DEPLOY / "components/images/kustomization.yaml"
 POLICY = DEPLOY / "descheduler/policy.yaml"

@@ -12,7 +12,8 @@ from tests.deploy.files import NAME, NAMESPACE, Object, render
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 RBAC = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-_ABOUT_ONESELF = ("authentication.k8s.io", "authorization.k8s.io")
+_ABOUT_ONESELF = ("selfsubjectreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews")
+"""What every account may ask."""
 
 Grants: TypeAlias = set[tuple[str, str, str, str]]
 """Verb, group, resource and name (or none)."""
@@ -67,6 +68,16 @@ async def delete(client: Client, objects: Iterable[Object]) -> None:
 
 
 @asynccontextmanager
+async def applied(client: Client, objects: Iterable[Object]) -> AsyncIterator[None]:
+    """The objects are there for the length of the block."""
+    await apply(client, objects)
+    try:
+        yield
+    finally:
+        await delete(client, objects)
+
+
+@asynccontextmanager
 async def account(
     cluster: RealCluster, folder: str, *, without: tuple[str, tuple[str, ...]] | None = None
 ) -> AsyncIterator[User]:
@@ -74,29 +85,38 @@ async def account(
     objects = [one for one in render(folder) if one["kind"] in RBAC]
     if without is not None:
         objects = [less(one, *without) for one in objects]
-    await apply(cluster.admin, objects)
-    user = await cluster.account(NAMESPACE, NAME)
-    wanted = _grants(rule for one in objects for rule in one.get("rules", []))
-    try:
+    wanted = _grants(rule for one in objects for rule in bound_rules(objects, one))
+    async with applied(cluster.admin, objects):
+        user = await cluster.account(NAMESPACE, NAME)
         async with cluster.client(user) as client:
 
             async def in_force() -> bool:
                 may = await granted(client)
-                return {one for one in may if one[1] not in _ABOUT_ONESELF} == wanted
+                return {one for one in may if one[2] not in _ABOUT_ONESELF} == wanted
 
             await poll(in_force, within=10, what="roles in force")
         yield user
-    finally:
-        await delete(cluster.admin, objects)
+
+
+def bound_rules(objects: Iterable[Object], role: Object) -> list[Object]:
+    """The rules of a role that a binding among the objects gives to the exporter's account."""
+    name = role["metadata"]["name"]
+    bound = any(
+        (one["roleRef"]["kind"], one["roleRef"]["name"]) == (role["kind"], name)
+        and NAME in {subject["name"] for subject in one["subjects"]}
+        for one in objects
+        if "roleRef" in one
+    )
+    return role.get("rules", []) if bound else []
 
 
 def less(role: Object, verb: str, resources: tuple[str, ...]) -> Object:
     """A role without a verb on some resources; other objects as they are."""
     if "rules" not in role:
         return role
-    rules = []
+    rules = [rule for rule in role["rules"] if "nonResourceURLs" in rule]
     for rule in role["rules"]:
-        for resource in rule["resources"]:
+        for resource in rule.get("resources", []):
             left = [one for one in rule["verbs"] if resource not in resources or one != verb]
             rules.append({**rule, "resources": [resource], "verbs": left})
     return {**role, "rules": [rule for rule in rules if rule["verbs"]]}

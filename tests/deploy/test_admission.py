@@ -20,15 +20,15 @@ from tests.deploy.files import (
     NAMESPACE,
     OVERLAYS,
     Object,
-    config_of,
     only,
     pod_templates,
     render,
     render_chart,
 )
 from tests.deploy.schemas import write_schemas
+from tests.deploy.secured import Caller, Pair, runnable, somebody
 from tests.deploy.server import APPLY, Grants, account, apply, granted
-from tests.program import ANYWHERE, program
+from tests.program import program
 from tests.scripts import rfc3339
 
 
@@ -39,6 +39,11 @@ READS = {
     ("kubevirt.io", "virtualmachineinstancemigrations"),
     ("kubevirt.io", "virtualmachineinstances"),
 }
+REVIEWS = {
+    ("create", "authentication.k8s.io", "tokenreviews", ""),
+    ("create", "authorization.k8s.io", "subjectaccessreviews", ""),
+}
+SCRAPER = f"{NAME}-scraper"
 OPTIONAL = ("pods", "kubevirts", "virtualmachineinstancemigrations")
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
@@ -116,31 +121,26 @@ def pod(template: Object) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-def runnable(folder: str, tmp_path: Path) -> Object:
-    """An overlay's configuration, but for places that a test has no right to."""
-    config = {**config_of(render(folder)), **ANYWHERE}
-    if str(config.get("checkpoint", "")).startswith("file:"):
-        config["checkpoint"] = f"file:{tmp_path / 'checkpoint'}"
-    return config
-
-
-@pytest.mark.parametrize("folder", ["overlays/sidecar", "overlays/standalone"])
+@pytest.mark.parametrize("folder", ["base", "overlays/sidecar", "overlays/standalone"])
 async def test_the_exporter_runs_under_its_roles(
-    cluster: RealCluster, folder: str, tmp_path: Path
+    cluster: RealCluster, folder: str, pair: Pair, tmp_path: Path
 ) -> None:
     """With its account and its configuration it sees all it reads, and is refused nothing."""
-    async with account(cluster, folder) as user:
-        kubeconfig = cluster.kubeconfig(user)
-        async with program(
+    async with (
+        account(cluster, folder) as user,
+        somebody(cluster, "scraper", SCRAPER) as token,
+        program(
             tmp_path,
-            *("--kubeconfig", str(kubeconfig)),
-            config=runnable(folder, tmp_path),
-        ) as exporter:
-            await exporter.ready()
-            assert await exporter.sample("kubevirt_eviction_exporter_synced") >= len(READS)
-            assert await exporter.sample("kubevirt_eviction_exporter_permission_missing") == 0
-            assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
-            assert await exporter.end() == 0
+            *("--kubeconfig", str(cluster.kubeconfig(user))),
+            config=runnable(folder, tmp_path, pair),
+        ) as exporter,
+    ):
+        prometheus = Caller(exporter, pair.trust, token)
+        await prometheus.ready()
+        assert await prometheus.sample("kubevirt_eviction_exporter_synced") >= len(READS)
+        assert await prometheus.sample("kubevirt_eviction_exporter_permission_missing") == 0
+        assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
+        assert await exporter.end() == 0
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
@@ -189,7 +189,7 @@ async def test_every_verb_is_needed(
     ],
 )
 async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, writes: Grants) -> None:
-    """Of an account without roles it differs by reading four resources, and by its checkpoint."""
+    """Of an account without roles it differs by what it reads, reviews, and by its checkpoint."""
     other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
     await cluster.admin.create(SERVICE_ACCOUNTS, other)
     nobody = await cluster.account(NAMESPACE, "other")
@@ -202,7 +202,7 @@ async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, writes
     await cluster.admin.delete(SERVICE_ACCOUNTS, NAMESPACE, "other")
 
     reads = {(verb, *one, "") for verb in ("list", "watch") for one in READS}
-    assert more == reads | writes
+    assert more == reads | REVIEWS | writes
 
 
 CHECKPOINT = [
@@ -214,19 +214,21 @@ CHECKPOINT = [
 
 @pytest.mark.parametrize(("resource", "verb"), [("", ""), *CHECKPOINT])
 async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
-    paging: RealCluster, resource: str, verb: str, tmp_path: Path
+    paging: RealCluster, resource: str, verb: str, pair: Pair, tmp_path: Path
 ) -> None:
     """Under the rendered role it is; without one of its verbs the log says which."""
     await forget_checkpoint(paging.admin)
-    config = runnable("overlays/standalone", tmp_path)
+    config = runnable("overlays/standalone", tmp_path, pair)
     config["kube"] = {"leaseDuration": "1s", "checkpointInterval": "100ms"}
     less = (verb, (resource,)) if resource else None
 
     async with (
         migrated_vm(paging.admin),
         account(paging, "overlays/standalone", without=less) as user,
+        somebody(paging, "scraper", SCRAPER) as token,
         program(tmp_path, "--kubeconfig", str(paging.kubeconfig(user)), config=config) as exporter,
     ):
+        prometheus = Caller(exporter, pair.trust, token)
         await exporter.listening()
         refusal = f'cannot {verb} resource \\"{resource}\\"'
 
@@ -234,7 +236,7 @@ async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
             if resource:
                 return refusal in exporter.output
             written = "kubevirt_eviction_exporter_checkpoint_written_timestamp_seconds"
-            return await exporter.sample(written) > 0
+            return await prometheus.sample(written) > 0
 
         await poll(done, within=20, what=refusal if resource else "written")
         shards = await paging.admin.list(CONFIG_MAPS, NAMESPACE)

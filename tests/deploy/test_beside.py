@@ -1,20 +1,31 @@
 """The README's way to an installation: every command and the program run as they are written."""
 
 import asyncio
+import base64
 import os
 import re
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import NAMESPACES, VMIS, ApiError, RealCluster, find_binary, namespace, vmi
 from tests.cluster.objects import Object
-from tests.deploy.files import ADDITIONS, NAME, NAMESPACE, OVERLAYS, ROOT, chart, render
+from tests.deploy.files import (
+    ADDITIONS,
+    NAME,
+    NAMESPACE,
+    OVERLAYS,
+    ROOT,
+    TLS_SECRET,
+    chart,
+    render,
+)
+from tests.deploy.secured import Caller, Pair, runnable
 from tests.deploy.server import Paths, apply
 from tests.program import Program, program
 from tests.scripts import rfc3339
@@ -22,6 +33,8 @@ from tests.test_readme import bare, chapter, table
 
 
 TEXT = chapter("Put it beside your descheduler")
+OWN_CALLER = "A caller of your own"
+SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/{TLS_SECRET}"
 SECTIONS = dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", TEXT, re.DOTALL | re.MULTILINE))
 
 
@@ -88,6 +101,8 @@ async def play_controllers(cluster: RealCluster) -> None:
 
 async def uninstall(cluster: RealCluster) -> None:
     """Delete all that any of our folders makes but the namespace, which nobody would empty here."""
+    with suppress(ApiError):
+        await cluster.admin.send("DELETE", SECRET)
     for folder in (*OVERLAYS, *ADDITIONS):
         paths = await Paths.discover(cluster.admin, render(folder))
         for one in render(folder):
@@ -136,70 +151,134 @@ def test_the_files_named_are_there() -> None:
     assert all((ROOT / one).exists() for one in named), named
 
 
-@pytest.mark.parametrize("section", list(SECTIONS))
+class Reader:
+    """Somebody who types what the README says, into one shell."""
+
+    def __init__(self, cluster: RealCluster, directory: Path) -> None:
+        self._cluster = cluster
+        self._directory = directory
+        kubectl, helm = find_binary("kubectl"), find_binary("helm")
+        self.environment = {
+            "KUBECONFIG": str(cluster.kubeconfig(cluster.administrator)),
+            "PATH": os.pathsep.join([str(kubectl.parent), str(helm.parent), os.environ["PATH"]]),
+            **{f"HELM_{kind}_HOME": str(directory) for kind in ("CACHE", "CONFIG", "DATA")},
+        }
+        self.forwarded = ""
+
+    async def follow(self, section: str, forward: Callable[[], Awaitable[str]]) -> None:
+        """Every command of a section; `forward` plays kubectl port-forward, and says to where."""
+        for command in commands(section):
+            await play_controllers(self._cluster)
+            if " port-forward " in command:
+                assert command.endswith(" 9810 &")
+                self.forwarded = await forward()
+            elif command.startswith("export "):
+                await self._export(command)
+            else:
+                output = await self._type(command)
+                if command.startswith("curl"):
+                    assert "db1" in output or "descheduler_kubevirt" in output
+
+    async def _export(self, command: str) -> None:
+        name = command.removeprefix("export ").partition("=")[0]
+        if name == "EXPORTER":
+            assert re.sub("[0-9]+$", "9810", self.forwarded) == command.partition("=")[2]
+            self.environment[name] = self.forwarded
+        else:
+            self.environment[name] = await self._type(f'{command}; printf %s "${name}"')
+
+    async def _type(self, command: str) -> str:
+        typed = re.sub(r"descheduler/descheduler --version \S+", str(chart()), command)
+        return await shell(typed, **self.environment, TMPDIR=str(self._directory))
+
+
+def mounted(secret: Object, directory: Path) -> Pair:
+    """The pair that is in the Secret, as kubelet would put it into a volume."""
+    directory.mkdir()
+    for name, text in secret["data"].items():
+        (directory / name).write_bytes(base64.b64decode(text))
+    return Pair(*(directory / name for name in ("tls.crt", "tls.key", "ca.crt")))
+
+
+@pytest.mark.parametrize("section", [one for one in SECTIONS if one != OWN_CALLER])
 async def test_every_command_runs_as_written(
     fresh: RealCluster, exporter: Program, section: str, tmp_path: Path
 ) -> None:
     """Against a real API server; the pods, the port-forward and the chart's address are played."""
-    kubectl, helm = find_binary("kubectl"), find_binary("helm")
+    reader = Reader(fresh, tmp_path)
     if section == "Stock Kubernetes":
         await apply(fresh.admin, [stock_descheduler()])
-    if section == "A caller of your own":
-        await fresh.admin.create(NAMESPACES, namespace("my-tools"))
-    environment = {
-        "KUBECONFIG": str(fresh.kubeconfig(fresh.administrator)),
-        "PATH": os.pathsep.join([str(kubectl.parent), str(helm.parent), os.environ["PATH"]]),
-        "EXPORTER": exporter.query,
-        **{f"HELM_{kind}_HOME": str(tmp_path) for kind in ("CACHE", "CONFIG", "DATA")},
-    }
-    played = ("kubectl -n kubevirt-eviction-exporter port-forward ", "export EXPORTER=")
 
-    for command in commands(section):
-        if command.startswith(played):
-            assert "9810" in command
-            continue
-        await play_controllers(fresh)
-        typed = re.sub(r"descheduler/descheduler --version \S+", str(chart()), command)
-        output = await shell(typed, **environment)
-        if command.startswith("curl"):
-            assert "db1" in output or "descheduler_kubevirt" in output
+    async def forward() -> str:
+        return exporter.query
+
+    await reader.follow(section, forward)
     await uninstall(fresh)
 
 
-async def test_the_caller_prints_what_may_be_moved(exporter: Program) -> None:
-    """The program of step 5 leaves out the VM that has just been moved; unheard, it does not."""
-    (text,) = fenced("A caller of your own", "python")
+async def test_a_caller_of_one_s_own_is_answered(
+    fresh: RealCluster, exporter: Program, tmp_path: Path
+) -> None:
+    """From the certificate to the verdict: every command as written, and then the program.
 
-    async def run(url: str) -> tuple[str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-c", text),
-            env={**os.environ, "EXPORTER": url},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, errors = await process.communicate(b"shop/db1\nshop/web\n")
-        assert process.returncode == 0, errors
-        return output.decode(), errors.decode()
+    It leaves out the VM that has just been moved; unheard, it does not.
+    """
+    await exporter.ready()  # the VMs are there
+    await fresh.admin.create(NAMESPACES, namespace("my-tools"))
+    reader = Reader(fresh, tmp_path)
+    async with AsyncExitStack() as running:
 
-    assert await run(exporter.query) == ("shop/web\n", "")
-    unheard = await run("http://127.0.0.1:1")
-    assert unheard[0] == "shop/db1\nshop/web\n"
-    assert "not asked" in unheard[1]
+        async def forward() -> str:
+            pair = mounted(await fresh.admin.request("GET", SECRET), tmp_path / "mounted")
+            user = await fresh.account(NAMESPACE, NAME)
+            installed = await running.enter_async_context(
+                program(
+                    tmp_path,
+                    *("--kubeconfig", str(fresh.kubeconfig(user))),
+                    config=runnable("overlays/standalone", tmp_path, pair),
+                )
+            )
+            await Caller(installed, pair.trust, host=f"{NAME}.{NAMESPACE}.svc").ready()
+            return installed.query.replace("127.0.0.1", "localhost")
+
+        await reader.follow("A certificate first", forward)
+        await reader.follow(OWN_CALLER, forward)
+
+        (text,) = fenced(OWN_CALLER, "python")
+        assert await run(text, reader.environment) == ("shop/web\n", "")
+        for wrong in ({"EXPORTER": "https://localhost:1"}, {"CALLER": str(tmp_path)}):
+            answered, complaint = await run(text, {**reader.environment, **wrong})
+            assert answered == "shop/db1\nshop/web\n"
+            assert "not asked" in complaint
+    await uninstall(fresh)
+
+
+async def run(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """What the README's program prints, and what it complains of."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", "-c", text),
+        env={**os.environ, **environment},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate(b"shop/db1\nshop/web\n")
+    assert process.returncode == 0, errors
+    return output.decode(), errors.decode()
 
 
 def test_the_caller_is_short() -> None:
-    """About twenty lines that somebody would paste."""
-    (text,) = fenced("A caller of your own", "python")
+    """Two dozen lines that somebody would paste."""
+    (text,) = fenced(OWN_CALLER, "python")
 
-    assert len([line for line in text.splitlines() if line.strip()]) <= 21
+    assert len([line for line in text.splitlines() if line.strip()]) <= 25
 
 
 def test_the_places_are_the_manifests() -> None:
     """Namespace, Service and labels in the text are those that are rendered."""
     objects = "".join(str(one) for one in render("overlays/standalone"))
 
-    assert f"http://{NAME}.{NAMESPACE}:9810" in TEXT
+    assert f"https://{NAME}.{NAMESPACE}.svc:9810" in TEXT
     for label in re.findall(r"kubevirt-eviction-exporter/(?:caller|scraper)(?==true)", TEXT):
         assert f"'{label}': 'true'" in objects
     assert table("Put it beside your descheduler")

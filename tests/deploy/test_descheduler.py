@@ -4,26 +4,41 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster import PODS, VMIS, RealCluster, find_binary, launcher_pod, poll, vmi
 from tests.cluster.objects import Object
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.resources import NODES, Resource
-from tests.deploy.files import NAME, containers, only, render
-from tests.deploy.server import account
+from tests.deploy.files import NAME, NAMESPACE, containers, only, render
+from tests.deploy.secured import Caller, Pair, runnable, somebody
+from tests.deploy.server import account, applied
+from tests.deploy.test_beside import OWN_CALLER, fenced
+from tests.program import program
 
 
 EVICTED = "Evicted pod"
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 
 
-def arguments(kubeconfig: Path, directory: Path) -> list[str]:
-    """The container's flags, its policy's file moved, on a port of its own."""
+def arguments(kubeconfig: Path, directory: Path, plugin: Object | None = None) -> list[str]:
+    """The container's flags, its policy's file moved, on a port of its own.
+
+    `plugin` is what the policy has of KubeVirtVerdicts in place of what it has.
+    """
     objects = render("overlays/sidecar")
     container = containers(only(objects, "Deployment")["spec"]["template"])["descheduler"]
     policy = directory / "policy.yaml"
-    policy.write_text(only(objects, "ConfigMap", f"{NAME}-descheduler")["data"]["policy.yaml"])
+    text = only(objects, "ConfigMap", f"{NAME}-descheduler")["data"]["policy.yaml"]
+    if plugin is not None:
+        changed = yaml.safe_load(text)
+        (profile,) = changed["profiles"]
+        others = [one for one in profile["pluginConfig"] if one["name"] != plugin["name"]]
+        assert len(others) == len(profile["pluginConfig"]) - 1
+        profile["pluginConfig"] = [*others, plugin]
+        text = yaml.safe_dump(changed)
+    policy.write_text(text)
     flags = [one.replace("/policy-dir/policy.yaml", str(policy)) for one in container["args"]]
     return [
         str(find_binary("descheduler")),
@@ -75,20 +90,24 @@ async def cycle(cluster: RealCluster, directory: Path, *lacking: str) -> str:
     """
     less = (lacking[0], (lacking[1],)) if lacking else None
     async with account(cluster, "overlays/sidecar", without=less) as user:
-        command = arguments(cluster.kubeconfig(user), directory)
-        process = Process(command, directory / "descheduler.log")
-        process.start()
+        return await run(cluster, arguments(cluster.kubeconfig(user), directory), directory)
 
-        async def told() -> bool:
-            assert process.running, process.tail()
-            said = process.log.read_text()
-            events = await cluster.admin.list(EVENTS, "default")
-            return (EVICTED in said and bool(events["items"])) or "forbidden" in said
 
-        try:
-            await poll(told, within=30, what="an eviction and its event")
-        finally:
-            process.kill()
+async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
+    """Run the descheduler until it has evicted a pod or is refused something; what it said."""
+    process = Process(command, directory / "descheduler.log")
+    process.start()
+
+    async def told() -> bool:
+        assert process.running, process.tail()
+        said = process.log.read_text()
+        events = await cluster.admin.list(EVENTS, "default")
+        return (EVICTED in said and bool(events["items"])) or "forbidden" in said
+
+    try:
+        await poll(told, within=30, what="an eviction and its event")
+    finally:
+        process.kill()
     return process.log.read_text()
 
 
@@ -119,3 +138,68 @@ async def test_what_a_cycle_needs(
     said = await cycle(crowded, tmp_path, verb, resource)
 
     assert f'cannot {verb} resource \\"{resource}\\"' in said
+
+
+def as_a_caller() -> tuple[Object, Object]:
+    """What the README has for a descheduler in a pod of its own: the plugin's, and the pod's."""
+    policy, pod = (yaml.safe_load(text) for text in fenced(OWN_CALLER, "yaml"))
+    return policy[0], pod
+
+
+def test_the_files_of_a_pod_of_its_own_are_mounted() -> None:
+    """The plugin's paths are those of the token and the authority that the volume projects."""
+    plugin, pod = as_a_caller()
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    (volume,) = pod["volumes"]
+    token, authority = volume["projected"]["sources"]
+    place = Path(mount["mountPath"])
+
+    assert mount["name"] == volume["name"]
+    assert plugin["args"]["bearerTokenFile"] == str(place / token["serviceAccountToken"]["path"])
+    assert plugin["args"]["tlsConfig"] == {"caCertFile": str(place / "ca.crt")}
+    assert authority["configMap"]["name"] == f"{NAME}-ca"
+    assert plugin["args"]["urlPrefix"] == f"https://{NAME}.{NAMESPACE}.svc:9810"
+
+
+async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
+    crowded: RealCluster, pair: Pair, tmp_path: Path
+) -> None:
+    """With the README's arguments it shows its token, and evicts what it was allowed to."""
+    plugin, _ = as_a_caller()
+    async with (
+        account(crowded, "overlays/standalone") as user,
+        somebody(crowded, "descheduler", f"{NAME}-descheduler", f"{NAME}-caller") as token,
+        somebody(crowded, "scraper", f"{NAME}-scraper") as scraper,
+        program(
+            tmp_path,
+            *("--kubeconfig", str(crowded.kubeconfig(user))),
+            config=runnable("overlays/standalone", tmp_path, pair),
+        ) as exporter,
+    ):
+        prometheus = Caller(exporter, pair.trust, scraper)
+        await prometheus.ready()
+        (tmp_path / "token").write_text(token)
+        plugin["args"] |= {
+            "urlPrefix": exporter.query,
+            "tlsConfig": {"caCertFile": str(pair.authority)},
+            "bearerTokenFile": str(tmp_path / "token"),
+            "ignorable": False,
+        }
+        roles = [one for one in render("overlays/sidecar") if one["kind"] == "ClusterRole"]
+        async with applied(
+            crowded.admin, [only(tuple(roles), "ClusterRole", f"{NAME}-descheduler")]
+        ):
+            account_of_it = await crowded.account(NAMESPACE, "descheduler")
+            kubeconfig = crowded.kubeconfig(account_of_it)
+            said = await run(crowded, arguments(kubeconfig, tmp_path, plugin), tmp_path)
+        answered = await prometheus.sample(
+            "kubevirt_eviction_exporter_request_duration_seconds_count", endpoint="verdicts"
+        )
+        refusals = "kubevirt_eviction_exporter_refused_requests_total"
+        refused = [await prometheus.sample(refusals, status=one) for one in ("401", "403")]
+
+    assert EVICTED in said
+    assert "forbidden" not in said
+    assert answered > 0
+    assert refused == [0, 0]
+    assert token not in said

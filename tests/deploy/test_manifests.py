@@ -1,7 +1,9 @@
 """The manifests by themselves: what they render to, and that their parts fit each other."""
 
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 import yaml
 
 from exporter.metrics import FAMILIES
-from exporter.settings import Limits, Settings, read_settings
+from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
 from tests.alerts.files import PROMETHEUS_RULE, load_runbooks
+from tests.cluster import find_binary
 from tests.deploy.files import (
     ADDITIONS,
     DEPLOY,
@@ -23,6 +26,7 @@ from tests.deploy.files import (
     POLICY,
     POLICY_COPY,
     ROOT,
+    TLS_SECRET,
     VALUES,
     Object,
     config_of,
@@ -37,6 +41,8 @@ from tests.deploy.files import (
 
 
 SELECTED = {"app.kubernetes.io/name": NAME}
+SERVED_AS = f"{NAME}.{NAMESPACE}.svc"
+"""What a caller in another pod asks for, and the certificate has to say."""
 SOCKET_FOLDER = "/run/eviction-exporter"
 EVERYTHING = (*OVERLAYS, *ADDITIONS)
 
@@ -74,6 +80,8 @@ def references(objects: tuple[Object, ...]) -> set[tuple[str, str]]:
         for volume in template["spec"]["volumes"]:
             if "configMap" in volume:
                 named.add(("ConfigMap", volume["configMap"]["name"]))
+            if "secret" in volume:
+                named.add(("Secret", volume["secret"]["secretName"]))
     return named
 
 
@@ -104,7 +112,9 @@ def test_only_the_release_s_images_are_pulled(folder: str) -> None:
     assert found == {name: wanted[name] for name in found}
     assert ("exporter" in found) == (folder in OVERLAYS)
     assert ("descheduler" in found) == (folder == "overlays/sidecar")
-    assert not re.search(r"localhost|:latest|imagePullPolicy", yaml.safe_dump_all(render(folder)))
+    assert not re.search(
+        r"localhost[:/]|:latest|imagePullPolicy", yaml.safe_dump_all(render(folder))
+    )
 
 
 def test_no_file_names_another_image() -> None:
@@ -120,10 +130,13 @@ def test_no_file_names_another_image() -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_everything_named_is_there(folder: str) -> None:
-    """Roles, accounts and ConfigMaps that an object names are among the objects, once each."""
+    """Roles, accounts and ConfigMaps that an object names are among the objects, once each.
+
+    But for the certificate: that is made first.
+    """
     made = identities(render(folder))
 
-    assert references(render(folder)) <= set(made)
+    assert references(render(folder)) - set(made) == {("Secret", TLS_SECRET)}
     assert len(made) == len(set(made))
 
 
@@ -170,12 +183,9 @@ def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_configurations_are_valid(folder: str) -> None:
-    """The exporter takes them, and the one that opens the query API in plain text says so."""
-    config, settings = config_of(render(folder)), settings_of(folder)
-    plain = folder in {"overlays/standalone", "overlays/openshift"}
+    """The exporter takes them without a remark."""
+    settings = settings_of(folder)
 
-    assert all(address.is_local for address in settings.listen.query) != plain
-    assert config.get("auth") == ({"allowInsecureQuery": True} if plain else None)
     window, cap = settings.policy.migration_history_window, settings.policy.max_migration_cooldown
     assert window > 6 * cap
     assert settings.remarks == ()
@@ -198,7 +208,8 @@ def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
     assert {named["query"]} == open_query if open_query else "query" not in named
     started = "/readyz" if folder == "overlays/sidecar" else "/livez"
     for probe, path in (("startup", started), ("liveness", "/livez"), ("readiness", "/readyz")):
-        assert exporter[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
+        wanted = {"path": path, "port": "metrics", "scheme": "HTTPS"}
+        assert exporter[f"{probe}Probe"]["httpGet"] == wanted
     assert admitted - {10258} == set(named.values())
     assert (10258 in admitted) == (folder == "overlays/sidecar")
 
@@ -284,6 +295,14 @@ def test_the_chart_makes_the_same_pod() -> None:
     flags = [set(containers(one)["descheduler"]["args"]) for one in (ours, theirs)]
     own = {"--leader-elect=true", f"--leader-elect-resource-namespace={NAMESPACE}"}
 
+    volumes = [
+        {volume["name"]: volume for volume in one["spec"]["volumes"]} for one in (ours, theirs)
+    ]
+    for name in (mount["name"] for mount in containers(ours)["exporter"]["volumeMounts"]):
+        mine = json.loads(
+            re.sub(r"-config-[a-z0-9]{10}\b", "-config", json.dumps(volumes[0][name]))
+        )
+        assert volumes[1][name] == mine
     assert containers(theirs)["exporter"] == containers(ours)["exporter"]
     assert containers(theirs)["descheduler"]["image"] == DESCHEDULER_IMAGE
     assert theirs["spec"]["initContainers"][0]["name"] == "exporter"
@@ -300,7 +319,7 @@ def test_the_chart_and_what_goes_with_it_are_whole() -> None:
     made = identities(together)
 
     assert len(made) == len(set(made))
-    assert references(together) <= set(made)
+    assert references(together) - set(made) == {("Secret", TLS_SECRET)}
     wanted = {one["kind"] for one in render("overlays/sidecar")}
     assert {kind for kind, _ in made} == wanted
 
@@ -316,6 +335,108 @@ def test_prometheus_finds_the_ports_and_keeps_the_vms_labels() -> None:
     assert {one["port"] for one in endpoints} == ports
     assert all(one["honorLabels"] for one in endpoints)
     assert all(one["selector"]["matchLabels"] == SELECTED for one in monitors)
+
+
+def test_prometheus_shows_its_token_to_the_exporter_alone() -> None:
+    """Over TLS that it verifies by the Service's name, with a token that is good for /metrics."""
+    objects = render("overlays/monitoring")
+    (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    credentials = endpoint["authorization"]["credentials"]
+    secret = only(objects, "Secret", credentials["name"])
+    account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    (bound,) = (one for one in objects if one["kind"] == "ClusterRoleBinding")
+    role = only(render("base"), "ClusterRole", bound["roleRef"]["name"])
+
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {
+        "serverName": SERVED_AS,
+        "ca": {"secret": {"name": TLS_SECRET, "key": "ca.crt"}},
+    }
+    assert (secret["type"], credentials["key"]) == ("kubernetes.io/service-account-token", "token")
+    assert only(objects, "ServiceAccount", account)["automountServiceAccountToken"] is False
+    assert [subject["name"] for subject in bound["subjects"]] == [account]
+    assert role["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+
+
+def test_openshift_s_authority_is_known_to_its_prometheus() -> None:
+    """The service CA makes the certificate of the Service, and says in a ConfigMap who it is."""
+    objects = render("overlays/openshift")
+    service, known = only(objects, "Service"), only(objects, "ConfigMap", f"{NAME}-ca")
+    (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    annotations = service["metadata"]["annotations"]
+
+    assert annotations["service.beta.openshift.io/serving-cert-secret-name"] == TLS_SECRET
+    assert known["metadata"]["annotations"]["service.beta.openshift.io/inject-cabundle"] == "true"
+    assert endpoint["tlsConfig"] == {
+        "serverName": SERVED_AS,
+        "ca": {"configMap": {"name": f"{NAME}-ca", "key": "service-ca.crt"}},
+    }
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_what_the_network_reaches_is_encrypted_and_asks_who_it_is(folder: str) -> None:
+    """TLS and Kubernetes' authentication on each listener that has an address of the network."""
+    settings = settings_of(folder)
+    listeners = [
+        (settings.listen.query, settings.tls_query, settings.auth.query),
+        (settings.listen.metrics, settings.tls_metrics, settings.auth.metrics),
+    ]
+    for addresses, tls, auth in listeners:
+        exposed = not all(address.is_local for address in addresses)
+        assert (tls.cert_file is not None) == exposed
+        assert (auth is Authentication.KUBERNETES) == exposed
+    assert not settings.auth.allow_insecure_query
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) -> None:
+    """In a volume of the Secret that follows it: no subPath, and nothing but the pair."""
+    template = only(render(folder), "Deployment")["spec"]["template"]
+    mounts = {one["name"]: one for one in containers(template)["exporter"]["volumeMounts"]}
+    volume = {one["name"]: one for one in template["spec"]["volumes"]}["tls"]["secret"]
+    settings = settings_of(folder)
+    named = {settings.tls_query, settings.tls_metrics} - {Tls()}
+    place = Path(mounts["tls"]["mountPath"])
+
+    assert named == {Tls(place / "tls.crt", place / "tls.key")}
+    assert volume["secretName"] == TLS_SECRET
+    assert [one["path"] for one in volume["items"]] == ["tls.crt", "tls.key"]
+    assert mounts["tls"].keys() == {"name", "mountPath", "readOnly"}
+
+
+def test_the_certificate_has_the_service_s_names() -> None:
+    """From cert-manager and from openssl alike; `localhost` is for kubectl port-forward."""
+    objects = render("components/cert-manager")
+    certificate = only(objects, "Certificate")["spec"]
+    authority = only(objects, "Certificate", f"{NAME}-authority")["spec"]
+    recipe = (DEPLOY / "certificate.cnf").read_text(encoding="utf-8")
+
+    assert certificate["dnsNames"] == [SERVED_AS, f"{SERVED_AS}.cluster.local", "localhost"]
+    assert re.findall(r"^DNS\.\d+ = (.*)$", recipe, re.MULTILINE) == certificate["dnsNames"]
+    assert only(render("overlays/standalone"), "Service")["metadata"]["name"] == NAME
+    assert certificate["secretName"] == TLS_SECRET
+    assert authority["isCA"]
+    for one in (certificate, authority):
+        assert one["issuerRef"]["name"] in {made for kind, made in identities(objects)}
+    assert only(objects, "Issuer")["spec"] == {"ca": {"secretName": authority["secretName"]}}
+
+
+def test_a_component_can_be_a_part_of_an_overlay(tmp_path: Path) -> None:
+    """cert-manager's objects come with the rest where an overlay of one's own names it."""
+    whole = tmp_path / "kustomization.yaml"
+    folders = {
+        kind: [os.path.relpath(DEPLOY / folder, tmp_path)]
+        for kind, folder in (
+            ("resources", "overlays/standalone"),
+            ("components", "components/cert-manager"),
+        )
+    }
+    whole.write_text(yaml.safe_dump(folders))
+    command = [str(find_binary("kustomize")), "build", str(tmp_path)]
+    made = subprocess.run(command, check=True, capture_output=True, text=True)
+
+    parts = (*render("overlays/standalone"), *render("components/cert-manager"))
+    assert sorted(identities(tuple(yaml.safe_load_all(made.stdout)))) == sorted(identities(parts))
 
 
 def test_no_scrape_is_refused_for_its_size() -> None:
@@ -355,7 +476,7 @@ def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
     more = set(identities(render("overlays/openshift"))) - both
     space = only(render("overlays/openshift"), "Namespace")
 
-    assert {kind for kind, _ in more} == {"Role", "RoleBinding"}
+    assert {kind for kind, _ in more} == {"Role", "RoleBinding", "ConfigMap"}
     assert space["metadata"]["labels"]["openshift.io/cluster-monitoring"] == "true"
 
 
@@ -366,4 +487,3 @@ def test_each_overlay_says_what_it_is(folder: str) -> None:
     head = Path(path).read_text(encoding="utf-8").split("apiVersion:")[0]
 
     assert head.startswith("# ")
-    assert ("PLAINTEXT" in head) == (folder == "overlays/standalone")

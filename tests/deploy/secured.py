@@ -1,0 +1,112 @@
+"""The exporter as callers meet it that have a token or none: over TLS, as its overlay has it."""
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.cluster import RealCluster, poll
+from tests.cluster.access import binding
+from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
+from tests.deploy.files import NAMESPACE, Object, config_of, render
+from tests.program import ANYWHERE, Program
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of a certificate, and its authority's."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+    @property
+    def trust(self) -> ssl.SSLContext:
+        """For who trusts that authority alone."""
+        return ssl.create_default_context(cafile=self.authority)
+
+
+def runnable(folder: str, directory: Path, pair: Pair) -> Object:
+    """An overlay's configuration, but for places that a test has no right to."""
+    config = {**config_of(render(folder)), **ANYWHERE}
+    if str(config.get("checkpoint", "")).startswith("file:"):
+        config["checkpoint"] = f"file:{directory / 'checkpoint'}"
+    files = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}
+    assert all(one.keys() == files.keys() for one in config["tls"].values())
+    config["tls"] = dict.fromkeys(config["tls"], files)
+    # Roles come and go here, within what the API server's answers are kept for.
+    config["auth"] = {**config["auth"], "cache": "0"}
+    return config
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody who asks over TLS, with a token or without; `host` is whom they believe to ask."""
+
+    exporter: Program
+    trust: ssl.SSLContext
+    token: str = ""
+    host: str | None = None
+
+    def as_who_has(self, token: str | None) -> "Caller":
+        """The same with another token."""
+        return replace(self, token=token or "")
+
+    async def ask(self, method: str, url: str, body: object = None) -> tuple[int, Any]:
+        """The status and the body of an answer, decoded where it is JSON."""
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.request(
+                method, url, json=body, ssl=self.trust, server_hostname=self.host
+            ) as response,
+        ):
+            text = await response.text()
+            is_json = response.content_type.endswith("json")
+            return response.status, json.loads(text) if is_json else text
+
+    async def ready(self) -> None:
+        """Wait until it is, by the metrics listener's probe."""
+        await self.exporter.listening()
+
+        async def is_ready() -> bool:
+            return (await self.ask("GET", f"{self.exporter.metrics}/readyz"))[0] == 200
+
+        await poll(is_ready, within=30, what="/readyz")
+
+    async def sample(self, metric: str, **labels: str) -> float:
+        """The sum of a metric's series of these labels in a scrape."""
+        status, text = await self.ask("GET", f"{self.exporter.metrics}/metrics")
+        assert status == 200, text
+        lines = [line.rpartition(" ") for line in text.splitlines()]
+        return sum(
+            float(value)
+            for series, _, value in lines
+            if series.split("{")[0] == metric
+            and all(f'{key}="{wanted}"' in series for key, wanted in labels.items())
+        )
+
+
+@asynccontextmanager
+async def somebody(cluster: RealCluster, name: str, *roles: str) -> AsyncIterator[str]:
+    """The token of a new account that the ClusterRoles are bound to."""
+    await cluster.admin.create(
+        SERVICE_ACCOUNTS, {"metadata": {"name": name, "namespace": NAMESPACE}}
+    )
+    user = await cluster.account(NAMESPACE, name)
+    for role in roles:
+        await cluster.admin.create(
+            CLUSTER_ROLE_BINDINGS,
+            {**binding(role, user.name), "metadata": {"name": f"{name}-{role}"}},
+        )
+    try:
+        yield user.token or ""
+    finally:
+        for role in roles:
+            await cluster.admin.delete(CLUSTER_ROLE_BINDINGS, None, f"{name}-{role}")
+        await cluster.admin.delete(SERVICE_ACCOUNTS, NAMESPACE, name)

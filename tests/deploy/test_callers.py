@@ -1,0 +1,254 @@
+"""Who gets what from an exporter as it is installed: real accounts, real roles, a real TLS pair."""
+
+import asyncio
+import socket
+import ssl
+import urllib.parse
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.cluster import VMIS, RealCluster, poll, vmi
+from tests.cluster.cluster import write_certificates
+from tests.deploy.files import NAME, only, render
+from tests.deploy.secured import Caller, Pair, runnable, somebody
+from tests.deploy.server import account, applied
+from tests.deploy.test_security import table
+from tests.program import program
+
+
+CALLER, SCRAPER = f"{NAME}-caller", f"{NAME}-scraper"
+QUESTION = {"candidates": [{"namespace": "default", "name": "asked-about"}]}
+REQUESTS = (
+    ("query", "POST", "/v1/verdicts"),
+    ("query", "GET", "/v1/blocked"),
+    ("query", "GET", "/v1/vmis/default/asked-about"),
+    ("query", "GET", "/v1/evacuations"),
+    ("query", "GET", "/metrics"),
+    ("query", "GET", "/openapi.json"),
+    ("query", "GET", "/"),
+    ("query", "GET", "/livez"),
+    ("query", "GET", "/readyz"),
+    ("metrics", "GET", "/metrics"),
+    ("metrics", "GET", "/"),
+    ("metrics", "GET", "/v1/blocked"),
+    ("metrics", "GET", "/livez"),
+    ("metrics", "GET", "/readyz"),
+)
+
+
+@pytest.fixture
+async def standalone(cluster: RealCluster, pair: Pair, tmp_path: Path) -> AsyncIterator[Caller]:
+    """The overlay's exporter under its account and roles, and one VM; asked by nobody yet."""
+    await cluster.admin.create(VMIS, vmi("asked-about"))
+    async with (
+        account(cluster, "overlays/standalone") as user,
+        program(
+            tmp_path,
+            *("--kubeconfig", str(cluster.kubeconfig(user))),
+            config=runnable("overlays/standalone", tmp_path, pair),
+        ) as exporter,
+    ):
+        nobody = Caller(exporter, pair.trust)
+        await nobody.ready()
+        yield nobody
+    await cluster.admin.delete(VMIS, "default", "asked-about")
+
+
+async def statuses(caller: Caller) -> dict[tuple[str, str, str], int]:
+    """The status of each request."""
+    return {
+        (listener, method, path): (
+            await caller.ask(
+                method,
+                getattr(caller.exporter, listener) + path,
+                QUESTION if method == "POST" else None,
+            )
+        )[0]
+        for listener, method, path in REQUESTS
+    }
+
+
+async def test_everybody_gets_what_their_role_says(
+    cluster: RealCluster, standalone: Caller, prove: Callable[[str], None]
+) -> None:
+    """The table of SECURITY.md: who gets what. No token is logged."""
+    async with (
+        somebody(cluster, "a-caller", CALLER) as caller,
+        somebody(cluster, "a-scraper", SCRAPER) as scraper,
+        somebody(cluster, "a-stranger") as stranger,
+    ):
+        made_up = f"{stranger[:-8]}{'A' * 8}"
+        tokens = {"caller": caller, "scraper": scraper, "stranger": stranger, "made up": made_up}
+
+        async def roles_are_in_force() -> bool:
+            return (await statuses(standalone.as_who_has(caller)))[REQUESTS[0]] == 200 and (
+                await statuses(standalone.as_who_has(scraper))
+            )["query", "GET", "/metrics"] == 200
+
+        await poll(roles_are_in_force, within=10, what="roles in force")
+        got = {
+            who: await statuses(standalone.as_who_has(tokens.get(who)))
+            for who in ("nobody", *tokens)
+        }
+
+    columns = {"nobody": 0, "made up": 0, "stranger": 1, "caller": 2, "scraper": 3}
+    promised = {
+        (listener, *request.strip("`").split(" ")): [int(status) for status in statuses_of_all]
+        for listener, request, *statuses_of_all in table("listener")
+    }
+    assert list(promised) == list(REQUESTS)
+    for who, column in columns.items():
+        assert got[who] == {one: promised[one][column] for one in REQUESTS}, who
+    for token in tokens.values():
+        assert token not in standalone.exporter.output
+        assert token.rpartition(".")[2] not in standalone.exporter.output
+    for (listener, method, path), status in got["nobody"].items():
+        others = [f"{who} {got[who][listener, method, path]}" for who in tokens]
+        prove(f"{listener} {method} {path}: nobody {status}, {', '.join(others)}")
+
+
+async def test_a_refusal_says_who_and_what(cluster: RealCluster, standalone: Caller) -> None:
+    """A problem+json with the account's name and the path, and never the token."""
+    url = f"{standalone.exporter.query}/v1/blocked"
+    async with somebody(cluster, "a-stranger") as token:
+        status, problem = await standalone.as_who_has(token).ask("GET", url)
+
+    assert status == 403
+    assert problem["detail"] == (
+        f"system:serviceaccount:{NAME}:a-stranger may not get the non-resource URL /v1/blocked"
+    )
+    assert token not in str(problem)
+
+
+@pytest.mark.parametrize("resource", ["tokenreviews", "subjectaccessreviews"])
+async def test_both_reviews_are_needed(
+    cluster: RealCluster, resource: str, pair: Pair, tmp_path: Path
+) -> None:
+    """Without either permission nobody is let in, and the answer says what it could not ask."""
+    async with (
+        account(cluster, "overlays/standalone", without=("create", (resource,))) as user,
+        somebody(cluster, "a-caller", CALLER) as token,
+        program(
+            tmp_path,
+            *("--kubeconfig", str(cluster.kubeconfig(user))),
+            config=runnable("overlays/standalone", tmp_path, pair),
+        ) as exporter,
+    ):
+        caller = Caller(exporter, pair.trust, token)
+        await caller.ready()
+        status, problem = await caller.ask("POST", f"{exporter.query}/v1/verdicts", QUESTION)
+
+    assert status == 503
+    assert resource in problem["detail"]
+
+
+async def test_plain_text_gets_no_answer(standalone: Caller) -> None:
+    """A token that is sent without TLS by mistake is not taken, and the sender notices."""
+    for secure in (standalone.exporter.query, standalone.exporter.metrics):
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(secure.replace("https:", "http:") + "/v1/blocked")
+
+
+async def test_a_certificate_of_another_authority_is_not_trusted(standalone: Caller) -> None:
+    """What callers are given as CA is what they verify by."""
+    stranger = Caller(standalone.exporter, ssl.create_default_context())
+
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await stranger.ask("GET", f"{standalone.exporter.query}/livez")
+
+
+async def test_no_tls_below_1_2(standalone: Caller) -> None:
+    """An older client is turned away in the handshake."""
+    url = urllib.parse.urlsplit(standalone.exporter.query)
+
+    def shake_hands(version: ssl.TLSVersion) -> str | None:
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        client.set_ciphers("ALL:@SECLEVEL=0")
+        client.minimum_version = client.maximum_version = version
+        address = (url.hostname, url.port)
+        with socket.create_connection(address) as plain, client.wrap_socket(plain) as shaken:
+            return shaken.version()
+
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        assert await asyncio.to_thread(shake_hands, version)
+    with (
+        pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"),
+        pytest.raises(ssl.SSLError),
+    ):
+        await asyncio.to_thread(shake_hands, ssl.TLSVersion.TLSv1_1)
+
+
+async def test_a_renewed_secret_is_served_without_a_restart(
+    cluster: RealCluster, pair: Pair, tmp_path: Path
+) -> None:
+    """The Secret's volume turns, as kubelet turns it, and the next connection has the new pair."""
+    volume, newer = tmp_path / "..data", tmp_path / "newer"
+    for directory, source in ((tmp_path / "older", pair), (newer, None)):
+        directory.mkdir()
+        if source is not None:
+            for name, file in (("tls.crt", source.certificate), ("tls.key", source.key)):
+                (directory / name).write_bytes(file.read_bytes())
+    volume.symlink_to(tmp_path / "older")
+    mounted = Pair(volume / "tls.crt", volume / "tls.key", pair.authority)
+    async with (
+        account(cluster, "overlays/standalone") as user,
+        program(
+            tmp_path,
+            *("--kubeconfig", str(cluster.kubeconfig(user))),
+            config=runnable("overlays/standalone", tmp_path, mounted),
+        ) as exporter,
+    ):
+        await Caller(exporter, pair.trust).ready()
+        write_certificates(newer, "tls")
+        turned = tmp_path / "..data_tmp"
+        turned.symlink_to(newer)
+        turned.rename(volume)
+        renewed = Caller(exporter, ssl.create_default_context(cafile=newer / "ca.crt"))
+
+        async def is_served() -> bool:
+            try:
+                return (await renewed.ask("GET", f"{exporter.query}/livez"))[0] == 200
+            except aiohttp.ClientConnectorCertificateError:
+                return False
+
+        await poll(is_served, within=30, what="the renewed certificate")
+        assert len(exporter.events("certificate_renewed")) >= 1
+
+
+async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
+    cluster: RealCluster, pair: Pair, tmp_path: Path
+) -> None:
+    """The descheduler needs no token where only its pod reaches; the metrics listener asks."""
+    config = runnable("overlays/sidecar", tmp_path, pair)
+    query = tmp_path / "query.sock"
+    config["listen"] = {**config["listen"], "query": f"unix:{query}"}
+    async with (
+        account(cluster, "overlays/sidecar") as user,
+        applied(cluster.admin, [only(render("overlays/monitoring"), "ServiceAccount", SCRAPER)]),
+        applied(
+            cluster.admin, [only(render("overlays/monitoring"), "ClusterRoleBinding", SCRAPER)]
+        ),
+        program(tmp_path, "--kubeconfig", str(cluster.kubeconfig(user)), config=config) as exporter,
+    ):
+        nobody = Caller(exporter, pair.trust)
+        await nobody.ready()
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(query))) as session,
+            session.get("http://exporter/v1/blocked") as response,
+        ):
+            assert response.status == 200
+        assert (await nobody.ask("GET", f"{exporter.metrics}/metrics"))[0] == 401
+
+        prometheus = await cluster.account(NAME, SCRAPER)
+        scraping = nobody.as_who_has(prometheus.token)
+
+        async def is_let_in() -> bool:
+            return (await scraping.ask("GET", f"{exporter.metrics}/metrics"))[0] == 200
+
+        await poll(is_let_in, within=10, what="metrics for Prometheus's account")
+        assert query.stat().st_mode & 0o777 == 0o660

@@ -1,0 +1,153 @@
+"""SECURITY.md is true: its tables are those of the manifests, its claims have tests."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from exporter import __version__
+from exporter.settings import read_settings
+from tests.deploy.files import (
+    ADDITIONS,
+    NAME,
+    OVERLAYS,
+    ROOT,
+    TLS_SECRET,
+    Object,
+    config_of,
+    containers,
+    only,
+    pod_templates,
+    render,
+)
+
+
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+SPOKEN = {
+    ("kubevirt-eviction-exporter-checkpoint", "configmaps", 0): "configmaps of its namespace",
+    ("kubevirt-eviction-exporter-checkpoint", "configmaps", 64): "64 configmaps by name",
+    ("kubevirt-eviction-exporter-checkpoint", "leases", 1): "the lease by name",
+    ("kubevirt-eviction-exporter-prometheus", "pods", 0): "pods of its namespace",
+}
+"""What is said of rules that hold for a namespace or for names."""
+
+
+def tables() -> list[list[list[str]]]:
+    """The cells of each table, its head left out."""
+    blocks = re.findall(r"(?:^\|.*\n)+", SECURITY, re.MULTILINE)
+    return [
+        [[cell.strip() for cell in row.split("|")[1:-1]] for row in block.splitlines()[2:]]
+        for block in blocks
+    ]
+
+
+def table(first: str) -> list[list[str]]:
+    """The table whose first cell of its head is this."""
+    heads = re.findall(r"^\| ([^|]*?) \|.*\n\|[-|]+\|$", SECURITY, re.MULTILINE)
+    return tables()[heads.index(first)]
+
+
+def told(cell: str) -> str:
+    """A role's whole name."""
+    return cell.strip("`").replace("…", NAME)
+
+
+def rules() -> set[tuple[str, str, str]]:
+    """Role, verbs and objects of each rule of ours, as the table has them."""
+    found = set()
+    for folder in (*OVERLAYS, *ADDITIONS):
+        for role in render(folder):
+            for rule in role.get("rules", []):
+                name = role["metadata"]["name"]
+                named = rule.get("resources", rule.get("nonResourceURLs"))
+                key = (name, named[0], len(rule.get("resourceNames", [])))
+                objects = SPOKEN.get(key, ", ".join(named))
+                found.add((name, ", ".join(rule["verbs"]), objects))
+    return found
+
+
+def test_the_rules_are_those_of_the_manifests() -> None:
+    """Each rule of each role has its row, and each row its rule."""
+    rows = {(told(row[0]), row[1], row[2]) for row in table("role")}
+
+    assert rows == rules()
+    assert len(rows) == len(table("role"))
+
+
+def test_the_listeners_are_those_of_the_manifests() -> None:
+    """Every address that an installation listens on, and whether it speaks TLS."""
+    listening = set()
+    for folder in OVERLAYS:
+        settings = read_settings(config_of(render(folder)))
+        for address in settings.listen.query:
+            place = str(address) if address.path else str(address.port)
+            where = "loopback" if address.is_local and not address.path else place
+            secure = settings.tls_query.cert_file and not address.is_local
+            listening.add((Path(folder).name, f"query, {where}", bool(secure)))
+        for address in settings.listen.metrics:
+            secure = settings.tls_metrics.cert_file is not None
+            listening.add((Path(folder).name, f"metrics, {address.port}", secure))
+    rows = set()
+    for installations, listener, _, tls, *_ in table("installation"):
+        if "descheduler" in listener:
+            continue
+        names = [Path(one).name for one in OVERLAYS]
+        named = names if installations == "all" else re.findall("`(.*?)`", installations)
+        rows |= {(one, listener.replace("`", ""), tls != "no") for one in named}
+
+    assert rows == listening
+
+
+def test_the_pods_are_as_told() -> None:
+    """No root, no privileges, a root file system that cannot be written, a seccomp profile."""
+    for folder in OVERLAYS:
+        (template,) = pod_templates(render(folder))
+        assert template["spec"]["securityContext"]["runAsNonRoot"]
+        assert template["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(template).values():
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+        policy = only(render(folder), "NetworkPolicy")["spec"]
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_the_certificate_is_the_only_secret_mounted() -> None:
+    """No other Secret comes into a pod, and nothing of the node's."""
+    for folder in OVERLAYS:
+        (template,) = pod_templates(render(folder))
+        kinds = [next(kind for kind in one if kind != "name") for one in volumes(template)]
+        secrets = [one["secret"]["secretName"] for one in volumes(template) if "secret" in one]
+        assert secrets == [TLS_SECRET]
+        assert set(kinds) <= {"configMap", "secret", "emptyDir"}
+        assert not re.search("secretKeyRef|secretRef", str(template))
+
+
+def volumes(template: Object) -> list[Object]:
+    """The volumes of a pod."""
+    listed: list[Object] = template["spec"]["volumes"]
+    return listed
+
+
+def test_this_version_is_supported() -> None:
+    """The line of releases that is being worked on gets fixes."""
+    supported = [row[0].strip("`") for row in table("version") if row[1] == "yes"]
+
+    assert __version__.rpartition(".")[0] in supported
+
+
+@pytest.mark.parametrize("row", table("claim"), ids=lambda row: row[1].rpartition("::")[2])
+def test_each_claim_has_its_test(row: list[str]) -> None:
+    """What is named is there, to be run."""
+    file, _, name = row[1].strip("`").partition("::")
+
+    assert re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+
+
+def test_the_readme_leads_here() -> None:
+    """From its last chapter."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert "[SECURITY.md](SECURITY.md)" in readme.split("## More")[1]
