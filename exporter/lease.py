@@ -1,8 +1,8 @@
 """Which replica writes the checkpoint: the holder of a Lease in the cluster.
 
 The rules are client-go's (`tools/leaderelection`): a holder renews; the others take the Lease
-once they have seen it unchanged for its whole duration on their own monotonic clock, so that no
-two clocks are compared. Every write names the version that it replaces. A holder stops believing
+once they have seen it unchanged for long enough on their own monotonic clock, so that no two
+clocks are compared. Every write names the version that it replaces. A holder stops believing
 in itself well before the others stop, also where it was frozen in between.
 
 kubernetes_asyncio brings a leader election of its own (`leaderelection`). It is not used: it ends
@@ -29,8 +29,13 @@ HELD_FOR = 2 / 3
 """The share of the duration for which a holder believes in its last renewal, as in client-go."""
 RENEWED_EVERY = 1 / 3
 """The share of the duration after which the holder renews."""
+TAKEN_AFTER = 0.8
+"""The share of its duration after which an unchanged Lease is taken: later than its holder stops
+believing in it, and so early that the next write comes within the duration."""
 LOOKED_EVERY = 1 / 8
 """The share of the duration after which the others look, and a renewal that failed is tried."""
+
+MOMENT: Seconds = 0.01
 
 log = structlog.stdlib.get_logger()
 
@@ -102,8 +107,16 @@ class Lease:
                 self._trouble = ""
             if self._held_until is not None and not self.held:
                 self._lose("not renewed in time")
-            share = RENEWED_EVERY if self.held and not self._trouble else LOOKED_EVERY
-            await asyncio.sleep(self._duration * share * self._rng.uniform(0.9, 1.0))
+            await asyncio.sleep(self._pause())
+
+    def _pause(self) -> Seconds:
+        """Until the next renewal, or look: at the latest when the Lease may be taken."""
+        if self.held and not self._trouble:
+            return self._duration * RENEWED_EVERY * self._rng.uniform(0.9, 1.0)
+        look = self._duration * LOOKED_EVERY * self._rng.uniform(0.9, 1.0)
+        if self._seen_at is None or self._trouble:
+            return look
+        return min(look, max(MOMENT, self._free_at(self._seen.spec) - self._monotonic()))
 
     async def release(self) -> None:
         """Give the Lease back, so that another need not wait for its end."""
@@ -126,17 +139,19 @@ class Lease:
             await self._take(None, began)
             return
         if self._seen_at is None or seen != self._seen:
-            self._seen, self._seen_at = seen, began
+            # As late as it can be: what was read may have been written while we waited for it.
+            self._seen, self._seen_at = seen, self._monotonic()
         if seen.spec.holderIdentity == self._identity or self._is_free(seen.spec):
             await self._take(seen, began)
         elif self._held_until is not None:
             self._lose(f"{seen.spec.holderIdentity} has taken it")
 
     def _is_free(self, spec: _Spec) -> bool:
-        if not spec.holderIdentity or self._seen_at is None:
-            return True
+        return not spec.holderIdentity or self._monotonic() >= self._free_at(spec)
+
+    def _free_at(self, spec: _Spec) -> Seconds:
         lasts = spec.leaseDurationSeconds or self._duration
-        return self._monotonic() >= self._seen_at + lasts
+        return (self._seen_at or 0.0) + lasts * TAKEN_AFTER
 
     async def _take(self, seen: _Lease | None, began: Seconds) -> None:
         was = seen.spec if seen is not None else _Spec()

@@ -16,6 +16,7 @@ from exporter.metrics import FAMILIES
 from exporter.model import Reason
 from exporter.settings import InvalidSettings, Settings, read_settings
 from exporter.wire import ROUTES
+from tests.alerts.files import all_alerts, load_groups
 
 
 README = Path(__file__).parents[1] / "README.md"
@@ -88,6 +89,21 @@ def nested(rows: Mapping[str, object]) -> dict[str, Any]:
 def test_every_setting_has_its_row() -> None:
     """The settings' table has every key once."""
     assert sorted(bare(row[0]) for row in table("Settings")) == sorted(every_key())
+
+
+def test_every_failure_is_shown_by_a_test() -> None:
+    """Each row names tests that there are, and metrics and alerts that there are."""
+    sources = "\n".join(path.read_text() for path in (README.parent / "tests").rglob("test_*.py"))
+    families = {family.name for family in FAMILIES}
+    for row in table("When something fails"):
+        names = re.findall(r"`(test_\w+)`", row[3])
+        assert names, row[0]
+        for name in names:
+            assert f"def {name}(" in sources
+        for metric in re.findall(r"`…(_\w+)", row[1]):
+            assert f"kubevirt_eviction_exporter{metric}" in families
+        for alert in re.findall(r"`(KubeVirt\w+)`", row[1]):
+            assert alert in all_alerts(load_groups())
 
 
 TLS_FILES = ("certFile", "keyFile", "clientCAFile")

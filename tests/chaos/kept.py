@@ -1,0 +1,74 @@
+"""Checkpoints made and read by hand, with the format's own functions."""
+
+import hashlib
+import struct
+import time
+from base64 import b64decode
+from collections.abc import Iterable
+from pathlib import Path
+
+from exporter.checkpoint import encode, seal, shard_of, split, unseal
+from exporter.evidence import Remembered
+from exporter.history import Migration
+from exporter.keeper import DATA_KEY
+from exporter.model import Outcome
+from tests.cluster.objects import Object
+
+
+DAY = 86_400.0
+
+
+def remembered(made: Object, endings: int) -> Remembered:
+    """So many migrations of a created VMI, a minute each, in the last hours; no VMIM is left."""
+    now = float(int(time.time()))
+    metadata = made["metadata"]
+    return Remembered(
+        uid=metadata["uid"],
+        namespace=metadata["namespace"],
+        migrations={
+            f"{metadata['uid'][:24]}{number:012x}": Migration(
+                start=now - 60.0 * number - 60,
+                end=now - 60.0 * number,
+                outcome=Outcome.SUCCEEDED,
+                handed_off=True,
+            )
+            for number in range(1, endings + 1)
+        },
+    )
+
+
+def shards(several: Iterable[Remembered]) -> dict[int, bytes]:
+    """These, sealed, by shard."""
+    found: dict[int, list[Remembered]] = {}
+    for one in sorted(several, key=lambda one: one.uid):
+        found.setdefault(shard_of(one.uid), []).append(one)
+    now = time.time()
+    return {
+        shard: seal(encode(one, now=now, window=DAY) for one in found[shard])
+        for shard in sorted(found)
+    }
+
+
+def counted(raw: bytes) -> dict[str, int]:
+    """How many migrations whole shards hold of each VMI, by UID. Raises where one is damaged."""
+    return {one.uid: len(one.migrations) for piece in split(raw) for one in unseal(piece)}
+
+
+def counted_in(path: Path) -> dict[str, int]:
+    """The same of a file."""
+    return counted(path.read_bytes())
+
+
+def shard_bytes(config_maps: Iterable[Object]) -> dict[str, bytes]:
+    """The sealed shard of every ConfigMap that has one, by the ConfigMap's name."""
+    return {
+        one["metadata"]["name"]: b64decode(one["binaryData"][DATA_KEY])
+        for one in config_maps
+        if DATA_KEY in one.get("binaryData", {})
+    }
+
+
+def another_version(payload: bytes, version: int = 2) -> bytes:
+    """A whole shard as a later version of the program would write it."""
+    head = struct.pack(">4sHI", b"KVEC", version, len(payload))
+    return head + hashlib.blake2b(head + payload, digest_size=16).digest() + payload

@@ -1,0 +1,98 @@
+"""An HTTP proxy before the API server, which refuses, holds back and records what is asked."""
+
+import asyncio
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+from tests.cluster import RealCluster
+
+
+_KEPT = ("Authorization", "Content-Type", "Accept")
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
+
+
+class Proxy:
+    """`async with Proxy(cluster) as proxy` passes what is asked of `proxy.url` on to the server.
+
+    `refusals` are status codes by method and part of the path; `refused` counts what was answered
+    so. `held` are parts of paths whose watches are told nothing until it is empty.
+    """
+
+    def __init__(self, cluster: RealCluster) -> None:
+        self._cluster = cluster
+        self.url = ""
+        self.refusals: dict[tuple[str, str], int] = {}
+        self.refused: Counter[int] = Counter()
+        self.held: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            self._cluster.api.url,
+            connector=aiohttp.TCPConnector(ssl=self._cluster.api.trust, limit=0),
+            timeout=_NO_LIMIT,
+        )
+        app = web.Application(client_max_size=16 * 2**20)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        for (method, part), code in self.refusals.items():
+            if request.method == method and part in request.path:
+                self.refused[code] += 1
+                return _refusal(code)
+        headers = {key: request.headers[key] for key in _KEPT if key in request.headers}
+        try:
+            async with self._session.request(
+                request.method, request.path_qs, data=await request.read(), headers=headers
+            ) as answer:
+                response = web.StreamResponse(status=answer.status)
+                response.content_type = answer.content_type
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await self._let_through(request)
+                    await response.write(chunk)
+                await response.write_eof()
+                return response
+        except (aiohttp.ClientError, ConnectionError):
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=502)
+
+    async def _let_through(self, request: web.Request) -> None:
+        if "watch" in request.query:
+            # No event to wait for: a test empties a set.
+            while any(part in request.path for part in self.held):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+def _refusal(code: int) -> web.Response:
+    reason = {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}[code]
+    status = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": f"refused by the test: {reason}",
+        "reason": reason,
+        "code": code,
+    }
+    return web.json_response(status, status=code, headers={"Retry-After": "1"})

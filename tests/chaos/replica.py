@@ -1,0 +1,242 @@
+"""The exporter as a process that a test kills, freezes and starts again; and what it answers."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import aiohttp
+
+from tests.cluster import poll
+from tests.program import Program, program
+
+
+UNWRITTEN = "kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds"
+WRITER = "kubevirt_eviction_exporter_checkpoint_writer"
+VMIS_KEPT = "kubevirt_eviction_exporter_checkpoint_vmis"
+FAULTS = "kubevirt_eviction_exporter_checkpoint_faults_total"
+CHECKPOINTS = ("filter", "preEviction", None)
+HEARD_APART = 5.0
+"""Seconds within which both replicas hear of what happens, on a machine that is busy with tests."""
+Answers: TypeAlias = dict[str, Any]
+"""What is compared of one VMI: three verdicts and, where it evacuates, the evacuation."""
+
+
+class Down(aiohttp.ClientError):
+    """There is no process to ask at the moment."""
+
+
+class Replica:
+    """One replica over all its lives: every life has the same settings, and `lives` counts them."""
+
+    def __init__(
+        self, directory: Path, *arguments: str, config: Mapping[str, object], name: str = "replica"
+    ) -> None:
+        self.name = name
+        self.lives = 0
+        self._directory = directory
+        self._arguments = arguments
+        self._config = config
+        self._stack = AsyncExitStack()
+        self._now: Program | None = None
+
+    @property
+    def now(self) -> Program:
+        """The present life. Raises `Down` between two lives: its port may be another's by then."""
+        if self._now is None:
+            raise Down(self.name)
+        return self._now
+
+    @property
+    def pid(self) -> int:
+        """The process of the present life."""
+        return self.now.process.pid
+
+    async def start(self) -> Program:
+        """Begin a new life; it listens, and need not be ready yet."""
+        starting = program(self._directory, *self._arguments, config=self._config)
+        begun = await self._stack.enter_async_context(starting)
+        await begun.listening()
+        self.lives += 1
+        self._now = begun
+        return begun
+
+    async def kill(self) -> None:
+        """`kill -9`; returns once the process has gone, and shows that it has."""
+        killed, self._now = self.now, None
+        assert await killed.end(signal.SIGKILL) == -signal.SIGKILL
+        assert state_of(killed.process.pid) is None
+
+    async def freeze(self) -> None:
+        """SIGSTOP: the process keeps its connections and what it believes. Shows that it stands."""
+        self.now.process.send_signal(signal.SIGSTOP)
+
+        async def stands() -> bool:
+            return state_of(self.pid) == "T"
+
+        await poll(stands, within=10, what="a stopped process")
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.now.process.send_signal(signal.SIGCONT)
+
+    async def close(self) -> None:
+        """End whatever is left."""
+        await self._stack.aclose()
+
+
+def state_of(pid: int) -> str | None:
+    """A process's state as the kernel tells it (T is stopped), or None where it has gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return None
+    return stat.rpartition(")")[2].split()[0]
+
+
+@asynccontextmanager
+async def replicas(*several: Replica) -> AsyncIterator[None]:
+    """Start these, all ready at the beginning of the block and gone at its end."""
+    async with AsyncExitStack() as stack:
+        for one in several:
+            stack.push_async_callback(one.close)
+        await asyncio.gather(*(one.start() for one in several))
+        await asyncio.gather(*(one.now.ready() for one in several))
+        yield
+
+
+async def writer_of(*several: Replica) -> Replica:
+    """The one replica that says that it writes; never do two say so at one instant."""
+
+    async def claimed() -> Replica | None:
+        claiming = [one for one in several if await one.now.sample(WRITER)]
+        if len(claiming) > 1:
+            # They were asked one after another: two write if the first still says so.
+            assert not await claiming[0].now.sample(WRITER), "two writers by their own claims"
+            return None
+        return claiming[0] if claiming else None
+
+    return await poll(claimed, within=40, what="a writer")
+
+
+async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[str, Answers]:
+    """What the exporter says of these VMIs by name; nothing that ticks is in it."""
+    asked = [{"namespace": namespace, "name": name} for namespace, name in candidates]
+    answers: dict[str, Answers] = {one["name"]: {} for one in asked}
+    async with aiohttp.ClientSession(exporter.query, raise_for_status=True) as session:
+        for checkpoint in CHECKPOINTS:
+            body: dict[str, object] = {"candidates": asked, "dryRun": True}
+            if checkpoint is not None:
+                body["checkpoint"] = checkpoint
+            async with session.post("/v1/verdicts", json=body) as response:
+                for verdict in (await response.json())["verdicts"]:
+                    del verdict["retryAfterSeconds"]
+                    answers[verdict["name"]][f"verdict({checkpoint})"] = verdict
+        async with session.get("/v1/evacuations") as response:
+            for one in (await response.json())["evacuations"]:
+                if one["name"] in answers and one["namespace"] == asked[0]["namespace"]:
+                    told = ("evacuationNodeName", "requestedAt", "failedAttempts", "stuck")
+                    answers[one["name"]]["evacuation"] = {key: one[key] for key in told}
+    return answers
+
+
+def differences(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> list[str]:
+    """Where the answers of two replicas differ, one line each."""
+    return [
+        f"{name} {key}: {one[name].get(key)} and {other[name].get(key)}"
+        for name in one
+        for key in sorted(one[name].keys() | other[name].keys())
+        if one[name].get(key) != other[name].get(key)
+    ]
+
+
+def settle_requests(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> None:
+    """An evacuation that is not dated begins with its first sight, which each has of its own.
+
+    Where the one that does not write saw it first, the two stay that far apart.
+    """
+    for name, answers in one.items():
+        left, right = (told.get("evacuation") for told in (answers, other[name]))
+        if left is None or right is None:
+            continue
+        apart = instant(left["requestedAt"]) - instant(right["requestedAt"])
+        if abs(apart) <= HEARD_APART:
+            left["requestedAt"] = right["requestedAt"]
+
+
+def instant(text: str) -> float:
+    """An instant of the API."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+async def until_alike(
+    one: Program, other: Program, candidates: Iterable[tuple[str, str]], *, within: float = 20
+) -> dict[str, Answers]:
+    """Wait until two replicas answer alike; returns what, or fails with the differences.
+
+    The instant of a request that is not dated may be some seconds apart (`settle_requests`).
+    """
+    names = list(candidates)
+    last: list[str] = []
+
+    async def alike() -> tuple[dict[str, Answers]] | None:
+        left, right = await asyncio.gather(ask(one, names), ask(other, names))
+        settle_requests(left, right)
+        last[:] = differences(left, right)
+        return None if last else (left,)
+
+    try:
+        return (await poll(alike, within=within, what="the same answers"))[0]
+    except TimeoutError:
+        raise AssertionError("\n".join(["the answers differ:", *last])) from None
+
+
+async def count_in_window(exporter: Program, namespace: str, name: str) -> int:
+    """How many migrations of a VMI count; -1 while nothing is known of it."""
+    verdict = await exporter.verdict(namespace, name, dryRun=True)
+    return int(verdict["migrationsInWindow"]) if verdict["known"] else -1
+
+
+async def until_counted(exporter: Program, namespace: str, name: str, migrations: int) -> None:
+    """Wait until that many migrations of a VMI count."""
+
+    async def is_so() -> bool:
+        return await count_in_window(exporter, namespace, name) == migrations
+
+    await poll(is_so, within=30, what=f"{migrations} migrations of {name}")
+
+
+async def until_written(exporter: Program, *, within: float = 30) -> None:
+    """Wait until nothing waits to be written."""
+
+    async def is_written() -> bool:
+        kept = await exporter.sample(VMIS_KEPT)
+        return kept > 0 and await exporter.sample(UNWRITTEN) == 0
+
+    await poll(is_written, within=within, what="a checkpoint")
+
+
+async def until_event(
+    exporter: Program, name: str, *, within: float = 30, **fields: object
+) -> dict[str, Any]:
+    """Wait until the log has an event of that name with these fields; returns the last one."""
+
+    async def found() -> dict[str, Any] | None:
+        fitting = [e for e in exporter.events(name) if fields.items() <= e.items()]
+        return fitting[-1] if fitting else None
+
+    return await poll(found, within=within, what=f"{name} {fields} in the log")
+
+
+async def until_fault(exporter: Program, fault: str, *, within: float = 30) -> int:
+    """Wait until a fault of the checkpoint is counted and logged; returns how often it was."""
+
+    async def counted() -> int:
+        return int(await exporter.sample(FAULTS, fault=fault))
+
+    times = await poll(counted, within=within, what=f"the fault {fault}")
+    assert await until_event(exporter, "checkpoint_fault", fault=fault)
+    return times

@@ -1,0 +1,302 @@
+"""A stream of migrations and evacuations, written the way KubeVirt writes them.
+
+Instants are the present, shifted into the past by a constant of each VM, so that no two things
+that a checkpoint tells apart by the second share one. Before something is deleted that alone
+shows what happened, `acknowledge` is awaited: everything else may be lost by design.
+
+Brief VMs stay within KubeVirt's five VMIMs, none of which is ever deleted before the VM: of them
+nothing may be lost even without a checkpoint.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.cluster import VMIMS, VMIS, Client, vmi, vmim
+from tests.scripts import KEPT_BY_KUBEVIRT, NODES, rfc3339
+
+
+Object = dict[str, Any]
+
+LAGS = (0, 0, 40, 3_000, 20_000, 80_000)
+"""By how many seconds a VM's instants lie in the past."""
+LEFT_LYING = 0
+"""How many finished VMIMs beyond KubeVirt's five pile up before they are deleted together."""
+
+
+@dataclass
+class _Life:
+    """One VM; `loose`: what `migrationState` says stands nowhere else, and is not acknowledged.
+
+    `abandoned` are the nodes from which an evacuation was cancelled: who has not seen that, and is
+    not told when the next one was requested, takes the attempts of both for one's.
+    """
+
+    name: str
+    rng: random.Random
+    brief: bool
+    lag: int
+    vmi: Object
+    ripe_at: float
+    vmims: list[Object] = field(default_factory=list)
+    moving: Object | None = None
+    is_attempt: bool = False
+    target: str = ""
+    loose: bool = False
+    cancelled: bool = False
+    abandoned: set[str] = field(default_factory=set)
+
+    @property
+    def evacuates(self) -> str | None:
+        """The node that it is to leave."""
+        node: str | None = self.vmi["status"].get("evacuationNodeName")
+        return node
+
+    @property
+    def finished(self) -> list[Object]:
+        """Its VMIMs that have ended, oldest first."""
+        return [one for one in self.vmims if one is not self.moving]
+
+
+async def _at_once() -> None:
+    """Nobody keeps a checkpoint."""
+
+
+class Stream:
+    """Plays random steps in one namespace; `happened` counts what they were.
+
+    `marked` is told of an evacuation whose request instant only its first sight tells.
+    """
+
+    def __init__(
+        self,
+        admin: Client,
+        namespace: str,
+        seed: int,
+        *,
+        lasting: int = 4,
+        brief: int = 3,
+        acknowledge: Callable[[], Awaitable[None]] = _at_once,
+        marked: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._admin = admin
+        self._namespace = namespace
+        self._acknowledge = acknowledge
+        self._marked = marked
+        self._lives: dict[str, _Life] = {}
+        self._free_at: dict[str, float] = {}
+        self._serial = 0
+        self.lasting = [f"lasting{number}" for number in range(lasting)]
+        self.brief = [f"brief{number}" for number in range(brief)]
+        self._rngs = {name: random.Random(f"{seed} {name}") for name in self.lasting + self.brief}
+        self.steps = 0
+        self.happened: Counter[str] = Counter()
+
+    def candidates(self, *, brief_alone: bool = False) -> list[tuple[str, str]]:
+        """The VMIs to ask for, be they there at the moment or not."""
+        names = self.brief if brief_alone else self.lasting + self.brief
+        return [(self._namespace, name) for name in names]
+
+    def is_dated(self, name: str) -> bool:
+        """Whether the VMI itself says when its evacuation was requested."""
+        life = self._lives.get(name)
+        return life is None or any(
+            c["type"] == "EvictionRequested" for c in life.vmi["status"]["conditions"]
+        )
+
+    async def play(self, steps: int) -> None:
+        """So many steps of every VM, each with a chance of its own."""
+        async with asyncio.TaskGroup() as tasks:
+            for name in self._rngs:
+                tasks.create_task(self._play(name, steps))
+
+    async def _play(self, name: str, steps: int) -> None:
+        for _ in range(steps):
+            await self._step(name)
+            self.steps += 1
+
+    async def _step(self, name: str) -> None:
+        life = self._lives.get(name)
+        if life is None:
+            await asyncio.sleep(max(0.0, self._free_at.get(name, 0.0) - time.time()))
+            await self._begin_life(name)
+            return
+        await asyncio.sleep(max(0.0, life.ripe_at - time.time()))
+        if life.moving is not None:
+            await self._go_on(life)
+        elif life.loose:
+            await self._acknowledge()
+            life.loose = False
+        elif len(life.finished) > KEPT_BY_KUBEVIRT + LEFT_LYING:
+            await self._tidy(life)
+        elif self._has_lived(life):
+            await self._end_life(life)
+        elif life.evacuates and life.rng.random() < 0.1:
+            await self._cancel(life)
+        elif not life.evacuates and life.rng.random() < 0.3:
+            await self._mark(life)
+        else:
+            await self._begin_move(life)
+
+    def _has_lived(self, life: _Life) -> bool:
+        if life.brief:
+            return len(life.finished) >= KEPT_BY_KUBEVIRT
+        return life.rng.random() < 0.03
+
+    async def _begin_life(self, name: str) -> None:
+        rng = self._rngs[name]
+        made = await self._admin.create(VMIS, vmi(name, self._namespace, node=rng.choice(NODES)))
+        lag, brief = rng.choice(LAGS), name in self.brief
+        self._lives[name] = _Life(name, rng, brief, lag, made, _next_second())
+        self.happened["began"] += 1
+
+    async def _end_life(self, life: _Life) -> None:
+        del self._lives[life.name]
+        await self._admin.delete(VMIS, self._namespace, life.name)
+        for one in life.vmims:
+            await self._delete(one)
+        self._free_at[life.name] = _next_second()
+        self.happened["died"] += 1
+
+    async def _tidy(self, life: _Life) -> None:
+        """KubeVirt deletes the finished VMIMs beyond five."""
+        await self._acknowledge()
+        for one in life.finished[:-KEPT_BY_KUBEVIRT]:
+            life.vmims.remove(one)
+            await self._delete(one)
+            self.happened["VMIM deleted"] += 1
+
+    async def _mark(self, life: _Life) -> None:
+        """An eviction is requested: dated as from KubeVirt 1.7 on, or as before."""
+        again = life.vmi["status"]["nodeName"] in life.abandoned
+        dated = life.rng.random() < 0.5 or life.brief or again
+        if life.cancelled:
+            # That an evacuation was cancelled is seen, or else known to nobody.
+            await self._acknowledge()
+            life.cancelled = False
+        status = life.vmi["status"]
+        status["evacuationNodeName"] = status["nodeName"]
+        if dated:
+            condition = {
+                "type": "EvictionRequested",
+                "status": "True",
+                "lastTransitionTime": rfc3339(time.time()),
+            }
+            status["conditions"] = [*status["conditions"], condition]
+        await self._replace(life)
+        life.ripe_at = _next_second()
+        self.happened["evacuation requested"] += 1
+        if not dated:
+            await self._acknowledge()
+            if self._marked is not None:
+                await self._marked(life.name)
+            # An attempt that ends in the second in which it was seen unmarked is not this one's.
+            life.ripe_at = _next_second()
+
+    async def _cancel(self, life: _Life) -> None:
+        life.abandoned.add(life.vmi["status"]["nodeName"])
+        self._unmark(life)
+        await self._replace(life)
+        life.cancelled = True
+        life.ripe_at = _next_second()
+        self.happened["evacuation cancelled"] += 1
+
+    def _unmark(self, life: _Life) -> None:
+        status = life.vmi["status"]
+        status.pop("evacuationNodeName", None)
+        status["conditions"] = [c for c in status["conditions"] if c["type"] != "EvictionRequested"]
+
+    async def _begin_move(self, life: _Life) -> None:
+        self._serial += 1
+        life.is_attempt = bool(life.evacuates)
+        name = f"{life.name}-{self._serial}"
+        body = vmim(name, self._namespace, of=life.name, evacuates=life.evacuates)
+        body["status"] |= _transitions([], "Pending", self._now(life))
+        life.moving = await self._admin.create(VMIMS, body)
+        life.vmims.append(life.moving)
+        others = [node for node in NODES if node != life.vmi["status"]["nodeName"]]
+        life.target = life.rng.choice(others)
+
+    async def _go_on(self, life: _Life) -> None:
+        """The next thing that can happen to a migration under way."""
+        assert life.moving is not None
+        phase, chance = life.moving["status"]["phase"], life.rng.random()
+        uid = life.moving["metadata"]["uid"]
+        if phase == "Pending" and chance < (0.5 if life.is_attempt else 0.1):
+            await self._finish(life, "Failed")
+            self.happened["attempt failed"] += life.is_attempt
+        elif phase == "Pending":
+            await self._advance(life, "Scheduled")
+            nodes = {"sourceNode": life.vmi["status"]["nodeName"], "targetNode": life.target}
+            life.vmi["status"]["migrationState"] = {"migrationUid": uid, **nodes}
+            await self._replace(life)
+            self.happened["handed off"] += 1
+        elif phase == "Scheduled":
+            took = life.rng.choice((20, 400, 1_500))
+            state = life.vmi["status"]["migrationState"]
+            state["startTimestamp"] = rfc3339(self._now(life) - took)
+            await self._replace(life)
+            await self._advance(life, "Running")
+        elif chance < 0.15 and not life.brief:
+            await self._delete(life.moving)
+            life.vmims.remove(life.moving)
+            await self._end_move(life, failed=True)
+            life.moving, life.loose = None, True
+            self.happened["VMIM deleted under way"] += 1
+        else:
+            await self._end_move(life, failed=chance > 0.75)
+
+    async def _end_move(self, life: _Life, *, failed: bool) -> None:
+        status = life.vmi["status"]
+        state = status["migrationState"]
+        state |= {"endTimestamp": rfc3339(self._now(life)), "completed": True}
+        if failed:
+            state["failed"] = True
+        else:
+            status["nodeName"] = life.target
+            self._unmark(life)
+        await self._replace(life)
+        life.ripe_at = _next_second()
+        self.happened["failed" if failed else "succeeded"] += 1
+        if life.moving in life.vmims:
+            self.happened["attempt failed"] += failed and life.is_attempt
+            await self._finish(life, "Failed" if failed else "Succeeded", state)
+
+    async def _finish(self, life: _Life, phase: str, state: Object | None = None) -> None:
+        await self._advance(life, phase, state)
+        life.moving = None
+        life.ripe_at = _next_second()
+
+    async def _advance(self, life: _Life, phase: str, state: Object | None = None) -> None:
+        moving = life.moving
+        assert moving is not None
+        told = moving["status"]["phaseTransitionTimestamps"]
+        status = {"phase": phase, **_transitions(told, phase, self._now(life))}
+        if state is not None:
+            status["migrationState"] = state
+        name = moving["metadata"]["name"]
+        changed = await self._admin.merge_status(VMIMS, self._namespace, name, status)
+        life.vmims[life.vmims.index(moving)] = life.moving = changed
+
+    async def _replace(self, life: _Life) -> None:
+        life.vmi = await self._admin.replace(VMIS, life.vmi)
+
+    async def _delete(self, one: Object) -> None:
+        await self._admin.delete(VMIMS, self._namespace, one["metadata"]["name"])
+
+    def _now(self, life: _Life) -> float:
+        """An evacuation is requested now, so its attempts are not in the past."""
+        return time.time() - (0 if life.is_attempt else life.lag)
+
+
+def _next_second() -> float:
+    return float(int(time.time()) + 1)
+
+
+def _transitions(told: list[Object], phase: str, now: float) -> Object:
+    entry = {"phase": phase, "phaseTransitionTimestamp": rfc3339(now)}
+    return {"phaseTransitionTimestamps": [*told, entry]}

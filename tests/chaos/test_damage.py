@@ -1,0 +1,358 @@
+"""A checkpoint that is damaged, of another version, or cannot be written: what is left of it."""
+
+import random
+import resource
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from exporter.checkpoint import shard_of
+from exporter.keeper import DATA_KEY, OWNER
+from exporter.kubevirt import CHECKPOINT_LABEL
+from tests.chaos import SEED
+from tests.chaos.kept import another_version, counted, counted_in, remembered, shard_bytes, shards
+from tests.chaos.replica import (
+    FAULTS,
+    UNWRITTEN,
+    count_in_window,
+    until_counted,
+    until_fault,
+    until_written,
+)
+from tests.cluster import VMIS, poll, vmi
+from tests.cluster.resources import CONFIG_MAPS
+from tests.keeping import BRISK, NAME, a_keeper, keeping, migrate
+from tests.program import Program, program
+from tests.stages import RealStage
+
+
+Prove: TypeAlias = Callable[[str], None]
+Object: TypeAlias = dict[str, Any]
+
+KNOWN = 8
+"""Migrations of each VM that nothing but the checkpoint tells of."""
+REGIONS = {
+    "magic": range(4),
+    "version": range(4, 6),
+    "length": range(6, 10),
+    "digest": range(10, 26),
+    "payload": range(26, 200),
+}
+"""The bytes of a sealed shard, by what they say."""
+
+
+def damage(raw: bytes, region: range, rng: random.Random) -> bytes:
+    """One bit of this region is another."""
+    torn = bytearray(raw)
+    torn[rng.choice(region)] ^= 1 << rng.randrange(8)
+    return bytes(torn)
+
+
+async def some_vmis(real: RealStage, namespace: str, count: int) -> list[Object]:
+    """Created VMIs, no two of them in one shard, in the order of their shards."""
+    found: dict[int, Object] = {}
+    number = 0
+    while len(found) < count:
+        number += 1
+        made = await real.admin.create(VMIS, vmi(f"db{number}", namespace))
+        found.setdefault(shard_of(made["metadata"]["uid"]), made)
+    return [found[shard] for shard in sorted(found)]
+
+
+def sealed(made: list[Object], migrations: int = KNOWN) -> list[bytes]:
+    """A whole shard of each VMI."""
+    return list(shards(remembered(one, migrations) for one in made).values())
+
+
+async def counts(exporter: Program, made: list[Object]) -> list[int]:
+    """How many migrations count of each VMI."""
+    return [
+        await count_in_window(exporter, one["metadata"]["namespace"], one["metadata"]["name"])
+        for one in made
+    ]
+
+
+async def until_counts(exporter: Program, made: list[Object], wanted: list[int]) -> None:
+    """Wait until just so many count."""
+
+    async def are_so() -> bool:
+        return await counts(exporter, made) == wanted
+
+    await poll(are_so, within=20, what=f"{wanted} migrations")
+
+
+def with_file(namespace: str, path: Path) -> dict[str, Any]:
+    """The settings of a process that keeps a file."""
+    return {"namespaces": [namespace], "kube": BRISK, "checkpoint": f"file:{path}"}
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(30, marks=pytest.mark.soak)])
+async def test_damage_in_every_region_of_a_file(
+    real: RealStage, tmp_path: Path, prove: Prove, seeds: int
+) -> None:
+    """Head, length, digest, payload, between shards, cut off: each costs its shard and no other."""
+    namespace = await real.make_namespace()
+    path = tmp_path / "history"
+    made = await some_vmis(real, namespace, 8)
+    login = str(real.login.kubeconfig)
+    for seed in range(SEED, SEED + seeds):
+        rng = random.Random(seed)
+        pieces = sealed(made)
+        for position, region in enumerate(REGIONS.values()):
+            pieces[position] = damage(pieces[position], region, rng)
+        pieces[6] = b"\0between\0" + pieces[6]
+        pieces[7] = pieces[7][: rng.randrange(1, len(pieces[7]))]
+        path.write_bytes(b"".join(pieces))
+        async with program(
+            tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
+        ) as exporter:
+            await exporter.ready()
+            assert await until_fault(exporter, "damaged") >= 7, f"seed {seed}"
+            await until_counts(exporter, made, [0] * 5 + [KNOWN, KNOWN, 0])
+            await until_written(exporter)
+            assert await exporter.end() == 0
+        survivors = {one["metadata"]["uid"]: KNOWN for one in made[5:7]}
+        assert counted_in(path) == survivors, f"seed {seed}: the next file is whole"
+    prove(f"damaged file: {seeds} times, seed {SEED} on, 7 pieces each, the other shards kept")
+
+
+def _nothing(path: Path, _raw: bytes) -> None:
+    path.write_bytes(b"")
+
+
+def _garbage(path: Path, raw: bytes) -> None:
+    path.write_bytes(random.Random(SEED).randbytes(len(raw)))
+
+
+def _directory(path: Path, _raw: bytes) -> None:
+    path.mkdir()
+
+
+def _unreadable(path: Path, _raw: bytes) -> None:
+    """What root may read too cannot be read here: the first page of a process."""
+    path.symlink_to("/proc/self/mem")
+
+
+def _cut_in_a_head(path: Path, raw: bytes) -> None:
+    path.write_bytes(raw[: len(raw) // 3 + 11])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault", "left"),
+    [
+        pytest.param(_nothing, None, 0, id="empty"),
+        pytest.param(_garbage, "damaged", 0, id="garbage"),
+        pytest.param(_cut_in_a_head, "damaged", 1, id="cut-in-a-head"),
+        pytest.param(_unreadable, "unreadable", 0, id="unreadable"),
+        pytest.param(_directory, "unreadable", 0, id="directory"),
+    ],
+)
+async def test_a_file_that_is_none(
+    real: RealStage,
+    tmp_path: Path,
+    spoil: Callable[[Path, bytes], None],
+    fault: str | None,
+    left: int,
+) -> None:
+    """It is said and counted, the process serves, and the next file is a whole one."""
+    namespace = await real.make_namespace()
+    path = tmp_path / "history"
+    made = await some_vmis(real, namespace, 3)
+    spoil(path, b"".join(sealed(made)))
+    login = str(real.login.kubeconfig)
+    async with program(
+        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
+    ) as exporter:
+        await exporter.ready()
+        if fault is not None:
+            assert await until_fault(exporter, fault)
+        await until_counts(exporter, made, [KNOWN] * left + [0] * (3 - left))
+        for one in made:
+            await migrate(real.admin, namespace, one["metadata"]["name"], ago=[30])
+        await until_counts(exporter, made, [KNOWN + 1] * left + [1] * (3 - left))
+        if path.is_dir():
+            assert await until_fault(exporter, "not_written")
+            path.rmdir()
+        await until_written(exporter)
+        assert await exporter.end() == 0
+    assert sorted(counted_in(path).values()) == [1] * (3 - left) + [KNOWN + 1] * left
+
+
+async def test_a_file_of_another_version_is_kept_for_it(real: RealStage, tmp_path: Path) -> None:
+    """Upgraded and rolled back: each version finds what it wrote last."""
+    namespace = await real.make_namespace()
+    path, ours, theirs = (tmp_path / f"history{end}" for end in ("", ".v1", ".v2"))
+    made = await some_vmis(real, namespace, 2)
+    newer = another_version(b"what a later version knows")
+    path.write_bytes(newer)
+    ours.write_bytes(b"".join(sealed(made)))
+    login = str(real.login.kubeconfig)
+    async with program(
+        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
+    ) as exporter:
+        await exporter.ready()
+        assert await until_fault(exporter, "unknown_version") == 1
+        kept = exporter.events("checkpoint_fault")[0]["kept"]
+        assert kept == str(theirs)
+        await until_counts(exporter, made, [KNOWN, KNOWN])
+        await until_written(exporter)
+        assert await exporter.end() == 0
+    assert sorted(counted_in(path).values()) == [KNOWN, KNOWN]
+    assert theirs.read_bytes() == newer
+    assert not ours.exists()
+
+
+async def test_damage_in_every_region_of_a_configmap(
+    real: RealStage, tmp_path: Path, prove: Prove
+) -> None:
+    """The same of one shard each; one of a later version is kept beside ours, also later on."""
+    rng = random.Random(SEED)
+    namespace = await real.make_namespace()
+    login = str(await a_keeper(real.cluster, namespace))
+    made = await some_vmis(real, namespace, 10)
+    data: list[dict[str, bytes]] = [{DATA_KEY: raw} for raw in sealed(made)]
+    for position, region in enumerate(REGIONS.values()):
+        data[position] = {DATA_KEY: damage(data[position][DATA_KEY], region, rng)}
+    data[5] = {DATA_KEY: data[5][DATA_KEY][:-3]}
+    data[6] = {DATA_KEY: b""}
+    newer = another_version(b"what a later version knows")
+    data[7] = {DATA_KEY: newer}
+    data[8] = {DATA_KEY: newer, f"{DATA_KEY}.v1": data[8][DATA_KEY]}
+    names = [f"{NAME}-{shard_of(one['metadata']['uid']):02d}" for one in made]
+    for name, content in zip(names, data, strict=True):
+        await _apply(real, _config_map(namespace, name, content))
+    config = {**keeping(namespace), "namespaces": [namespace]}
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+        await exporter.ready()
+        assert await until_fault(exporter, "damaged") >= 7
+        assert await until_fault(exporter, "unknown_version") == 2
+        await until_counts(exporter, made, [0] * 8 + [KNOWN, KNOWN])
+        for one in made:
+            await migrate(real.admin, namespace, one["metadata"]["name"], ago=[30])
+        await until_counts(exporter, made, [1] * 8 + [KNOWN + 1] * 2)
+        await until_written(exporter)
+        assert await exporter.end() == 0
+    listed = {
+        one["metadata"]["name"]: one["binaryData"]
+        for one in (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+        if one["metadata"]["name"] in names
+    }
+    kept = {
+        name: list(counted(raw).values())
+        for name, raw in shard_bytes(await _maps(real, namespace)).items()
+    }
+    assert [kept[name] for name in names] == [[1]] * 8 + [[KNOWN + 1]] * 2
+    for name in names[7:9]:
+        assert listed[name][f"{DATA_KEY}.v2"] == b64encode(newer).decode()
+        assert sorted(listed[name]) == [DATA_KEY, f"{DATA_KEY}.v2"]
+    prove(f"damaged ConfigMaps: 7 shards damaged, 2 of a later version, seed {SEED}, 2 of 2 kept")
+
+
+async def _apply(real: RealStage, body: Object) -> None:
+    """As the exporter of whatever version writes it."""
+    metadata = body["metadata"]
+    await real.admin.request(
+        "PATCH",
+        CONFIG_MAPS.path(metadata["namespace"], metadata["name"]),
+        params={"fieldManager": OWNER},
+        json=body,
+        headers={"Content-Type": "application/apply-patch+yaml"},
+    )
+
+
+async def _maps(real: RealStage, namespace: str) -> list[Object]:
+    listed = await real.admin.list(CONFIG_MAPS, namespace)
+    return [m for m in listed["items"] if m["metadata"]["name"].startswith(f"{NAME}-")]
+
+
+def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "labels": {CHECKPOINT_LABEL: NAME},
+        },
+        "binaryData": {key: b64encode(raw).decode() for key, raw in data.items()},
+    }
+
+
+async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> None:
+    """Writes fail with ENOSPC, then EFBIG: counted, the old file stays whole, and then it goes on.
+
+    ENOSPC by `/dev/full` in the new file's place, EFBIG by a limit on the size of files.
+    """
+    namespace = await real.make_namespace()
+    path = tmp_path / "history"
+    made = await some_vmis(real, namespace, 24)
+    path.write_bytes(old := b"".join(sealed(made, 60)))
+    part = tmp_path / "history.part"
+    part.symlink_to("/dev/full")
+    config = {**with_file(namespace, path), "policy": {"maxMigrationCooldown": "0"}}
+    login = str(real.login.kubeconfig)
+    name = made[0]["metadata"]["name"]
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+        await exporter.ready()
+        await until_counted(exporter, namespace, name, 60)
+        await migrate(real.admin, namespace, name, ago=[30])
+        assert await until_fault(exporter, "not_written")
+        assert "No space left" in exporter.events("checkpoint_fault")[0]["why"]
+        await until_written(exporter)
+        assert counted_in(path)[made[0]["metadata"]["uid"]] == 61
+        assert not part.exists()
+
+        old = path.read_bytes()
+        limit = len(old) // 2
+        assert len(exporter.output) < limit / 2, "the log is a file too"
+        _limit_files(exporter, limit)
+        before = await exporter.sample(FAULTS, fault="not_written")
+        await migrate(real.admin, namespace, name, ago=[20])
+        await until_counted(exporter, namespace, name, 62)
+
+        async def fails_again() -> bool:
+            return await exporter.sample(FAULTS, fault="not_written") >= before + 2
+
+        await poll(fails_again, within=20, what="writes that fail")
+        assert "File too large" in exporter.events("checkpoint_fault")[-1]["why"]
+        assert path.read_bytes() == old
+        assert not part.exists()
+        assert await exporter.sample(UNWRITTEN)
+        _limit_files(exporter, resource.RLIM_INFINITY)
+        await until_written(exporter)
+        faults = await exporter.sample(FAULTS, fault="not_written")
+        assert await exporter.end() == 0
+    assert counted_in(path)[made[0]["metadata"]["uid"]] == 62
+    prove(f"full disk: {faults:.0f} writes failed (ENOSPC, EFBIG), the file of before stayed whole")
+
+
+def _limit_files(exporter: Program, size: int) -> None:
+    """From now on no file of this process grows beyond so many bytes: write(2) says EFBIG."""
+    _, most = resource.prlimit(exporter.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(exporter.process.pid, resource.RLIMIT_FSIZE, (size, most))
+
+
+async def test_a_torn_write_is_harmless(real: RealStage, tmp_path: Path) -> None:
+    """Half a new file beside the whole old one: the old one counts, the half is written over."""
+    namespace = await real.make_namespace()
+    path, part = tmp_path / "history", tmp_path / "history.part"
+    made = await some_vmis(real, namespace, 2)
+    raw = b"".join(sealed(made))
+    path.write_bytes(raw)
+    part.write_bytes(raw[: len(raw) // 2])
+    login = str(real.login.kubeconfig)
+    async with program(
+        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
+    ) as exporter:
+        await exporter.ready()
+        await until_counts(exporter, made, [KNOWN, KNOWN])
+        assert not exporter.events("checkpoint_fault")
+        await migrate(real.admin, namespace, made[0]["metadata"]["name"], ago=[30])
+        await until_counts(exporter, made, [KNOWN + 1, KNOWN])
+        await until_written(exporter)
+        assert not part.exists()
+        assert await exporter.end() == 0
+    assert sorted(counted_in(path).values()) == [KNOWN, KNOWN + 1]

@@ -1,0 +1,247 @@
+"""`kill -9` at random points under a stream of migrations: nothing is lost that need not be."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TypeAlias
+
+import aiohttp
+import pytest
+
+from tests.chaos import SEED
+from tests.chaos.kept import counted_in, remembered, shards
+from tests.chaos.replica import (
+    UNWRITTEN,
+    Replica,
+    ask,
+    differences,
+    replicas,
+    until_counted,
+)
+from tests.chaos.stream import Stream
+from tests.cluster import VMIMS, VMIS, poll, vmi, vmim
+from tests.keeping import BRISK, a_keeper, keeping, migrate
+from tests.program import Program, program
+from tests.stages import RealStage
+
+
+Prove: TypeAlias = Callable[[str], None]
+
+STEPS = 12
+"""Steps of every VM between two comparisons."""
+LATEST = 0.6
+"""Seconds after a step, within which a kill comes: a checkpoint is written every half."""
+_marks = count(1)
+
+
+@dataclass
+class Watched:
+    """A namespace, who is killed there, and who never is."""
+
+    real: RealStage
+    namespace: str
+    unbroken: Replica
+    keepers: list[Replica]
+    forgetful: Replica
+    promised: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    async def mark(self) -> str:
+        """An object of each kind, by which a watcher shows that it has seen all before it."""
+        name = f"mark{next(_marks)}"
+        await self.real.admin.create(VMIS, vmi(name, self.namespace))
+        await self.real.admin.create(VMIMS, vmim(name, self.namespace, of=name))
+        return name
+
+    async def unmark(self, name: str) -> None:
+        """Take the objects away."""
+        await self.real.admin.delete(VMIMS, self.namespace, name)
+        await self.real.admin.delete(VMIS, self.namespace, name)
+
+    async def acknowledged(self) -> None:
+        """All have seen everything, and then both keepers had nothing that was not written."""
+        mark = await self.mark()
+        await poll(
+            lambda: self.has_seen(self.unbroken.now, mark), within=60, what="seen by the unbroken"
+        )
+        for keeper in self.keepers:
+            await poll(
+                lambda k=keeper: self._acknowledges(k, mark),  # type: ignore[misc]
+                within=60,
+                what=f"acknowledged by {keeper.name}",
+            )
+        await self.unmark(mark)
+
+    async def _acknowledges(self, keeper: Replica, mark: str) -> bool:
+        life = keeper.lives
+        try:
+            if not await self.has_seen(keeper.now, mark):
+                return False
+            unwritten = await keeper.now.sample(UNWRITTEN)
+        except (aiohttp.ClientError, AssertionError):
+            return False
+        return unwritten == 0 and keeper.lives == life
+
+    async def has_seen(self, exporter: Program, mark: str) -> bool:
+        """Whether this replica has seen a mark."""
+        verdict = await exporter.verdict(self.namespace, mark, "filter", dryRun=True)
+        return bool(verdict["reason"] == "migration_in_progress")
+
+    async def promise(self, name: str) -> None:
+        """What the keepers say now of the instant of a request, they must say for ever."""
+        for keeper in self.keepers:
+            told = await poll(
+                lambda k=keeper: self._requested_at(k, name),  # type: ignore[misc]
+                within=60,
+                what=f"the evacuation of {name} at {keeper.name}",
+            )
+            self.promised[keeper.name, name] = told
+
+    async def _requested_at(self, keeper: Replica, name: str) -> str | None:
+        try:
+            answers = await ask(keeper.now, [(self.namespace, name)])
+        except aiohttp.ClientError:
+            return None
+        found = answers[name].get("evacuation")
+        return None if found is None else str(found["requestedAt"])
+
+    async def compare(self, replica: Replica, stream: Stream) -> list[str]:
+        """How the answers of a killed replica differ from those of the unbroken one."""
+        names = stream.candidates(brief_alone=replica is self.forgetful)
+        left, right = await asyncio.gather(ask(self.unbroken.now, names), ask(replica.now, names))
+        for name in left:
+            told = right[name].get("evacuation")
+            if told is None or "evacuation" not in left[name] or stream.is_dated(name):
+                continue
+            # The two saw it first at two instants: each has to stand by its own.
+            left[name]["evacuation"]["requestedAt"] = self.promised[replica.name, name]
+        return differences(left, right)
+
+
+async def test_what_is_seen_is_not_called_written_before_it_is(
+    real: RealStage, tmp_path: Path
+) -> None:
+    """What the rest of this file rests on: the gauge is not 0 between an event and its writing."""
+    namespace = await real.make_namespace()
+    path = tmp_path / "history"
+    made = await real.admin.create(VMIS, vmi("db", namespace))
+    path.write_bytes(b"".join(shards([remembered(made, 8)]).values()))
+    config = {
+        "namespaces": [namespace],
+        "checkpoint": f"file:{path}",
+        "kube": {"checkpointInterval": "1h"},
+    }
+    login = str(real.login.kubeconfig)
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+        await exporter.ready()
+        await migrate(real.admin, namespace, "db", ago=[30])
+        await until_counted(exporter, namespace, "db", 9)
+        assert await exporter.sample(UNWRITTEN) > 0
+        assert list(counted_in(path).values()) == [8]
+        assert await exporter.end() == 0
+    assert list(counted_in(path).values()) == [9]
+
+
+@pytest.mark.parametrize("points", [12, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.timeout(3600)
+async def test_a_killed_process_answers_as_one_that_never_was(
+    real: RealStage, tmp_path: Path, prove: Prove, points: int
+) -> None:
+    """At each kill point, once the stream is quiet: the same verdicts, attempts and requests.
+
+    Kept in a file, in ConfigMaps, and nowhere: then of the VMs within the five VMIMs alone.
+    """
+    killed, happened = await kill_often(real, tmp_path, points=points, seed=SEED)
+    lines = ", ".join(f"{times} {what}" for what, times in sorted(happened.items()))
+    prove(f"kill points: {sum(killed.values())} {dict(killed)}, seed {SEED}, none differs; {lines}")
+
+    assert sum(killed.values()) >= points
+    assert happened["VMIM deleted"]
+    assert happened["attempt failed"]
+
+
+async def kill_often(
+    real: RealStage, directory: Path, *, points: int, seed: int
+) -> tuple[Counter[str], Counter[str]]:
+    """Kill that often; returns how often whom, and what happened meanwhile."""
+    rng = random.Random(seed)
+    namespace = await real.make_namespace()
+    login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
+    alone = {"namespaces": [namespace], "kube": BRISK}
+
+    def replica(name: str, **config: object) -> Replica:
+        return Replica(directory, *login, config={**alone, **config}, name=name)
+
+    watched = Watched(
+        real,
+        namespace,
+        unbroken=replica("unbroken"),
+        keepers=[
+            replica("file", checkpoint=f"file:{directory / 'history'}"),
+            replica("configmap", **keeping(namespace)),
+        ],
+        forgetful=replica("none"),
+    )
+    stream = Stream(
+        real.admin,
+        namespace,
+        seed,
+        acknowledge=watched.acknowledged,
+        marked=watched.promise,
+    )
+    victims = [*watched.keepers, watched.forgetful]
+    killed: Counter[str] = Counter()
+    async with replicas(watched.unbroken, *victims):
+        while sum(killed.values()) < points:
+            begin = stream.steps
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(stream.play(STEPS))
+                for victim in victims:
+                    at, after = (
+                        begin + rng.randrange(STEPS * len(stream.candidates())),
+                        rng.uniform(0, LATEST),
+                    )
+                    tasks.create_task(kill_at(stream, victim, at, after))
+            killed.update(victim.name for victim in victims)
+            await quiet(watched, victims)
+            for victim in victims:
+                await equal(watched, victim, stream, f"seed {seed}, step {stream.steps}")
+    return killed, stream.happened
+
+
+async def kill_at(stream: Stream, victim: Replica, step: int, after: float) -> None:
+    """Kill a process some time after a step of the stream, and start it again at once."""
+
+    async def reached() -> bool:
+        return stream.steps >= step
+
+    await poll(reached, within=600, what=f"step {step}")
+    await asyncio.sleep(after)
+    await victim.kill()
+    await victim.start()
+
+
+async def quiet(watched: Watched, victims: list[Replica]) -> None:
+    """Wait until every process has seen all that happened."""
+    mark = await watched.mark()
+    for replica in (watched.unbroken, *victims):
+        await replica.now.ready()
+        await poll(
+            lambda r=replica: watched.has_seen(r.now, mark),  # type: ignore[misc]
+            within=30,
+            what=f"{replica.name} has seen everything",
+        )
+    await watched.unmark(mark)
+
+
+async def equal(watched: Watched, victim: Replica, stream: Stream, when: str) -> None:
+    """The answers are the same; a cooldown may end between two questions, so twice if need be."""
+    found: list[str] = []
+    for _ in range(3):
+        found = await watched.compare(victim, stream)
+        if not found:
+            return
+    raise AssertionError("\n".join([f"{victim.name}, {when}:", *found]))

@@ -1,0 +1,32 @@
+"""News that are heard late, after a watch was away, tell the same as a restart would."""
+
+from exporter.model import Fact, Instant
+from exporter.store import Store
+from tests.builders import KEEP, NOW, a_vmi, a_vmim
+
+
+FAILED = a_vmim(
+    evacuates="n1", created=NOW - 25, phase="Failed", finished=True, finished_at=NOW - 20
+)
+MARKED = a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 30)
+
+
+def attempts(*facts: Fact, heard_at: Instant = NOW) -> tuple[Instant, int]:
+    """When the evacuation was requested, and how often it failed, as these facts tell at once."""
+    store = Store(endings_kept=KEEP)
+    store.vmims_seen = True
+    store.heard_at = heard_at
+    for fact in facts:
+        store.put(fact)
+    [evidence] = store.evacuating()
+    assert evidence.marker is not None
+    return evidence.marker.requested_at, evidence.marker.failed_since_request()
+
+
+def test_attempts_that_failed_while_the_watch_was_away() -> None:
+    """KubeVirt dates the request: that we heard late of what was before it changes nothing."""
+    restarted = attempts(MARKED, FAILED)
+
+    assert restarted == (NOW - 30, 1)
+    assert attempts(a_vmi(), MARKED, FAILED) == restarted
+    assert attempts(a_vmi(), FAILED, MARKED) == restarted

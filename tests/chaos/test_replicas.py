@@ -1,0 +1,342 @@
+"""Two replicas with one checkpoint: a leader killed, frozen and replaced under load; two clocks."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from exporter.app import Listening, run
+from exporter.kube import Login
+from exporter.settings import read_settings
+from tests.chaos import SEED
+from tests.chaos.kept import counted, counted_in, shard_bytes
+from tests.chaos.load import load
+from tests.chaos.replica import (
+    FAULTS,
+    WRITER,
+    Replica,
+    instant,
+    replicas,
+    until_alike,
+    until_counted,
+    until_event,
+    until_written,
+    writer_of,
+)
+from tests.chaos.stream import Stream
+from tests.cluster import VMIS, poll, vmi
+from tests.cluster.resources import CONFIG_MAPS
+from tests.keeping import BRISK, a_keeper, keeping, migrate
+from tests.program import ANYWHERE, Program
+from tests.stages import RealStage
+
+
+Prove: TypeAlias = Callable[[str], None]
+
+TAKEN_WITHIN = 1.0
+"""Of a Lease's duration: who waits sees a renewal an eighth late, and takes it after 0.8."""
+
+
+def alone(namespace: str, **kube: str) -> dict[str, Any]:
+    """The settings of a replica that watches that namespace and keeps its checkpoint there."""
+    return {**keeping(namespace, **kube), "namespaces": [namespace]}
+
+
+async def shards_in(real: RealStage, namespace: str) -> dict[str, int]:
+    """How many migrations the ConfigMaps hold of each VMI. Raises where a shard is damaged."""
+    listed = await real.admin.list(CONFIG_MAPS, namespace)
+    return {
+        uid: migrations
+        for raw in shard_bytes(listed["items"]).values()
+        for uid, migrations in counted(raw).items()
+    }
+
+
+async def versions_in(real: RealStage, namespace: str) -> dict[str, str]:
+    """The resource version of every shard."""
+    listed = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+    return {one["metadata"]["name"]: one["metadata"]["resourceVersion"] for one in listed}
+
+
+@asynccontextmanager
+async def playing(stream: Stream) -> AsyncIterator[None]:
+    """The stream goes on and on beside the block."""
+
+    async def play() -> None:
+        while True:
+            await stream.play(3)
+
+    task = asyncio.create_task(play())
+    try:
+        yield
+    finally:
+        task.cancel()
+        done = (await asyncio.gather(task, return_exceptions=True))[0]
+        assert isinstance(done, asyncio.CancelledError), done
+
+
+@pytest.mark.parametrize(
+    ("lease", "interval"),
+    [
+        pytest.param(2, "12s", id="brisk"),
+        pytest.param(15, "15s", id="defaults", marks=pytest.mark.soak),
+    ],
+)
+async def test_a_killed_leader_under_load(
+    real: RealStage, tmp_path: Path, prove: Prove, lease: int, interval: str
+) -> None:
+    """The other goes on writing within the Lease's duration; nobody goes without an answer."""
+    namespace = await real.make_namespace()
+    login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
+    config = alone(namespace, leaseDuration=f"{lease}s", checkpointInterval=interval)
+    one, other = (Replica(tmp_path, *login, config=config, name=name) for name in "ab")
+    unbroken = Replica(tmp_path, *login, config={"namespaces": [namespace]}, name="unbroken")
+    stream = Stream(real.admin, namespace, SEED, lasting=3, brief=1)
+    await stream.play(5)
+    async with replicas(one, other, unbroken):
+        leader = await writer_of(one, other)
+        heir = other if leader is one else one
+        async with load(lambda: (one, other), stream.candidates()) as requests:
+            async with playing(stream):
+                await poll(
+                    lambda: versions_in(real, namespace), within=30, what="a first checkpoint"
+                )
+                await leader.kill()
+                killed_at, before = time.monotonic(), await versions_in(real, namespace)
+
+                async def goes_on() -> bool:
+                    return await versions_in(real, namespace) != before
+
+                await poll(goes_on, within=4 * lease + 30, what="a write after the kill")
+                seconds = time.monotonic() - killed_at
+                assert await heir.now.sample(WRITER) == 1
+                await leader.start()
+                await leader.now.ready()
+            await until_alike(one.now, other.now, stream.candidates())
+        assert requests["failed"] == 0
+        assert requests["retried"] > 0, "the killed leader was asked, or nothing was proven"
+        await until_alike(unbroken.now, heir.now, stream.candidates(brief_alone=True))
+        assert await shards_in(real, namespace)
+    prove(
+        f"leader killed: a {lease} s Lease, written every {interval}: written again after"
+        f" {seconds:.1f} s; {requests['answered']} requests, {requests['retried']} retried, none"
+        " failed"
+    )
+    # A process may have to wait for a processor here; what is allowed for that is not the Lease's.
+    assert seconds <= lease * TAKEN_WITHIN + 2
+
+
+async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove: Prove) -> None:
+    """SIGSTOP and SIGCONT: another takes over, nothing is torn, both end up alike."""
+    rng = random.Random(SEED)
+    namespace = await real.make_namespace()
+    login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
+    config = alone(namespace, checkpointInterval="200ms")
+    several = [Replica(tmp_path, *login, config=config, name=name) for name in "ab"]
+    uids = {}
+    for name in ("db", "web", "mail"):
+        uids[name] = (await real.admin.create(VMIS, vmi(name, namespace)))["metadata"]["uid"]
+    one, other = several
+    async with replicas(*several):
+        for turn in range(2):
+            await migrate_all(real, namespace, uids, ago=1000 - 200 * turn)
+            await asyncio.sleep(rng.uniform(0, 0.4))
+            during = migrate_all(real, namespace, uids, ago=900 - 200 * turn)
+            await change_hands(several, during)
+            await until_all_counted(several, namespace, uids, 2 * (turn + 1))
+        for replica in several:
+            await until_written(replica.now)
+        # Once more while nothing happens that would wake who is thawed.
+        await change_hands(several, asyncio.sleep(0))
+        await until_alike(one.now, other.now, [(namespace, name) for name in uids])
+        await until_written(one.now)
+        assert await shards_in(real, namespace) == dict.fromkeys(uids.values(), 4)
+        for replica in several:
+            for fault in ("damaged", "not_written", "unknown_version", "too_large"):
+                assert await replica.now.sample(FAULTS, fault=fault) == 0
+        conflicts = [await replica.now.sample(FAULTS, fault="conflict") for replica in several]
+    prove(f"frozen holder: 3 times, seed {SEED}; conflicts {conflicts}, no shard damaged")
+
+
+async def change_hands(several: list[Replica], during: Awaitable[None]) -> None:
+    """Freeze who holds the Lease until another does, and thaw it then."""
+    leader = await writer_of(*several)
+    heir = several[1 - several.index(leader)]
+    await leader.freeze()
+    late = asyncio.create_task(leader.now.sample(WRITER))
+    await during
+    await poll(lambda: heir.now.sample(WRITER), within=20, what="taken over")
+    await until_written(heir.now)
+    leader.thaw()
+    assert await late == 0, "thawed, it still called itself the writer"
+    await until_event(leader.now, "lease_lost")
+    assert await writer_of(*several) is heir
+
+
+async def migrate_all(real: RealStage, namespace: str, names: Iterable[str], *, ago: int) -> None:
+    """One migration of each VM, so many seconds ago."""
+    for name in names:
+        await migrate(real.admin, namespace, name, ago=[ago])
+
+
+async def until_all_counted(
+    several: Iterable[Replica], namespace: str, names: Iterable[str], migrations: int
+) -> None:
+    """Wait until so many migrations of each VM count at each replica."""
+    for replica in several:
+        for name in names:
+            await until_counted(replica.now, namespace, name, migrations)
+
+
+async def test_a_rolling_update_loses_nothing(
+    real: RealStage, tmp_path: Path, prove: Prove
+) -> None:
+    """Each replica in turn: a new one is ready, the old one ends; all under load."""
+    namespace = await real.make_namespace()
+    login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
+    config = alone(namespace)
+    serving = [Replica(tmp_path, *login, config=config, name=name) for name in "ab"]
+    made = await real.admin.create(VMIS, vmi("db", namespace))
+    stream = Stream(real.admin, namespace, SEED, lasting=2, brief=2)
+    async with replicas(*serving), AsyncExitStack() as stack:
+        await migrate(real.admin, namespace, "db", ago=range(200, 1000, 100))
+        for replica in serving:
+            await until_counted(replica.now, namespace, "db", 8)
+        async with load(lambda: list(serving), stream.candidates()) as requests:
+            async with playing(stream):
+                for name in "cd":
+                    come = Replica(tmp_path, *login, config=config, name=name)
+                    await replace(serving, serving[0], come, stack)
+                answered = requests["answered"]
+
+                async def goes_on() -> bool:
+                    return requests["answered"] > answered + 10
+
+                await poll(goes_on, within=30, what="answers of the new replicas")
+            for replica in serving:
+                await until_counted(replica.now, namespace, "db", 8)
+            await until_written((await writer_of(*serving)).now)
+            assert (await shards_in(real, namespace))[made["metadata"]["uid"]] == 8
+        assert requests["failed"] == 0
+    prove(
+        f"rolling update: {requests['answered']} requests, {requests['retried']} retried, none"
+        " failed, 8 of 8 migrations that only the checkpoint knew"
+    )
+
+
+async def replace(
+    serving: list[Replica], gone: Replica, come: Replica, stack: AsyncExitStack
+) -> None:
+    """What a rolling update does: the new replica is ready before the old one ends."""
+    stack.push_async_callback(come.close)
+    await come.start()
+    await come.now.ready()
+    serving.remove(gone)
+    serving.append(come)
+    assert await gone.now.end() == 0
+
+
+class _Within(Program):
+    """The program within this process: no signals, and no log of its own."""
+
+    def __init__(self, listening: Listening) -> None:
+        self.query, self.metrics = listening.query[0], listening.metrics[0]
+
+
+@asynccontextmanager
+async def in_process(
+    login: Path, config: dict[str, Any], clock: Callable[[], float]
+) -> AsyncIterator[Program]:
+    """The program within this process, by a clock of its own."""
+    stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
+    settings = read_settings({**ANYWHERE, **config})
+    running = asyncio.create_task(
+        run(
+            settings,
+            Login(kubeconfig=login),
+            stop,
+            clock=clock,
+            on_listening=listening.set_result,
+        )
+    )
+    asking = _Within(await listening)
+    try:
+        await asking.until("/readyz", lambda status, _: status == 200)
+        yield asking
+    finally:
+        stop.set()
+        await running
+
+
+async def test_clocks_that_differ(real: RealStage) -> None:
+    """Two replicas three seconds apart: what they say of the past is equal, of now three apart."""
+    namespace = await real.make_namespace()
+    login = await a_keeper(real.cluster, namespace)
+    await real.admin.create(VMIS, vmi("db", namespace))
+    await real.admin.create(VMIS, vmi("web", namespace))
+    apart = 3.0
+    async with (
+        in_process(login, alone(namespace), time.time) as one,
+        in_process(login, alone(namespace), lambda: time.time() + apart) as ahead,
+    ):
+        await migrate(real.admin, namespace, "db", ago=[100, 200, 300])
+        evacuated = {"status": {"evacuationNodeName": "n1"}}
+        await real.admin.merge(VMIS, namespace, "web", evacuated)
+        for exporter in (one, ahead):
+            await until_counted(exporter, namespace, "db", 3)
+        left, right = await asyncio.gather(
+            *(e.verdict(namespace, "db", dryRun=True) for e in (one, ahead))
+        )
+        assert left["notBefore"] == right["notBefore"]
+        assert left["effectiveCooldownSeconds"] == right["effectiveCooldownSeconds"] == 3600
+        assert abs(left["retryAfterSeconds"] - right["retryAfterSeconds"]) == pytest.approx(
+            apart, abs=1
+        )
+        evacuations = [
+            await e.until("/v1/evacuations", lambda _, body: body["evacuations"])
+            for e in (one, ahead)
+        ]
+        early, late = (instant(told["evacuations"][0]["requestedAt"]) for told in evacuations)
+        assert 0 <= late - early < apart + 1
+
+
+async def test_a_clock_that_jumps(real: RealStage, tmp_path: Path) -> None:
+    """An hour ahead and two back: verdicts follow the clock, and the checkpoint is kept."""
+    namespace = await real.make_namespace()
+    login = await a_keeper(real.cluster, namespace)
+    path = tmp_path / "history"
+    config = {"namespaces": [namespace], "kube": BRISK, "checkpoint": f"file:{path}"}
+    made = await real.admin.create(VMIS, vmi("db", namespace))
+    hour = 3600.0
+    ahead = 0.0
+    async with in_process(login, config, lambda: time.time() + ahead) as exporter:
+        await migrate(real.admin, namespace, "db", ago=[100, 200])
+        await until_counted(exporter, namespace, "db", 2)
+        before = await exporter.verdict(namespace, "db", dryRun=True)
+        assert (before["reason"], before["effectiveCooldownSeconds"]) == ("cooldown", 1800)
+        await until_written(exporter)
+
+        ahead = hour
+        assert (await exporter.verdict(namespace, "db", dryRun=True))["allowed"]
+        await migrate(real.admin, namespace, "db", ago=[50])
+        await until_counted(exporter, namespace, "db", 3)
+
+        ahead = -hour
+        # What ended ends in the future now, further ahead than clocks differ: it is not believed.
+        await until_counted(exporter, namespace, "db", 0)
+        assert (await exporter.verdict(namespace, "db", dryRun=True))["allowed"]
+        await migrate(real.admin, namespace, "db", ago=[40])
+        await real.admin.create(VMIS, vmi("web", namespace))
+        await exporter.until(f"/v1/vmis/{namespace}/web", lambda status, _: status == 200)
+
+        ahead = 0.0
+        await until_counted(exporter, namespace, "db", 4)
+        after = await exporter.verdict(namespace, "db", dryRun=True)
+        assert (after["reason"], after["effectiveCooldownSeconds"]) == ("cooldown", 7200)
+        await until_written(exporter)
+    assert counted_in(path)[made["metadata"]["uid"]] == 4

@@ -1,0 +1,303 @@
+"""The API server fails the checkpoint: killed, frozen, refusing, compacted, half dead; SIGTERM."""
+
+import asyncio
+import signal
+import time
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import aiohttp
+import pytest
+
+from exporter.keeper import DATA_KEY
+from tests.chaos.kept import counted, remembered, shard_bytes, shards
+from tests.chaos.proxy import Proxy
+from tests.chaos.replica import (
+    FAULTS,
+    UNWRITTEN,
+    WRITER,
+    Replica,
+    replicas,
+    until_alike,
+    until_counted,
+    until_event,
+    until_fault,
+    until_written,
+    writer_of,
+)
+from tests.cluster import VMIS, poll, vmi
+from tests.cluster.resources import CONFIG_MAPS, LEASES
+from tests.gate import Gate
+from tests.keeping import NAME, a_keeper, keeping, migrate
+from tests.program import Program, program
+from tests.stages import RealStage
+
+
+Prove: TypeAlias = Callable[[str], None]
+Break: TypeAlias = Callable[["Scene"], Awaitable[None]]
+
+
+class Scene:
+    """Two replicas on one checkpoint, reached through a gate and a proxy, and one VM, `db`."""
+
+    def __init__(self, real: RealStage, namespace: str, gate: Gate, proxy: Proxy) -> None:
+        self.real = real
+        self.namespace = namespace
+        self.gate = gate
+        self.proxy = proxy
+        self.several: list[Replica] = []
+
+    async def until_followed(self) -> None:
+        """Wait until both watch again: what comes and goes unseen is known to nobody."""
+        await self.real.admin.create(VMIS, vmi("back", self.namespace))
+        for one in self.several:
+            path = f"/v1/vmis/{self.namespace}/back"
+            await one.now.until(path, lambda status, _: status == 200, within=60)
+
+    async def until_kept(self, migrations: int) -> None:
+        """Wait until the cluster's ConfigMaps hold so many migrations."""
+
+        async def held() -> bool:
+            listed = await self.real.admin.list(CONFIG_MAPS, self.namespace)
+            return [
+                number
+                for raw in shard_bytes(listed["items"]).values()
+                for number in counted(raw).values()
+            ] == [migrations]
+
+        await poll(held, within=60, what=f"{migrations} migrations in the checkpoint")
+
+
+async def killed_and_compacted(scene: Scene) -> None:
+    """SIGKILL; the server comes back on a store that has forgotten every version: a real 410."""
+    await scene.real.stop()
+    assert not scene.real.cluster.api.running
+    await lost_by_both(scene)
+    await scene.real.force_gone()
+    for one in scene.several:
+        broke = await until_event(one.now, "watch_broke", resource="configmaps", kind="expired")
+        assert "410" in broke["why"]
+
+
+async def frozen(scene: Scene) -> None:
+    """SIGSTOP for longer than the Lease lasts."""
+    scene.real.freeze()
+    try:
+        await lost_by_both(scene)
+    finally:
+        scene.real.thaw()
+
+
+async def half_open(scene: Scene) -> None:
+    """Every connection stays open and nothing goes through, for longer than the Lease lasts."""
+    scene.gate.stall()
+    await lost_by_both(scene)
+    scene.gate.open()
+
+
+async def cut(scene: Scene) -> None:
+    """Every connection breaks, in the middle of streams, and none is accepted for a while."""
+    await scene.gate.shut()
+    await lost_by_both(scene)
+    scene.gate.open()
+
+
+async def lost_by_both(scene: Scene) -> None:
+    """Wait until nobody calls itself the writer: who cannot renew does not believe in itself."""
+
+    async def lost() -> bool:
+        return not any([await one.now.sample(WRITER) for one in scene.several])
+
+    await poll(lost, within=30, what="no writer")
+    for one in scene.several:
+        await until_event(one.now, "lease_unreachable")
+
+
+@pytest.mark.parametrize("fault", [killed_and_compacted, frozen, half_open, cut])
+async def test_the_checkpoint_goes_on_when_the_server_does(
+    real: RealStage, tmp_path: Path, fault: Break
+) -> None:
+    """What happened before and after the fault is kept, and both replicas say the same."""
+    namespace = await real.make_namespace()
+    user = await a_keeper(real.cluster, namespace)
+    await real.admin.create(VMIS, vmi("db", namespace))
+    async with Gate(real.url) as gate:
+        login = tmp_path / "gated.kubeconfig"
+        login.write_text(user.read_text().replace(real.url, gate.url))
+        config = {**keeping(namespace, readTimeout="10s"), "namespaces": [namespace]}
+        scene = Scene(real, namespace, gate, Proxy(real.cluster))
+        scene.several = [
+            Replica(tmp_path, "--kubeconfig", str(login), config=config, name=name) for name in "ab"
+        ]
+        async with replicas(*scene.several):
+            await writer_of(*scene.several)
+            await migrate(real.admin, namespace, "db", ago=[400, 300, 200])
+            await scene.until_kept(3)
+            await fault(scene)
+            await scene.until_followed()
+            await migrate(real.admin, namespace, "db", ago=[100, 50])
+            await scene.until_kept(5)
+            await writer_of(*scene.several)
+            one, other = scene.several
+            await until_alike(one.now, other.now, [(namespace, "db")], within=60)
+            for one in scene.several:
+                await until_counted(one.now, namespace, "db", 5)
+                assert await one.now.sample(FAULTS, fault="damaged") == 0
+
+
+@pytest.mark.parametrize("code", [429, 500])
+async def test_writes_that_are_refused(
+    real: RealStage, tmp_path: Path, prove: Prove, code: int
+) -> None:
+    """429 or 500 to every write of the checkpoint: counted, tried again, written in the end."""
+    namespace = await real.make_namespace()
+    async with Proxy(real.cluster) as proxy:
+        async with program(
+            tmp_path,
+            "--kubeconfig",
+            str(await proxied(real, tmp_path, namespace, proxy)),
+            config={**keeping(namespace), "namespaces": [namespace]},
+        ) as exporter:
+            await exporter.ready()
+            await until_event(exporter, "lease_taken")
+            await real.admin.create(VMIS, vmi("db", namespace))
+            proxy.refusals["PATCH", "/configmaps/"] = code
+            await migrate(real.admin, namespace, "db", ago=[300, 200])
+            await until_counted(exporter, namespace, "db", 2)
+            assert await until_fault(exporter, "not_written")
+            assert str(code) in exporter.events("checkpoint_fault")[0]["why"]
+            assert await exporter.sample(UNWRITTEN) > 0
+            assert proxy.refused[code]
+            proxy.refusals.clear()
+            await until_written(exporter)
+            assert await exporter.end() == 0
+        prove(f"checkpoint writes answered {code}: {proxy.refused[code]}, then written")
+    kept = shard_bytes((await real.admin.list(CONFIG_MAPS, namespace))["items"])
+    assert [list(counted(raw).values()) for raw in kept.values()] == [[2]]
+
+
+async def test_another_writer_is_not_written_over(real: RealStage, tmp_path: Path) -> None:
+    """A replica whose watch is behind: the server refuses its write, and it joins what it missed.
+
+    As a holder does it that was frozen for long and is not aware of it yet.
+    """
+    namespace = await real.make_namespace()
+    made = await real.admin.create(VMIS, vmi("db", namespace))
+    config = {**keeping(namespace), "namespaces": [namespace]}
+    async with Proxy(real.cluster) as proxy:
+        login = await proxied(real, tmp_path, namespace, proxy)
+        async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
+            await exporter.ready()
+            await migrate(real.admin, namespace, "db", ago=[400])
+            await until_counted(exporter, namespace, "db", 1)
+            await until_written(exporter)
+            proxy.held.add("/configmaps")
+            [name] = shard_bytes((await real.admin.list(CONFIG_MAPS, namespace))["items"])
+            kept = await real.admin.get(CONFIG_MAPS, namespace, name)
+            theirs = b"".join(shards([remembered(made, 4)]).values())
+            kept["binaryData"] = {DATA_KEY: b64encode(theirs).decode()}
+            await real.admin.replace(CONFIG_MAPS, kept)
+            await migrate(real.admin, namespace, "db", ago=[20])
+            assert await until_fault(exporter, "conflict")
+            await until_counted(exporter, namespace, "db", 6)
+            await until_written(exporter)
+            proxy.held.clear()
+            assert await exporter.end() == 0
+    kept = await real.admin.get(CONFIG_MAPS, namespace, name)
+    assert list(counted(shard_bytes([kept])[name]).values()) == [6]
+
+
+async def proxied(real: RealStage, directory: Path, namespace: str, proxy: Proxy) -> Path:
+    """The kubeconfig of a keeper who speaks to the proxy."""
+    user = await a_keeper(real.cluster, namespace)
+    path = directory / "proxied.kubeconfig"
+    path.write_text(user.read_text().replace(real.url, proxy.url))
+    return path
+
+
+async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
+    """Not ready, long polls answered, the last change flushed, the Lease given back, exit 0.
+
+    The API server stands still meanwhile: so the flush takes as long as the test needs.
+    """
+    namespace = await real.make_namespace()
+    login = await a_keeper(real.cluster, namespace)
+    await real.admin.create(VMIS, vmi("db", namespace))
+    config = {
+        **keeping(namespace, checkpointInterval="1h", leaseDuration="15s"),
+        "namespaces": [namespace],
+    }
+    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.ready()
+        await until_event(exporter, "lease_taken")
+        await migrate(real.admin, namespace, "db", ago=[300, 200, 100])
+        await until_counted(exporter, namespace, "db", 3)
+        assert await exporter.sample(UNWRITTEN) > 0
+        asked = asyncio.Event()
+        polling = asyncio.create_task(long_poll(exporter, asked))
+        await asked.wait()
+        # What is asked after it is answered after it was read.
+        assert (await exporter.get("/readyz"))[0] == 200
+        assert not polling.done()
+        real.freeze()
+        try:
+            exporter.process.send_signal(signal.SIGTERM)
+            await until_event(exporter, "stopping")
+            status, _ = await exporter.get("/readyz")
+            assert status == 503
+            assert await asyncio.wait_for(polling, 5) in (200, 304)
+            assert exporter.process.returncode is None, "it still has something to write"
+        finally:
+            real.thaw()
+        assert await asyncio.wait_for(exporter.process.wait(), 15) == 0
+        assert exporter.events("lease_released")
+    kept = shard_bytes((await real.admin.list(CONFIG_MAPS, namespace))["items"])
+    assert [list(counted(raw).values()) for raw in kept.values()] == [[3]]
+    lease = await real.admin.get(LEASES, namespace, NAME)
+    assert not lease["spec"].get("holderIdentity")
+
+
+async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: Prove) -> None:
+    """Nothing can be flushed: it says so, and ends in time all the same."""
+    namespace = await real.make_namespace()
+    login = await a_keeper(real.cluster, namespace)
+    await real.admin.create(VMIS, vmi("db", namespace))
+    config = {
+        **keeping(namespace, checkpointInterval="1h", leaseDuration="15s"),
+        "namespaces": [namespace],
+    }
+    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.ready()
+        await until_event(exporter, "lease_taken")
+        await migrate(real.admin, namespace, "db", ago=[100])
+        await until_counted(exporter, namespace, "db", 1)
+        real.freeze()
+        try:
+            began = time.monotonic()
+            assert await exporter.end() == 0
+            seconds = time.monotonic() - began
+        finally:
+            real.thaw()
+        assert exporter.events("checkpoint_not_flushed")
+    prove(f"SIGTERM while the API server stands still: exit 0 after {seconds:.1f} s")
+
+
+async def long_poll(exporter: Program, asked: asyncio.Event) -> int:
+    """Ask for the blocked VMIs as they are, and wait for a change of them; tells when it waits."""
+
+    async def sent(
+        _session: object, _context: object, sent: aiohttp.TraceRequestHeadersSentParams
+    ) -> None:
+        if "wait" in sent.url.query:
+            asked.set()
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_headers_sent.append(sent)
+    async with aiohttp.ClientSession(exporter.query, trace_configs=[tracing]) as session:
+        async with session.get("/v1/blocked") as answer:
+            tag = answer.headers["ETag"]
+        headers = {"If-None-Match": tag}
+        async with session.get("/v1/blocked?wait=60", headers=headers) as answer:
+            return answer.status
