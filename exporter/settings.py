@@ -78,7 +78,7 @@ class Listen:
     """The two listeners: `query` serves everything, `metrics` only what may be seen by all."""
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
-    metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)  # noqa: S104
+    metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)
 
 
 @dataclass(frozen=True)
@@ -529,7 +529,7 @@ def parse_address(value: object) -> Address:
         return Address(host[1:-1], int(port))
     if ":" in host:
         raise ValueError(f"an IPv6 address stands in brackets, as in [::1]:9810, got {value!r}")
-    return Address(host or "0.0.0.0", int(port))  # noqa: S104
+    return Address(host or "0.0.0.0", int(port))
 
 
 def _addresses(value: object) -> tuple[Address, ...]:

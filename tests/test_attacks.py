@@ -178,7 +178,7 @@ async def target(
     login = real.cluster.kubeconfig(await a_reviewer(real))
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
         await exporter.listening()
-        exporter.query = exporter.query.replace("0.0.0.0", "localhost")  # noqa: S104
+        exporter.query = exporter.query.replace("0.0.0.0", "localhost")  # noqa: S104 (nothing is bound)
         caller = await a_caller(real, "/v1/*")
         attacked = Target(exporter, namespace, directory / "ca.crt", caller)
         await attacked.ready()

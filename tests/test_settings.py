@@ -587,7 +587,7 @@ def test_durations_round_trip(seconds: int) -> None:
     ("text", "address", "told"),
     [
         ("127.0.0.1:9810", Address("127.0.0.1", 9810), "127.0.0.1:9810"),
-        (":9810", Address("0.0.0.0", 9810), "0.0.0.0:9810"),  # noqa: S104
+        (":9810", Address("0.0.0.0", 9810), "0.0.0.0:9810"),  # noqa: S104 (nothing is bound)
         ("localhost:0", Address("localhost", 0), "localhost:0"),
         ("[::1]:9810", Address("::1", 9810), "[::1]:9810"),
         ("unix:/run/x.sock", Address(path="/run/x.sock"), "unix:/run/x.sock"),
