@@ -1,5 +1,7 @@
 """What is known of one VMI, put together for the engine: its facts, its history, its marker."""
 
+from typing import Any
+
 from msgspec import Struct, field
 
 from exporter.history import History, Migration
@@ -117,12 +119,13 @@ class Remembered(Struct, frozen=True, kw_only=True):
     marker: Marker | None = None
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
+class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     """What is known of one VMI.
 
     `vmims` are the VMIMs that exist and belong to it; `vmims_seen` is false where VMIMs may not
     be watched. `launcher` is the current launcher pod, or None where there is none to be seen.
-    `marker` is there while it evacuates, and then `pods` are all its launcher pods.
+    `marker` is there while it evacuates, and then `pods` are all its launcher pods. `kept` is
+    what `cooldown` has worked out of it.
     """
 
     vmi: Vmi
@@ -133,6 +136,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     marker: Marker | None = None
     pods: tuple[Pod, ...] = ()
     pods_seen: bool = True
+    kept: Any = None
 
     def unfinished(self) -> Vmim | None:
         """A VMIM of this VMI that has not ended, if there is one."""

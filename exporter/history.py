@@ -5,6 +5,8 @@ watch, a replay and a restart are all the same idempotent `put`. A record withou
 by the second of its end.
 """
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from exporter.model import CLOCK_SKEW, Instant, Outcome, Seconds
@@ -61,12 +63,13 @@ def is_end_key(key: str) -> bool:
 
 
 class History:
-    """The migrations of one VMI incarnation. Reads never change it."""
+    """The migrations of one VMI incarnation. Reads never change it; `revision` grows as it does."""
 
-    __slots__ = ("_records",)
+    __slots__ = ("_records", "revision")
 
     def __init__(self) -> None:
         self._records: dict[str, Migration] = {}
+        self.revision = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -86,6 +89,7 @@ class History:
         if joined == known:
             return False
         self._records[key] = joined
+        self.revision += 1
         if len(self._records) > keep:
             self._forget(keep)
         return True
@@ -104,22 +108,31 @@ class History:
         """Every record by its key, as stored."""
         return dict(self._records)
 
+    def written_ends(self) -> Iterator[Instant]:
+        """Every instant that is told as an end, believed or not."""
+        for record in self._records.values():
+            if record.end is not None:
+                yield record.end
+            if record.finished_at is not None:
+                yield record.finished_at
+
     def endings(self, now: Instant, *, count_failed: bool = True) -> list[Ending]:
         """The handed-off migrations that have ended by `now`, oldest first.
 
         `count_failed=False` leaves failures out.
         """
-        endings = []
+        settled = []
         named_seconds = set()
         for key, record in self._records.items():
             ending = _ending(record, now)
-            if ending is not None and not is_end_key(key):
-                named_seconds.add(int(ending.written_end))
-        for key, record in self._records.items():
-            if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
-                continue
-            ending = _ending(record, now)
             if ending is None:
+                continue
+            if not is_end_key(key):
+                named_seconds.add(int(ending.written_end))
+            settled.append((key, record, ending))
+        endings = []
+        for key, record, ending in settled:
+            if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
                 continue
             if is_end_key(key) and int(ending.written_end) in named_seconds:
                 continue

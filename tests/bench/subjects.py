@@ -1,0 +1,249 @@
+"""What is measured inside a process of its own: `python -m tests.bench.subjects NAME ...`.
+
+Each subject is told where to find what it needs, imports everything before its clock starts, and
+prints one line of JSON.
+"""
+
+import asyncio
+import gc
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families as text_families
+
+from exporter.counters import Counters
+from exporter.health import Health, Watched
+from exporter.kube import ApiServer, Login
+from exporter.metrics import Exposition, View, sample
+from exporter.model import CLUSTER_RESOURCES, Policy, Resource, StuckPolicy
+from exporter.settings import KubeSettings
+from exporter.store import Store
+from exporter.watch import Follower
+
+
+LIST = "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+VMIS = "/apis/kubevirt.io/v1/virtualmachineinstances"
+
+
+def say(**fact: object) -> None:
+    """One line for who started us."""
+    print(json.dumps(fact), flush=True)
+
+
+class Timed:
+    """Wall and CPU seconds of a block."""
+
+    def __enter__(self) -> Self:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self.wall = self.cpu = 0.0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall = time.perf_counter() - self._wall
+        self.cpu = time.process_time() - self._cpu
+
+
+def resident() -> int:
+    """The resident memory of this process, in bytes."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+async def follow(url: str, *resources: Resource) -> Store:
+    """A store that has listed these resources, one after another, by the exporter's own watch."""
+    store = Store(endings_kept=Policy().endings_kept)
+    store.vmims_seen = Resource.VMIMS in resources
+    async with ApiServer(Login(url=url), read_timeout=60) as api:
+        for one in resources:
+            watched = Watched(one, None)
+            news = asyncio.Event()
+            follower = Follower(
+                api, watched, store, KubeSettings(), clock=time.time, rng=random.Random(),
+                changed=news.set,
+            )  # fmt: skip
+            task = asyncio.create_task(follower.run())
+            while not watched.synced:
+                await news.wait()
+                news.clear()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    return store
+
+
+def sync(url: str) -> None:
+    """The exporter's first list of the VMIs: connection, lines, decoding, store."""
+    before = resident()
+    with Timed() as timed:
+        store = asyncio.run(follow(url, Resource.VMIS))
+    say(wall=timed.wall, cpu=timed.cpu, objects=len(store), grown=resident() - before)
+
+
+class _FloorState(Struct, gc=False):
+    migrationUid: str | None = None  # noqa: N815
+    startTimestamp: str | None = None  # noqa: N815
+    endTimestamp: str | None = None  # noqa: N815
+    completed: bool = False
+    failed: bool = False
+
+
+class _FloorStatus(Struct, gc=False):
+    nodeName: str = ""  # noqa: N815
+    evacuationNodeName: str = ""  # noqa: N815
+    migrationState: _FloorState | None = None  # noqa: N815
+
+
+class _FloorMetadata(Struct, gc=False):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creationTimestamp: str | None = None  # noqa: N815
+    annotations: dict[str, str] = {}
+
+
+class _FloorObject(Struct, gc=False):
+    metadata: _FloorMetadata
+    status: _FloorStatus | None = None
+
+
+class _FloorEvent(Struct, gc=False):
+    type: str
+    object: _FloorObject
+
+
+async def _read_floor(url: str) -> int:
+    decode = msgspec.json.Decoder(_FloorEvent).decode
+    count, rest = 0, b""
+    async with (
+        aiohttp.ClientSession(read_bufsize=2**21) as session,
+        session.get(url + VMIS + LIST) as response,
+    ):
+        async for chunk in response.content.iter_any():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if decode(line).type == "BOOKMARK":
+                    return count
+                count += 1
+    raise RuntimeError("the list did not end")
+
+
+def floor(url: str) -> None:
+    """The same stream, decoded by msgspec and dropped: aiohttp on uvloop."""
+    import uvloop  # noqa: PLC0415 (the floor's alone)
+
+    with Timed() as timed:
+        count = uvloop.run(_read_floor(url))
+    say(wall=timed.wall, cpu=timed.cpu, objects=count)
+
+
+async def _serve_bare(socket: str, length: int) -> None:
+    body = b"x" * length
+    headers = {"ETag": '"0123456789abcdef0123456789abcdef"', "Cache-Control": "no-cache"}
+
+    async def verdicts(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=body, content_type="application/json")
+
+    async def blocked(_request: web.Request) -> web.Response:
+        return web.Response(status=304, headers=headers)
+
+    app = web.Application()
+    app.router.add_post("/v1/verdicts", verdicts)
+    app.router.add_get("/v1/blocked", blocked)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    await web.UnixSite(runner, socket).start()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[-1][:2]
+    say(address=f"{host}:{port}")
+    await asyncio.Event().wait()
+
+
+def bare(socket: str, length: str) -> None:
+    """The bare server: aiohttp, and handlers that answer bytes which were made before."""
+    asyncio.run(_serve_bare(socket, int(length)))
+
+
+def scrape(url: str, repeats: str) -> None:
+    """Our exposition against prometheus_client's gauges with the same samples, in turn."""
+    store = asyncio.run(follow(url, Resource.VMIS, Resource.VMIMS))
+    health = Health(180, 600, [Watched(one, None, synced=True) for one in CLUSTER_RESOURCES])
+    now = time.time()
+    for watched in health.watched:
+        watched.contact = now
+    view = View(
+        store=store, health=health, counters=Counters(), policy=Policy(), stuck=StuckPolicy(),
+        vmi_series=20_000, now=now,
+    )  # fmt: skip
+    ours = Exposition(lambda: view, process=False)
+    registry, series = _plain_gauges(view)
+    formats = (("text", ""), ("openmetrics", "application/openmetrics-text; version=1.0.0"))
+    facts: dict[str, Any] = {"series": series}
+    with Timed() as first:
+        ours.render("")
+    facts["first"] = first.cpu
+    gc.collect()
+    for name, accept in formats:
+        encode, _ = choose_encoder(accept)
+        times: dict[str, list[float]] = {"ours": [], "theirs": []}
+        body = expected = b""
+        for _ in range(int(repeats)):
+            with Timed() as timed:
+                body, _ = ours.render(accept)
+            times["ours"].append(timed.cpu)
+            with Timed() as timed:
+                expected = encode(registry)
+            times["theirs"].append(timed.cpu)
+        facts[name] = times
+        facts[f"{name}_equal"] = _per_vmi(body, name) == _per_vmi(expected, name)
+        facts[f"{name}_bytes"] = len(body)
+    say(**facts)
+
+
+def _plain_gauges(view: View) -> tuple[CollectorRegistry, int]:
+    """The per-VMI samples of a view in gauges as anybody would keep them."""
+    registry, series = CollectorRegistry(), 0
+    for family, samples in sample(view):
+        if family.name.startswith("kubevirt_vmi_") and samples:
+            gauge = Gauge(family.name, family.help, family.labels, registry=registry)
+            for one in samples:
+                gauge.labels(*one.labels).set(one.value)
+                series += 1
+    return registry, series
+
+
+def _per_vmi(body: bytes, form: str) -> dict[str, Any]:
+    """The per-VMI samples of an exposition, as prometheus_client's own parser reads them."""
+    text = body.decode()
+    read = openmetrics_families if form == "openmetrics" else text_families
+    return {
+        family.name: (family.documentation, family.type, sorted(map(repr, family.samples)))
+        for family in read(text)
+        if family.name.startswith("kubevirt_vmi_") and family.samples
+    }
+
+
+SUBJECTS: dict[str, Callable[..., None]] = {
+    "sync": sync,
+    "floor": floor,
+    "bare": bare,
+    "scrape": scrape,
+}
+
+if __name__ == "__main__":
+    SUBJECTS[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,3 @@
+module tools/bench-load
+
+go 1.26.0
