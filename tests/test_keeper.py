@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+from exporter.checkpoint import shard_of
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
 from tests.keeping import NAME, a_keeper, keeping, migrate
@@ -41,7 +42,7 @@ async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path)
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
     config = keeping(namespace)
-    await real.admin.create(VMIS, vmi("db", namespace))
+    made = await real.admin.create(VMIS, vmi("db", namespace))
     async with (
         program(tmp_path, "--kubeconfig", login, config=config) as one,
         program(tmp_path, "--kubeconfig", login, config=config) as other,
@@ -55,10 +56,12 @@ async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path)
         assert sorted([await one.sample(WRITER), await other.sample(WRITER)]) == [0, 1]
         for replica in (one, other):
             await replica.end(signal.SIGKILL)
-    kept = await real.admin.list(CONFIG_MAPS, namespace)
-    assert [
-        m["metadata"]["labels"] for m in kept["items"] if m["metadata"]["name"].startswith(NAME)
-    ] == [{"kubevirt-eviction-exporter/checkpoint": NAME}]
+    kept = {
+        m["metadata"]["name"]: m for m in (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+    }
+    shard = kept[f"{NAME}-{shard_of(made['metadata']['uid']):02d}"]
+    assert shard["metadata"]["labels"] == {"kubevirt-eviction-exporter/checkpoint": NAME}
+    assert set(shard["binaryData"]) == {"checkpoint"}
     async with program(tmp_path, "--kubeconfig", login, config=config) as heir:
         await heir.ready()
         verdict = await heir.verdict(namespace, "db", dryRun=True)

@@ -156,7 +156,8 @@ def differences(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> lis
 def settle_requests(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> None:
     """An evacuation that is not dated begins with its first sight, which each has of its own.
 
-    Where the one that does not write saw it first, the two stay that far apart.
+    Where the one that does not write saw it first, the two stay that far apart, and what failed
+    in between is an attempt to the one and none to the other.
     """
     for name, answers in one.items():
         left, right = (told.get("evacuation") for told in (answers, other[name]))
@@ -165,6 +166,8 @@ def settle_requests(one: Mapping[str, Answers], other: Mapping[str, Answers]) ->
         apart = instant(left["requestedAt"]) - instant(right["requestedAt"])
         if abs(apart) <= HEARD_APART:
             left["requestedAt"] = right["requestedAt"]
+        if apart:
+            left |= {key: right[key] for key in ("failedAttempts", "stuck")}
 
 
 def instant(text: str) -> float:

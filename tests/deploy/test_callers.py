@@ -127,7 +127,7 @@ async def test_a_refusal_says_who_and_what(cluster: RealCluster, standalone: Cal
 async def test_both_reviews_are_needed(
     cluster: RealCluster, resource: str, pair: Pair, tmp_path: Path
 ) -> None:
-    """Without either permission nobody is let in, and the answer says what it could not ask."""
+    """Without either permission nobody is let in, and the log says what could not be asked."""
     async with (
         account(cluster, "overlays/standalone", without=("create", (resource,))) as user,
         somebody(cluster, "a-caller", CALLER) as token,
@@ -141,8 +141,11 @@ async def test_both_reviews_are_needed(
         await caller.ready()
         status, problem = await caller.ask("POST", f"{exporter.query}/v1/verdicts", QUESTION)
 
-    assert status == 503
-    assert resource in problem["detail"]
+        (told,) = exporter.events("callers_not_reviewed")
+
+    assert (status, problem["title"]) == (503, "Nobody to ask")
+    assert resource in told["why"]
+    assert resource not in problem["detail"], "a stranger learns nothing of the cluster"
 
 
 async def test_plain_text_gets_no_answer(standalone: Caller) -> None:

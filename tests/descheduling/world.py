@@ -160,7 +160,8 @@ class World:
         finally:
             listed = await admin.list(PODS, namespace, labelSelector="app=plain")
             for one in listed["items"]:
-                await admin.delete(PODS, namespace, one["metadata"]["name"])
+                with suppress(ApiError):  # the descheduler may be faster
+                    await admin.delete(PODS, namespace, one["metadata"]["name"])
 
 
 def requested_memory(pod: Object) -> int:
