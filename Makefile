@@ -46,7 +46,7 @@ check: needs-python needs-go $(DEVELOPMENT)
 	    (cd $$folder && $(GO_ENV) go vet ./... && $(GO_ENV) PATH="$(CURDIR)/.tools/bin:$$PATH" staticcheck ./...) || exit 1; \
 	done
 
-# What the exporter costs beside what it is measured against, as a table; half an hour, and the
+# What the exporter costs beside what it is measured against, as a table; ten minutes, and the
 # machine should do nothing else. The README's table is written by `make bench BENCH=--readme`.
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)
