@@ -250,7 +250,8 @@ async def test_many_clients_while_the_watch_breaks(
             "kubevirt_eviction_exporter_watch_restarts_total",
             resource=VMIS.plural,
         )
-        assert restarts >= faults.result() / 2 > 0
+        # Not one for each: after some the watcher waits longer before it tries again.
+        assert restarts >= 2
         await poll(lambda: has_all(exporter, 200), within=20, what="all VMIs")
     assert answered > clients
     assert after < before + 150
