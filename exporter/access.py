@@ -13,17 +13,17 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
-import structlog
 from msgspec import Struct, field
 
 from exporter.kube import ApiError, ApiServer
+from exporter.logs import Trouble
 from exporter.model import Seconds
 
 
 REMEMBERED = 4096
 """How many answers of each kind are kept: who sends ever new tokens fills no more."""
 ASKED_AT_ONCE = 16
-"""How many reviews are under way at a time; further callers wait."""
+"""How many reviews of each kind are under way at a time; further callers wait."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
 """How long the API server may take for a review: the plugin waits a second for its verdict."""
@@ -32,8 +32,6 @@ RETRY: Seconds = 5.0
 
 _Answer = TypeVar("_Answer")
 _Review = TypeVar("_Review")
-
-log = structlog.stdlib.get_logger()
 
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -104,14 +102,12 @@ class _Asked(Generic[_Answer]):
     yes. A question that is under way is asked once, whoever wants to know.
     """
 
-    def __init__(
-        self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds], slots: int
-    ) -> None:
+    def __init__(self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]) -> None:
         self._keep = keep
         self._outage = max(keep, outage)
         self._yes = _Memory[_Answer](clock)
         self._no = _Memory[bool](clock)
-        self._asking = asyncio.Semaphore(slots)
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._under_way: dict[Hashable, asyncio.Task[_Answer | None]] = {}
         self._clock = clock
         self._failed_until: Seconds | None = None
@@ -172,9 +168,9 @@ class Access:
         self, api: ApiServer, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]
     ) -> None:
         self._api = api
-        self._users = _Asked[_User](keep=keep, outage=outage, clock=clock, slots=ASKED_AT_ONCE)
-        self._permissions = _Asked[bool](keep=keep, outage=outage, clock=clock, slots=ASKED_AT_ONCE)
-        self._trouble = ""
+        self._users = _Asked[_User](keep=keep, outage=outage, clock=clock)
+        self._permissions = _Asked[bool](keep=keep, outage=outage, clock=clock)
+        self._trouble = Trouble("callers_not_reviewed")
 
     @property
     def remembered(self) -> int:
@@ -228,12 +224,9 @@ class Access:
             async with asyncio.timeout(PATIENCE):
                 read = msgspec.json.decode(await self._api.review(path, body), type=answer)
         except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
-            trouble = str(error) or f"no answer within {PATIENCE:g} s"
-            if trouble != self._trouble:
-                log.warning("callers_not_reviewed", why=trouble)
-            self._trouble = trouble
+            self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
             raise CannotTell("the cluster's API server could not be asked who you are") from None
-        self._trouble = ""
+        self._trouble.end()
         return read
 
 

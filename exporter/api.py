@@ -33,6 +33,7 @@ from exporter.model import (
     Verdict,
 )
 from exporter.page import Summary, render_page
+from exporter.problems import answer_problem
 from exporter.settings import LONGEST_WAIT, Limits
 from exporter.store import Store
 from exporter.wire import (
@@ -354,7 +355,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Refusal as refusal:
-        return _problem(refusal.problem, refusal.headers)
+        return answer_problem(refusal.problem, refusal.headers)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -362,10 +363,12 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         if hdrs.ALLOW in error.headers:
             headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
         detail = _DETAILS.get(error.status, error.reason)
-        return _problem(Problem(title=error.reason, status=error.status, detail=detail), headers)
+        return answer_problem(
+            Problem(title=error.reason, status=error.status, detail=detail), headers
+        )
     except Exception:
         log.exception("request_failed", method=request.method, path=request.path)
-        return _problem(
+        return answer_problem(
             Problem(
                 title="Internal error",
                 status=500,
@@ -378,15 +381,6 @@ _DETAILS = {
     404: "there is no such endpoint; /openapi.json lists those of the query listener",
     405: "this endpoint does not take that method; see the Allow header",
 }
-
-
-def _problem(problem: Problem, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=problem.status,
-        body=msgspec.json.encode(problem),
-        content_type="application/problem+json",
-        headers=headers,
-    )
 
 
 def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Response:

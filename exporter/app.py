@@ -31,8 +31,6 @@ from exporter.store import Store
 from exporter.watch import Follower, Watch
 
 
-KUBERNETES = Authentication.KUBERNETES
-
 log = structlog.stdlib.get_logger()
 
 
@@ -213,24 +211,22 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
 async def _listeners(
     settings: Settings, service: Service, api: ApiServer
 ) -> AsyncIterator[Listening]:
-    auth, limits, counters = settings.auth, settings.limits, service.counters
+    auth = settings.auth
     access = Access(api, keep=auth.cache, outage=settings.kube.dead_after, clock=time.monotonic)
-    query, metrics = (
-        Listener(name, app, addresses, tls, auth, limits, counters)
-        for name, app, addresses, tls in (
-            (
-                "query",
-                make_query_app(service, access if auth.query is KUBERNETES else None),
-                settings.listen.query,
-                settings.tls_query,
-            ),
-            (
-                "metrics",
-                make_metrics_app(service, access if auth.metrics is KUBERNETES else None),
-                settings.listen.metrics,
-                settings.tls_metrics,
-            ),
-        )
+    shared = (auth, settings.limits, service.counters)
+    query = Listener(
+        "query",
+        make_query_app(service, access if auth.query is Authentication.KUBERNETES else None),
+        settings.listen.query,
+        settings.tls_query,
+        *shared,
+    )
+    metrics = Listener(
+        "metrics",
+        make_metrics_app(service, access if auth.metrics is Authentication.KUBERNETES else None),
+        settings.listen.metrics,
+        settings.tls_metrics,
+        *shared,
     )
     async with query.served() as queries, metrics.served() as others:
         yield Listening(query=queries, metrics=others)

@@ -99,7 +99,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
     evacuation is younger than the second. `finished_at` stands in for an end that is not known.
     """
     migrations = remembered.migrations
-    ended = [(end, key) for key, m in migrations.items() if (end := _known_end(m)) is not None]
+    ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
     newest = {max(ended)[1]} if ended else set()
     succeeded = [one for one in ended if migrations[one[1]].outcome is Outcome.SUCCEEDED]
     newest |= {max(succeeded)[1]} if succeeded else set()
@@ -268,7 +268,3 @@ def _read_marker(wire: _Marker) -> Marker:
 
 def _is_past(end: Instant | None, now: Instant) -> bool:
     return end is not None and end <= now
-
-
-def _known_end(migration: Migration) -> Instant | None:
-    return migration.finished_at if migration.end is None else migration.end

@@ -4,12 +4,12 @@ import asyncio
 import socket
 import ssl
 
-import msgspec
 import structlog
 from aiohttp import web
 
 from exporter.counters import Counters
 from exporter.model import Seconds
+from exporter.problems import answer_problem
 from exporter.settings import Limits
 from exporter.wire import Problem
 
@@ -19,7 +19,6 @@ LONGEST_LINE = 8190
 MOST_HEADERS = 64
 LINGERING: Seconds = 1.0
 """For how long the rest of a body is read that was refused, so that the refusal is heard."""
-
 HANDSHAKE: Seconds = 10.0
 PAUSE: Seconds = 0.1
 """Before the next attempt to accept, where the process has no file descriptors left."""
@@ -100,17 +99,10 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("the answer has begun already")
         if status >= 500:
             log.error("request_failed", method=request.method, exc_info=exc)
-        title = "Not HTTP as it is taken here" if status < 500 else "Internal error"
-        detail = (message or "").splitlines()[0:1]
-        problem = Problem(
-            title=title,
-            status=status,
-            detail=(detail[0] if detail and status < 500 else title)[:200],
-        )
-        response = web.Response(
-            status=status,
-            body=msgspec.json.encode(problem),
-            content_type="application/problem+json",
-        )
+        title = detail = "Internal error"
+        if status < 500:
+            title = "Not HTTP as it is taken here"
+            detail = message.splitlines()[0][:200] if message else title
+        response = answer_problem(Problem(title=title, status=status, detail=detail))
         response.force_close()
         return response

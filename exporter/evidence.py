@@ -49,7 +49,7 @@ class Marker(Struct, kw_only=True):
 
     def note_failure(self, uid: str, end: Instant) -> bool:
         """An attempt failed; True where that was news. Repetition changes nothing."""
-        if uid in self.failed or (self.not_before is not None and end <= self.not_before):
+        if uid in self.failed or not self._is_ours(end):
             return False
         if len(self.failed) >= FAILURES_KEPT:
             oldest = min(self.failed, key=self.failed.__getitem__)

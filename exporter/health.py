@@ -71,18 +71,22 @@ def _never() -> bool:
     return False
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass
 class CheckpointHealth:
     """How keeping the checkpoint goes.
 
-    `may_write` is asked each time whether this process writes it. `written_at`: when it last was
-    as it should be, by us. `unwritten_since`: when the oldest change came that is not written,
-    None where everything is. `vmis` and `size` (bytes) are what it holds.
+    `may_write` is asked each time whether this process writes it, `find_unwritten` when the oldest
+    change came that is not written. `written_at`: when it last was as it should be, by us. `vmis`
+    and `size` (bytes) are what it holds.
     """
 
     may_write: Callable[[], bool] = _never
+    find_unwritten: Callable[[], Instant | None] = _nothing
     written_at: Instant | None = None
-    unwritten_since: Instant | None = None
     vmis: int = 0
     size: int = 0
     faults: Counter[CheckpointFault] = field(default_factory=Counter)
@@ -91,6 +95,11 @@ class CheckpointHealth:
     def writes(self) -> bool:
         """Whether this process writes it at this moment."""
         return self.may_write()
+
+    @property
+    def unwritten_since(self) -> Instant | None:
+        """When the oldest change came that is not written; None where everything is."""
+        return self.find_unwritten()
 
 
 @dataclass

@@ -21,6 +21,11 @@ class Migration(Struct, frozen=True, gc=False):
     outcome: Outcome = Outcome.UNKNOWN
     handed_off: bool = False
 
+    @property
+    def known_end(self) -> Instant | None:
+        """Its end as written, or what stands in for it; None where it has not ended."""
+        return self.finished_at if self.end is None else self.end
+
 
 class Ending(Struct, frozen=True, gc=False):
     """A migration that has ended, its end settled against the reader's clock.
@@ -101,7 +106,7 @@ class History:
 
     def newest_success(self) -> Instant | None:
         """The latest end of a migration that is known to have succeeded."""
-        ends = (_known_end(r) for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
+        ends = (r.known_end for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
         return max((end for end in ends if end is not None), default=None)
 
     def records(self) -> dict[str, Migration]:
@@ -145,7 +150,7 @@ class History:
         ended: list[tuple[Instant, str]] = []
         open_ended: list[str] = []
         for key, record in self._records.items():
-            end = _known_end(record)
+            end = record.known_end
             if end is None:
                 open_ended.append(key)
             elif record.outcome is Outcome.FAILED:
@@ -160,10 +165,6 @@ class History:
 
 def _end_key(end: Instant | None) -> str:
     return "" if end is None else f"@{int(end)}"
-
-
-def _known_end(record: Migration) -> Instant | None:
-    return record.finished_at if record.end is None else record.end
 
 
 def _ending(record: Migration, now: Instant) -> Ending | None:

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from exporter.checkpoint import LONGEST_SHARD, SHARDS, VERSION, Damaged, UnknownVersion, split
 from exporter.health import CheckpointFault, CheckpointHealth, Health
 from exporter.kube import Absent, ApiError, ApiServer, Conflict
-from exporter.kubevirt import CHECKPOINT_LABEL, parse_object
+from exporter.kubevirt import CHECKPOINT_LABEL, Refused, parse_object
 from exporter.lease import Lease
 from exporter.ledger import Ledger
 from exporter.model import ConfigMap, Fact, Instant, Resource, Seconds
@@ -55,7 +55,9 @@ class Keeper:
         self._clock = clock
         self._awake = asyncio.Event()
         self._hurried = asyncio.Event()
-        self._status = health.checkpoint = CheckpointHealth()
+        self._status = health.checkpoint = CheckpointHealth(
+            find_unwritten=lambda: ledger.unwritten_since
+        )
 
     def note_change(self) -> None:
         """There may be something to write."""
@@ -76,9 +78,7 @@ class Keeper:
         ledger, now = self._ledger, self._clock()
         ledger.prune(partial(self._health.seen_through, Resource.VMIS), now)
         ledger.follow(now)
-        self._tell()
         await self._write()
-        self._tell()
         self._status.vmis = len(ledger)
         self._status.size = ledger.size
         if self._status.writes and not ledger.changed:
@@ -103,10 +103,6 @@ class Keeper:
 
     async def _write(self) -> None:
         raise NotImplementedError
-
-    def _tell(self) -> None:
-        """Have the metrics say since when something waits to be written."""
-        self._status.unwritten_since = self._ledger.unwritten_since
 
     def _note_fault(self, fault: CheckpointFault, why: str, **place: object) -> None:
         self._status.faults[fault] += 1
@@ -247,7 +243,7 @@ class ConfigMapKeeper(Keeper):
         self._lease = lease
         lease.changed = self._hurry
         self._status.may_write = lambda: lease.held
-        self._shards = {f"{place.name}-{shard:02d}": shard for shard in range(SHARDS)}
+        self._shards = {self._name_of(shard): shard for shard in range(SHARDS)}
         self._kept: dict[int, _Kept] = {}
         self._store: Store = ledger.store
 
@@ -278,9 +274,9 @@ class ConfigMapKeeper(Keeper):
 
     def put(self, fact: Fact) -> None:
         """A ConfigMap exists and says this."""
-        shard = self._shards.get(fact.name) if isinstance(fact, ConfigMap) else None
-        if shard is None or not isinstance(fact, ConfigMap):
+        if not isinstance(fact, ConfigMap) or fact.name not in self._shards:
             return
+        shard = self._shards[fact.name]
         kept = self._kept.get(shard)
         if kept is not None and kept.version == fact.version:
             return
@@ -295,7 +291,6 @@ class ConfigMapKeeper(Keeper):
             self._ledger.keep_only(shard, uids)
         self._ledger.follow(self._clock())
         self._compare(shard)
-        self._tell()
         self.note_change()
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
@@ -313,6 +308,10 @@ class ConfigMapKeeper(Keeper):
         for name in gone:
             self.remove(resource, namespace or "", name)
         return len(gone)
+
+    def _name_of(self, shard: int) -> str:
+        """The ConfigMap that holds a shard."""
+        return f"{self._name}-{shard:02d}"
 
     def _take(self, shard: int, raw: bytes, aside: dict[str, bytes]) -> set[str] | None:
         """The UIDs of a whole shard, or None where it cannot be read."""
@@ -342,31 +341,32 @@ class ConfigMapKeeper(Keeper):
         try:
             for shard in sorted(self._ledger.changed):
                 await self._write_shard(shard)
-        except ApiError as error:
+        except (ApiError, Refused) as error:
             self._note_fault(CheckpointFault.NOT_WRITTEN, str(error))
 
     async def _write_shard(self, shard: int) -> None:
         """Write one shard; where the watch is behind, once more on what another wrote.
 
-        Raises `ApiError`.
+        Raises `ApiError`, or `Refused` where the server answers with no ConfigMap.
         """
         for _ in range(2):
             if not self._lease.held or self._compare(shard):
                 return
+            raw = self._ledger.seal(shard)
+            if len(raw) > LONGEST_SHARD:
+                why = f"{len(raw)} bytes, and a ConfigMap takes {LONGEST_SHARD}"
+                self._note_fault(CheckpointFault.TOO_LARGE, why, shard=shard)
+                return
             try:
-                await self._apply(shard)
+                await self._apply(shard, raw)
             except Conflict as conflict:
                 self._note_fault(CheckpointFault.CONFLICT, str(conflict), shard=shard)
                 await self._read_again(shard)
 
-    async def _apply(self, shard: int) -> None:
-        raw, name = self._ledger.seal(shard), f"{self._name}-{shard:02d}"
-        if len(raw) > LONGEST_SHARD:
-            why = f"{len(raw)} bytes, and a ConfigMap takes {LONGEST_SHARD}"
-            self._note_fault(CheckpointFault.TOO_LARGE, why, shard=shard)
-            return
-        kept = self._kept.get(shard)
-        data = {DATA_KEY: raw} | (kept.aside if kept is not None else {})
+    async def _apply(self, shard: int, raw: bytes) -> None:
+        name, kept = self._name_of(shard), self._kept.get(shard)
+        aside = kept.aside if kept is not None else {}
+        data = {DATA_KEY: raw} | aside
         version = {"resourceVersion": kept.version} if kept is not None else {}
         body = {
             "apiVersion": "v1",
@@ -382,13 +382,14 @@ class ConfigMapKeeper(Keeper):
         answer = await self._api.apply(
             Resource.CONFIGMAPS, self._namespace, name, body, owner=OWNER
         )
-        self._kept[shard] = _Kept(_version_of(answer), raw, kept.aside if kept is not None else {})
+        self._kept[shard] = _Kept(_version_of(answer), raw, aside)
         self._compare(shard)
 
     async def _read_again(self, shard: int) -> None:
-        name = f"{self._name}-{shard:02d}"
         try:
-            answer = await self._api.read(Resource.CONFIGMAPS, self._namespace, name)
+            answer = await self._api.read(
+                Resource.CONFIGMAPS, self._namespace, self._name_of(shard)
+            )
         except Absent:
             self._kept.pop(shard, None)
         else:

@@ -22,6 +22,7 @@ import structlog
 from msgspec import Struct, field
 
 from exporter.kube import Absent, ApiError, ApiServer, Conflict, Unsupported
+from exporter.logs import Trouble
 from exporter.model import Instant, Resource, Seconds
 
 
@@ -88,7 +89,7 @@ class Lease:
         self._held_until: Seconds | None = None
         self._seen = _Lease()
         self._seen_at: Seconds | None = None
-        self._trouble = ""
+        self._trouble = Trouble("lease_unreachable", lease=name)
 
     @property
     def held(self) -> bool:
@@ -102,9 +103,9 @@ class Lease:
                 async with asyncio.timeout(self._duration * RENEWED_EVERY):
                     await self._campaign()
             except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
-                self._note_trouble(error)
+                self._trouble.note(str(error) or type(error).__name__)
             else:
-                self._trouble = ""
+                self._trouble.end()
             if self._held_until is not None and not self.held:
                 self._lose("not renewed in time")
             await asyncio.sleep(self._pause())
@@ -125,7 +126,7 @@ class Lease:
         self._held_until = None
         try:
             await self._write(_Spec(leaseDurationSeconds=1), self._seen)
-        except ApiError as error:
+        except (ApiError, msgspec.MsgspecError) as error:
             log.warning("lease_not_released", why=str(error))
         else:
             log.info("lease_released", lease=self._name)
@@ -202,12 +203,6 @@ class Lease:
         self._held_until = None
         log.warning("lease_lost", lease=self._name, why=why)
         self.changed()
-
-    def _note_trouble(self, error: Exception) -> None:
-        trouble = str(error) or type(error).__name__
-        if trouble != self._trouble:
-            log.warning("lease_unreachable", lease=self._name, why=trouble)
-        self._trouble = trouble
 
 
 def _do_nothing() -> None:

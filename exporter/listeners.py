@@ -16,6 +16,7 @@ from aiohttp import web
 from exporter.certificates import Certificates, UnusableCertificate
 from exporter.connections import Connections
 from exporter.counters import Counters
+from exporter.logs import Trouble
 from exporter.model import Seconds
 from exporter.settings import Address, AuthSettings, Limits, Tls
 
@@ -87,17 +88,16 @@ class Listener:
 
     async def _renew(self, certificates: Certificates) -> None:
         """Take the files' content when it changes, for ever; trouble is told once."""
-        trouble = ""
+        trouble = Trouble("certificate_not_renewed")
         while True:
             await asyncio.sleep(CERTIFICATES_READ_EVERY)
             try:
                 if certificates.renew():
                     log.info("certificate_renewed", listener=self.name)
-                trouble = ""
             except UnusableCertificate as error:
-                if str(error) != trouble:
-                    log.warning("certificate_not_renewed", why=str(error))
-                trouble = str(error)
+                trouble.note(str(error))
+            else:
+                trouble.end()
 
     async def _bind(self, address: Address) -> list[socket.socket]:
         """The sockets that listen on an address: of a host name one per address that it has."""

@@ -7,6 +7,31 @@ from typing import TextIO
 import structlog
 
 
+log = structlog.stdlib.get_logger()
+
+
+class Trouble:
+    """What is wrong with one thing at present: a warning when it changes, none while it stays."""
+
+    def __init__(self, event: str, **place: object) -> None:
+        self._event = event
+        self._place = place
+        self._why = ""
+
+    def __bool__(self) -> bool:
+        return bool(self._why)
+
+    def note(self, why: str) -> None:
+        """It is this now."""
+        if why != self._why:
+            log.warning(self._event, why=why, **self._place)
+        self._why = why
+
+    def end(self) -> None:
+        """Nothing is wrong any more."""
+        self._why = ""
+
+
 def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stderr) -> None:
     """Send everything, the libraries' own logging included, to `stream` in one form.
 

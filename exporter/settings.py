@@ -83,7 +83,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class KubeSettings:
-    """How the API server is watched."""
+    """How the API server is watched, and how often and by whom the checkpoint is written."""
 
     sync_timeout: Seconds = 30.0
     wait_for_kubevirt: bool = False

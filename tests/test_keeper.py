@@ -2,8 +2,20 @@
 
 import signal
 from pathlib import Path
+from typing import cast
+
+import pytest
 
 from exporter.checkpoint import shard_of
+from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
+from exporter.keeper import ConfigMapKeeper
+from exporter.kube import ApiServer
+from exporter.lease import Lease
+from exporter.ledger import Ledger
+from exporter.model import Resource
+from exporter.settings import ConfigMaps
+from exporter.store import Store
+from tests.builders import KEEP, NOW, UID, a_state, a_vmi
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
 from tests.keeping import NAME, a_keeper, keeping, migrate
@@ -80,3 +92,66 @@ async def test_without_a_checkpoint_only_the_cluster_remembers(
     async with program(tmp_path, "--kubeconfig", str(real.login.kubeconfig)) as exporter:
         await exporter.ready()
         assert (await exporter.verdict(namespace, "db"))["migrationsInWindow"] == 1
+
+
+class Held:
+    """A Lease that is always held."""
+
+    held = True
+
+    def __init__(self) -> None:
+        self.changed = lambda: None
+
+
+class Garbled:
+    """An API server that takes what is applied, and answers with what is no ConfigMap."""
+
+    def __init__(self) -> None:
+        self.applied = 0
+
+    async def apply(self, *_: object, **__: object) -> bytes:
+        """Answer garbage."""
+        self.applied += 1
+        return b"[]"
+
+
+def a_config_map_keeper(api: Garbled) -> tuple[ConfigMapKeeper, Ledger, CheckpointHealth]:
+    """A keeper that may write, with one VMI to write of."""
+    state = a_state()
+    store = Store(endings_kept=KEEP)
+    ledger = Ledger(store, window=86_400.0)
+    store.put(a_vmi(migration=state))
+    health = Health(180.0, 600.0, [Watched(Resource.CONFIGMAPS, "x", synced=True)])
+    keeper = ConfigMapKeeper(
+        ledger,
+        health,
+        cast("ApiServer", api),
+        ConfigMaps("x", NAME),
+        lease=cast("Lease", Held()),
+        interval=1.0,
+        clock=lambda: NOW,
+    )
+    assert health.checkpoint is not None
+    return keeper, ledger, health.checkpoint
+
+
+async def test_an_answer_that_is_no_config_map() -> None:
+    """It is counted and the shard waits to be written again; nothing ends."""
+    api = Garbled()
+    keeper, ledger, told = a_config_map_keeper(api)
+    await keeper.flush()
+    assert api.applied == 1
+    assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
+    assert ledger.changed == {shard_of(UID)}
+    assert told.unwritten_since == NOW
+
+
+async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not even sent, and counted once for each attempt to write."""
+    monkeypatch.setattr("exporter.keeper.LONGEST_SHARD", 10)
+    api = Garbled()
+    keeper, ledger, told = a_config_map_keeper(api)
+    await keeper.flush()
+    assert api.applied == 0
+    assert told.faults == {CheckpointFault.TOO_LARGE: 1}
+    assert ledger.changed == {shard_of(UID)}
