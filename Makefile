@@ -14,7 +14,7 @@ DIST ?= dist
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run test check soak bench tools dashboards rules manifests pins sbom clean needs-python needs-go
+.PHONY: run alerts test check soak bench tools dashboards rules manifests pins sbom clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -24,6 +24,15 @@ ifeq ($(origin KUBECONFIG),command line)
 else
 	@exec $(BIN)/python -m exporter demo $(DEMO)
 endif
+
+# Prometheus with our alerts on the demo of `make run`, which another terminal plays. Built first
+# where there is none on the PATH.
+alerts:
+	@tests/tools/build prometheus
+	@data="$$(mktemp -d)" && trap 'rm -rf "$$data"' EXIT && \
+	    echo "http://127.0.0.1:9090/alerts; Ctrl-C ends it" && \
+	    PATH="$(CURDIR)/.tools/bin:$${KUBEBUILDER_ASSETS:+$$KUBEBUILDER_ASSETS:}$$PATH" prometheus --log.level=warn \
+	    --config.file=alerts/prometheus.yaml --storage.tsdb.path="$$data" --web.listen-address=127.0.0.1:9090
 
 test: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK= $(PYTEST) -m "not soak" -n 2 --dist loadfile $(TESTS)

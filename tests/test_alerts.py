@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from exporter.metrics import FAMILIES
+from exporter.settings import Settings
 from tests.alerts.files import (
     CASES,
     PINT,
@@ -31,6 +32,8 @@ from tests.cluster import find_binary
 
 ALERTS = all_alerts(load_groups())
 BY_NAME = {family.name: family for family in FAMILIES}
+PROMETHEUS = RULES.parent / "prometheus.yaml"
+METRICS_PORT = Settings().listen.metrics[0].port
 METRIC = re.compile(r"(?<![\w:])(?:kubevirt|descheduler)_\w+(?![\w:])")
 RECORDED = re.compile(r"\b\w+:\w+:\w+\b")
 SERIES = re.compile(r"(\w+)(?:\{(.*)\})?$")
@@ -66,6 +69,19 @@ def test_promtool_accepts_the_rules() -> None:
     code, said = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
 
     assert code == 0, said
+
+
+def test_the_prometheus_of_make_alerts_scrapes_the_demo() -> None:
+    """Its configuration is valid, has our rules and the exporter's own port."""
+    code, said = run("promtool", "check", "config", PROMETHEUS)
+    config = yaml.safe_load(PROMETHEUS.read_text())
+    (scrape,) = config["scrape_configs"]
+
+    assert code == 0, said
+    assert "1 rule files found" in said
+    assert [PROMETHEUS.parent / path for path in config["rule_files"]] == [RULES]
+    assert scrape["static_configs"] == [{"targets": [f"127.0.0.1:{METRICS_PORT}"]}]
+    assert scrape["honor_labels"] is True
 
 
 def test_pint_has_nothing_to_say() -> None:

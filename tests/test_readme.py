@@ -20,20 +20,21 @@ from tests.alerts.files import all_alerts, load_groups
 
 
 README = Path(__file__).parents[1] / "README.md"
+DEPLOYING = README.parent / "deploy" / "README.md"
 PLUGIN = README.parent / "deploy" / "descheduler" / "verdicts"
 
 
-def chapter(heading: str) -> str:
+def chapter(heading: str, file: Path = README) -> str:
     """The text below a heading, to the next one."""
-    text = README.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    assert found is not None, f"README.md has no heading ## {heading}"
+    assert found is not None, f"{file} has no heading ## {heading}"
     return found[1]
 
 
-def table(heading: str) -> list[list[str]]:
+def table(heading: str, file: Path = README) -> list[list[str]]:
     """The cells of the table below a heading, its head left out."""
-    rows = [line for line in chapter(heading).splitlines() if line.startswith("|")]
+    rows = [line for line in chapter(heading, file).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
     assert set("".join(cells[1])) <= set("-:"), f"the table of ## {heading} has no head"
     return cells[2:]
@@ -106,6 +107,55 @@ def test_every_failure_is_shown_by_a_test() -> None:
             assert alert in all_alerts(load_groups())
 
 
+def test_what_is_odd_is_told_by_words_of_the_program() -> None:
+    """Each symptom names events that are logged, metrics and exit codes that there are."""
+    sources = "\n".join(path.read_text() for path in (README.parent / "exporter").glob("*.py"))
+    families = {family.name for family in FAMILIES}
+    rows = table("When something is odd")
+
+    assert rows
+    for seen, events, metrics, meaning, cure in rows:
+        assert meaning
+        assert cure
+        for event in re.findall(r"`([a-z_]+)`", events):
+            assert f'"{event}"' in sources, event
+        for metric in re.findall(r"`((?:…|kubevirt|descheduler)_\w+)`", metrics):
+            assert metric.replace("…", "kubevirt_eviction_exporter") in families, metric
+        for code in re.findall(r"exit (\d)", seen + events):
+            assert int(code) in list(EXIT_MEANINGS)
+
+
+def test_what_is_asked_of_a_new_installation_can_be() -> None:
+    """Each question's metrics are the program's."""
+    families = {family.name for family in FAMILIES}
+    text = "\n".join("|".join(row) for row in table("See that it works"))
+    named = set(re.findall(r"\b(kubevirt_eviction_exporter_\w+?)(?:_count)?\b", text))
+
+    assert named
+    assert named <= families
+
+
+@pytest.mark.parametrize("file", [README, DEPLOYING], ids=["README", "deploy"])
+def test_every_link_leads_somewhere(file: Path) -> None:
+    """The files that are linked are there, and so are the headings in them."""
+    links = re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8"))
+    own = [link for link in links if "://" not in link]
+
+    assert own
+    for link in own:
+        path, _, anchor = link.partition("#")
+        target = file if not path else (file.parent / path).resolve()
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, link
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 TLS_FILES = ("certFile", "keyFile", "clientCAFile")
 
 
@@ -114,7 +164,7 @@ def test_the_plugin_s_arguments_are_those_of_its_types() -> None:
     source = (PLUGIN / "types.go").read_text(encoding="utf-8")
     outer, _, inner = source.partition("type TLSConfig struct")
     names = re.findall(r'json:"(\w+)', outer), re.findall(r'json:"(\w+)', inner)
-    told = [bare(row[0]) for row in table("The plugin's arguments")]
+    told = [bare(row[0]) for row in table("The plugin's arguments", DEPLOYING)]
 
     assert sorted(told) == sorted(
         [*(n for n in names[0] if n != "tlsConfig"), *(f"tlsConfig.{n}" for n in names[1])]
@@ -127,7 +177,7 @@ def test_the_plugin_s_metrics_are_those_that_it_registers() -> None:
     registered = re.findall(
         r'NewDesc\(\s*"(\w+)",.*?(?:\[\]string\{([^}]*)\}|nil), nil, metrics', source, re.DOTALL
     )
-    told = chapter("The plugin's arguments")
+    told = chapter("The plugin's arguments", DEPLOYING)
     assert len(registered) == 3
     for name, labels in registered:
         joined = ",".join(re.findall(r"\w+", labels))

@@ -29,10 +29,10 @@ from tests.deploy.secured import Caller, Pair, runnable
 from tests.deploy.server import Paths, apply
 from tests.program import Program, program
 from tests.scripts import rfc3339
-from tests.test_readme import bare, chapter, table
+from tests.test_readme import DEPLOYING, bare, chapter, table
 
 
-TEXT = chapter("Put it beside your descheduler")
+TEXT = chapter("Install") + chapter("Other ways", DEPLOYING)
 OWN_CALLER = "A caller of your own"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/{TLS_SECRET}"
 SECTIONS = dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", TEXT, re.DOTALL | re.MULTILINE))
@@ -281,4 +281,4 @@ def test_the_places_are_the_manifests() -> None:
     assert f"https://{NAME}.{NAMESPACE}.svc:9810" in TEXT
     for label in re.findall(r"kubevirt-eviction-exporter/(?:caller|scraper)(?==true)", TEXT):
         assert f"'{label}': 'true'" in objects
-    assert table("Put it beside your descheduler")
+    assert table("Install")
