@@ -3,8 +3,8 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -16,6 +16,7 @@ from tests.cluster import find_binary
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.servers import PROBE, Server
+from tests.serving import serving
 
 
 class _Ready(Server):
@@ -120,25 +121,17 @@ class Receiver:
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
         self._changed = asyncio.Condition()
-        app = web.Application()
-        app.router.add_post("/", self._note)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._running = AsyncExitStack()
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/"
+        app = web.Application()
+        app.router.add_post("/", self._note)
+        self.url = await self._running.enter_async_context(serving(app)) + "/"
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._runner.cleanup()
+    async def __aexit__(self, *_: object) -> None:
+        await self._running.aclose()
 
     def firing(self) -> list[dict[str, Any]]:
         """The alerts whose last word is that they fire."""

@@ -25,6 +25,7 @@ from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmi
 from tests.cluster.rig import Rig
 from tests.cluster.users import User, kubeconfig
 from tests.program import ROOT, Program, program
+from tests.serving import serving
 from tests.stages import RealStage
 
 
@@ -331,14 +332,10 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", note)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
+    async with serving(app) as url:
         config = tmp_path / "kubeconfig"
-        cluster = {"server": site.name}
-        kubeconfig(config, site.name, User("nobody", real.cluster.exporter.authority))
+        cluster = {"server": url}
+        kubeconfig(config, url, User("nobody", real.cluster.exporter.authority))
         document = yaml.safe_load(config.read_text())
         document["clusters"][0]["cluster"] = cluster
         config.write_text(yaml.safe_dump(document))
@@ -346,8 +343,6 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
             config, NAMESPACE=namespace, EXPORTER=exporter.query, EXPORTER_NAMESPACE="none"
         )
         await operator.run(command)
-    finally:
-        await runner.cleanup()
 
     assert seen == [(advised["method"], advised["path"], advised["body"])]
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from types import TracebackType
+from contextlib import AsyncExitStack
 from typing import Self
 
 import aiohttp
 from aiohttp import web
 
 from tests.cluster import RealCluster
+from tests.serving import serving
 
 
 _KEPT = ("Authorization", "Content-Type", "Accept")
@@ -30,30 +31,21 @@ class Proxy:
         self.held: set[str] = set()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            self._cluster.api.url,
-            connector=aiohttp.TCPConnector(ssl=self._cluster.api.trust, limit=0),
-            timeout=_NO_LIMIT,
+        self._running = AsyncExitStack()
+        self._session = await self._running.enter_async_context(
+            aiohttp.ClientSession(
+                self._cluster.api.url,
+                connector=aiohttp.TCPConnector(ssl=self._cluster.api.trust, limit=0),
+                timeout=_NO_LIMIT,
+            )
         )
         app = web.Application(client_max_size=16 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._pass)
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self.url = await self._running.enter_async_context(serving(app))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._runner.cleanup()
-        await self._session.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self._running.aclose()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         for (method, part), code in self.refusals.items():

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from exporter.demo import Demo, shorten_settings
+from tests.serving import serving
 
 from .facts import NOW
 from .wire import ALL_MIGRATIONS, ALL_PODS, ALL_VMIS
@@ -53,21 +54,17 @@ async def test_it_runs_until_it_is_stopped() -> None:
 
     app = web.Application()
     app.router.add_post("/v1/verdicts", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
     stop = asyncio.Event()
-    async with Demo(clock, speed=50.0) as demo:
+    async with serving(app) as exporter, Demo(clock, speed=50.0) as demo:
         before = demo.cluster.store.revision
         stepped = asyncio.Event()
         demo.cluster.store.listeners.add(stepped.set)
-        running = asyncio.create_task(demo.run(f"http://127.0.0.1:{runner.addresses[0][1]}", stop))
+        running = asyncio.create_task(demo.run(exporter, stop))
         async with asyncio.timeout(10):
             await asked.wait()
             await stepped.wait()
             stop.set()
             await running
-    await runner.cleanup()
 
     assert demo.cluster.store.revision > before
 

@@ -16,6 +16,7 @@ from exporter.demo.cluster import Cluster
 from exporter.demo.descheduler import Descheduler
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import VMIS
+from tests.serving import serving
 
 from .facts import NOW, at
 
@@ -79,13 +80,8 @@ async def trial(decide: Decide = allow_all) -> AsyncIterator[Trial]:
     exporter = Exporter(decide)
     app = web.Application()
     app.router.add_post("/v1/verdicts", exporter.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
-    async with aiohttp.ClientSession() as session:
-        yield Trial(exporter, f"http://127.0.0.1:{port}", session)
-    await runner.cleanup()
+    async with serving(app) as url, aiohttp.ClientSession() as session:
+        yield Trial(exporter, url, session)
 
 
 async def test_it_asks_twice() -> None:

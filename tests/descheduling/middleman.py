@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import AsyncExitStack
 from typing import Self
 
 import aiohttp
 from aiohttp import web
+
+from tests.serving import serving
 
 
 VERDICTS = "/v1/verdicts"
@@ -30,25 +32,17 @@ class Middleman:
         self.on_request: Callable[[web.Request], None] = lambda _request: None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        self._running = AsyncExitStack()
+        self._session = await self._running.enter_async_context(
+            aiohttp.ClientSession(timeout=_TIMEOUT)
+        )
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._pass)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self.url = await self._running.enter_async_context(serving(app))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._session.close()
-        await self._runner.cleanup()
+    async def __aexit__(self, *_: object) -> None:
+        await self._running.aclose()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         self.requests[request.path] += 1
