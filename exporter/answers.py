@@ -3,15 +3,27 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from exporter import __version__
 from exporter.cooldown import Cooldown, Finding, count_in_window, decide, explain, measure_cooldown
 from exporter.evacuation import Diagnosis, Load, advise, diagnose, may_cancel
 from exporter.evidence import Evidence
-from exporter.health import Health, Staleness
+from exporter.health import CheckpointHealth, Health, Staleness, Watched
 from exporter.history import History, Migration, settle
-from exporter.model import Checkpoint, Instant, Outcome, Policy, StuckPolicy, Verdict, Vmim
+from exporter.model import (
+    Checkpoint,
+    Instant,
+    Outcome,
+    Policy,
+    Reason,
+    StuckPolicy,
+    Verdict,
+    Vmim,
+)
 from exporter.wire import (
     BackoffAnswer,
+    BlockedVmi,
     CancelAnswer,
+    CheckpointStatus,
     CheckpointVerdicts,
     CooldownAnswer,
     EvacuationAnswer,
@@ -20,32 +32,37 @@ from exporter.wire import (
     MigrationAnswer,
     PendingAnswer,
     PolicyAnswer,
+    ResourceAnswer,
     RuleAnswer,
+    StatusAnswer,
     VerdictAnswer,
     VmiAnswer,
+    VmiCounts,
     round_seconds,
     round_up_seconds,
     write_instant,
     write_optional_instant,
-    write_optional_release,
     write_outcome,
     write_release,
 )
 
 
 def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> VerdictAnswer:
-    """One verdict as the API tells it; `now` is the instant that it was made for."""
-    wait = None if verdict.not_before is None else max(0.0, verdict.not_before - now)
+    """One verdict as the API tells it; `now` is the instant that it was made for.
+
+    Nothing is called for what is null, because of 1,000 candidates nearly all is: 0.5 us of each.
+    """
+    end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
         namespace=namespace,
         name=name,
         known=verdict.known,
         mismatch=verdict.mismatch,
-        allowed=verdict.allowed,
-        reason=verdict.reason,
-        not_before=write_optional_release(verdict.not_before),
-        retry_after_seconds=round_up_seconds(wait),
-        effective_cooldown_seconds=round_seconds(verdict.effective_cooldown),
+        allowed=reason is None,
+        reason=reason,
+        not_before=None if end is None else write_release(end),
+        retry_after_seconds=None if end is None else round_up_seconds(max(0.0, end - now)),
+        effective_cooldown_seconds=None if effective is None else round_seconds(effective),
         migrations_in_window=verdict.migrations_in_window,
     )
 
@@ -67,6 +84,24 @@ def list_evacuations(
         stale=health.staleness(now) is not Staleness.FRESH,
         evacuations=found,
         blind_spots=health.refused_resources(),
+    )
+
+
+def describe_status(
+    health: Health, *, vmis: int, blocked: Iterable[BlockedVmi], now: Instant
+) -> StatusAnswer:
+    """Whether the exporter can be trusted; `blocked` is sorted, as `BlockedSet` has it."""
+    return StatusAnswer(
+        version=__version__,
+        as_of=write_instant(now),
+        observed_at=write_optional_instant(health.observed_at),
+        staleness=health.staleness(now),
+        ready=health.ready,
+        waiting_for=health.waiting_for(),
+        resources=[_write_watched(watched) for watched in health.watched],
+        blind_spots=health.refused_resources(),
+        checkpoint=None if health.checkpoint is None else _write_checkpoint(health.checkpoint),
+        vmis=_count_vmis(vmis, blocked) if health.ready else None,
     )
 
 
@@ -113,6 +148,42 @@ def explain_vmi(
         launcher=_write_launcher(evidence),
         policy=_write_policy(policy),
         blind_spots=health.refused_resources(),
+    )
+
+
+def _count_vmis(known: int, blocked: Iterable[BlockedVmi]) -> VmiCounts:
+    """A VMI counts once: `filter` sorts before `preEviction`, as it is asked before it."""
+    first: dict[tuple[str, str], Reason] = {}
+    for entry in blocked:
+        first.setdefault((entry.namespace, entry.name), entry.reason)
+    held = Counter(first.values())
+    return VmiCounts(
+        known=known,
+        allowed=known - len(first),
+        held={reason: held[reason] for reason in Reason},
+    )
+
+
+def _write_watched(watched: Watched) -> ResourceAnswer:
+    return ResourceAnswer(
+        resource=watched.resource,
+        namespace=watched.namespace,
+        synced=watched.synced,
+        refused=watched.refused or None,
+        trouble=watched.trouble or None,
+        contact_at=write_optional_instant(watched.contact),
+        refused_objects=watched.refused_objects,
+    )
+
+
+def _write_checkpoint(kept: CheckpointHealth) -> CheckpointStatus:
+    return CheckpointStatus(
+        writes=kept.writes,
+        written_at=write_optional_instant(kept.written_at),
+        unwritten_since=write_optional_instant(kept.unwritten_since),
+        vmis=kept.vmis,
+        bytes=kept.size,
+        faults={fault: count for fault, count in kept.faults.items() if count},
     )
 
 

@@ -68,6 +68,7 @@ async def run(
     exposition = Exposition(
         lambda: View(
             store=store,
+            register=blocked.register,
             health=health,
             counters=counters,
             policy=settings.policy,
@@ -223,7 +224,11 @@ async def _listeners(
     )
     metrics = Listener(
         "metrics",
-        make_metrics_app(service, access if auth.metrics is Authentication.KUBERNETES else None),
+        make_metrics_app(
+            service,
+            access if auth.metrics is Authentication.KUBERNETES else None,
+            page=settings.listen.page,
+        ),
         settings.listen.metrics,
         settings.tls_metrics,
         *shared,

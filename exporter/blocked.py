@@ -3,6 +3,10 @@
 The set is a function of the store and the clock. It is computed when it is asked for and then
 kept until the store changes or the clock reaches an instant at which a cooldown is released, an
 end that was too far ahead of the clock comes to be believed, or the evidence turns stale.
+
+Those who wait for the set of a checkpoint to change wait together: one look for all of them when
+something has changed, one timer for the clock. Most changes leave the set as it is, and to wake
+10,000 callers for each of them, or all in one turn, would leave no time for verdicts.
 """
 
 import asyncio
@@ -10,12 +14,15 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from time import perf_counter
 from typing import TypeAlias
 
 import msgspec
 
-from exporter.cooldown import decide, is_quiet
+from exporter.census import Register
+from exporter.cooldown import decide
 from exporter.evidence import Evidence
 from exporter.health import Health, Staleness
 from exporter.history import settle
@@ -31,6 +38,9 @@ SHARE = 10
 LOOKING: Seconds = 1.0
 """How often to look again for what nobody tells: a sign of life after silence, and the
 `notBefore` of an end ahead of our clock, which moves with it."""
+
+WOKEN = 20
+"""So many callers are woken in one turn, because each takes 0.1 ms of it to be answered."""
 
 _Picture: TypeAlias = tuple[int, bool, bool, Staleness]
 """All that the set is a function of, but for the clock."""
@@ -51,25 +61,46 @@ class Blocked:
     computed_at: Instant
     changes_at: Instant
 
+    @cached_property
+    def encoded(self) -> bytes:
+        """The entries as JSON, once for all who are told of them: 200 kB for 1,000 VMIs."""
+        return msgspec.json.encode(self.entries)
+
+
+@dataclass
+class _Queue:
+    """Those who wait for the set of one checkpoint to have another ETag than `etag`."""
+
+    etag: str
+    callers: dict[asyncio.Future[None], None] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
 
 @dataclass
 class BlockedSet:
-    """Answers what is blocked, and tells those who wait (so many: `waiting`) when that changes."""
+    """Answers what is blocked, and tells those who wait (so many: `waiting`) when that changes.
+
+    `register` knows of whom there is something to tell.
+    """
 
     store: Store
     health: Health
     policy: Policy
     clock: Callable[[], Instant]
     waiting: int = 0
+    register: Register = field(init=False)
     _cost: Seconds = 0.0
     _kept: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _queues: dict[Checkpoint | None, _Queue] = field(default_factory=dict)
     _settling: asyncio.TimerHandle | None = None
     _closed: bool = False
 
-    def read(self, checkpoint: Checkpoint | None) -> Blocked:
-        """The set as it is now."""
-        now = self.clock()
+    def __post_init__(self) -> None:
+        self.register = Register(self.store, self.policy)
+
+    def read(self, checkpoint: Checkpoint | None, now: Instant | None = None) -> Blocked:
+        """The set as it is `now`, which is the clock's where none is given."""
+        now = self.clock() if now is None else now
         store = self.store
         staleness = self.health.staleness(now)
         picture = (store.revision, store.vmims_seen, store.pods_seen, staleness)
@@ -85,20 +116,11 @@ class BlockedSet:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         while True:
-            news = self._news
             blocked = self.read(checkpoint)
             left = until - loop.time()
             if blocked.etag != etag or left <= 0 or self._closed:
                 return blocked
-            pause = min(left, self._next_look(blocked))
-            self.waiting += 1
-            try:
-                async with asyncio.timeout(max(pause, 0.001)):
-                    await news.wait()
-            except TimeoutError:
-                pass
-            finally:
-                self.waiting -= 1
+            await self._queue_up(checkpoint, blocked, left)
 
     def note_change(self) -> None:
         """The store or the health has changed; those who wait hear of it soon."""
@@ -110,7 +132,28 @@ class BlockedSet:
     def close(self) -> None:
         """Let everybody who waits have an answer now."""
         self._closed = True
-        self._tell()
+        for checkpoint in list(self._queues):
+            self._release(checkpoint)
+
+    async def _queue_up(
+        self, checkpoint: Checkpoint | None, blocked: Blocked, left: Seconds
+    ) -> None:
+        """Until the set is another one, or for `left` seconds."""
+        queue = self._queues.get(checkpoint)
+        if queue is None:
+            queue = self._queues[checkpoint] = _Queue(blocked.etag)
+            self._look_later(checkpoint, queue, blocked)
+        caller = asyncio.get_running_loop().create_future()
+        queue.callers[caller] = None
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(left):
+                await caller
+        except TimeoutError:
+            pass
+        finally:
+            self.waiting -= 1
+            queue.callers.pop(caller, None)
 
     def _next_look(self, blocked: Blocked) -> Seconds:
         """How long the set surely stays as it is, if nothing is told."""
@@ -121,8 +164,33 @@ class BlockedSet:
 
     def _tell(self) -> None:
         self._settling = None
-        self._news.set()
-        self._news = asyncio.Event()
+        for checkpoint in list(self._queues):
+            self._look(checkpoint)
+
+    def _look(self, checkpoint: Checkpoint | None) -> None:
+        """Release those who wait if the set has become another; stop looking if nobody does."""
+        queue = self._queues[checkpoint]
+        if queue.callers:
+            blocked = self.read(checkpoint)
+            if blocked.etag == queue.etag:
+                self._look_later(checkpoint, queue, blocked)
+                return
+        self._release(checkpoint)
+
+    def _look_later(self, checkpoint: Checkpoint | None, queue: _Queue, blocked: Blocked) -> None:
+        """When the clock alone may make another set of it."""
+        if queue.timer is not None:
+            queue.timer.cancel()
+        pause = self._next_look(blocked)
+        if pause < math.inf:
+            loop = asyncio.get_running_loop()
+            queue.timer = loop.call_later(max(pause, 0.001), self._look, checkpoint)
+
+    def _release(self, checkpoint: Checkpoint | None) -> None:
+        queue = self._queues.pop(checkpoint)
+        if queue.timer is not None:
+            queue.timer.cancel()
+        _wake(queue.callers)
 
     def _compute(self, checkpoint: Checkpoint | None, now: Instant, picture: _Picture) -> Blocked:
         wanted = tuple(Checkpoint) if checkpoint is None else (checkpoint,)
@@ -130,9 +198,7 @@ class BlockedSet:
         silent = staleness is Staleness.DEAD
         found: list[tuple[BlockedVmi, Instant | None]] = []
         changes_at = math.inf
-        for evidence in self.store.all_evidence():
-            if is_quiet(evidence):
-                continue
+        for evidence in self.register.find_loud(now, silent=silent):
             changes_at = min(changes_at, *_beliefs(evidence, now))
             for one in wanted:
                 verdict = decide(evidence, self.policy, now, checkpoint=one, silent=silent)
@@ -150,6 +216,16 @@ class BlockedSet:
             computed_at=now,
             changes_at=changes_at,
         )
+
+
+def _wake(callers: dict[asyncio.Future[None], None]) -> None:
+    """All of them, some in each turn."""
+    for caller in list(islice(callers, WOKEN)):
+        del callers[caller]
+        if not caller.done():
+            caller.set_result(None)
+    if callers:
+        asyncio.get_running_loop().call_soon(_wake, callers)
 
 
 def _beliefs(evidence: Evidence, now: Instant) -> Iterator[Instant]:

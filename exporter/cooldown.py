@@ -264,6 +264,11 @@ def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldo
     return _stand(evidence, policy, now).cooldown
 
 
+def holds_until(evidence: Evidence, policy: Policy, now: Instant) -> Instant:
+    """When the clock alone may change what is decided and measured at `now`: maybe at once."""
+    return _stand(evidence, policy, now).until
+
+
 def work_out_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
     """`measure_cooldown` without a memory."""
     endings = _counted(evidence, policy, now)

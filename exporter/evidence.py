@@ -3,6 +3,7 @@
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from exporter.history import History, Migration
 from exporter.model import CLOCK_SKEW, Instant, Pod, Vmi, Vmim
@@ -137,6 +138,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     pods: tuple[Pod, ...] = ()
     pods_seen: bool = True
     kept: Any = None
+
+    def still(self) -> "Evidence":
+        """The same for a diagnosis that is made later: its marker takes in no more news.
+
+        `history`, which no diagnosis asks, goes on growing.
+        """
+        if self.marker is None:
+            return self
+        return replace(self, marker=replace(self.marker, failed=dict(self.marker.failed)))
 
     def unfinished(self) -> Vmim | None:
         """A VMIM of this VMI that has not ended, if there is one."""

@@ -75,10 +75,14 @@ class ConfigMaps:
 
 @dataclass(frozen=True)
 class Listen:
-    """The two listeners: `query` serves everything, `metrics` only what may be seen by all."""
+    """The two listeners: `query` serves everything, `metrics` only what may be seen by all.
+
+    `page`: single VMs are among it, on the page of `metrics`.
+    """
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
     metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)
+    page: bool = False
 
 
 @dataclass(frozen=True)
@@ -403,6 +407,7 @@ def _read_listen(section: _Section) -> Listen:
     listen = Listen(
         query=section.take("query", _addresses, default.query),
         metrics=section.take("metrics", _addresses, default.metrics),
+        page=section.take("page", _boolean, default.page),
     )
     section.close()
     addresses = [

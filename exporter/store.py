@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -40,6 +40,8 @@ from exporter.model import (
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name."""
+
+_MAY_RUN = RUNNING_PHASES | {"Pending"}
 
 WAITING_LIMIT = 1_000
 """For how many VMIs that have not been seen deleted VMIMs are remembered."""
@@ -76,6 +78,16 @@ class _Claim(Struct, gc=False):
     proven: bool = False
 
 
+class Observer(Protocol):
+    """Who keeps something of every VMI, and has to know of which it is not true any more."""
+
+    def note_change(self, key: Key) -> None:
+        """There is news of this VMI."""
+
+    def note_end(self, key: Key) -> None:
+        """The VMI is gone."""
+
+
 class Store:
     """Every fact that was read from the cluster.
 
@@ -86,6 +98,8 @@ class Store:
     ended, once each. `vmims_seen` and `pods_seen` say whether these may be watched at all, `blind`
     in which namespaces they may not. `touched` are the UIDs of the VMIs of which there may be
     something new to remember; it is None, and nothing is noted, where nobody reads and clears it.
+    `nodes` counts the VMIs on each node, and `observers` are told whose evidence has changed, but
+    where that is everybody's: with `vmims_seen`, `pods_seen` or `blind`.
     """
 
     def __init__(
@@ -95,6 +109,8 @@ class Store:
         self.heard_at: Instant = 0.0
         self.touched: set[str] | None = None
         self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
+        self.nodes: Counter[str] = Counter()
+        self.observers: list[Observer] = []
         self._sees_all = sees_all
         self._started_at = started_at
         self._evacuating: dict[str, _Incarnation] = {}
@@ -109,13 +125,19 @@ class Store:
         self._by_uid: dict[str, _Incarnation] = {}
         self._recalled: dict[str, Remembered] = {}
         self._vmims: dict[Key, _Claim] = {}
+        self._may_run: dict[Key, _Claim] = {}
         self._claims: dict[Key, list[_Claim]] = {}
         self._waiting: dict[Key, dict[str, _Claim]] = {}
         self._pods: dict[Key, Pod] = {}
         self._launchers: dict[str, dict[Key, Pod]] = {}
+        self._targets: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._vmis)
+
+    def keys(self) -> AbstractSet[Key]:
+        """Every VMI."""
+        return self._vmis.keys()
 
     def count(self, resource: Resource) -> int:
         """How many objects of a resource are held."""
@@ -214,14 +236,18 @@ class Store:
             if incarnation is not None:
                 self._forget_incarnation(incarnation)
             incarnation = self._vmis[key] = self._by_uid[vmi.uid] = _Incarnation(vmi)
+            self.nodes[vmi.node] += 1
             migration_uids_changed = True
         elif incarnation.vmi == vmi:
             incarnation.seen_at = self.heard_at
             return
         else:
             migration_uids_changed = _migration_uids(incarnation.vmi) != _migration_uids(vmi)
+            if incarnation.vmi.node != vmi.node:
+                self._leave_node(incarnation.vmi.node)
+                self.nodes[vmi.node] += 1
             incarnation.vmi = vmi
-            incarnation.evidence = None
+        self._drop_evidence(incarnation)
         self.revision += 1
         if migration_uids_changed:
             incarnation.prove(_migration_uids(vmi), keep=self._keep)
@@ -261,10 +287,14 @@ class Store:
         elif not claim.vmim.finished:
             self._count_finished(vmim)
         claim.vmim = vmim
+        if vmim.phase in _MAY_RUN:
+            self._may_run[key] = claim
+        else:
+            self._may_run.pop(key, None)
         self.revision += 1
         incarnation = self._vmis.get((vmim.namespace, vmim.vmi_name))
         if incarnation is not None:
-            incarnation.evidence = None
+            self._drop_evidence(incarnation)
             self._bind(claim, incarnation)
 
     def remove_vmim(self, namespace: str, name: str, uid: str = "") -> None:
@@ -274,14 +304,13 @@ class Store:
             return
         vmi_key = (namespace, claim.vmim.vmi_name)
         del self._vmims[namespace, name]
+        self._may_run.pop((namespace, name), None)
         others = [one for one in self._claims[vmi_key] if one is not claim]
         if others:
             self._claims[vmi_key] = others
         else:
             del self._claims[vmi_key]
-        incarnation = self._vmis.get(vmi_key)
-        if incarnation is not None:
-            incarnation.evidence = None
+        self._drop_evidence(self._vmis.get(vmi_key))
         if claim.vmim.handed_off and not claim.proven:
             self._let_wait(vmi_key, claim)
         self.revision += 1
@@ -292,11 +321,15 @@ class Store:
         known = self._pods.get(key)
         if known == pod:
             return
-        if known is not None and known.vmi_uid != pod.vmi_uid:
-            self._forget_launcher(known)
-            self._drop_evidence(known.vmi_uid)
+        if known is not None:
+            self._forget_target(known)
+            if known.vmi_uid != pod.vmi_uid:
+                self._forget_launcher(known)
+                self._drop_evidence(self._by_uid.get(known.vmi_uid))
         self._pods[key] = pod
-        self._drop_evidence(pod.vmi_uid)
+        if pod.migration_uid:
+            self._targets[pod.migration_uid] += 1
+        self._drop_evidence(self._by_uid.get(pod.vmi_uid))
         self._launchers.setdefault(pod.vmi_uid, {})[key] = pod
         self._note_launcher(pod.vmi_uid)
         self.revision += 1
@@ -307,8 +340,9 @@ class Store:
         if pod is None or (uid and pod.uid and pod.uid != uid):
             return
         del self._pods[namespace, name]
+        self._forget_target(pod)
         self._forget_launcher(pod)
-        self._drop_evidence(pod.vmi_uid)
+        self._drop_evidence(self._by_uid.get(pod.vmi_uid))
         self._note_launcher(pod.vmi_uid)
         self.revision += 1
 
@@ -348,7 +382,7 @@ class Store:
 
     def _recall(self, incarnation: _Incarnation, remembered: Remembered) -> None:
         migrations = remembered.migrations
-        incarnation.evidence = None
+        self._drop_evidence(incarnation)
         incarnation.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
         changed = [
             incarnation.history.put("" if is_end_key(key) else key, migration, keep=self._keep)
@@ -374,6 +408,9 @@ class Store:
 
     def _forget_incarnation(self, incarnation: _Incarnation) -> None:
         uid = incarnation.vmi.uid
+        self._leave_node(incarnation.vmi.node)
+        for observer in self.observers:
+            observer.note_end((incarnation.vmi.namespace, incarnation.vmi.name))
         self._by_uid.pop(uid, None)
         self._evacuating.pop(uid, None)
         self._touch(uid)
@@ -407,10 +444,17 @@ class Store:
             pods_seen=pods_seen,
         )
 
-    def _drop_evidence(self, vmi_uid: str) -> None:
-        incarnation = self._by_uid.get(vmi_uid)
-        if incarnation is not None:
-            incarnation.evidence = None
+    def _drop_evidence(self, incarnation: _Incarnation | None) -> None:
+        if incarnation is None:
+            return
+        incarnation.evidence = None
+        for observer in self.observers:
+            observer.note_change((incarnation.vmi.namespace, incarnation.vmi.name))
+
+    def _leave_node(self, node: str) -> None:
+        self.nodes[node] -= 1
+        if not self.nodes[node]:
+            del self.nodes[node]
 
     def _is_blind(self, resource: Resource, vmi: Vmi) -> bool:
         return vmi.namespace in self.blind.get(resource, ())
@@ -504,17 +548,17 @@ class Store:
             self.finished[vmim.outcome, vmim.trigger] += 1
 
     def _measure_load(self) -> Load | None:
-        """As KubeVirt counts (`findRunningMigrations`): phases, and Pending with a target pod."""
+        """As KubeVirt counts (`findRunningMigrations`): phases, and Pending with a target pod.
+
+        Only VMIMs that may run are looked at, because the finished ones are five for each VMI.
+        """
         if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.limits is None:
             return None
-        targets = {pod.migration_uid for pod in self._pods.values() if pod.migration_uid}
         outbound: Counter[str] = Counter()
         running = 0
-        for claim in self._vmims.values():
+        for claim in self._may_run.values():
             vmim = claim.vmim
-            if vmim.phase not in RUNNING_PHASES and not (
-                vmim.phase == "Pending" and vmim.uid in targets
-            ):
+            if vmim.phase == "Pending" and vmim.uid not in self._targets:
                 continue
             running += 1
             incarnation = self._vmis.get((vmim.namespace, vmim.vmi_name))
@@ -529,6 +573,12 @@ class Store:
             del waiting[next(iter(waiting))]
         if len(self._waiting) > WAITING_LIMIT:
             del self._waiting[next(iter(self._waiting))]
+
+    def _forget_target(self, pod: Pod) -> None:
+        if pod.migration_uid:
+            self._targets[pod.migration_uid] -= 1
+            if not self._targets[pod.migration_uid]:
+                del self._targets[pod.migration_uid]
 
     def _forget_launcher(self, pod: Pod) -> None:
         launchers = self._launchers[pod.vmi_uid]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.answers import explain_vmi, write_verdict
+from exporter.answers import describe_status, explain_vmi, write_verdict
 from exporter.cooldown import decide
 from exporter.evidence import Evidence
-from exporter.health import Health, Watched
+from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.history import History
 from exporter.model import (
     CLOCK_SKEW,
@@ -18,10 +18,12 @@ from exporter.model import (
     Checkpoint,
     Outcome,
     Policy,
+    Reason,
+    Resource,
     StuckPolicy,
     Vmim,
 )
-from exporter.wire import RuleAnswer, VmiAnswer
+from exporter.wire import BlockedVmi, CheckpointStatus, ResourceAnswer, RuleAnswer, VmiAnswer
 from tests.builders import (
     KEEP,
     NOW,
@@ -413,6 +415,90 @@ class TestExplanation:
         far_answer = explained(some_evidence(vmi=a_vmi(migration=far))).verdicts.pre_eviction
         assert near_answer.retry_after_seconds == 900.0
         assert far_answer.allowed
+
+
+class TestStatus:
+    """Whether the exporter can be trusted."""
+
+    def test_tells_how_each_watch_goes(self) -> None:
+        """What is seen, what may not be, and what went wrong last."""
+        health = some_health(
+            synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
+        )
+        answer = describe_status(health, vmis=0, blocked=(), now=NOW)
+
+        assert answer.resources[1] == ResourceAnswer(
+            resource=Resource.VMIMS,
+            namespace=None,
+            synced=False,
+            refused="forbidden",
+            trouble="cut",
+            contact_at=None,
+            refused_objects=3,
+        )
+        assert answer.resources[0].contact_at == answer.observed_at == "2027-01-15T07:59:58Z"
+        assert (answer.resources[0].refused, answer.resources[0].trouble) == (None, None)
+        assert answer.blind_spots == {"virtualmachineinstancemigrations": "forbidden"}
+        assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
+
+    def test_before_it_is_ready_counts_nothing(self) -> None:
+        """What is awaited is named, and no number is told that would soon be another."""
+        answer = describe_status(some_health(synced=False), vmis=7, blocked=(), now=NOW)
+
+        assert (answer.ready, answer.vmis) == (False, None)
+        assert answer.waiting_for == ["virtualmachineinstancemigrations"]
+
+    def test_counts_a_vm_once_by_its_first_reason(self) -> None:
+        """A VM that is held at both checkpoints counts for the one that is asked first."""
+
+        def held(name: str, checkpoint: Checkpoint, reason: Reason) -> BlockedVmi:
+            return BlockedVmi(
+                namespace="shop",
+                name=name,
+                vmi_uid=name,
+                node="n1",
+                checkpoint=checkpoint,
+                reason=reason,
+                not_before=None,
+            )
+
+        blocked = [
+            held("a", Checkpoint.FILTER, Reason.MIGRATION_IN_PROGRESS),
+            held("a", Checkpoint.PRE_EVICTION, Reason.COOLDOWN),
+            held("b", Checkpoint.PRE_EVICTION, Reason.COOLDOWN),
+        ]
+        counts = describe_status(some_health(), vmis=5, blocked=blocked, now=NOW).vmis
+
+        assert counts is not None
+        assert (counts.known, counts.allowed) == (5, 3)
+        assert counts.held == {
+            Reason.MIGRATION_IN_PROGRESS: 1,
+            Reason.EVACUATION_IN_PROGRESS: 0,
+            Reason.COOLDOWN: 1,
+        }
+
+    def test_tells_how_keeping_the_checkpoint_goes(self) -> None:
+        """Where one is kept: who writes it, since when something waits, what went wrong."""
+        health = some_health()
+        assert describe_status(health, vmis=0, blocked=(), now=NOW).checkpoint is None
+        health.checkpoint = CheckpointHealth(
+            may_write=lambda: True,
+            find_unwritten=lambda: NOW - 7.0,
+            written_at=NOW - 9.0,
+            vmis=2,
+            size=126,
+        )
+        health.checkpoint.faults[CheckpointFault.CONFLICT] += 1
+        health.checkpoint.faults[CheckpointFault.DAMAGED] = 0
+
+        assert describe_status(health, vmis=0, blocked=(), now=NOW).checkpoint == CheckpointStatus(
+            writes=True,
+            written_at="2027-01-15T07:59:51Z",
+            unwritten_since="2027-01-15T07:59:53Z",
+            vmis=2,
+            bytes=126,
+            faults={CheckpointFault.CONFLICT: 1},
+        )
 
 
 def test_a_vmim_knows_its_hand_off() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from jsonschema import (  # type: ignore[import-untyped]
@@ -20,7 +21,14 @@ from jsonschema import (  # type: ignore[import-untyped]
 from structlog.testing import capture_logs
 from yarl import URL
 
-from exporter.api import METRICS_LISTENER, Service, make_metrics_app, make_query_app
+from exporter.access import Access, Unauthenticated
+from exporter.api import (
+    METRICS_LISTENER,
+    SHARED_FROM,
+    Service,
+    make_metrics_app,
+    make_query_app,
+)
 from exporter.blocked import BlockedSet
 from exporter.counters import Counters
 from exporter.health import Health, Watched
@@ -35,9 +43,10 @@ from exporter.model import (
     Trigger,
     Vmi,
 )
+from exporter.page import PAGE_HEADERS
 from exporter.settings import Limits
 from exporter.store import Store
-from exporter.wire import ROUTES, Route, write_openapi
+from exporter.wire import ROUTES, BlockedAnswer, Route, write_openapi
 from tests.builders import (
     KEEP,
     NOW,
@@ -130,6 +139,7 @@ class Desk:
             render_metrics=Exposition(
                 lambda: View(
                     store=self.store,
+                    register=self.service.blocked.register,
                     health=self.health,
                     counters=self.counters,
                     policy=self.policy,
@@ -174,6 +184,19 @@ class Desk:
         assert answer.status == 200
         (verdict,) = answer.json["verdicts"]
         return verdict
+
+
+class Doorkeeper(Access):
+    """Lets in who has the good token, without asking anybody."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def check(self, authorization: str | None, method: str, path: str) -> None:
+        """Raises `Unauthenticated`."""
+        del method, path
+        if authorization != "Bearer good":
+            raise Unauthenticated("a token is needed")
 
 
 def assert_declared(method: str, path: str, answer: Answer) -> None:
@@ -622,7 +645,7 @@ class TestRefusals:
     async def test_a_fault_of_ours_is_500_without_its_text(self) -> None:
         """An error inside is told as ours; what it says goes to the log alone."""
 
-        def fail(_accept: str) -> tuple[bytes, str]:
+        async def fail(_accept: str) -> tuple[list[bytes], str]:
             raise RuntimeError("s3cret")
 
         desk = Desk()
@@ -725,6 +748,20 @@ class TestBlocked:
                 },
             ],
         }
+
+    @pytest.mark.parametrize("count", [0, 1, 200])
+    async def test_is_written_as_it_would_be_in_one_piece(self, desk: Desk, count: int) -> None:
+        """However many entries there are, the body is the answer's JSON and its length is told."""
+        for number in range(count):
+            desk.cool(f"db{number}")
+        answer = await desk.get(BLOCKED)
+        read = msgspec.json.decode(answer.body, type=BlockedAnswer)
+
+        assert len(read.blocked) == count
+        assert answer.body == msgspec.json.encode(read)
+        assert answer.headers["Content-Type"] == "application/json"
+        assert int(answer.headers["Content-Length"]) == len(answer.body)
+        assert (len(answer.body) > SHARED_FROM) is (count == 200)
 
     @pytest.mark.parametrize("checkpoint", ["filter", "preEviction"])
     async def test_tells_one_checkpoint_alone(self, desk: Desk, checkpoint: str) -> None:
@@ -1090,6 +1127,41 @@ def evacuating(**overrides: Any) -> Vmi:
     return a_vmi(**(fields | overrides))
 
 
+class TestStatus:
+    """GET /v1/status."""
+
+    async def test_agrees_with_what_else_is_told(self, desk: Desk) -> None:
+        """Ready, fresh and as many VMIs held as the blocked set names."""
+        desk.cool()
+        desk.store.put(a_vmi(name="db2", uid="u2"))
+        answer = await desk.get("/v1/status")
+        blocked = (await desk.get(BLOCKED)).json["blocked"]
+
+        assert (answer.status, answer.json["ready"], answer.json["staleness"]) == (
+            200,
+            True,
+            "fresh",
+        )
+        assert answer.json["vmis"]["known"] == 2
+        assert answer.json["vmis"]["allowed"] == 1
+        assert answer.json["vmis"]["held"]["cooldown"] == len(blocked) == 1
+
+    async def test_is_answered_before_the_sync(self, desk: Desk) -> None:
+        """Who asks why there are no verdicts is told what is awaited."""
+        desk.health.watched[0].synced = False
+        answer = await desk.get("/v1/status")
+
+        assert (answer.status, answer.json["ready"], answer.json["vmis"]) == (200, False, None)
+        assert answer.json["waitingFor"] == ["virtualmachineinstances"]
+
+    async def test_is_not_ready_while_closing(self, desk: Desk) -> None:
+        """The last answers say that no more verdicts will come."""
+        desk.service.closing = True
+        answer = await desk.get("/v1/status")
+
+        assert (answer.json["ready"], answer.json["waitingFor"]) == (False, [])
+
+
 class TestListeners:
     """Which routes each listener serves."""
 
@@ -1150,13 +1222,62 @@ class TestOthers:
         assert (await desk.get("/openapi.json")).json == DOCUMENT
 
     async def test_the_page_counts_blocked_vmis_once(self, desk: Desk) -> None:
-        """A VMI that is blocked at both checkpoints is one, and the page may run no script."""
+        """A VMI that is blocked at both checkpoints is one."""
         desk.cool()
         desk.store.put(a_vmim())
         answer = await desk.get("/")
 
-        assert "<td>1</td>" in answer.body.decode()
-        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert '<dd id="count-held">1</dd>' in answer.body.decode()
+        assert "/v1/vmis/shop/db1" in answer.body.decode()
+
+    async def test_the_page_is_guarded_by_its_headers(self, desk: Desk) -> None:
+        """Whoever asks gets the page with all that keeps it apart from others."""
+        answer = await desk.ask("HEAD", "/")
+
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert {name: answer.headers[name] for name in PAGE_HEADERS} == PAGE_HEADERS
+
+    async def test_the_page_takes_a_filter(self, desk: Desk) -> None:
+        """The query says what to show; what makes no sense in it is told, with status 200."""
+        desk.cool()
+        answer = await desk.get("/?namespace=bank&sort=nonsense")
+
+        assert answer.status == 200
+        assert "None of 1 matches." in answer.body.decode()
+        assert "sort: expected time or name or node or state" in answer.body.decode()
+
+    async def test_the_page_is_there_before_the_first_sync(self, desk: Desk) -> None:
+        """Where verdicts are answered 503 the page says what is waited for."""
+        desk.health.of(Resource.PODS)[0].synced = False
+        answer = await desk.get("/")
+
+        assert (await desk.get("/readyz")).status == 503
+        assert answer.status == 200
+        assert "Not ready: waiting for pods." in answer.body.decode()
+
+    @pytest.mark.parametrize("page", [False, True])
+    async def test_the_open_page_names_nobody(self, page: bool) -> None:
+        """The metrics listener's page tells of single VMs only where the operator says so."""
+        desk = Desk()
+        desk.cool()
+        async with served(make_metrics_app(desk.service, page=page)) as desk.session:
+            body = (await desk.get("/")).body.decode()
+
+        assert ('data-name="db1"' in body) is page
+        assert ("db1" in body) is page
+        assert "/v1/" not in body
+
+    async def test_the_page_tells_all_to_those_who_may_ask(self) -> None:
+        """Where the metrics listener asks who its callers are, its page tells of single VMs."""
+        desk = Desk()
+        desk.cool()
+        async with served(make_metrics_app(desk.service, Doorkeeper())) as desk.session:
+            answer = await desk.get("/", Authorization="Bearer good")
+            refused = await desk.get("/")
+
+        assert 'data-name="db1"' in answer.body.decode()
+        assert refused.status == 401
+        assert b"db1" not in refused.body
 
     @pytest.mark.parametrize(
         ("accept", "content_type"),

@@ -488,7 +488,7 @@ class TestDemo:
         assert not verdict["allowed"]
         assert any(rule["blocks"] for rule in explained["rules"])
         assert "descheduler_kubevirt_eviction_blocks_total{" in exposition
-        assert "<td>synced</td>" in page
+        assert "Synced, last contact" in page
         assert code == Exit.OK
         linted = subprocess.run(
             [find_binary("promtool"), "check", "metrics"],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.blocked import LOOKING, Blocked, BlockedSet
+from exporter.blocked import LOOKING, SETTLING, WOKEN, Blocked, BlockedSet
 from exporter.health import Health, Watched
 from exporter.model import CLUSTER_RESOURCES, Checkpoint, Policy
 from exporter.store import Store
@@ -356,6 +356,51 @@ class TestWait:
 
         assert still_waiting
         assert keys(blocked) == [("x", "filter")]
+
+    async def test_a_change_that_leaves_the_set_wakes_nobody(self) -> None:
+        """However many wait, one look tells that there is nothing to tell them."""
+        scene = Scene()
+        known = scene.blocked.read(None).etag
+        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(100)]
+        await asyncio.sleep(0)
+        looks = 0
+
+        def look() -> float:
+            nonlocal looks
+            looks += 1
+            return scene.clock()
+
+        scene.blocked.clock = look
+        scene.store.put(a_vmi(name="another", uid="another"))
+        scene.blocked.note_change()
+        while not looks:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(SETTLING)
+        await asyncio.sleep(SETTLING)
+        looks_by_all, still_waiting = looks, scene.blocked.waiting
+        scene.blocked.close()
+        await asyncio.gather(*waiting)
+
+        assert looks_by_all <= 4
+        assert still_waiting == 100
+
+    async def test_others_have_a_turn_while_many_are_woken(self) -> None:
+        """Who waits is woken in slices, and all are."""
+        scene = Scene()
+        known = scene.blocked.read(None).etag
+        count = 5 * WOKEN
+        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(count)]
+        await asyncio.sleep(0)
+        scene.cool()
+        scene.blocked.note_change()
+        seen = []
+        async with asyncio.timeout(SOON):
+            while scene.blocked.waiting:
+                seen.append(scene.blocked.waiting)
+                await asyncio.sleep(0)
+        answers = await asyncio.gather(*waiting)
+
+        assert sorted(set(seen)) == [WOKEN, 2 * WOKEN, 3 * WOKEN, 4 * WOKEN, 5 * WOKEN]
+        assert {len(blocked.entries) for blocked in answers} == {1}
 
     async def test_many_changes_wake_once(self) -> None:
         """A storm of changes is told as one, to all who wait."""

@@ -3,7 +3,9 @@
 `python -m tests.test_metrics` writes the golden exposition anew: read its diff.
 """
 
+import asyncio
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from exporter import __version__
+from exporter.census import Register
 from exporter.counters import Counters
 from exporter.evacuation import Source, State
 from exporter.health import Health, Restart, Watched
-from exporter.metrics import FAMILIES, Exposition, View, narrow, sample
+from exporter.metrics import COOLING, FAMILIES, SLICE, Exposition, View, narrow, sample
 from exporter.model import (
     CLUSTER_RESOURCES,
     MigrationLimits,
@@ -30,22 +33,35 @@ from exporter.model import (
     Trigger,
 )
 from exporter.store import Store
-from tests.builders import KEEP, NOW, a_pod, a_policy, a_state, a_vmi, a_vmim, an_ended_vmim
+from tests.builders import (
+    KEEP,
+    NAMESPACE,
+    NOW,
+    a_pod,
+    a_policy,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
 from tests.cluster import find_binary
 
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
+PER_VMI = {one for one in FAMILIES if one.name.startswith("kubevirt_vmi_evac")} | {*COOLING}
 
 
 def an_empty_view() -> View:
     """A process that has just started: nothing is known and nothing was asked."""
+    store, policy = Store(endings_kept=KEEP), a_policy()
     return View(
-        store=Store(endings_kept=KEEP),
+        store=store,
+        register=Register(store, policy),
         health=Health(180.0, 600.0, [Watched(resource, None) for resource in CLUSTER_RESOURCES]),
         counters=Counters(),
-        policy=a_policy(),
+        policy=policy,
         stuck=StuckPolicy(),
         vmi_series=20,
         now=NOW,
@@ -95,8 +111,14 @@ def a_view() -> View:
 
 def rendered(view: View, accept: str = "") -> str:
     """The exposition of a view, without what the process tells of itself."""
-    body, _ = Exposition(lambda: view, process=False).render(accept)
+    body, _ = scraped(Exposition(lambda: view, process=False), accept)
     return body.decode()
+
+
+def scraped(exposition: Exposition, accept: str = "") -> tuple[bytes, str]:
+    """What it renders, with nothing else going on."""
+    parts, content_type = asyncio.run(exposition.render(accept))
+    return b"".join(parts), content_type
 
 
 def golden() -> str:
@@ -138,7 +160,7 @@ def test_equals_the_golden_exposition() -> None:
 @pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["at-the-start", "later"])
 def test_promtool_finds_nothing(view: View) -> None:
     """The metric lint is clean."""
-    assert check_metrics(Exposition(lambda: view).render("")[0].decode()) == ""
+    assert check_metrics(scraped(Exposition(lambda: view))[0].decode()) == ""
 
 
 def test_promtool_finds_something() -> None:
@@ -195,7 +217,7 @@ def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
     registry.register(_AsTheyWould(view))
     encode, content_type = choose_encoder(accept)
 
-    assert Exposition(lambda: view, process=False).render(accept) == (
+    assert scraped(Exposition(lambda: view, process=False), accept) == (
         encode(registry),
         content_type,
     )
@@ -348,7 +370,7 @@ def test_a_series_goes_with_its_fact() -> None:
 )
 def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
     """Whatever a scraper accepts, the body is what the content type says it is."""
-    body, content_type = Exposition(an_empty_view, process=False).render(accept)
+    body, content_type = scraped(Exposition(an_empty_view, process=False), accept)
 
     if open_metrics:
         assert content_type.startswith(f"{OPENMETRICS}; version=1.0.0;")
@@ -384,6 +406,84 @@ def test_series_of_single_vmis_go_with_their_fact() -> None:
     assert 'name="db3"' not in rendered(later)
 
 
+def a_crowd(vmis: int) -> View:
+    """Many VMIs, each of which evacuates and cools down."""
+    view = replace(an_empty_view(), vmi_series=10_000)
+    for i in range(vmis):
+        view.store.put(a_vmi(name=f"db{i}", uid=f"{i}", evacuation_node="n1", migration=a_state()))
+    return view
+
+
+def test_a_scrape_is_of_one_instant() -> None:
+    """What is heard, counted or seen to fail while it is written is told by the next."""
+    view, quiet = a_crowd(2 * SLICE + 1), a_crowd(2 * SLICE + 1)
+    pieces = []
+    for number, (family, samples) in enumerate(sample(view)):
+        pieces.append((family, list(samples)))
+        view.counters.count_request("metrics", 1.0)
+        view.health.watched[0].contact = NOW + number
+        view.store.put(a_vmi(name=f"db{number}", uid=f"{number}", node="n2"))
+        view.store.put(
+            an_ended_vmim(
+                name=f"m{number}", uid=f"m{number}", vmi_name=f"db{SLICE + number}",
+                phase="Failed", evacuates="n1", created=NOW,
+            )
+        )  # fmt: skip
+        view.store.remove(Resource.VMIS, NAMESPACE, f"db{2 * SLICE - number}")
+
+    assert pieces == [(family, list(samples)) for family, samples in sample(quiet)]
+    assert pieces != [(family, list(samples)) for family, samples in sample(view)]
+
+
+def test_no_slice_is_longer_than_others() -> None:
+    """However many VMIs there are, a piece tells of so many at most, and none is missing."""
+    view = a_crowd(3 * SLICE)
+    pieces = [(family, list(samples)) for family, samples in sample(view)]
+    told = Counter(family.name for family, samples in pieces for _ in samples)
+
+    assert max(len(samples) for family, samples in pieces if family in PER_VMI) == SLICE
+    assert {told[family.name] for family in PER_VMI} == {3 * SLICE}
+
+
+async def test_others_are_answered_while_a_scrape_is_written() -> None:
+    """Between any two slices of looking and of writing everybody else has a turn."""
+    view = a_crowd(3 * SLICE)
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    await Exposition(lambda: view, process=False).render("")
+    other.cancel()
+
+    assert turns >= 2 + len(list(sample(view)))
+
+
+async def test_scrapes_wait_for_each_other() -> None:
+    """Two at once are written one after the other, so that a turn is one slice long still."""
+    view = a_crowd(3 * SLICE)
+    exposition = Exposition(lambda: view, process=False)
+    turns: list[int] = []
+
+    async def count(scrapes: int) -> tuple[list[bytes], str]:
+        rendering = asyncio.gather(*(exposition.render("") for _ in range(scrapes)))
+        turns.append(0)
+        while not rendering.done():
+            turns[-1] += 1
+            await asyncio.sleep(0)
+        return rendering.result()[-1]
+
+    await count(1)
+    one, two = await count(1), await count(2)
+
+    assert one == two
+    assert turns[2] >= 2 * turns[1] - 5
+
+
 def test_nothing_accepted_is_narrowed_to_nothing() -> None:
     """Of a header that names no OpenMetrics nothing is handed on."""
     assert narrow("text/plain;version=x") == ""
@@ -391,7 +491,7 @@ def test_nothing_accepted_is_narrowed_to_nothing() -> None:
 
 def test_the_process_tells_of_itself() -> None:
     """The usual process metrics are there."""
-    body, _ = Exposition(an_empty_view).render("")
+    body, _ = scraped(Exposition(an_empty_view))
 
     assert b"process_resident_memory_bytes" in body
 

@@ -90,6 +90,7 @@ stuck: {after: 1h, failedAttempts: 5, migrationTimeout: 3h, external: 12h}
 listen:
   query: [127.0.0.1:1, unix:/run/q.sock]
   metrics: "[::]:2"
+  page: true
 checkpoint: none
 namespaces: [b, a, b]
 kube:
@@ -144,7 +145,9 @@ def test_every_key(tmp_path: Path) -> None:
         retry_backoff=2.0,
     )
     assert settings.listen == Listen(
-        query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")), metrics=(Address("::", 2),)
+        query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")),
+        metrics=(Address("::", 2),),
+        page=True,
     )
     assert settings.namespaces == ("b", "a")
     assert settings.kube == KubeSettings(
@@ -213,7 +216,7 @@ def test_all_errors_at_once() -> None:
                 "guards": {"pendingMigrations": 1, "others": True},
             },
             "stuck": {"failedAttempts": 0, "after": None},
-            "listen": {"query": [], "metrics": ["here", 5]},
+            "listen": {"query": [], "metrics": ["here", 5], "page": "yes"},
             "checkpoint": "disk",
             "namespaces": ["a", "B", 5],
             "kube": {"pageSize": True, "syncTimeout": 0},
@@ -232,6 +235,7 @@ def test_all_errors_at_once() -> None:
         "stuck.failedAttempts: expected a whole number of at least 1, got 0",
         "listen.query: expected at least one address",
         f"listen.metrics: {expected_address}, got 'here'; {expected_address}, got 5",
+        "listen.page: expected true or false, got 'yes'",
         "checkpoint: expected none, file:/path or configmap:namespace/name, got 'disk'",
         f"namespaces: {expected_name}, got 'B'; {expected_name}, got 5",
         "kube.syncTimeout: must be longer than 0, got 0",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.cooldown import decide
+from exporter.evacuation import RUNNING_PHASES
 from exporter.evidence import Evidence
 from exporter.history import Migration
 from exporter.model import (
@@ -389,6 +390,65 @@ def test_limits() -> None:
     store.put(MigrationLimits(3, 1))
     assert store.retain(Resource.KUBEVIRTS, set(), None) == 0
     assert store.limits is None
+
+
+def test_vmis_are_counted_by_node() -> None:
+    """It is known how many VMIs each node has, and no node is named that has none."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
+    assert store.nodes == {"n1": 2, "n2": 1}
+    store.put(a_vmi(name="db3", uid="3", node="n1"))
+    store.put(a_vmi(name="db2", uid="new", node="n3"))
+    assert dict(store.nodes) == {"n1": 2, "n3": 1}
+    for name in (NAME, "db2", "db3"):
+        store.remove(Resource.VMIS, NAMESPACE, name)
+    assert dict(store.nodes) == {}
+
+
+PHASES = ("", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                lambda i, phase: a_vmim(name=f"mig-{i}", uid=f"m{i}", phase=phase),
+                st.integers(1, 3),
+                st.sampled_from(PHASES),
+            ),
+            st.builds(
+                lambda name, uid: a_pod(name=name, migration_uid=uid),
+                st.sampled_from(("a", "b")),
+                st.sampled_from(("", "m1", "m2")),
+            ),
+            st.sampled_from([(Resource.VMIMS, f"mig-{i}") for i in (1, 2, 3)]),
+            st.sampled_from([(Resource.PODS, name) for name in ("a", "b")]),
+        ),
+        max_size=20,
+    )
+)
+def test_the_load_is_that_of_all_that_is_there(
+    news: list[Vmim | Pod | tuple[Resource, str]],
+) -> None:
+    """As KubeVirt counts: phases that run, and Pending where a pod is the migration's target."""
+    store = a_store(a_vmi(), MigrationLimits())
+    there: dict[str, Vmim | Pod] = {}
+    for one in news:
+        if isinstance(one, tuple):
+            store.remove(one[0], NAMESPACE, one[1])
+            there.pop(one[1], None)
+        else:
+            store.put(one)
+            there[one.name] = one
+    targets = {pod.migration_uid for pod in there.values() if isinstance(pod, Pod)}
+    running = sum(
+        vmim.phase in RUNNING_PHASES or (vmim.phase == "Pending" and vmim.uid in targets)
+        for vmim in there.values()
+        if isinstance(vmim, Vmim)
+    )
+    load = store.load()
+
+    assert load is not None
+    assert (load.running, load.outbound.get("n1", 0)) == (running, running)
 
 
 @pytest.mark.parametrize("namespace", [None, NAMESPACE], ids=["all", "one-namespace"])

@@ -1,6 +1,6 @@
 """The bodies of the query API and the document that describes them."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -30,6 +30,7 @@ from tests.builders import NOW
         pytest.param(NOW, "2027-01-15T08:00:00Z", id="whole-second"),
         pytest.param(NOW + 0.5, "2027-01-15T08:00:00.500000Z", id="fraction"),
         pytest.param(0.0, "1970-01-01T00:00:00Z", id="epoch"),
+        pytest.param(NOW - 1e-7, "2027-01-15T08:00:00Z", id="hardly-before-a-second"),
         pytest.param(-5.0, "1970-01-01T00:00:00Z", id="before-the-epoch"),
         pytest.param(1e18, "9999-12-31T23:59:59Z", id="beyond-any-calendar"),
     ],
@@ -40,6 +41,15 @@ def test_instants_are_rfc_3339_in_utc(instant: float, text: str) -> None:
     assert write_optional_instant(instant) == text
     assert write_release(instant) == text
     assert write_optional_release(instant) == text
+
+
+@given(st.floats(0.0, 2e11) | st.floats(0.0, 4e9).map(lambda instant: round(instant, 6)))
+def test_instants_are_rounded_as_datetime_does(instant: float) -> None:
+    """To the nearest microsecond, and over the end of a second or a year where that is it."""
+    moment = datetime.fromtimestamp(instant, tz=UTC)
+    text = moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds")
+
+    assert write_instant(instant) == text.replace("+00:00", "Z")
 
 
 def test_no_instant_is_null() -> None:
@@ -167,6 +177,17 @@ class TestOpenApi:
         assert objects
         for name, schema in objects.items():
             assert set(schema["required"]) == set(schema["properties"]), name
+
+    def test_says_what_its_fields_mean(self) -> None:
+        """Each type has its sentence, and each field whose name does not say it all."""
+        schemas = write_openapi()["components"]["schemas"]
+        plain = {"namespace", "name", "vmiUid", "version", "known", "createdAt"}
+        made_of = {"verdicts", "evacuations", "resources"}
+
+        assert all(schema["description"] for schema in schemas.values())
+        for name, schema in schemas.items():
+            silent = {n for n, p in schema.get("properties", {}).items() if "description" not in p}
+            assert silent <= plain | made_of, name
 
     def test_is_camel_case(self) -> None:
         """Every property is camelCase."""

@@ -26,6 +26,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from exporter.census import Register
 from exporter.counters import Counters
 from exporter.health import Health, Watched
 from exporter.kube import ApiServer, Login
@@ -179,51 +180,60 @@ def bare(socket: str, length: str) -> None:
     asyncio.run(_serve_bare(socket, int(length)))
 
 
-def scrape(url: str, repeats: str) -> None:
-    """Our exposition against prometheus_client's gauges with the same samples, in turn."""
-    store = asyncio.run(follow(url, Resource.VMIS, Resource.VMIMS))
+async def _scrape(url: str, repeats: int) -> dict[str, Any]:
+    store = await follow(url, Resource.VMIS, Resource.VMIMS)
     health = Health(180, 600, [Watched(one, None, synced=True) for one in CLUSTER_RESOURCES])
     now = time.time()
     for watched in health.watched:
         watched.contact = now
+    policy = Policy()
     view = View(
-        store=store, health=health, counters=Counters(), policy=Policy(), stuck=StuckPolicy(),
-        vmi_series=20_000, now=now,
+        store=store, register=Register(store, policy), health=health, counters=Counters(),
+        policy=policy, stuck=StuckPolicy(), vmi_series=20_000, now=now,
     )  # fmt: skip
     ours = Exposition(lambda: view, process=False)
     registry, series = _plain_gauges(view)
     formats = (("text", ""), ("openmetrics", "application/openmetrics-text; version=1.0.0"))
     facts: dict[str, Any] = {"series": series}
     with Timed() as first:
-        ours.render("")
+        await ours.render("")
     facts["first"] = first.cpu
     gc.collect()
     for name, accept in formats:
         encode, _ = choose_encoder(accept)
         times: dict[str, list[float]] = {"ours": [], "theirs": []}
-        body = expected = b""
-        for _ in range(int(repeats)):
+        parts, expected = [b""], b""
+        for _ in range(repeats):
             with Timed() as timed:
-                body, _ = ours.render(accept)
+                parts, _ = await ours.render(accept)
             times["ours"].append(timed.cpu)
             with Timed() as timed:
                 expected = encode(registry)
             times["theirs"].append(timed.cpu)
         facts[name] = times
+        body = b"".join(parts)
         facts[f"{name}_equal"] = _per_vmi(body, name) == _per_vmi(expected, name)
         facts[f"{name}_bytes"] = len(body)
-    say(**facts)
+    return facts
+
+
+def scrape(url: str, repeats: str) -> None:
+    """Our exposition against prometheus_client's gauges with the same samples, in turn."""
+    say(**asyncio.run(_scrape(url, int(repeats))))
 
 
 def _plain_gauges(view: View) -> tuple[CollectorRegistry, int]:
     """The per-VMI samples of a view in gauges as anybody would keep them."""
     registry, series = CollectorRegistry(), 0
+    gauges: dict[str, Gauge] = {}
     for family, samples in sample(view):
-        if family.name.startswith("kubevirt_vmi_") and samples:
-            gauge = Gauge(family.name, family.help, family.labels, registry=registry)
-            for one in samples:
-                gauge.labels(*one.labels).set(one.value)
-                series += 1
+        for one in samples if family.name.startswith("kubevirt_vmi_") else ():
+            if family.name not in gauges:
+                gauges[family.name] = Gauge(
+                    family.name, family.help, family.labels, registry=registry
+                )
+            gauges[family.name].labels(*one.labels).set(one.value)
+            series += 1
     return registry, series
 
 

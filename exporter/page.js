@@ -1,0 +1,92 @@
+// Without this the page is whole; with it the page renews itself where it stands.
+(() => {
+  "use strict";
+  const PERIOD = 5000;
+  const status = document.getElementById("live-status");
+  const button = document.getElementById("live-pause");
+  let paused = false;
+  let asking = false;
+  let timer = 0;
+
+  // Attributes and children of `old` become those of `fresh`, and what is alike stays the same
+  // element: so focus, selection, scroll and what was opened stay where they are.
+  const renew = (old, fresh) => {
+    for (const { name } of [...old.attributes]) {
+      if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
+    }
+    for (const { name, value } of fresh.attributes) {
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    }
+    const known = new Map();
+    for (const child of old.children) if (child.id) known.set(child.id, child);
+    let here = old.firstChild;
+    for (const wanted of [...fresh.childNodes]) {
+      let match = wanted.id ? known.get(wanted.id) : undefined;
+      if (!match && here && !here.id && !wanted.id && here.nodeName === wanted.nodeName) match = here;
+      if (!match) {
+        old.insertBefore(document.importNode(wanted, true), here);
+        continue;
+      }
+      if (match === here) here = here.nextSibling;
+      else old.insertBefore(match, here);
+      if (match.nodeType !== Node.ELEMENT_NODE) {
+        if (match.nodeValue !== wanted.nodeValue) match.nodeValue = wanted.nodeValue;
+      } else if (!match.isEqualNode(wanted)) renew(match, wanted);
+    }
+    while (here) {
+      const next = here.nextSibling;
+      here.remove();
+      here = next;
+    }
+  };
+
+  const say = (text, wrong) => {
+    if (status.textContent !== text) status.textContent = text;
+    status.classList.toggle("wrong", wrong);
+  };
+
+  const refresh = async () => {
+    if (asking) return;
+    asking = true;
+    try {
+      const answer = await fetch(location.href, {
+        cache: "no-store",
+        signal: AbortSignal.timeout(2 * PERIOD),
+      });
+      if (!answer.ok) throw new Error(`status ${answer.status}`);
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const focused = document.activeElement;
+      renew(document.getElementById("main"), fresh.getElementById("main"));
+      document.title = fresh.title;
+      if (focused !== document.activeElement && focused.isConnected) {
+        focused.focus({ preventScroll: true });
+      }
+      if (!paused) say(`Refreshes every ${PERIOD / 1000} s`, false);
+    } catch (error) {
+      const since = document.querySelector("#as-of time").dateTime.slice(11, 19);
+      say(`Cannot reach the exporter: this is as of ${since} UTC. Trying again.`, true);
+    } finally {
+      asking = false;
+    }
+  };
+
+  const plan = () => {
+    clearInterval(timer);
+    if (!paused && !document.hidden) timer = setInterval(refresh, PERIOD);
+  };
+
+  button.addEventListener("click", () => {
+    paused = !paused;
+    button.textContent = paused ? "Resume" : "Pause";
+    say(paused ? "Paused" : `Refreshes every ${PERIOD / 1000} s`, false);
+    plan();
+    if (!paused) refresh();
+  });
+  document.addEventListener("visibilitychange", () => {
+    plan();
+    if (!paused && !document.hidden) refresh();
+  });
+  button.hidden = false;
+  say(`Refreshes every ${PERIOD / 1000} s`, false);
+  plan();
+})();
