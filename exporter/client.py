@@ -1,0 +1,249 @@
+"""Asks a running exporter, over http, https or a unix socket, and reads what it answers.
+
+What goes wrong is told to the person who asked: what happened, and which option helps.
+"""
+
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeVar
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import msgspec
+
+from exporter.model import Seconds
+from exporter.wire import Problem
+
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:9810"
+"""The query listener, where `listen.query` is its default."""
+PATIENCE: Seconds = 15.0
+
+_EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
+
+
+class InvalidPlace(ValueError):
+    """No exporter can be asked with these options; the text says which is wrong."""
+
+
+class CannotAsk(Exception):
+    """The exporter did not answer, or not what was asked; the text says why and what helps."""
+
+
+class NoSuchVmi(Exception):
+    """The exporter answered: it knows no such VMI."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an exporter is, and how to be let in. Raises InvalidPlace.
+
+    `cert_file` and `key_file` are a client certificate, in one file or in two.
+    """
+
+    url: str = DEFAULT_URL
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.socket:
+            return
+        try:
+            parts = urlsplit(self.url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise InvalidPlace(f"{self.url}: {error}; {_EXPECTED}") from None
+        if parts.scheme not in {"http", "https"} or not host or parts.query or parts.fragment:
+            raise InvalidPlace(f"{self.url}: {_EXPECTED}")
+        if parts.username or parts.password:
+            raise InvalidPlace("a URL shows among the processes: give a token with --token-file")
+        if self.token_file is not None and parts.scheme == "http" and not _is_loopback(host):
+            raise InvalidPlace(
+                f"{self.url}: a token is sent over https, a unix socket or to this machine only"
+            )
+
+    @property
+    def socket(self) -> str:
+        """The path of a unix socket; "" where it is none."""
+        scheme, _, path = self.url.partition(":")
+        return f"/{path.lstrip('/')}" if scheme == "unix" and path.startswith("/") else ""
+
+    @property
+    def base(self) -> str:
+        """What every path is put behind."""
+        return "http://localhost" if self.socket else self.url.rstrip("/")
+
+
+class Exporter:
+    """A running exporter that can be asked."""
+
+    def __init__(self, place: Place, session: aiohttp.ClientSession, patience: Seconds) -> None:
+        self._place = place
+        self._session = session
+        self._patience = patience
+
+    async def read_vmi(self, namespace: str, name: str) -> bytes:
+        """GET /v1/vmis/{namespace}/{name}. Raises NoSuchVmi."""
+        try:
+            return await self.read(f"/v1/vmis/{quote(namespace, safe='')}/{quote(name, safe='')}")
+        except NoSuchVmi as missing:
+            if not name.startswith("virt-launcher-"):
+                raise
+            hint = "that is a pod's name; its VMI's is its annotation kubevirt.io/domain"
+            raise NoSuchVmi(f"{missing}: {hint}") from None
+
+    async def read(self, path: str) -> bytes:
+        """The JSON of a GET. Raises CannotAsk or NoSuchVmi."""
+        place = self._place
+        try:
+            async with self._session.get(
+                place.base + path,
+                headers=_read_token(place.token_file),
+                allow_redirects=False,
+            ) as response:
+                body = await response.read()
+                if response.status != 200:
+                    _refuse(place, response.status, body)
+                if response.content_type != "application/json":
+                    raise CannotAsk(
+                        f"{place.url} is no exporter: it answered {response.content_type}"
+                    )
+                return body
+        except TimeoutError:
+            raise CannotAsk(
+                f"{place.url} did not answer within {self._patience:g} s: is it the exporter's"
+                " address, and does nothing hold the connection up on the way?"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise CannotAsk(_explain_connection(place, error)) from None
+
+
+@asynccontextmanager
+async def connect(place: Place, *, patience: Seconds = PATIENCE) -> AsyncIterator[Exporter]:
+    """An exporter to ask for the length of the block. Raises CannotAsk.
+
+    `patience`: how long an answer may take, the connection included.
+    """
+    trust = _read_trust(place)
+    connector = (
+        aiohttp.UnixConnector(place.socket) if place.socket else aiohttp.TCPConnector(ssl=trust)
+    )
+    timeout = aiohttp.ClientTimeout(total=patience)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield Exporter(place, session, patience)
+
+
+def understand(body: bytes, kind: type[T]) -> T:
+    """An answer as its type of `wire`. Raises CannotAsk."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CannotAsk(
+            f"the answer is not understood ({error}): is the exporter of another version?"
+            " --json shows it as it is"
+        ) from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_token(file: Path | None) -> dict[str, str]:
+    """The header that says who asks; the file is read each time, because tokens are renewed."""
+    if file is None:
+        return {}
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotAsk(f"--token-file {file} cannot be read: {_why(error)}") from None
+    if not token or not token.isprintable() or " " in token:
+        raise CannotAsk(f"--token-file {file} holds no token")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _read_trust(place: Place) -> ssl.SSLContext | bool:
+    if place.ca_file is None and place.cert_file is None:
+        return True
+    option = f"--ca-file {place.ca_file}"
+    try:
+        trust = ssl.create_default_context(cafile=place.ca_file)
+        if place.cert_file is not None:
+            option = f"--cert-file {place.cert_file}, --key-file {place.key_file}"
+            trust.load_cert_chain(place.cert_file, place.key_file, password=_ask_nobody)
+    except (ssl.SSLError, ValueError):
+        raise CannotAsk(f"{option}: not in PEM, not a pair, or locked by a password") from None
+    except OSError as error:
+        raise CannotAsk(f"{option}: cannot be read: {_why(error)}") from None
+    return trust
+
+
+def _ask_nobody() -> str:
+    """The password of a locked key: none, where OpenSSL would ask the terminal."""
+    return ""
+
+
+def _refuse(place: Place, status: int, body: bytes) -> NoReturn:
+    """Say what an answer that is none means, and what to do about it."""
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise CannotAsk(f"{place.url} is no exporter: it answered {status}") from None
+    if status == 404 and problem.title == "No such VMI":
+        raise NoSuchVmi(problem.detail)
+    detail = problem.detail.rstrip(".")
+    match status:
+        case 401 if place.token_file is None:
+            help_ = "give a token with --token-file FILE (kubectl create token makes one)"
+        case 401:
+            help_ = f"the token of {place.token_file} may have run out"
+        case 403:
+            help_ = "bind the ClusterRole kubevirt-eviction-exporter-caller to whose token it is"
+        case 404:
+            help_ = "is it the metrics listener? Ask the query listener, by default port 9810"
+        case 503:
+            help_ = "try again in a moment"
+        case _:
+            help_ = ""
+    said = f"{place.url} answered {status} {problem.title}: {detail}"
+    raise CannotAsk(f"{said}; {help_}" if help_ else said)
+
+
+def _explain_connection(place: Place, error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        why = error.certificate_error
+        said = why.verify_message if isinstance(why, ssl.SSLCertVerificationError) else str(why)
+        return (
+            f"{place.url} is not trusted: {said.rstrip('.')}; give its authority with"
+            " --ca-file FILE, and a URL with a name that its certificate has"
+        )
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"{place.url} speaks no TLS that is understood here: is it http://?"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return (
+            f"{place.url} cannot be reached: {_why(error.os_error)}; is the exporter running there,"
+            " or kubectl port-forward? Say where with --url URL or EXPORTER"
+        )
+    if isinstance(error, aiohttp.ClientConnectionError | ConnectionResetError):
+        asked = "is it https://?"
+        if place.url.startswith("https"):
+            asked = "does it want a client certificate (--cert-file, --key-file)?"
+        return f"{place.url} closed the connection without an answer: {asked}"
+    return f"{place.url} is no exporter: {_why(error)}"
+
+
+def _why(error: BaseException) -> str:
+    said = error.strerror if isinstance(error, OSError) else None
+    return said or str(error) or type(error).__name__
