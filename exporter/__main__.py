@@ -1,66 +1,100 @@
 """`python -m exporter`: the only place that touches arguments, signals and the exit code."""
 
+import argparse
 import asyncio
 import sys
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 
-from exporter import app, commands
-from exporter.demo import Demo, shorten_settings
-from exporter.kube import Login
-from exporter.model import Policy, StuckPolicy
+from exporter import commands
+from exporter.model import Instant, Policy, Seconds, StuckPolicy
 from exporter.settings import InvalidSettings, Settings, read_settings
 
 
 def main() -> int:
     """Run the command that was typed and return its exit code."""
     arguments = commands.parse(sys.argv[1:])
-    if arguments.command == "check":
-        return commands.check(arguments.config)
+    match arguments.command:
+        case "check":
+            return commands.check(arguments.config)
+        case "explain":
+            return commands.explain(arguments)
+        case "status":
+            return commands.status(arguments)
+        case "record" | "replay":
+            return play_back(arguments)
+        case "demo":
+            return demo(arguments)
+        case _:
+            return commands.watch(arguments)
+
+
+def play_back(arguments: argparse.Namespace) -> int:
+    """`record` and `replay`, of a cluster or of one that is made up."""
+    if arguments.command == "replay":
+        return commands.replay(
+            arguments, timer=time.perf_counter, simulate=lambda: simulate(arguments)
+        )
+    if arguments.scenario is None:
+        return commands.record(arguments, clock=time.time)
+    lines, _, _ = simulate(arguments)
+    return commands.write_recording(arguments.output, lines)
+
+
+def simulate(arguments: argparse.Namespace) -> tuple[Iterable[bytes], Instant, Seconds]:
+    """The lines of the scenario, when it begins and how long it lasts."""
+    from exporter.demo.week import BEGAN, Week
+
+    week = Week(arguments.seed, arguments.days)
+    return week.lines(), BEGAN.timestamp(), arguments.days * 86_400
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
+    from exporter import app
+    from exporter.demo import Demo, shorten_settings
+    from exporter.kube import Login
+
     try:
         settings = commands.read_settings_for(arguments)
     except InvalidSettings as invalid:
         return commands.refuse(invalid)
-    if arguments.command == "demo":
-        demo = Demo(
-            lambda: datetime.now(UTC),
-            seed=arguments.seed,
-            speed=arguments.speed,
-            vms=arguments.vms,
-            nodes=arguments.nodes,
-        )
-        shortened = read_settings(shorten_settings(arguments.speed))
-        if settings.policy == Policy():
-            settings = replace(settings, policy=shortened.policy)
-        if settings.stuck == StuckPolicy():
-            settings = replace(settings, stuck=shortened.stuck)
-        return commands.serve(settings, partial(play, demo=demo))
-    return commands.serve(
-        settings, partial(commands.watch_cluster, kubeconfig=arguments.kubeconfig)
+    shortened = read_settings(shorten_settings(arguments.speed))
+    if settings.policy == Policy():
+        settings = replace(settings, policy=shortened.policy)
+    if settings.stuck == StuckPolicy():
+        settings = replace(settings, stuck=shortened.stuck)
+    cluster = Demo(
+        lambda: datetime.now(UTC),
+        seed=arguments.seed,
+        speed=arguments.speed,
+        vms=arguments.vms,
+        nodes=arguments.nodes,
     )
 
+    async def play(settings: Settings, stop: asyncio.Event) -> None:
+        listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
 
-async def play(settings: Settings, stop: asyncio.Event, *, demo: Demo) -> None:
-    """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
-    listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
+        async def play_cluster() -> None:
+            urls = await listening
+            commands.say(commands.greet(urls, *cluster.example))
+            await cluster.run(urls.query[0], stop)
 
-    async def play_cluster() -> None:
-        urls = await listening
-        commands.say(commands.greet(urls, *demo.example))
-        await demo.run(urls.query[0], stop)
+        async with cluster:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    playing = tasks.create_task(play_cluster())
+                    try:
+                        login = Login(url=cluster.url)
+                        await app.run(settings, login, stop, on_listening=listening.set_result)
+                    finally:
+                        playing.cancel()
+            except* Exception as group:  # noqa: BLE001 (told apart again by commands.serve)
+                raise group.exceptions[0] from None
 
-    async with demo:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                playing = tasks.create_task(play_cluster())
-                try:
-                    login = Login(url=demo.url)
-                    await app.run(settings, login, stop, on_listening=listening.set_result)
-                finally:
-                    playing.cancel()
-        except* Exception as group:  # noqa: BLE001 (told apart again by commands.serve)
-            raise group.exceptions[0] from None
+    return commands.serve(settings, play)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from sys import intern
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, assert_never
 
 import msgspec
 from msgspec import Struct, field
@@ -47,6 +47,8 @@ _EVICTION_SOURCE = "kubevirt.io/eviction-source"
 _CREATED_BY = "kubevirt.io/created-by"
 _MIGRATION_UID = "kubevirt.io/migrationJobUID"
 
+_UNREAD = "unreadable"
+"""What stands for an instant that is there and could not be parsed."""
 _FINAL_PHASES = frozenset({"Succeeded", "Failed"})
 _HANDED_OFF_PHASES = frozenset(
     {"Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"}
@@ -352,6 +354,33 @@ def parse_page(body: bytes) -> Page:
     )
 
 
+def write_object(fact: Fact) -> dict[str, Any]:
+    """The smallest object of KubeVirt's that says this fact: what is read off it is the fact again.
+
+    It holds nothing but what facts hold, so that no user data can be in it: a VMI's spec has
+    cloud-init passwords. Raises TypeError for a checkpoint's ConfigMap.
+    """
+    match fact:
+        case Vmi():
+            return _write_vmi(fact)
+        case Vmim():
+            return _write_vmim(fact)
+        case Pod():
+            return _write_pod(fact)
+        case MigrationLimits():
+            return _write_kubevirt(fact)
+        case ConfigMap():
+            raise TypeError("a checkpoint's ConfigMap says nothing about VMIs")
+        case _:
+            assert_never(fact)
+
+
+def stamp(instant: Instant) -> str:
+    """Unix seconds as RFC 3339, as KubeVirt writes it where they are whole."""
+    text = datetime.fromtimestamp(instant, tz=UTC).isoformat()
+    return text.replace("+00:00", "Z")
+
+
 def parse_status_message(body: bytes) -> str:
     """The message of a Kubernetes `Status`, or "" where the body is none."""
     try:
@@ -590,6 +619,109 @@ def _read_config_map(wire: _ConfigMapObject) -> ConfigMap | str:
         version=metadata.resourceVersion or "",
         data=wire.binaryData or {},
     )
+
+
+def _write_vmi(vmi: Vmi) -> dict[str, Any]:
+    conditions = [{"type": "LiveMigratable", "status": "True"}] if vmi.migratable else []
+    if vmi.eviction_requested_at is not None:
+        requested = {"type": "EvictionRequested", "status": "True"}
+        conditions.append(requested | {"lastTransitionTime": stamp(vmi.eviction_requested_at)})
+    notes = {_EVICTION_SOURCE: "descheduler"} if vmi.evicted_by_descheduler else {}
+    state = None if vmi.migration is None else _write_state(vmi.migration, vmi.other_uids)
+    return _told(
+        metadata=_write_metadata(vmi, annotations=notes),
+        spec=_told(evictionStrategy=vmi.eviction_strategy),
+        status=_told(
+            nodeName=vmi.node,
+            evacuationNodeName=vmi.evacuation_node,
+            conditions=conditions,
+        )
+        | ({} if state is None else {"migrationState": state}),
+    )
+
+
+def _write_state(state: MigrationState, other_uids: tuple[str, ...] = ()) -> dict[str, Any]:
+    halves = zip(("sourceState", "targetState"), other_uids, strict=False)
+    return _told(
+        migrationUid=state.uid,
+        startTimestamp=_stamped(state.start),
+        endTimestamp=_stamped(state.end) if state.end is not None or not state.ended else _UNREAD,
+        completed=state.outcome is not Outcome.UNKNOWN,
+        failed=state.outcome is Outcome.FAILED,
+        mode=state.mode,
+    ) | {half: {"migrationUID": uid} for half, uid in halves}
+
+
+def _write_vmim(vmim: Vmim) -> dict[str, Any]:
+    notes = {_EVACUATION: vmim.evacuates} if vmim.trigger is Trigger.EVACUATION else {}
+    if vmim.trigger is Trigger.WORKLOAD_UPDATE:
+        notes = {_WORKLOAD_UPDATE: ""}
+    met = ["migrationAbortRequested"] if vmim.aborted else []
+    met += [kind for kind, hold in _HOLDS.items() if hold is vmim.hold]
+    entered = {"Scheduled": _stamped(vmim.scheduled_at)} if vmim.handed_off else {}
+    if vmim.scheduled_at is not None:
+        entered["Scheduled"] = stamp(vmim.scheduled_at)
+    if vmim.finished:
+        entered[vmim.phase] = _stamped(vmim.finished_at)
+    state = MigrationState(
+        start=vmim.start, ended=vmim.end is not None, end=vmim.end, outcome=vmim.outcome
+    )
+    metadata = _write_metadata(vmim, annotations=notes)
+    if vmim.deleting:
+        # Since when is no fact of ours.
+        metadata["deletionTimestamp"] = stamp(vmim.created or 0.0)
+    return _told(
+        metadata=metadata,
+        spec=_told(vmiName=vmim.vmi_name, priority=vmim.priority),
+        status=_told(
+            phase=vmim.phase,
+            migrationState=_write_state(state),
+            phaseTransitionTimestamps=[
+                _told(phase=phase, phaseTransitionTimestamp=at) for phase, at in entered.items()
+            ],
+            conditions=[{"type": kind, "status": "True"} for kind in met],
+        ),
+    )
+
+
+def _write_pod(pod: Pod) -> dict[str, Any]:
+    labels = _told(**{_CREATED_BY: pod.vmi_uid, _MIGRATION_UID: pod.migration_uid})
+    conditions = [{"type": "Ready", "status": "True"}] if pod.ready else []
+    if pod.scheduled or pod.unschedulable:
+        conditions.append({"type": "PodScheduled", "status": str(pod.scheduled)})
+    notes = {EVICTION_IN_PROGRESS: "true"} if pod.eviction_in_progress else {}
+    return _told(
+        metadata=_write_metadata(pod, annotations=notes, labels=labels),
+        spec=_told(nodeName=pod.node),
+        status=_told(phase=pod.phase, conditions=conditions),
+    )
+
+
+def _write_kubevirt(limits: MigrationLimits) -> dict[str, Any]:
+    migrations = {
+        "parallelMigrationsPerCluster": limits.cluster,
+        "parallelOutboundMigrationsPerNode": limits.outbound_per_node,
+    }
+    return {"metadata": {}, "spec": {"configuration": {"migrations": migrations}}}
+
+
+def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str, Any]:
+    return _told(
+        namespace=fact.namespace,
+        name=fact.name,
+        uid=fact.uid,
+        creationTimestamp=_stamped(fact.created),
+        **maps,
+    )
+
+
+def _told(**fields: Any) -> dict[str, Any]:
+    """The fields that say something: what is empty, false or None is "not there"."""
+    return {name: value for name, value in fields.items() if value or name == "metadata"}
+
+
+def _stamped(instant: Instant | None) -> str | None:
+    return None if instant is None else stamp(instant)
 
 
 def _text(value: object) -> str:

@@ -26,8 +26,10 @@ from exporter.kubevirt import (
     parse_object,
     parse_page,
     parse_status_message,
+    write_object,
 )
 from exporter.model import (
+    ConfigMap,
     Fact,
     MigrationLimits,
     MigrationState,
@@ -808,3 +810,138 @@ def test_any_chunking_gives_the_same_lines(
         got += complete
     assert got == [line for line in lines if line.strip()]
     assert rest == tail
+
+
+INSTANTS = st.sampled_from(
+    [None, "", "soon", rfc3339(NOW), rfc3339(NOW - 5), "2026-01-05T10:00:00.25Z"]
+)
+UIDS = st.sampled_from([None, "", "m1", "m2"])
+STATES = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "migrationUid": UIDS,
+        "startTimestamp": INSTANTS,
+        "endTimestamp": INSTANTS,
+        "completed": st.booleans(),
+        "failed": st.booleans(),
+        "mode": st.sampled_from(["", "PreCopy", "PostCopy"]),
+        "sourceState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
+        "targetState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
+    },
+)
+
+
+def conditions(*kinds: str) -> st.SearchStrategy[list[Json]]:
+    """Any of these conditions, met or not."""
+    one = st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(kinds),
+            "status": st.sampled_from(["True", "False"]),
+            "lastTransitionTime": INSTANTS,
+        }
+    )
+    return st.lists(one, max_size=3)
+
+
+VMI_OBJECTS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": st.just(NAME), "uid": st.just(UID), "creationTimestamp": INSTANTS},
+            optional={
+                "namespace": st.just(NAMESPACE),
+                "annotations": st.just({"kubevirt.io/eviction-source": "descheduler"}),
+            },
+        ),
+        "spec": st.fixed_dictionaries({}, optional={"evictionStrategy": st.just("External")}),
+        "status": st.fixed_dictionaries(
+            {
+                "migrationState": STATES,
+                "conditions": conditions("LiveMigratable", "EvictionRequested"),
+            },
+            optional={"nodeName": st.just("n1"), "evacuationNodeName": st.just("n1")},
+        ),
+    }
+)
+PHASES = ["", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed"]
+VMIM_OBJECTS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": st.just("mig"), "creationTimestamp": INSTANTS},
+            optional={
+                "uid": UIDS,
+                "deletionTimestamp": INSTANTS,
+                "annotations": st.sampled_from(
+                    [
+                        {},
+                        {"kubevirt.io/evacuationMigration": "n1"},
+                        {"kubevirt.io/evacuationMigration": ""},
+                        {"kubevirt.io/workloadUpdateMigration": ""},
+                    ]
+                ),
+            },
+        ),
+        "spec": st.fixed_dictionaries(
+            {"vmiName": st.just(NAME)},
+            optional={"priority": st.sampled_from(["system-critical", "user-triggered"])},
+        ),
+        "status": st.fixed_dictionaries(
+            {
+                "phase": st.sampled_from(PHASES),
+                "migrationState": STATES,
+                "phaseTransitionTimestamps": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "phase": st.sampled_from(PHASES),
+                            "phaseTransitionTimestamp": INSTANTS,
+                        }
+                    ),
+                    max_size=4,
+                ),
+                "conditions": conditions(
+                    "migrationAbortRequested",
+                    "migrationRejectedByResourceQuota",
+                    "migrationBlockedByBackup",
+                ),
+            }
+        ),
+    }
+)
+
+
+@given(VMI_OBJECTS)
+def test_a_vmi_is_written_so_that_the_same_is_read(made: Json) -> None:
+    """Whatever the object said, the smallest one that is written for its fact says it too."""
+    fact = parse_object(Resource.VMIS, raw(made)).fact
+
+    assert parse_object(Resource.VMIS, raw(write_object(fact))).fact == fact
+
+
+@given(VMIM_OBJECTS)
+def test_a_vmim_is_written_so_that_the_same_is_read(made: Json) -> None:
+    """The same of a migration, whose hand-off is told in many ways."""
+    fact = parse_object(Resource.VMIMS, raw(made)).fact
+
+    assert parse_object(Resource.VMIMS, raw(write_object(fact))).fact == fact
+
+
+@pytest.mark.parametrize("ready", ["True", "False", None])
+@pytest.mark.parametrize("scheduled", ["True", "False", None])
+def test_a_pod_is_written_so_that_the_same_is_read(
+    ready: str | None, scheduled: str | None
+) -> None:
+    """The same of a launcher pod."""
+    made = a_pod_json()
+    made["status"]["conditions"] = [
+        {"type": kind, "status": status}
+        for kind, status in (("Ready", ready), ("PodScheduled", scheduled))
+        if status is not None
+    ]
+    fact = parse_object(Resource.PODS, raw(made)).fact
+
+    assert parse_object(Resource.PODS, raw(write_object(fact))).fact == fact
+
+
+def test_a_checkpoint_is_never_written_as_an_object_of_kubevirt_s() -> None:
+    """It is no fact about VMIs."""
+    with pytest.raises(TypeError, match="says nothing about VMIs"):
+        write_object(ConfigMap(namespace="a", name="b"))

@@ -77,9 +77,10 @@ class Cluster:
         seed: int = 1,
         rules: Rules | None = None,
         pace: Pace | None = None,
+        window: int = 10_000,
     ) -> None:
         self.instant = start
-        self.store = Store(lambda: self.instant, seed)
+        self.store = Store(lambda: self.instant, seed, window)
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
         self.plan = plan
         self.rules = rules or Rules()

@@ -1,0 +1,569 @@
+"""A week of a customer's cluster, made up: ten nodes, 148 VMs, a descheduler that asks nobody.
+
+The shape is that of descheduler-sim's scenario `week-pilot` (its parameters, none of its data):
+nodes of 128 cores and 2.3 TiB, VMs of five sizes, 10 Gbps, five migrations at once and two per
+node, a descheduler every five minutes; hot VMs on weekdays from 10 to 18 h, more of it on Tuesday,
+spikes of 15 minutes, a batch from 22 to 6 h that fills memory, and a tenth less at the weekend.
+Beside the descheduler people act: they drain two nodes, move VMs by hand, make some anew, and look
+three times a day after evacuations that got nowhere. Three VMs cannot be moved, each in its way.
+
+It is the simulated cluster in virtual time. Its store's changes come out as a recording, in the
+format of `python -m exporter replay`, which is written by hand here: this shares no mistake with
+what reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from exporter.demo import controller, objects
+from exporter.demo.cluster import Cluster, Fate
+from exporter.demo.objects import Object
+from exporter.demo.scenario import BROKEN
+from exporter.demo.status import Resource
+from exporter.demo.store import (
+    KUBEVIRTS,
+    MIGRATIONS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    VMIS,
+    decode_body,
+)
+
+
+BEGAN = datetime(2026, 1, 5, tzinfo=UTC)
+"""A Monday, midnight."""
+WARM_UP = timedelta(hours=1)
+STEP = timedelta(minutes=1)
+WINDOW = 1_000
+"""How many changes the store keeps: nobody watches this cluster from afar."""
+NAMESPACE = "pilot"
+
+NODES_COUNT = 10
+NODE_CORES = 128.0
+NODE_GIB = 2.3 * 1024
+LINK_GBPS = 10.0
+
+SIZES = (
+    ("large", 56, 8, 80),
+    ("app", 61, 8, 64),
+    ("web", 3, 8, 32),
+    ("svc", 24, 4, 16),
+    ("util", 4, 4, 8),
+)
+"""Name, how many, cores and GiB."""
+DIRTY_MBPS = (50.0, 4000.0)
+
+CYCLE = timedelta(minutes=5)
+EVICTIONS = 5
+EVICTIONS_PER_NODE = 2
+ABOVE_MEAN = 0.10
+"""So far above the mean a node is over-utilised (`useDeviationThresholds`, low 0, high 10)."""
+
+HOT_HOURS = (10, 18)
+"""The hours of hotspots on weekdays: one follows the other, and on Tuesday twice as fast."""
+HOT_LASTS = 2
+HOT_LASTS_ON_TUESDAY = 1
+HOT_NODES = 2
+HOT_NODES_ON_TUESDAY = 3
+HOT_VMS = 9
+"""How many VMs of a node become hot together."""
+WEEKEND = 0.9
+SPIKE_HOURS = (8, 20)
+SPIKE_LASTS = timedelta(minutes=15)
+SPIKES_PER_DAY = 3
+BATCH_VMS = 12
+BATCH_HOURS = (22, 6)
+
+DOWNTIME_SECONDS = 0.3
+"""QEMU's default `downtime-limit`: what can be copied in so long is copied with the VM stopped."""
+MOST_ROUNDS = 30
+HAND_HOURS = (10.2, 14.2)
+HAND_VMS = 8
+CURE_HOURS = (9, 13, 17)
+CURED_AFTER = timedelta(hours=2)
+"""How old an evacuation is that somebody cancels when they look."""
+DRAIN_LASTS = timedelta(hours=2)
+DRAIN_EVERY = timedelta(minutes=1)
+
+
+class Trouble(StrEnum):
+    """Why a VM cannot be moved."""
+
+    FAILING = "failing"
+    """Its migration breaks after its start."""
+    UNSCHEDULABLE = "unschedulable"
+    """No other node has what it needs."""
+    EXTERNAL = "external"
+    """Strategy External: its owner should act on the marker, and does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """One VM: its size, its mean load as a share of its cores, and what it does at which hours."""
+
+    name: str
+    cores: float
+    gib: float
+    load: float
+    dirty_mbps: float
+    shift: float
+    is_batch: bool = False
+    trouble: Trouble | None = None
+
+
+def cast_vms(seed: int) -> list[Vm]:
+    """The 148 VMs of a seed."""
+    chance = random.Random(f"week {seed}")
+    low, high = (math.log(mbps) for mbps in DIRTY_MBPS)
+    vms = []
+    troubles = iter(Trouble)
+    for size, count, cores, gib in SIZES:
+        for number in range(1, count + 1):
+            trouble = next(troubles) if size == "web" else None
+            vms.append(
+                Vm(
+                    name=f"{trouble or size}-{number if trouble is None else 1}",
+                    cores=cores,
+                    gib=gib,
+                    load=chance.uniform(0.15, 0.45),
+                    dirty_mbps=math.exp(chance.uniform(low, high)),
+                    shift=chance.uniform(0.0, math.tau),
+                    is_batch=size == "large" and number <= BATCH_VMS,
+                    trouble=trouble,
+                )
+            )
+    return vms
+
+
+def copy_seconds(gib: float, dirty_mbps: float, gbps: float) -> float:
+    """How long pre-copy takes: rounds that each send what the one before let get dirty.
+
+    With D the dirty rate, R the bandwidth and M the memory, round i sends M (D/R)^i, so that n
+    rounds take M/R (1 - (D/R)^(n+1)) / (1 - D/R), until the rest fits the downtime (Clark et al.,
+    "Live Migration of Virtual Machines", NSDI 2005; the closed form: Liu et al., HPDC 2011).
+    """
+    memory = gib * 2**30 * 8
+    rate = gbps * 1e9
+    ratio = min(dirty_mbps * 1e6 / rate, 0.95)
+    rest = rate * DOWNTIME_SECONDS
+    rounds = 0 if memory <= rest else math.ceil(math.log(rest / memory) / math.log(ratio))
+    rounds = min(rounds, MOST_ROUNDS)
+    return memory / rate * (1 - ratio ** (rounds + 1)) / (1 - ratio)
+
+
+class Week:
+    """The cluster of a seed, from Monday on for so many days; `lines` plays it, once."""
+
+    def __init__(self, seed: int = 1, days: float = 7.0) -> None:
+        self.vms = {vm.name: vm for vm in cast_vms(seed)}
+        self.days = days
+        self.evictions = 0
+        """How many the descheduler asked for."""
+        self.cluster = Cluster(BEGAN - WARM_UP, self, nodes=NODES_COUNT, seed=seed, window=WINDOW)
+        self._seed = seed
+        self._chance = random.Random(f"events of week {seed}")
+        self._placed: dict[str, str] = {}
+        self._hot: dict[str, datetime] = {}
+        self._cordoned: set[str] = set()
+        self._tape = _Tape(self.cluster)
+
+    def lines(self) -> Iterator[bytes]:
+        """The recording, line by line, as the cluster goes on."""
+        self._populate()
+        self.cluster.step(BEGAN)
+        yield from self._tape.begin()
+        self._plan()
+        ends = BEGAN + timedelta(days=self.days)
+        now = BEGAN
+        while now < ends:
+            now = min(now + STEP, ends)
+            self.cluster.step(now)
+            yield from self._tape.take()
+        yield self._tape.end()
+
+    # What the cluster asks
+
+    def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002 (each attempt is like the last)
+        """What becomes of a VM's migration."""
+        vm = self.vms[vmi["metadata"]["name"]]
+        if vm.trouble is Trouble.UNSCHEDULABLE:
+            return Fate("unschedulable")
+        sharing = min(1 + self._leaving(objects.evacuated_node(vmi)), EVICTIONS_PER_NODE)
+        seconds = copy_seconds(vm.gib, self.dirty_mbps(vm), LINK_GBPS / sharing)
+        if vm.trouble is Trouble.FAILING:
+            return Fate("fails", seconds / 2, BROKEN)
+        return Fate("succeeds", seconds)
+
+    def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
+        """Where least memory is asked for (`LeastAllocated`): the scheduler knows no load."""
+        name = vmi["metadata"]["name"]
+        asked = dict.fromkeys(free, 0.0)
+        for other, host in self._placed.items():
+            if host in asked and other != name:
+                asked[host] += self.vms[other].gib
+        hosts = [host for host in free if host not in self._cordoned] or list(free)
+        chosen = min(hosts, key=lambda host: asked[host] + self._chance.uniform(0.0, 100.0))
+        self._placed[name] = chosen
+        return chosen
+
+    # Loads
+
+    def load(self, vm: Vm, now: datetime) -> float:
+        """How many cores it uses."""
+        share = vm.load * (1 + 0.1 * math.sin(math.tau * _hour(now) / 24 + vm.shift))
+        if now.weekday() >= 5:
+            share *= WEEKEND
+        if self._hot.get(vm.name, now) > now:
+            share = 0.9 + 0.1 * math.sin(vm.shift)
+        return min(share, 1.0) * vm.cores
+
+    def memory(self, vm: Vm, now: datetime) -> float:
+        """How many GiB it uses."""
+        return vm.gib * (0.95 if _runs_batch(vm, now) else 0.55)
+
+    def dirty_mbps(self, vm: Vm) -> float:
+        """How fast it writes to its memory: the batch writes as fast as any VM."""
+        return DIRTY_MBPS[1] if _runs_batch(vm, self.cluster.instant) else vm.dirty_mbps
+
+    def node_shares(self, now: datetime) -> dict[str, tuple[float, float]]:
+        """Which shares of its cores and of its memory each node uses."""
+        used = {host: [0.0, 0.0] for host in self.cluster.nodes}
+        for name, host in self._placed.items():
+            used[host][0] += self.load(self.vms[name], now) / NODE_CORES
+            used[host][1] += self.memory(self.vms[name], now) / NODE_GIB
+        return {host: (cores, memory) for host, (cores, memory) in used.items()}
+
+    # The descheduler
+
+    def _deschedule(self) -> None:
+        """One cycle of LowNodeUtilization, which asks nobody but KubeVirt's webhook."""
+        now = self.cluster.instant
+        self._locate()
+        shares = self.node_shares(now)
+        means = [sum(share[i] for share in shares.values()) / len(shares) for i in (0, 1)]
+        if not any(s[0] < means[0] and s[1] < means[1] for s in shares.values()):
+            return
+        leaving = {host: self._leaving(host) for host in shares}
+        left = EVICTIONS - sum(leaving.values())
+        for host in sorted(shares, key=lambda one: max(shares[one]), reverse=True):
+            above = [shares[host][i] - means[i] for i in (0, 1)]
+            budget = min(EVICTIONS_PER_NODE - leaving[host], left)
+            if max(above) > ABOVE_MEAN and budget > 0:
+                left -= self._relieve(host, above, budget, now)
+
+    def _relieve(self, host: str, above: Sequence[float], budget: int, now: datetime) -> int:
+        """Evict the heaviest until the node is no more than its tenth above the mean."""
+        by_cores = above[0] >= above[1]
+        excess = max(above) - ABOVE_MEAN
+
+        def weight(vm: Vm) -> float:
+            return self.load(vm, now) / NODE_CORES if by_cores else self.memory(vm, now) / NODE_GIB
+
+        here = [self.vms[name] for name, placed in self._placed.items() if placed == host]
+        evicted = 0
+        for vm in sorted(here, key=weight, reverse=True):
+            if evicted == budget or excess <= 0:
+                break
+            pod = self.cluster.launcher(NAMESPACE, vm.name)
+            if pod is None or objects.EVICTION_IN_PROGRESS in objects.notes(pod):
+                continue
+            answer = self.cluster.evict(NAMESPACE, pod["metadata"]["name"], descheduler=True)
+            if "Eviction triggered evacuation" in answer.message:
+                evicted += 1
+                excess -= weight(vm)
+        self.evictions += evicted
+        return evicted
+
+    def _locate(self) -> None:
+        """Read off where each VM is."""
+        for name in self.vms:
+            vmi = self.cluster.vmi(NAMESPACE, name)
+            where = "" if vmi is None else vmi["status"].get("nodeName", "")
+            if where:
+                self._placed[name] = where
+
+    def _leaving(self, host: str) -> int:
+        """How many VMs are being evacuated from a node."""
+        return sum(objects.evacuated_node(vmi) == host for vmi in self._tape.vmis())
+
+    # People
+
+    def _populate(self) -> None:
+        for name in ("kubevirt", "default", NAMESPACE):
+            self.cluster.store.create(NAMESPACES, objects.build_namespace(name))
+        for name in self.cluster.nodes:
+            self.cluster.store.create(NODES, objects.build_node(name))
+        self.cluster.store.create(KUBEVIRTS, objects.build_kubevirt())
+        for vm in self.vms.values():
+            self._create(vm)
+
+    def _create(self, vm: Vm) -> None:
+        strategy = "External" if vm.trouble is Trouble.EXTERNAL else "LiveMigrate"
+        self.cluster.create_vmi(
+            objects.build_vmi(NAMESPACE, vm.name, strategy=strategy, annotations={})
+        )
+
+    def _plan(self) -> None:
+        """All that is to happen, from the start on."""
+        self._every(CYCLE, self._deschedule)
+        for day in range(math.ceil(self.days)):
+            midnight = timedelta(days=day)
+            weekday = (BEGAN + midnight).weekday()
+            # Of its own, so that a shorter week is the beginning of a longer one.
+            chance = random.Random(f"day {day} of week {self._seed}")
+            lasts, nodes = (
+                (HOT_LASTS_ON_TUESDAY, HOT_NODES_ON_TUESDAY)
+                if weekday == 1
+                else (HOT_LASTS, HOT_NODES)
+            )
+            for hour in range(*HOT_HOURS, lasts) if weekday < 5 else ():
+                heat = self._heater(nodes, timedelta(hours=lasts))
+                self._at(midnight + timedelta(hours=hour), heat)
+            for _ in range(SPIKES_PER_DAY):
+                at = timedelta(hours=chance.uniform(*SPIKE_HOURS))
+                self._at(midnight + at, self._heater(1, SPIKE_LASTS))
+            for by_hand in HAND_HOURS if weekday < 5 else ():
+                self._at(midnight + timedelta(hours=by_hand), self._relieve_by_hand)
+            for cured in CURE_HOURS:
+                self._at(midnight + timedelta(hours=cured), self._cure)
+        self._at(timedelta(days=2, hours=20), lambda: self._drain_node_of(Trouble.UNSCHEDULABLE))
+        self._at(timedelta(days=3, hours=3), self._renew)
+        self._at(timedelta(days=5, hours=7), lambda: self._drain_node_of(Trouble.FAILING))
+
+    def _at(self, offset: timedelta, action: Callable[[], None]) -> None:
+        if offset < timedelta(days=self.days):
+            seconds = (BEGAN + offset - self.cluster.instant).total_seconds()
+            self.cluster.after(seconds, action)
+
+    def _every(self, interval: timedelta, action: Callable[[], None]) -> None:
+        def again() -> None:
+            action()
+            self.cluster.after(interval.total_seconds(), again)
+
+        self.cluster.after(interval.total_seconds(), again)
+
+    def _heater(self, nodes: int, lasts: timedelta) -> Callable[[], None]:
+        """So many nodes have some VMs each that become hot together, for so long."""
+
+        def heat() -> None:
+            self._locate()
+            for host in self._chance.sample(self.cluster.nodes, nodes):
+                here = sorted(name for name, placed in self._placed.items() if placed == host)
+                for name in self._chance.sample(here, min(HOT_VMS, len(here))):
+                    self._hot[name] = self.cluster.instant + lasts
+
+        return heat
+
+    def _relieve_by_hand(self) -> None:
+        """Somebody moves the heaviest VMs off the busiest node, as `virtctl migrate` does.
+
+        KubeVirt lets two leave at once: the others wait, and the descheduler may want them too.
+        """
+        self._locate()
+        now = self.cluster.instant
+        shares = self.node_shares(now)
+        host = max(shares, key=lambda one: shares[one][0])
+        here = [self.vms[name] for name, placed in self._placed.items() if placed == host]
+        heaviest = sorted(here, key=lambda vm: self.load(vm, now), reverse=True)
+        for vm in heaviest[:HAND_VMS]:
+            vmi = self.cluster.vmi(NAMESPACE, vm.name)
+            if vmi is None or objects.evacuated_node(vmi) or objects.is_migrating(vmi):
+                continue
+            migration = controller.admit_migration(objects.build_migration(vmi))
+            self.cluster.store.create(MIGRATIONS, migration)
+
+    def _cure(self) -> None:
+        """Somebody cancels what has got nowhere for long."""
+        for vmi in self._tape.vmis():
+            requested = objects.condition(vmi, "EvictionRequested")
+            if requested is None:
+                continue
+            since = objects.parse(requested["lastTransitionTime"])
+            if self.cluster.instant - since > CURED_AFTER:
+                self._cancel(vmi["metadata"]["name"])
+
+    def _cancel(self, name: str) -> None:
+        self.cluster.change_vmi(NAMESPACE, name, controller.cancel_evacuation)
+
+    def _drain_node_of(self, trouble: Trouble) -> None:
+        """Somebody drains the node of that VM, gives up after two hours, and opens it again."""
+        self._locate()
+        host = next(self._placed[vm.name] for vm in self.vms.values() if vm.trouble is trouble)
+        until = self.cluster.instant + DRAIN_LASTS
+        self._cordoned.add(host)
+
+        def drain() -> None:
+            self._locate()
+            here = [name for name, placed in self._placed.items() if placed == host]
+            if self.cluster.instant >= until:
+                self._cordoned.discard(host)
+                for name in here:
+                    self._cancel(name)
+                return
+            for name in here:
+                self.cluster.evict_vmi(NAMESPACE, name)
+            self.cluster.after(DRAIN_EVERY.total_seconds(), drain)
+
+        drain()
+
+    def _renew(self) -> None:
+        """Some small VMs are made anew under their names."""
+        for vm in self.vms.values():
+            if vm.name.startswith("util"):
+                self.cluster.delete_vmi(NAMESPACE, vm.name)
+                self._create_when_gone(vm)
+
+    def _create_when_gone(self, vm: Vm) -> None:
+        def look() -> None:
+            if self.cluster.vmi(NAMESPACE, vm.name) is None:
+                self._create(vm)
+            else:
+                self._create_when_gone(vm)
+
+        self.cluster.after(1.0, look)
+
+
+def _hour(now: datetime) -> float:
+    return now.hour + now.minute / 60
+
+
+def _runs_batch(vm: Vm, now: datetime) -> bool:
+    return vm.is_batch and not BATCH_HOURS[1] <= _hour(now) < BATCH_HOURS[0]
+
+
+# The recording
+
+_METADATA = dict.fromkeys(("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp"))
+_STATE = dict.fromkeys(
+    ("migrationUid", "startTimestamp", "endTimestamp", "completed", "failed", "mode")
+)
+_CONDITIONS = dict.fromkeys(("type", "status", "lastTransitionTime"))
+_KEPT: Mapping[Resource, Mapping[str, Any]] = {
+    VMIS: {
+        "metadata": _METADATA | {"annotations": {objects.EVICTION_SOURCE: None}},
+        "spec": {"evictionStrategy": None},
+        "status": {
+            "nodeName": None,
+            "evacuationNodeName": None,
+            "migrationState": _STATE,
+            "conditions": _CONDITIONS,
+        },
+    },
+    MIGRATIONS: {
+        "metadata": _METADATA
+        | {"annotations": {objects.EVACUATION: None, objects.WORKLOAD_UPDATE: None}},
+        "spec": {"vmiName": None, "priority": None},
+        "status": {
+            "phase": None,
+            "phaseTransitionTimestamps": {"phase": None, "phaseTransitionTimestamp": None},
+            "migrationState": _STATE,
+            "conditions": _CONDITIONS,
+        },
+    },
+    PODS: {
+        "metadata": _METADATA
+        | {
+            "labels": {objects.CREATED_BY: None, objects.MIGRATION_JOB: None},
+            "annotations": {objects.EVICTION_IN_PROGRESS: None},
+        },
+        "spec": {"nodeName": None},
+        "status": {"phase": None, "conditions": {"type": None, "status": None}},
+    },
+    KUBEVIRTS: {"metadata": _METADATA, "spec": {"configuration": {"migrations": None}}},
+}
+"""What of each object is recorded: field by field, None for all that stands there."""
+
+
+class _Tape:
+    """What the store's changes are as lines; a change of what is not recorded is no line."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._last: dict[tuple[Resource, str], bytes] = {}
+        self._vmis: dict[str, Object] = {}
+        self._lines: list[bytes] = []
+        self._read = dict.fromkeys(_KEPT, 0)
+
+    def vmis(self) -> list[Object]:
+        """Every VMI as it was last told."""
+        self._note()
+        return list(self._vmis.values())
+
+    def begin(self) -> Iterator[bytes]:
+        """The header, and all that is there."""
+        yield _encode({"format": "kubevirt-eviction-exporter/recording", "version": 1})
+        self._cluster.store.listeners.add(self._note)
+        self._note()
+        self._lines.clear()
+        self._last.clear()
+        for resource in _KEPT:
+            for entry in self._cluster.store.shelves[resource].all():
+                self._put("ADDED", resource, entry.key, entry.body)
+            self._lines.append(self._line("SYNCED", resource, None))
+        yield from self.take()
+
+    def take(self) -> Iterator[bytes]:
+        """What has come since the last time."""
+        lines, self._lines = self._lines, []
+        yield from lines
+
+    def end(self) -> bytes:
+        """The last line."""
+        return _encode({"at": _stamp(self._cluster.instant), "type": "ENDED"})
+
+    def _note(self) -> None:
+        """Something has changed in the store, just now."""
+        for resource in _KEPT:
+            changes = self._cluster.store.shelves[resource].since(self._read[resource])
+            for change in changes or ():
+                self._read[resource] = change.revision
+                self._put(change.kind, resource, change.key, change.body)
+
+    def _put(self, kind: str, resource: Resource, key: str, body: bytes) -> None:
+        made = decode_body(body)
+        kept = _cut(made, _KEPT[resource])
+        if kind == "DELETED":
+            self._last.pop((resource, key), None)
+            self._vmis.pop(key, None) if resource is VMIS else None
+            kept = {
+                "metadata": _cut(made["metadata"], {"namespace": None, "name": None, "uid": None})
+            }
+        else:
+            if resource is VMIS:
+                self._vmis[key] = made
+            told = msgspec.json.encode(kept)
+            if self._last.get((resource, key)) == told:
+                return
+            self._last[resource, key] = told
+        self._lines.append(self._line(kind, resource, kept))
+
+    def _line(self, kind: str, resource: Resource, made: object) -> bytes:
+        head = {"at": _stamp(self._cluster.instant), "type": kind, "resource": resource.plural}
+        return _encode(head if made is None else head | {"object": made})
+
+
+def _cut(made: Any, kept: Mapping[str, Any] | None) -> Any:
+    """What of decoded JSON is kept; each item of a list alike."""
+    if kept is None or made is None:
+        return made
+    if isinstance(made, list):
+        return [_cut(one, kept) for one in made]
+    return {field: _cut(made[field], below) for field, below in kept.items() if field in made}
+
+
+def _encode(line: object) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _stamp(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
