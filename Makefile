@@ -14,7 +14,7 @@ DIST ?= dist
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test check soak bench tools dashboards rules manifests pins sbom clean needs-python needs-go
+.PHONY: run alerts test check soak bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -68,9 +68,17 @@ tools: needs-go
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
+# The README's pictures of the status page, from the demo, with the Chromium that is installed.
+screenshots: $(DEVELOPMENT)
+	$(BIN)/python -m tests.screenshots
+
 # prometheusrule.yaml and the runbook URLs, from alerts/rules.yaml; a test holds them up to date.
 rules: $(DEVELOPMENT)
 	$(BIN)/python -m tests.alerts.files
+
+# exporter/API.md, from the OpenAPI document and the API's own answers; a test holds it up to date.
+reference: $(DEVELOPMENT)
+	$(BIN)/python -m tests.reference
 
 # The parts of deploy/ that are derived: images, copies of the policy; a test holds them up to date.
 manifests: $(DEVELOPMENT) tools

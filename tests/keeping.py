@@ -1,4 +1,4 @@
-"""What tests of the checkpoint share: who may keep one, and migrations that only memory knows."""
+"""What tests of the checkpoint share: who may keep one, and when it holds what it should."""
 
 import time
 from collections.abc import Iterable
@@ -6,15 +6,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import EXPORTER_READS, VMIMS, VMIS, Client, RealCluster, User, vmim
-from tests.cluster.access import binding
-from tests.cluster.resources import CLUSTER_ROLES, CONFIG_MAPS, LEASES, ROLE_BINDINGS
+from tests.cluster import EXPORTER_READS, VMIMS, VMIS, Client, RealCluster, User, poll, vmim
+from tests.cluster.access import allow
+from tests.cluster.resources import CONFIG_MAPS, LEASES
+from tests.program import Program
 from tests.scripts import rfc3339
 
 
 NAME = "history"
 BRISK = {"checkpointInterval": "500ms", "leaseDuration": "2s"}
 """`kube` settings for tests: what takes a quarter of a minute takes a second or two."""
+
+UNWRITTEN = "kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds"
+WRITER = "kubevirt_eviction_exporter_checkpoint_writer"
+VMIS_KEPT = "kubevirt_eviction_exporter_checkpoint_vmis"
+FAULTS = "kubevirt_eviction_exporter_checkpoint_faults_total"
 
 _numbers = count(1)
 
@@ -26,25 +32,46 @@ async def a_keeper(cluster: RealCluster, namespace: str) -> Path:
     shards = [f"{NAME}-{shard:02d}" for shard in range(64)]
     maps = {"apiGroups": [""], "resources": [CONFIG_MAPS.plural]}
     leases = {"apiGroups": [LEASES.group], "resources": [LEASES.plural]}
-    role = {
-        "apiVersion": CLUSTER_ROLES.api_version,
-        "kind": CLUSTER_ROLES.kind,
-        "metadata": {"name": f"{name}-checkpoint"},
-        "rules": [
-            {**maps, "verbs": ["list", "watch"]},
-            {**maps, "verbs": ["get", "create", "patch"], "resourceNames": shards},
-            {**leases, "verbs": ["get", "create", "update"], "resourceNames": [NAME]},
-        ],
-    }
-    await cluster.admin.create(CLUSTER_ROLES, role)
-    bound = binding(f"{name}-checkpoint", user.name, namespace)
-    await cluster.admin.create(ROLE_BINDINGS, bound)
+    await allow(
+        cluster.admin,
+        user,
+        f"{name}-checkpoint",
+        {**maps, "verbs": ["list", "watch"]},
+        {**maps, "verbs": ["get", "create", "patch"], "resourceNames": shards},
+        {**leases, "verbs": ["get", "create", "update"], "resourceNames": [NAME]},
+        namespace=namespace,
+    )
     return cluster.kubeconfig(user)
 
 
 def keeping(namespace: str, **kube: str) -> dict[str, Any]:
     """The settings of a replica that keeps `NAME` in that namespace, brisk unless told."""
     return {"checkpoint": f"configmap:{namespace}/{NAME}", "kube": {**BRISK, **kube}}
+
+
+async def count_in_window(exporter: Program, namespace: str, name: str) -> int:
+    """How many migrations of a VMI count; -1 while nothing is known of it."""
+    verdict = await exporter.verdict(namespace, name, dryRun=True)
+    return int(verdict["migrationsInWindow"]) if verdict["known"] else -1
+
+
+async def until_counted(exporter: Program, namespace: str, name: str, migrations: int) -> None:
+    """Wait until that many migrations of a VMI count."""
+
+    async def is_so() -> bool:
+        return await count_in_window(exporter, namespace, name) == migrations
+
+    await poll(is_so, within=30, what=f"{migrations} migrations of {name}")
+
+
+async def until_written(exporter: Program, *, within: float = 30) -> None:
+    """Wait until nothing waits to be written."""
+
+    async def is_written() -> bool:
+        kept = await exporter.sample(VMIS_KEPT)
+        return kept > 0 and await exporter.sample(UNWRITTEN) == 0
+
+    await poll(is_written, within=within, what="a checkpoint")
 
 
 async def migrate(

@@ -109,6 +109,12 @@ class Program:
 
         return await poll(attempt, within=30, what=f"{namespace}/{name} {reason}")
 
+    def resident(self) -> int:
+        """The memory that it holds now, in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
+
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit code."""
         if self.process.returncode is None:

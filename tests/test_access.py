@@ -19,8 +19,7 @@ from exporter.access import (
 )
 from exporter.kube import ApiServer, Login, Unreachable
 from tests.cluster import RealCluster, User
-from tests.cluster.access import binding
-from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES
+from tests.cluster.access import allow
 from tests.gate import Gate
 from tests.stages import RealStage
 
@@ -44,14 +43,8 @@ async def a_caller(cluster: RealCluster, *rules: tuple[str, str]) -> User:
     """A service account that may do these, as (verb, non-resource URL)."""
     name = f"caller-{next(_numbers)}"
     user = await cluster.user(name, [])
-    role = {
-        "apiVersion": CLUSTER_ROLES.api_version,
-        "kind": CLUSTER_ROLES.kind,
-        "metadata": {"name": f"{name}-asks"},
-        "rules": [{"nonResourceURLs": [url], "verbs": [verb]} for verb, url in rules],
-    }
-    await cluster.admin.create(CLUSTER_ROLES, role)
-    await cluster.admin.create(CLUSTER_ROLE_BINDINGS, binding(f"{name}-asks", user.name))
+    asks = ({"nonResourceURLs": [url], "verbs": [verb]} for verb, url in rules)
+    await allow(cluster.admin, user, f"{name}-asks", *asks)
     return user
 
 

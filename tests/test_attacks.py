@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import ssl
 import subprocess
 import time
@@ -17,9 +16,9 @@ import aiohttp
 import pytest
 
 from tests.cluster import EXPORTER_READS, VMIS, User, find_binary, poll, vmi
-from tests.cluster.access import binding
+from tests.cluster.access import allow
 from tests.cluster.cluster import write_certificates
-from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, SERVICE_ACCOUNTS
+from tests.cluster.resources import SERVICE_ACCOUNTS
 from tests.program import Program, program
 from tests.scripts import rfc3339
 from tests.stages import RealStage
@@ -28,6 +27,7 @@ from tests.stages import RealStage
 CONNECTIONS = 500
 BODY = 100 * 2**20
 HEAD = 10 * 2**20
+MIB = 2**20
 _numbers = count(1)
 
 
@@ -86,11 +86,6 @@ class Target:
 
         await poll(is_ready, within=30, what="readiness")
 
-    def memory(self) -> int:
-        """The process's resident memory, in MiB."""
-        pages = Path(f"/proc/{self.program.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE") // 2**20
-
     def note(self, attempt: str, answer: str, bound: str) -> None:
         """A row of the table."""
         self.rows.append(f"attack: {attempt} | {answer} | {bound}")
@@ -100,16 +95,19 @@ async def a_caller(real: RealStage, url: str) -> User:
     """A service account that may get and post a non-resource URL."""
     name = f"attacker-{next(_numbers)}"
     user = await real.cluster.user(name, [])
-    await allow(real, user, {"nonResourceURLs": [url], "verbs": ["get", "post"]})
+    rule = {"nonResourceURLs": [url], "verbs": ["get", "post"]}
+    await allow(real.admin, user, f"{name}-asks", rule)
     return user
 
 
 async def a_reviewer(real: RealStage) -> User:
     """What the exporter runs as: it reads the cluster, and asks who its callers are."""
-    user = await real.cluster.user(f"reviewer-{next(_numbers)}", EXPORTER_READS)
+    name = f"reviewer-{next(_numbers)}"
+    user = await real.cluster.user(name, EXPORTER_READS)
     await allow(
-        real,
+        real.admin,
         user,
+        f"{name}-reviews",
         {
             "apiGroups": ["authentication.k8s.io"],
             "resources": ["tokenreviews"],
@@ -122,19 +120,6 @@ async def a_reviewer(real: RealStage) -> User:
         },
     )
     return user
-
-
-async def allow(real: RealStage, user: User, *rules: dict[str, Any]) -> None:
-    """A role of its own for a user."""
-    name = f"attacks-{next(_numbers)}"
-    role = {
-        "apiVersion": CLUSTER_ROLES.api_version,
-        "kind": CLUSTER_ROLES.kind,
-        "metadata": {"name": name},
-        "rules": list(rules),
-    }
-    await real.admin.create(CLUSTER_ROLES, role)
-    await real.admin.create(CLUSTER_ROLE_BINDINGS, binding(name, user.name))
 
 
 def expired(real: RealStage, user: User) -> str:
@@ -192,18 +177,18 @@ async def test_every_attempt(
     target: Target, real: RealStage, prove: Callable[[str], None], idle: int
 ) -> None:
     """Each has its answer, nothing of it stays, and a caller who may is served after all."""
-    before = target.memory()
+    before = target.program.resident() // MIB
     await ask_without_leave(target, real)
     await send_too_much(target)
     await send_too_slowly(target)
     await play_tricks_with_paths(target)
     await invent_nodes(target)
     await hold_connections(target, idle)
-    held_once = target.memory()
+    held_once = target.program.resident() // MIB
     await hold_connections(target, idle)
     status, answer = await verdict(target, target.caller.token or "")
     assert (status, answer["verdicts"][0]["reason"]) == (200, "cooldown")
-    after = target.memory()
+    after = target.program.resident() // MIB
     assert after < held_once + 50, "what was tried has left something behind"
     for row in target.rows[:-1]:
         prove(row)
@@ -320,7 +305,7 @@ async def invent_nodes(target: Target) -> None:
 async def hold_connections(target: Target, idle: int) -> None:
     """Far more idle connections than are taken: the others are closed, the process stays up."""
     host, _, port = target.program.query.removeprefix("https://").rpartition(":")
-    before = target.memory()
+    before = target.program.resident() // MIB
     opened: list[asyncio.StreamWriter] = []
     try:
         for _ in range(idle // 100):
@@ -329,7 +314,7 @@ async def hold_connections(target: Target, idle: int) -> None:
                 return_exceptions=True,
             )
             opened += [one[1] for one in made if not isinstance(one, BaseException)]
-        held = target.memory()
+        held = target.program.resident() // MIB
         refused = await refused_connections(target)
         assert refused >= idle - CONNECTIONS - 100
     finally:

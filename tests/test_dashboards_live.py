@@ -7,7 +7,6 @@ with honorLabels and without, as two jobs.
 """
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,6 +27,7 @@ from exporter.demo.store import PODS
 from tests.cluster import find_binary, poll
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
+from tests.cluster.users import open_kubeconfig
 from tests.panels import Query, panels, variables
 from tests.program import Program, program
 
@@ -93,7 +93,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
         "kube": {**shortened["kube"], "refusedRetry": "20s"},
     }
     async with demo, aiohttp.ClientSession() as session:
-        kubeconfig = _write_kubeconfig(directory, demo.url)
+        kubeconfig = open_kubeconfig(directory / "kubeconfig", demo.url)
         async with program(directory, "--kubeconfig", str(kubeconfig), config=config) as exporter:
             await exporter.ready()
             async with _prometheus(directory, session, exporter.metrics) as url:
@@ -286,18 +286,3 @@ async def _prometheus(
         yield f"http://{address}"
     finally:
         server.kill()
-
-
-def _write_kubeconfig(directory: Path, url: str) -> Path:
-    """A kubeconfig for a server that asks for no proof."""
-    path = directory / "kubeconfig"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "demo", "cluster": {"server": url}}],
-        "users": [{"name": "nobody", "user": {}}],
-        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "nobody"}}],
-        "current-context": "demo",
-    }
-    path.write_text(json.dumps(document))
-    return path

@@ -1,7 +1,6 @@
 """All that may be asked and much that may not: the API by its own document, the parser by bytes."""
 
 import asyncio
-import os
 import random
 import sys
 import time
@@ -11,10 +10,10 @@ from typing import Any, TypeAlias
 
 import aiohttp
 import pytest
-import yaml
 
 from exporter.kube import split_lines
 from tests.cluster import VMIS, poll, vmi
+from tests.cluster.users import open_kubeconfig
 from tests.program import Program, program
 from tests.stages import SimulatedStage
 from tests.test_kubevirt import WHOLE, attempt, raw
@@ -176,8 +175,8 @@ async def test_a_cluster_that_means_harm(simulated: SimulatedStage, tmp_path: Pa
     namespace = await simulated.make_namespace()
     for name in ("good-1", "good-2"):
         await simulated.admin.create(VMIS, vmi(name, namespace))
-    login = kubeconfig(tmp_path, simulated)
-    async with program(tmp_path, "--kubeconfig", login) as exporter:
+    login = open_kubeconfig(tmp_path / "kubeconfig", simulated.url)
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
         await exporter.ready()
         for name, value in hostile().items():
             line = b'{"type":"ADDED","object":%s}\n' % raw(value)
@@ -199,24 +198,6 @@ def is_a_sample(line: str) -> bool:
     return line.startswith(("# HELP ", "# TYPE ", "descheduler_kubevirt_", "kubevirt_", "process_"))
 
 
-def kubeconfig(directory: Path, stage: SimulatedStage) -> str:
-    """A kubeconfig of a server that asks for no proof."""
-    path = directory / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": stage.url}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
-        )
-    )
-    return str(path)
-
-
 @pytest.mark.parametrize(
     ("clients", "seconds"),
     [
@@ -232,11 +213,10 @@ async def test_many_clients_while_the_watch_breaks(
     for number in range(200):
         await simulated.admin.create(VMIS, vmi(f"vm-{number}", namespace))
     config = {"limits": {"connections": 1000}}
-    async with program(
-        tmp_path, "--kubeconfig", kubeconfig(tmp_path, simulated), config=config
-    ) as exporter:
+    login = open_kubeconfig(tmp_path / "kubeconfig", simulated.url)
+    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
         await exporter.ready()
-        before = memory(exporter)
+        before = exporter.resident() // 2**20
         end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
             asking = [
@@ -245,7 +225,7 @@ async def test_many_clients_while_the_watch_breaks(
             ]
             faults = tasks.create_task(break_streams(simulated, end))
         answered = sum(task.result() for task in asking)
-        after = memory(exporter)
+        after = exporter.resident() // 2**20
         restarts = await exporter.sample(
             "kubevirt_eviction_exporter_watch_restarts_total",
             resource=VMIS.plural,
@@ -297,9 +277,3 @@ async def break_streams(stage: SimulatedStage, end: float) -> int:
 async def has_all(exporter: Program, vmis: int) -> bool:
     """Whether that many VMIs are known."""
     return await exporter.sample("kubevirt_eviction_exporter_objects", resource=VMIS.plural) == vmis
-
-
-def memory(exporter: Program) -> int:
-    """Resident memory in MiB."""
-    pages = Path(f"/proc/{exporter.process.pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE") // 2**20

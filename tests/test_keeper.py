@@ -16,37 +16,11 @@ from exporter.model import Resource
 from exporter.settings import ConfigMaps
 from exporter.store import Store
 from tests.builders import KEEP, NOW, UID, a_state, a_vmi
-from tests.cluster import VMIS, poll, vmi
+from tests.cluster import VMIS, vmi
 from tests.cluster.resources import CONFIG_MAPS
-from tests.keeping import NAME, a_keeper, keeping, migrate
-from tests.program import Program, program
+from tests.keeping import NAME, WRITER, a_keeper, keeping, migrate, until_counted, until_written
+from tests.program import program
 from tests.stages import RealStage
-
-
-UNWRITTEN = "kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds"
-WRITER = "kubevirt_eviction_exporter_checkpoint_writer"
-VMIS_KEPT = "kubevirt_eviction_exporter_checkpoint_vmis"
-FAULTS = "kubevirt_eviction_exporter_checkpoint_faults_total"
-
-
-async def until_counted(exporter: Program, namespace: str, name: str, migrations: int) -> None:
-    """Wait until that many migrations of a VMI count."""
-
-    async def is_so() -> bool:
-        verdict = await exporter.verdict(namespace, name, dryRun=True)
-        return bool(verdict["migrationsInWindow"] == migrations)
-
-    await poll(is_so, within=30, what=f"{migrations} migrations of {name}")
-
-
-async def until_written(exporter: Program) -> None:
-    """Wait until nothing waits to be written."""
-
-    async def is_written() -> bool:
-        kept = await exporter.sample(VMIS_KEPT)
-        return kept > 0 and await exporter.sample(UNWRITTEN) == 0
-
-    await poll(is_written, within=30, what="a checkpoint")
 
 
 async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from exporter.model import Reason
 from exporter.settings import InvalidSettings, Settings, read_settings
 from exporter.wire import ROUTES
 from tests.alerts.files import all_alerts, load_groups
+from tests.test_commands import PARSERS
 
 
 README = Path(__file__).parents[1] / "README.md"
@@ -231,6 +232,30 @@ def test_the_exit_codes_are_the_program_s() -> None:
     codes = [[f"`{code.value}`", meaning] for code, meaning in EXIT_MEANINGS.items()]
 
     assert table("Exit codes") == codes
+
+
+def test_the_command_line_is_the_program_s() -> None:
+    """Each command has its line, in order, with every option that it takes and no other."""
+    usage = re.search(r"^```text\n(.*?)^```", chapter("Command line"), re.DOTALL | re.MULTILINE)
+    assert usage is not None
+    told: dict[str, set[str]] = {}
+    for line in usage[1].splitlines():
+        found = re.fullmatch(r"python -m exporter ?(\w*)(.*)", line)
+        assert found is not None, line
+        command, rest = found.groups()
+        places = re.findall(r"[A-Z/]+", re.sub(r"\[--[^]]*\]|--[a-z-]+ \S+", "", rest))
+        told[command] = {*re.findall(r"--[a-z-]+", rest), *places}
+    taken = {
+        command: {
+            action.option_strings[-1] if action.option_strings else str(action.metavar)
+            for action in parser._actions  # noqa: SLF001 (argparse lists them nowhere else)
+        }
+        - {"--help", "--version", "COMMAND"}
+        for command, parser in PARSERS.items()
+    }
+
+    assert told == taken
+    assert list(told) == list(taken)
 
 
 def test_the_endpoints_are_the_program_s() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
 
 from exporter.evacuation import State
@@ -23,7 +22,7 @@ from exporter.wire import ROUTES
 from tests.alerts.files import all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.cluster.rig import Rig
-from tests.cluster.users import User, kubeconfig
+from tests.cluster.users import open_kubeconfig
 from tests.program import ROOT, Program, program
 from tests.serving import serving
 from tests.stages import RealStage
@@ -333,12 +332,7 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", note)
     async with serving(app) as url:
-        config = tmp_path / "kubeconfig"
-        cluster = {"server": url}
-        kubeconfig(config, url, User("nobody", real.cluster.exporter.authority))
-        document = yaml.safe_load(config.read_text())
-        document["clusters"][0]["cluster"] = cluster
-        config.write_text(yaml.safe_dump(document))
+        config = open_kubeconfig(tmp_path / "kubeconfig", url)
         operator = Operator(
             config, NAMESPACE=namespace, EXPORTER=exporter.query, EXPORTER_NAMESPACE="none"
         )

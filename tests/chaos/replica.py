@@ -11,13 +11,10 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from tests.cluster import poll
+from tests.keeping import FAULTS, WRITER
 from tests.program import Program, program
 
 
-UNWRITTEN = "kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds"
-WRITER = "kubevirt_eviction_exporter_checkpoint_writer"
-VMIS_KEPT = "kubevirt_eviction_exporter_checkpoint_vmis"
-FAULTS = "kubevirt_eviction_exporter_checkpoint_faults_total"
 CHECKPOINTS = ("filter", "preEviction", None)
 HEARD_APART = 5.0
 """Seconds within which both replicas hear of what happens, on a machine that is busy with tests."""
@@ -195,31 +192,6 @@ async def until_alike(
         return (await poll(alike, within=within, what="the same answers"))[0]
     except TimeoutError:
         raise AssertionError("\n".join(["the answers differ:", *last])) from None
-
-
-async def count_in_window(exporter: Program, namespace: str, name: str) -> int:
-    """How many migrations of a VMI count; -1 while nothing is known of it."""
-    verdict = await exporter.verdict(namespace, name, dryRun=True)
-    return int(verdict["migrationsInWindow"]) if verdict["known"] else -1
-
-
-async def until_counted(exporter: Program, namespace: str, name: str, migrations: int) -> None:
-    """Wait until that many migrations of a VMI count."""
-
-    async def is_so() -> bool:
-        return await count_in_window(exporter, namespace, name) == migrations
-
-    await poll(is_so, within=30, what=f"{migrations} migrations of {name}")
-
-
-async def until_written(exporter: Program, *, within: float = 30) -> None:
-    """Wait until nothing waits to be written."""
-
-    async def is_written() -> bool:
-        kept = await exporter.sample(VMIS_KEPT)
-        return kept > 0 and await exporter.sample(UNWRITTEN) == 0
-
-    await poll(is_written, within=within, what="a checkpoint")
 
 
 async def until_event(

@@ -6,18 +6,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
-import yaml
 
 from exporter.demo.store import MIGRATIONS
 from exporter.demo.store import VMIS as SIMULATED_VMIS
 from tests.chaos.kept import counted_in
-from tests.chaos.replica import UNWRITTEN, VMIS_KEPT, until_counted, until_written
 from tests.cluster import VMIS, poll, vmi, vmim
 from tests.cluster.objects import Object
-from tests.keeping import BRISK
+from tests.cluster.users import open_kubeconfig
+from tests.keeping import BRISK, UNWRITTEN, VMIS_KEPT, until_counted, until_written
 from tests.program import Program, program
 from tests.scripts import rfc3339
 from tests.stages import SimulatedStage
@@ -66,18 +65,7 @@ async def delete(stage: SimulatedStage, namespace: str, names: Iterable[str]) ->
 @asynccontextmanager
 async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterator[Program]:
     """The exporter on the simulated server, with a checkpoint in `history`."""
-    login = directory / "simulated.kubeconfig"
-    cluster = {"name": "c", "cluster": {"server": stage.url}}
-    context = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    document: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [cluster],
-        "contexts": [context],
-        "users": [{"name": "c", "user": {}}],
-        "current-context": "c",
-    }
-    login.write_text(yaml.safe_dump(document))
+    login = open_kubeconfig(directory / "simulated.kubeconfig", stage.url)
     config = {"checkpoint": f"file:{directory / 'history'}", "kube": BRISK}
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
         await exporter.ready()
@@ -92,13 +80,6 @@ async def until_keeps(exporter: Program, vmis: int) -> None:
         return await exporter.sample(VMIS_KEPT) == vmis and await exporter.sample(UNWRITTEN) == 0
 
     await poll(is_so, within=90, what=f"{vmis} VMIs in the checkpoint")
-
-
-def resident(exporter: Program) -> int:
-    """The process's resident memory in bytes."""
-    status = Path(f"/proc/{exporter.process.pid}/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(line.split()[1]) * 1024
 
 
 async def test_twenty_thousand_deleted_at_once(
@@ -158,14 +139,14 @@ async def test_memory_is_flat_over_a_churn(
     namespace = await simulated.make_namespace()
     after: list[int] = []
     async with keeping_a_file(simulated, tmp_path) as exporter:
-        before = resident(exporter)
+        before = exporter.resident()
         for turn in range(rounds):
             names = [f"vm{turn}-{number}" for number in range(vmis)]
             await create(simulated, namespace, names)
             await until_keeps(exporter, vmis)
             await delete(simulated, namespace, names)
             await until_keeps(exporter, 0)
-            after.append(resident(exporter))
+            after.append(exporter.resident())
         assert not counted_in(tmp_path / "history")
     told = ", ".join(f"{size / MIB:.0f}" for size in after[:: max(1, rounds // 8)])
     prove(

@@ -15,16 +15,22 @@ from exporter.kubevirt import CHECKPOINT_LABEL
 from tests.chaos import SEED
 from tests.chaos.kept import another_version, counted, counted_in, remembered, shard_bytes, shards
 from tests.chaos.replica import (
-    FAULTS,
-    UNWRITTEN,
-    count_in_window,
-    until_counted,
     until_fault,
-    until_written,
 )
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
-from tests.keeping import BRISK, NAME, a_keeper, keeping, migrate
+from tests.keeping import (
+    BRISK,
+    FAULTS,
+    NAME,
+    UNWRITTEN,
+    a_keeper,
+    count_in_window,
+    keeping,
+    migrate,
+    until_counted,
+    until_written,
+)
 from tests.program import Program, program
 from tests.stages import RealStage
 

@@ -15,16 +15,14 @@ import pytest
 from tests.chaos import SEED
 from tests.chaos.kept import counted_in, remembered, shards
 from tests.chaos.replica import (
-    UNWRITTEN,
     Replica,
     ask,
     differences,
     replicas,
-    until_counted,
 )
 from tests.chaos.stream import Stream
 from tests.cluster import VMIMS, VMIS, poll, vmi, vmim
-from tests.keeping import BRISK, a_keeper, keeping, migrate
+from tests.keeping import BRISK, UNWRITTEN, a_keeper, keeping, migrate, until_counted
 from tests.program import Program, program
 from tests.stages import RealStage
 

@@ -17,21 +17,26 @@ from tests.chaos import SEED
 from tests.chaos.kept import counted, counted_in, shard_bytes
 from tests.chaos.load import load
 from tests.chaos.replica import (
-    FAULTS,
-    WRITER,
     Replica,
     instant,
     replicas,
     until_alike,
-    until_counted,
     until_event,
-    until_written,
     writer_of,
 )
 from tests.chaos.stream import Stream
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
-from tests.keeping import BRISK, a_keeper, keeping, migrate
+from tests.keeping import (
+    BRISK,
+    FAULTS,
+    WRITER,
+    a_keeper,
+    keeping,
+    migrate,
+    until_counted,
+    until_written,
+)
 from tests.program import ANYWHERE, Program
 from tests.stages import RealStage
 

@@ -15,22 +15,27 @@ from exporter.keeper import DATA_KEY
 from tests.chaos.kept import counted, remembered, shard_bytes, shards
 from tests.chaos.proxy import Proxy
 from tests.chaos.replica import (
-    FAULTS,
-    UNWRITTEN,
-    WRITER,
     Replica,
     replicas,
     until_alike,
-    until_counted,
     until_event,
     until_fault,
-    until_written,
     writer_of,
 )
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, LEASES
 from tests.gate import Gate
-from tests.keeping import NAME, a_keeper, keeping, migrate
+from tests.keeping import (
+    FAULTS,
+    NAME,
+    UNWRITTEN,
+    WRITER,
+    a_keeper,
+    keeping,
+    migrate,
+    until_counted,
+    until_written,
+)
 from tests.program import Program, program
 from tests.stages import RealStage
 

@@ -31,14 +31,9 @@ def find_crds() -> Path:
     return _find_printed("crds")
 
 
-def find_monitoring_crds() -> Path:
-    """Find the file of the Prometheus operator's CRDs."""
-    return _find_printed("monitoring-crds")
-
-
-def find_cert_manager_crds() -> Path:
-    """Find the file of cert-manager's CRDs."""
-    return _find_printed("cert-manager-crds")
+def find_added_crds() -> Path:
+    """Find the file of the CRDs of others: the Prometheus operator's and cert-manager's."""
+    return _find_printed("added-crds")
 
 
 def find_manifests() -> Path:

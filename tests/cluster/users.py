@@ -40,12 +40,21 @@ class User:
 def kubeconfig(path: Path, server: str, user: User) -> Path:
     """Write a kubeconfig that is whole in itself: certificates as data, no path in it."""
     cluster = {"server": server, "certificate-authority-data": user.authority_data}
+    return _write(path, cluster, user.name, _proof(user))
+
+
+def open_kubeconfig(path: Path, server: str) -> Path:
+    """Write a kubeconfig of a server that asks for no proof, as the simulated one."""
+    return _write(path, {"server": server}, "nobody", {})
+
+
+def _write(path: Path, cluster: dict[str, str], name: str, proof: dict[str, str]) -> Path:
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "test", "cluster": cluster}],
-        "users": [{"name": user.name, "user": _proof(user)}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user.name}}],
+        "users": [{"name": name, "user": proof}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
         "current-context": "test",
     }
     path.write_text(yaml.safe_dump(document))

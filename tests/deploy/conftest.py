@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Client, RealCluster, poll
-from tests.cluster.binaries import find_cert_manager_crds, find_monitoring_crds
+from tests.cluster.binaries import find_added_crds
 from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import CRDS
 from tests.deploy.files import only, render
@@ -43,9 +43,8 @@ async def fresh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealC
 async def equipped(directory: Path) -> AsyncIterator[RealCluster]:
     """A control plane with the CRDs of the Prometheus operator and of cert-manager."""
     async with RealCluster(directory) as cluster:
-        for file in (find_monitoring_crds(), find_cert_manager_crds()):
-            for crd in json.loads(file.read_bytes()):
-                await cluster.admin.create(CRDS, crd)
+        for crd in json.loads(find_added_crds().read_bytes()):
+            await cluster.admin.create(CRDS, crd)
         await poll(lambda: serves_added(cluster.admin), within=60, what="further kinds served")
         yield cluster
 

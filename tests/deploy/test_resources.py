@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.cluster import NAMESPACES, PODS, VMIMS, VMIS, launcher_pod, namespace, vmi, vmim
+from tests.cluster.users import open_kubeconfig
 from tests.deploy.files import containers, pod_templates, render
 from tests.program import program
 from tests.scripts import rfc3339
@@ -43,19 +43,6 @@ async def populate(stage: SimulatedStage) -> None:
     await asyncio.gather(*(make(f"vm-{number}") for number in range(VMS)))
 
 
-def kubeconfig(directory: Path, url: str) -> Path:
-    """Credentials of nobody, for a server that asks for none."""
-    document = {
-        "clusters": [{"name": "simulated", "cluster": {"server": url}}],
-        "users": [{"name": "nobody", "user": {}}],
-        "contexts": [{"name": "one", "context": {"cluster": "simulated", "user": "nobody"}}],
-        "current-context": "one",
-    }
-    path = directory / "kubeconfig"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
 def peak_mebibytes(process: int) -> float:
     """The most memory that a process has held."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
@@ -74,7 +61,7 @@ async def test_the_request_holds_a_thousand_vms(
 
     async with program(
         tmp_path,
-        *("--kubeconfig", str(kubeconfig(tmp_path, simulated.url))),
+        *("--kubeconfig", str(open_kubeconfig(tmp_path / "kubeconfig", simulated.url))),
         environment={"PYTHONMALLOC": "pymalloc"},
     ) as running:
         await running.ready()

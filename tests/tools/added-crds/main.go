@@ -1,0 +1,59 @@
+// Command added-crds prints the CRDs that deploy/ has objects of, beside KubeVirt's, as one JSON list.
+package main
+
+import (
+	"encoding/json"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	// Keep the modules, whose CRDs are files and no Go code, among the requirements.
+	_ "github.com/cert-manager/cert-manager/pkg/apis/certmanager"
+	_ "github.com/prometheus-operator/prometheus-operator/pkg/versionutil"
+
+	"sigs.k8s.io/yaml"
+)
+
+// The files of each module.
+var modules = []struct {
+	path, folder string
+	files        []string
+}{
+	{
+		path:   "github.com/prometheus-operator/prometheus-operator",
+		folder: "example/prometheus-operator-crd",
+		files:  []string{"monitoring.coreos.com_podmonitors.yaml", "monitoring.coreos.com_prometheusrules.yaml"},
+	},
+	{
+		path:   "github.com/cert-manager/cert-manager",
+		folder: "deploy/crds",
+		files:  []string{"cert-manager.io_certificates.yaml", "cert-manager.io_issuers.yaml"},
+	},
+}
+
+func main() {
+	var crds []json.RawMessage
+	for _, module := range modules {
+		root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module.path).Output()
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, file := range module.files {
+			path := filepath.Join(strings.TrimSpace(string(root)), filepath.FromSlash(module.folder), file)
+			text, err := os.ReadFile(path)
+			if err != nil {
+				log.Fatal(err)
+			}
+			crd, err := yaml.YAMLToJSON(text)
+			if err != nil {
+				log.Fatal(err)
+			}
+			crds = append(crds, crd)
+		}
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(crds); err != nil {
+		log.Fatal(err)
+	}
+}
