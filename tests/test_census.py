@@ -124,6 +124,18 @@ def test_the_clock_alone_ends_a_cooldown() -> None:
         assert census.verdicts == {(Reason.COOLDOWN if cools else ALLOWED, "n1"): 1}
 
 
+def test_silence_is_heard_and_its_end() -> None:
+    """While nothing is heard of the API server only cooldowns are counted as blocked."""
+    store = a_store(
+        a_vmi(migration=a_running_state()), a_vmi(name="db2", uid="2", migration=a_state())
+    )
+    register = Register(store, POLICY)
+    for silent in (False, True, False):
+        verdicts = register.read(NOW, silent=silent).verdicts
+        running = ALLOWED if silent else Reason.MIGRATION_IN_PROGRESS
+        assert verdicts == {(running, "n1"): 1, (Reason.COOLDOWN, "n1"): 1}
+
+
 def test_an_end_ahead_of_the_clock() -> None:
     """It is believed as soon as it lies near, and then moves with the clock."""
     end = NOW + CLOCK_SKEW + 100.0
