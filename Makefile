@@ -25,14 +25,11 @@ else
 	@exec $(BIN)/python -m exporter demo $(DEMO)
 endif
 
-# Prometheus with our alerts on the demo of `make run`, which another terminal plays. Built first
-# where there is none on the PATH.
-alerts:
+# Prometheus with our alerts on the demo of `make run`, which another terminal plays. It is built
+# first where there is none on the PATH.
+alerts: $(RUNTIME)
 	@tests/tools/build prometheus
-	@data="$$(mktemp -d)" && trap 'rm -rf "$$data"' EXIT && \
-	    echo "http://127.0.0.1:9090/alerts; Ctrl-C ends it" && \
-	    PATH="$(CURDIR)/.tools/bin:$${KUBEBUILDER_ASSETS:+$$KUBEBUILDER_ASSETS:}$$PATH" prometheus --log.level=warn \
-	    --config.file=alerts/prometheus.yaml --storage.tsdb.path="$$data" --web.listen-address=127.0.0.1:9090
+	@exec $(BIN)/python -m alerts.demo
 
 test: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK= $(PYTEST) -m "not soak" -n 2 --dist loadfile $(TESTS)
@@ -81,7 +78,8 @@ reference: $(DEVELOPMENT)
 	$(BIN)/python -m tests.reference
 
 # The parts of deploy/ that are derived: images, copies of the policy; a test holds them up to date.
-manifests: $(DEVELOPMENT) tools
+manifests: $(DEVELOPMENT)
+	@tests/tools/build kustomize
 	$(BIN)/python -m tests.deploy.files
 
 # What the image has of others, with its hashes, as CycloneDX: from the pins, without a network.

@@ -1,0 +1,1 @@
+"""The alerts: rules, runbooks, and a Prometheus to see them fire in."""

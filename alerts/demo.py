@@ -1,0 +1,151 @@
+"""`make alerts`: a Prometheus with our rules on the demo of `make run`, told as its alerts change.
+
+The Prometheus that is built here has no pages of its own, so that what happens is printed.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import aiohttp
+
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "alerts/prometheus.yaml"
+EXPORTER = "http://127.0.0.1:9811"
+ADDRESS = "127.0.0.1:9090"
+PROMETHEUS = f"http://{ADDRESS}"
+STARTS_WITHIN = 30.0
+LOOKS_EVERY = 1.0
+
+Alerts: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""What Prometheus says of each alert, by its labels."""
+
+
+class CannotShow(Exception):
+    """There is nothing to show; the text says what is missing."""
+
+
+def name_alert(alert: Mapping[str, Any]) -> str:
+    """The alert and what it is about: a VM, else a node, else a resource, as far as it has one."""
+    labels = alert["labels"]
+    vm = "/".join(labels[key] for key in ("namespace", "name") if labels.get(key))
+    about = vm or labels.get("node") or labels.get("resource") or ""
+    return f"{labels['alertname']} {about}".rstrip()
+
+
+def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts) -> Iterator[str]:
+    """A line where an alert becomes pending for the first time, fires or has fired; notes it.
+
+    What is pending off and on without ever firing is told once. A firing one explains itself.
+    """
+    for key, alert in now.items():
+        if key in told and told[key]["state"] == alert["state"]:
+            continue
+        told[key] = alert
+        yield f"{alert['state']:<8} {name_alert(alert)}"
+        if alert["state"] == "firing":
+            notes = alert["annotations"]
+            yield f"         {notes['description']}"
+            yield f"         alerts/runbooks/{notes['runbook_url'].rpartition('/')[2]}"
+    for key in [key for key, alert in told.items() if alert["state"] == "firing"]:
+        if key not in now:
+            yield f"over     {name_alert(told.pop(key))}"
+
+
+async def read_alerts(session: aiohttp.ClientSession) -> Alerts:
+    """The alerts that are pending or fire now, in the order of their names."""
+    async with session.get("/api/v1/alerts") as response:
+        found = (await response.json())["data"]["alerts"]
+    found.sort(key=name_alert)
+    return {repr(sorted(alert["labels"].items())): alert for alert in found}
+
+
+async def show(session: aiohttp.ClientSession) -> NoReturn:
+    """Print what changes, for ever."""
+    told: dict[str, Mapping[str, Any]] = {}
+    while True:
+        for line in tell_changes(told, await read_alerts(session)):
+            at = " " * 8 if line.startswith(" ") else f"{datetime.now(UTC):%H:%M:%S}"
+            print(f"{at}  {line}", flush=True)
+        await asyncio.sleep(LOOKS_EVERY)
+
+
+async def answers(url: str) -> bool:
+    """Whether somebody answers there with a page, or a plain 200."""
+    with suppress(aiohttp.ClientError, TimeoutError):
+        timeout = aiohttp.ClientTimeout(total=5)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            return response.status == 200 and "Error opening" not in await response.text()
+    return False
+
+
+async def require_a_demo() -> None:
+    """There is an exporter to scrape, and a port to listen on. Raises `CannotShow`."""
+    if await answers(f"{PROMETHEUS}/-/ready"):
+        raise CannotShow(f"{ADDRESS} is in use: another Prometheus answers there")
+    if not await answers(f"{EXPORTER}/readyz"):
+        raise CannotShow(f"{EXPORTER} does not answer: `make run` in another terminal first")
+
+
+@asynccontextmanager
+async def prometheus() -> AsyncIterator[None]:
+    """Prometheus, ready. Raises `CannotShow`."""
+    places = [str(ROOT / ".tools/bin"), os.environ.get("KUBEBUILDER_ASSETS"), os.environ["PATH"]]
+    found = shutil.which("prometheus", path=os.pathsep.join(one for one in places if one))
+    if found is None:
+        raise CannotShow("there is no prometheus: `make alerts` builds one")
+    with tempfile.TemporaryDirectory() as data:
+        process = await asyncio.create_subprocess_exec(
+            found,
+            "--log.level=error",
+            f"--config.file={CONFIG}",
+            f"--storage.tsdb.path={data}",
+            f"--web.listen-address={ADDRESS}",
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(STARTS_WITHIN):
+                while not await answers(f"{PROMETHEUS}/-/ready"):
+                    if process.returncode is not None:
+                        raise CannotShow("Prometheus ended at once; it says why above")
+                    await asyncio.sleep(0.2)
+            yield
+        except TimeoutError:
+            raise CannotShow(f"Prometheus was not ready within {STARTS_WITHIN:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+
+async def main() -> int:
+    """Until Ctrl-C; 1 where there is nothing to show."""
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None  # noqa: S101 (for mypy: a coroutine runs in a task)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, this.cancel)
+    try:
+        await require_a_demo()
+        async with prometheus(), aiohttp.ClientSession(PROMETHEUS) as session:
+            if await answers(f"{PROMETHEUS}/alerts"):
+                print(f"{PROMETHEUS}/alerts")
+            print("Alerts, as they change; Ctrl-C ends it.", flush=True)
+            await show(session)
+    except CannotShow as missing:
+        print(missing, file=sys.stderr)
+        return 1
+    except asyncio.CancelledError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,78 @@
+"""What `make alerts` says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from alerts.demo import answers, name_alert, read_alerts, tell_changes
+from tests.serving import serving
+
+
+def an_alert(state: str, **labels: str) -> dict[str, Any]:
+    """A stuck evacuation's alert, as Prometheus tells it."""
+    return {
+        "state": state,
+        "labels": {"alertname": "KubeVirtEvacuationStuck", **labels},
+        "annotations": {
+            "description": "It does not leave.",
+            "runbook_url": "https://example.org/runbooks/KubeVirtEvacuationStuck.md",
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        ({"namespace": "shop", "name": "db1", "node": "n1"}, "KubeVirtEvacuationStuck shop/db1"),
+        ({"node": "n1"}, "KubeVirtEvacuationStuck n1"),
+        ({"resource": "pods"}, "KubeVirtEvacuationStuck pods"),
+        ({}, "KubeVirtEvacuationStuck"),
+    ],
+)
+def test_an_alert_is_named_by_what_it_is_about(labels: dict[str, str], name: str) -> None:
+    """The VM, else the node, else the resource."""
+    assert name_alert(an_alert("pending", **labels)) == name
+
+
+def test_only_changes_are_told() -> None:
+    """Pending once, then firing with what to do, then nothing while it stays, then over."""
+    pending, firing = {"a": an_alert("pending")}, {"a": an_alert("firing")}
+    told: dict[str, Mapping[str, Any]] = {}
+
+    assert list(tell_changes(told, pending)) == ["pending  KubeVirtEvacuationStuck"]
+    assert list(tell_changes(told, {})) == []
+    assert list(tell_changes(told, pending)) == []
+    assert list(tell_changes(told, firing)) == [
+        "firing   KubeVirtEvacuationStuck",
+        "         It does not leave.",
+        "         alerts/runbooks/KubeVirtEvacuationStuck.md",
+    ]
+    assert list(tell_changes(told, firing)) == []
+    assert list(tell_changes(told, {})) == ["over     KubeVirtEvacuationStuck"]
+    assert list(tell_changes(told, pending)) == ["pending  KubeVirtEvacuationStuck"]
+
+
+async def test_a_prometheus_is_asked() -> None:
+    """Alerts by their labels, in the order of their names; a page that is none is no answer."""
+    alerts = [an_alert("firing", node="n2"), an_alert("pending", node="n1")]
+
+    async def tell(_: web.Request) -> web.Response:
+        return web.json_response({"data": {"alerts": alerts}})
+
+    async def fail(_: web.Request) -> web.Response:
+        return web.Response(text="Error opening React index.html: no such file or directory")
+
+    app = web.Application()
+    app.router.add_get("/api/v1/alerts", tell)
+    app.router.add_get("/alerts", fail)
+    async with serving(app) as url, aiohttp.ClientSession(url) as session:
+        found = await read_alerts(session)
+
+        assert [alert["labels"]["node"] for alert in found.values()] == ["n1", "n2"]
+        assert await answers(f"{url}/api/v1/alerts")
+        assert not await answers(f"{url}/alerts")
+        assert not await answers(f"{url}/nothing")
+    assert not await answers(f"{url}/api/v1/alerts")
