@@ -44,6 +44,7 @@ from exporter.wire import (
     write_optional_instant,
     write_outcome,
     write_release,
+    write_span,
 )
 
 
@@ -242,11 +243,13 @@ def _why_requested(evidence: Evidence, _cooldown: Cooldown | None) -> str:
 def _why_cooldown(_evidence: Evidence, cooldown: Cooldown | None) -> str:
     if cooldown is None:
         return "no ended migration to cool down from"
-    return (
-        f"{cooldown.migrations_in_window} ended in the window: base {cooldown.base:g} s backed off"
-        f" to {cooldown.backed:g} s, capped to {cooldown.effective:g} s from"
-        f" {write_instant(cooldown.end)} on"
-    )
+    base, backed, effective = cooldown.base, cooldown.backed, cooldown.effective
+    said = f"{cooldown.migrations_in_window} ended in the window: base {write_span(base)}"
+    if backed > base:
+        said += f", backed off to {write_span(backed)}"
+    if effective < backed:
+        said += f", capped to {write_span(effective)}"
+    return f"{said}, from {write_instant(cooldown.end)} on"
 
 
 _WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
@@ -324,7 +327,7 @@ def _write_evacuation(
         backoff=_write_backoff(diagnosis),
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
-        next_step=advise(diagnosis),
+        next_step=advise(evidence, diagnosis),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
     )
 

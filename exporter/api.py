@@ -71,6 +71,8 @@ METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 """A JSON number, as the OpenAPI document promises."""
 
+_CHECKPOINTS = " or ".join(Checkpoint)
+
 log = structlog.stdlib.get_logger()
 _requests = msgspec.json.Decoder(VerdictRequest)
 
@@ -479,7 +481,11 @@ def _decode(body: bytes) -> VerdictRequest:
     try:
         return _requests.decode(body)
     except msgspec.ValidationError as error:
-        raise Refusal(422, "Not a verdict request", str(error)) from None
+        detail = str(error)
+        if detail.startswith("Invalid enum value"):
+            # It does not say what is valid; the checkpoint is the only enum of a request.
+            detail += f": expected {_CHECKPOINTS}"
+        raise Refusal(422, "Not a verdict request", detail) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(400, "Not JSON", f"the body is not JSON: {error}") from None
 
@@ -491,8 +497,7 @@ def _read_checkpoint(request: web.Request) -> Checkpoint | None:
     try:
         return Checkpoint(value)
     except ValueError:
-        choices = " or ".join(Checkpoint)
-        raise Refusal(422, "No such checkpoint", f"checkpoint: expected {choices}") from None
+        raise Refusal(422, "No such checkpoint", f"checkpoint: expected {_CHECKPOINTS}") from None
 
 
 def _read_wait(request: web.Request) -> Seconds:

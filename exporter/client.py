@@ -54,11 +54,14 @@ class Place:
     key_file: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.key_file is not None and self.cert_file is None:
+            raise InvalidPlace("--key-file: expected --cert-file with it")
         if self.socket:
             return
         try:
             parts = urlsplit(self.url)
-            host, _ = parts.hostname, parts.port
+            host, _ = parts.hostname or "", parts.port
+            host.encode("idna")
         except ValueError as error:
             raise InvalidPlace(f"{self.url}: {error}; {_EXPECTED}") from None
         if parts.scheme not in {"http", "https"} or not host or parts.query or parts.fragment:

@@ -26,9 +26,14 @@ from exporter.settings import InvalidSettings, Settings, load_settings, parse_du
 if TYPE_CHECKING:
     from exporter.app import Listening
     from exporter.client import Exporter
+    from exporter.replay import Comparison
     from exporter.whatif import Source
 
     _Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
+
+
+MOST_DAYS = 3650
+"""How long a made-up cluster may go on: a calendar ends somewhere."""
 
 
 class Exit(IntEnum):
@@ -59,7 +64,7 @@ EXIT_MEANINGS = {
     Exit.CANNOT_KEEP: "the directory of checkpoint: file:... is not there",
     Exit.CANNOT_ASK: "the exporter asked did not answer, or refused to; it is said what helps",
     Exit.NO_SUCH_VMI: "the exporter asked knows no such VMI",
-    Exit.CANNOT_RECORD: "the recording or the plot cannot be written; nothing is overwritten",
+    Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
     Exit.CANNOT_REPLAY: "there is nothing to play: no recording, an empty one, or no Prometheus",
 }
 
@@ -181,11 +186,17 @@ def write_recording(path: Path, lines: Iterable[bytes]) -> Exit:
 
     try:
         tape = Tape(path)
-        for line in lines:
-            tape.write(line)
-        tape.close()
+        try:
+            for line in lines:
+                tape.write(line)
+            tape.close()
+        except BaseException:
+            tape.discard()
+            raise
     except CannotRecord as trouble:
         return _complain(Exit.CANNOT_RECORD, str(trouble))
+    except KeyboardInterrupt:
+        return _complain(Exit.CANNOT_RECORD, "given up")
     print(f"{path}: {tape.lines:,} lines, {tape.size:,} bytes")
     return Exit.OK
 
@@ -219,9 +230,7 @@ def replay(
             whatif.show(found, source, as_json=arguments.json, out=text, **screen)
             whatif.tell_faults(source.faults, sys.stderr)
         if arguments.plot is not None:
-            from exporter.plot import draw
-
-            draw(found, arguments.plot)
+            _draw(found, arguments.plot)
     except whatif.CannotReplay as trouble:
         return _complain(Exit.CANNOT_REPLAY, str(trouble))
     except OSError as error:
@@ -329,13 +338,14 @@ Ctrl-C ends it.
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
     """Ask the exporter that the arguments name, and print what `ask` makes of it."""
     from exporter.client import DEFAULT_URL, CannotAsk, InvalidPlace, NoSuchVmi, Place, connect
+    from exporter.terminal import Unreadable
 
     async def answer() -> str:
         async with connect(place) as exporter:
             return await ask(exporter)
 
+    url = arguments.url or os.environ.get("EXPORTER") or DEFAULT_URL
     try:
-        url = arguments.url or os.environ.get("EXPORTER") or DEFAULT_URL
         place = Place(
             url,
             token_file=arguments.token_file,
@@ -350,6 +360,9 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         return _complain(Exit.NO_SUCH_VMI, str(missing))
     except CannotAsk as trouble:
         return _complain(Exit.CANNOT_ASK, str(trouble))
+    except Unreadable as trouble:
+        why = f"{url} is no exporter of this version: {trouble}; --json shows its answer as it is"
+        return _complain(Exit.CANNOT_ASK, why)
     except KeyboardInterrupt:
         return _complain(Exit.CANNOT_ASK, "given up")
     _print_answer(text)
@@ -374,6 +387,8 @@ def _check_source(arguments: argparse.Namespace) -> None:
         return
     if arguments.began is None or arguments.ended is None or arguments.began >= arguments.ended:
         raise InvalidSettings(["--prometheus: expected --from and, later than it, --to"])
+    if arguments.step < 1:
+        raise InvalidSettings(["--step: must be at least 1s"])
 
 
 def _open_source(
@@ -394,6 +409,16 @@ def _open_source(
         place, arguments.began, arguments.ended, arguments.step, sys.stderr
     )
     return nullcontext(told)
+
+
+def _draw(found: "Comparison", path: Path) -> None:
+    """Raises `CannotReplay` or OSError."""
+    from exporter import plot, whatif
+
+    try:
+        plot.draw(found, path)
+    except plot.CannotDraw as trouble:
+        raise whatif.CannotReplay(f"--plot {path}: {trouble}") from None
 
 
 def _screen_for(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -548,9 +573,7 @@ def _add_scenario(parser: argparse.ArgumentParser) -> None:
         "--scenario", choices=("week-pilot",), help="ten nodes, 148 VMs, a week from Monday on"
     )
     made.add_argument("--seed", type=int, default=1, metavar="N", help="what happens (default: 1)")
-    made.add_argument(
-        "--days", type=_positive, default=7.0, metavar="X", help="how long (default: 7)"
-    )
+    made.add_argument("--days", type=_days, default=7.0, metavar="X", help="how long (default: 7)")
 
 
 def _add_asking(
@@ -616,7 +639,7 @@ def _add_shared(parser: argparse.ArgumentParser, *, top: bool) -> None:
 
 def _vmi(text: str) -> tuple[str, str]:
     namespace, _, name = text.partition("/")
-    if not namespace or not name or "/" in name:
+    if not namespace or not name or "/" in name or name in (".", "..") or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAMESPACE/NAME")
     return namespace, name
 
@@ -643,16 +666,29 @@ def _instant(text: str) -> Instant:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
     return value
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be more than 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, more than 0")
+    return value
+
+
+def _days(text: str) -> float:
+    value = _positive(text)
+    if value > MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r}: at most {MOST_DAYS:,} days")
     return value
 
 

@@ -1,6 +1,6 @@
 """What policies would have done, beside each other: a table for people, JSON for machines."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import Any, TextIO, TypeAlias
 
@@ -43,7 +43,7 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
     console.print(_headline(comparison))
     console.print()
     console.print(_table(comparison))
-    stuck = _gather_stuck(comparison.accounts)
+    stuck = _gather_stuck(comparison)
     if stuck:
         console.print()
         console.print("Stuck evacuations, those that lasted longest first")
@@ -125,14 +125,19 @@ def _rows(comparison: Comparison) -> Iterator[_Row]:
         yield f"  {name}: longest", each(lambda a, p=pick: _minutes(p(a), 1.0))
 
 
-def _gather_stuck(accounts: Iterable[Account]) -> list[tuple[StuckEvacuation, list[str]]]:
+def _gather_stuck(comparison: Comparison) -> list[tuple[StuckEvacuation, list[str]]]:
     """Each stuck evacuation once, with those in whose world it was; the longest first."""
     found: dict[tuple[str, str, Instant], tuple[StuckEvacuation, list[str]]] = {}
-    for account in accounts:
+    for account in comparison.accounts:
         for one in account.stuck.longest:
             key = (one.namespace, one.name, one.stuck_at)
             found.setdefault(key, (one, []))[1].append(account.contender.name)
-    return list(found.values())[:STUCK_SHOWN]
+
+    def lasted(entry: tuple[StuckEvacuation, list[str]]) -> Seconds:
+        one = entry[0]
+        return (comparison.ended if one.ended_at is None else one.ended_at) - one.requested_at
+
+    return sorted(found.values(), key=lasted, reverse=True)[:STUCK_SHOWN]
 
 
 def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], worlds: int) -> Table:

@@ -69,11 +69,14 @@ class State(StrEnum):
 
 
 class Source(StrEnum):
-    """Who asked for an evacuation."""
+    """Who asked for an evacuation: by its VMIM's priority, else by an annotation of the VMI."""
 
     DESCHEDULER = "descheduler"
+    """Priority system-maintenance; without one, the annotation kubevirt.io/eviction-source."""
     OTHER = "other"
+    """Priority system-critical: a drain, or an eviction by anybody else."""
     UNKNOWN = "unknown"
+    """Neither is to be seen, as always before KubeVirt 1.7."""
 
 
 class Cause(StrEnum):
@@ -184,9 +187,19 @@ def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
     return Backoff(seconds=seconds, next_try=last.finished_at + seconds)
 
 
-def advise(diagnosis: Diagnosis) -> str:
-    """The next step for a person, in one or two sentences."""
-    return _ADVICE[diagnosis.state]
+def advise(evidence: Evidence, diagnosis: Diagnosis) -> str:
+    """The next step for a person, in a few sentences.
+
+    Retries change the state every few seconds: where they are what an evacuation is stuck by,
+    what has failed comes first, and what is so now after it.
+    """
+    step = _ADVICE[diagnosis.state]
+    if diagnosis.state is State.MULTIPLE_ACTIVE_PODS:
+        step = f"{step} ({_place(evidence)})."
+    if Cause.FAILURES not in diagnosis.stuck_by:
+        return step
+    failed = _FAILED.format(diagnosis.failed_attempts)
+    return f"{failed} {_MEANWHILE.get(diagnosis.state, step)}"
 
 
 def may_cancel(evidence: Evidence) -> bool:
@@ -304,6 +317,15 @@ def _counts_more_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
     return len(active) > 1
 
 
+def _place(evidence: Evidence) -> str:
+    """Where the VM runs: the pod where there is but one that it can be, else only the node."""
+    node, launcher = evidence.vmi.node, evidence.launcher
+    active = [pod for pod in evidence.pods if not pod.finished and pod.node == node]
+    return (
+        f"on {node}" if launcher is None or active != [launcher] else f"{launcher.name} on {node}"
+    )
+
+
 def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
     mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
     return next(mine, None)
@@ -378,8 +400,8 @@ _ADVICE = {
     " starting the VM helps, or KubeVirt 1.9.",
     State.NOT_MIGRATABLE: "The VM cannot be migrated: its LiveMigratable condition says why."
     " Change that, shut it down, or cancel the evacuation.",
-    State.MULTIPLE_ACTIVE_PODS: "More than one launcher pod of this VM is active: find the stale"
-    " one and delete it.",
+    State.MULTIPLE_ACTIVE_PODS: "More than one launcher pod of this VM is active: delete the"
+    " stale one, and never the one that runs the VM",
     State.QUOTA: "A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.",
     State.BACKUP: "A backup of this VM is running: wait for it, or end it.",
     State.UTILITY_VOLUMES: "Utility volumes are attached: detach them, or wait for their owner.",
@@ -396,3 +418,16 @@ _ADVICE = {
     State.UNKNOWN: "The exporter may not see what it would need to tell: see its blind"
     " spots, and whether it watches only some namespaces.",
 }
+_FAILED = (
+    "Failed attempts: at least {}. The failed VMIMs say why (status.migrationState.failureReason,"
+    " conditions), else the events do: see the runbook KubeVirtEvacuationFailingRepeatedly."
+)
+_MEANWHILE = {
+    State.MIGRATING: "Now the next attempt is under way.",
+    State.BACKOFF: "Now KubeVirt pauses before the next attempt.",
+    State.TARGET_NOT_READY: "Now the next attempt waits for its target pod.",
+    State.CAPACITY: "Now the next attempt waits for others: KubeVirt's migration limits are"
+    " reached.",
+    State.NO_MIGRATION: "Now there is no attempt; KubeVirt may take two minutes to make the next.",
+}
+"""What a retry goes through, told after what has failed: none of it is what to wait for."""

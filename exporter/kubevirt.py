@@ -47,6 +47,9 @@ _EVICTION_SOURCE = "kubevirt.io/eviction-source"
 _CREATED_BY = "kubevirt.io/created-by"
 _MIGRATION_UID = "kubevirt.io/migrationJobUID"
 
+_FIRST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+_LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+"""What lies outside, by its zone, could be read and not be written again."""
 _UNREAD = "unreadable"
 """What stands for an instant that is there and could not be parsed."""
 _FINAL_PHASES = frozenset({"Succeeded", "Failed"})
@@ -317,7 +320,8 @@ def _parse_instant(text: str) -> Instant | None:
             return None
         offset = int(zone[1:3]) * 3600.0 + int(zone[4:6]) * 60.0
         whole -= offset if zone[0] == "+" else -offset
-    return whole + float(fraction) if fraction else whole
+    instant = whole + float(fraction) if fraction else whole
+    return instant if _FIRST <= instant <= _LAST else None
 
 
 def parse_object(resource: Resource, raw: bytes | msgspec.Raw) -> Changed:

@@ -1,6 +1,7 @@
 """Addresses bound and served: TCP with or without TLS, unix sockets with their mode and group."""
 
 import asyncio
+import errno
 import os
 import shutil
 import socket
@@ -108,6 +109,11 @@ class Listener:
                 raise CannotListen(f"{address}: another process listens there")
             return [_bind_path(Path(address.path), self.auth.socket_mode, self.auth.socket_group)]
         except (OSError, LookupError) as error:
+            if not address.path and getattr(error, "errno", None) == errno.EADDRINUSE:
+                raise CannotListen(
+                    f"listen.{self.name}: {address} is in use: does another exporter (or `make"
+                    f" run`) run here? Another address: `listen.{self.name}` in a --config file"
+                ) from error
             raise CannotListen(f"{address}: {getattr(error, 'strerror', '') or error}") from error
 
 

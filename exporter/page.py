@@ -215,7 +215,7 @@ def _tell_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> str
     parts = [f"{count} in the last {tell_duration(axis.past)}"]
     if failed:
         parts.append(f"{failed} failed")
-    if any(one.end is None for one in vmi.migrations):
+    if any(_is_under_way(one) for one in vmi.migrations):
         parts.append("one under way")
     if vmi.evacuation is not None:
         asked = axis.now - read_instant(vmi.evacuation.requested_at)
@@ -231,12 +231,18 @@ def _span(migration: MigrationAnswer, now: Instant) -> tuple[Instant, Instant]:
     """From when to when it lasted, as far as that is known; one under way lasts until now."""
     start = None if migration.start is None else read_instant(migration.start)
     end = None if migration.end is None else read_instant(migration.end)
-    first = now if end is None else end
-    return (first if start is None else start), (now if end is None else end)
+    if end is None:
+        end = now if start is None or _is_under_way(migration) else start
+    return (end if start is None else start), end
+
+
+def _is_under_way(migration: MigrationAnswer) -> bool:
+    """Whether nothing says that it is over; what failed may not say when."""
+    return migration.end is None and migration.outcome == "unknown"
 
 
 def _kind(migration: MigrationAnswer) -> str:
-    return "running" if migration.end is None else migration.outcome
+    return "running" if _is_under_way(migration) else migration.outcome
 
 
 def _bar(axis: Axis, begin: Instant, end: Instant, kind: str) -> Bar:

@@ -2,7 +2,7 @@
 module is imported only where a plot is asked for.
 """
 
-from datetime import UTC
+from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,30 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
+from exporter.kubevirt import stamp
 from exporter.replay import Comparison, Histogram, Timeline
 
 
-SUFFIXES = (".png", ".svg")
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 
 
+LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
+"""Matplotlib's dates end with the year 9999, and an axis reaches beyond what is drawn on it."""
+
+
+class CannotDraw(Exception):
+    """The comparison is none that can be drawn; the text says why."""
+
+
 def draw(comparison: Comparison, path: Path) -> None:
     """Write the plot as PNG or SVG, by the path's suffix; equal comparisons give equal files.
 
-    Raises OSError.
+    Raises OSError, or CannotDraw.
     """
+    if comparison.ended > LAST_DRAWN:
+        raise CannotDraw(f"there is no calendar to draw {stamp(comparison.ended)} on")
     mpl.rcParams["svg.hashsalt"] = "kubevirt-eviction-exporter"
     figure = Figure(figsize=(11, 10), layout="constrained")
     over_time, cooling, per_vm = figure.subplots(3, 1, height_ratios=(5, 3, 4))

@@ -17,6 +17,7 @@ import math
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -157,12 +158,15 @@ async def fetch(
     if prometheus.token_file is not None and not _is_private(prometheus.url):
         raise NoRanges(f"{prometheus.url}: a token goes over https, or to this machine only")
     try:
-        connector = aiohttp.TCPConnector(ssl=_trust(prometheus.ca_file))
+        trust = _trust(prometheus.ca_file)
+    except (OSError, ValueError) as error:
+        raise NoRanges(f"--ca-file {prometheus.ca_file}: {error}") from error
+    try:
         headers = _authorise(prometheus.token_file)
     except (OSError, ValueError) as error:
-        raise NoRanges(str(error)) from error
+        raise NoRanges(f"--token-file {prometheus.token_file}: {error}") from error
     async with aiohttp.ClientSession(
-        connector=connector, headers=headers, timeout=timeout
+        connector=aiohttp.TCPConnector(ssl=trust), headers=headers, timeout=timeout
     ) as session:
         for since, until in cut_windows(began, ended, step):
             for metric in METRICS:
@@ -253,7 +257,7 @@ class _Story:
         """What happened from then on."""
         before = self._spans_before()
         spans = [span for span in self.spans if span not in before]
-        for span, following in zip(spans, [*spans[1:], None], strict=True):
+        for span, following in zip_longest(spans, spans[1:]):
             begins, ends = _begin_of(span), self._end_of(span)
             if begins > self.ended:
                 return
@@ -389,7 +393,10 @@ async def _ask(
 
 
 def _is_private(url: str) -> bool:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
     return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
 
 

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -88,7 +89,8 @@ class Tape:
 
     def discard(self) -> None:
         """End the file and remove it: nothing worth keeping is in it."""
-        self._file.close()
+        with suppress(OSError):  # it may be gone because no more could be written
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _add(self, body: bytes) -> None:
@@ -142,9 +144,10 @@ class Recorder(Store):
         return gone
 
     def note_refusals(self, health: Health, now: Instant) -> None:
-        """Write down which resources may not be seen, once each."""
+        """Write down which resources may not be seen in any namespace watched, once each."""
         for resource in CLUSTER_RESOURCES:
-            if health.is_refused(resource) and resource not in self._refused:
+            is_unseen = health.is_refused(resource) and not health.is_seen(resource)
+            if is_unseen and resource not in self._refused:
                 self._refused.add(resource)
                 line = recording.write_note(now, Kind.REFUSED, resource)
                 self._write(resource, Kind.REFUSED, line)

@@ -11,9 +11,9 @@ the recorder was told to end. An object is written from the fact that was read o
 nothing else: no cloud-init password, no image, no volume. `.gz` is read by its first bytes.
 
 What `kubectl get vmi -A -w -o json --output-watch-events` writes is read too: the resource is the
-object's kind, and the instant the latest that its metadata or status tells (with
-`--show-managed-fields` that is exact). A line that cannot be used is counted and told, and the
-rest is read on; a torn end is the end.
+object's kind, and the instant the latest that its metadata or status tells, annotations left out
+(with `--show-managed-fields` that is exact). A line that cannot be used is counted and told, and
+the rest is read on; a torn end is the end.
 """
 
 import zlib
@@ -106,10 +106,19 @@ class _Line(Struct, gc=False):
     object: _KindOf | None = None
 
 
+class _DatedMetadata(Struct, frozen=True, rename="camel", gc=False):
+    """What of the metadata is the API server's own: annotations may hold any date."""
+
+    creation_timestamp: Any = None
+    deletion_timestamp: Any = None
+    deletion_grace_period_seconds: float | None = None
+    managed_fields: Any = None
+
+
 class _Dated(Struct, frozen=True, gc=False):
     """Where in an object its own instants stand."""
 
-    metadata: Any = None
+    metadata: _DatedMetadata = _DatedMetadata()
     status: Any = None
 
 
@@ -236,7 +245,12 @@ def _find_resource(head: _Line) -> Resource:
 
 def _latest_instant(line: bytes) -> Instant | None:
     made = _read_dates(line).object
-    return max(_instants(made.metadata, made.status), default=None)
+    metadata = made.metadata
+    told = list(_instants(metadata.creation_timestamp, metadata.managed_fields, made.status))
+    gone_at = parse_instant(metadata.deletion_timestamp)
+    if gone_at is not None:  # which is when the grace is over, and not when it began
+        told.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
+    return max(told, default=None)
 
 
 def _instants(*values: object) -> Iterator[Instant]:

@@ -422,10 +422,10 @@ class Replay:
 
     def _forget_attempt(self, vmim: Vmim) -> None:
         owner = (vmim.namespace, vmim.vmi_name)
-        attempts = self._attempts[owner]
+        attempts = self._attempts.get(owner, {})
         attempts.pop(_name_of(vmim), None)
         if not attempts:
-            del self._attempts[owner]
+            self._attempts.pop(owner, None)
 
     def _end_life(self, key: Key, life: _Life) -> None:
         del self._lives[key]
@@ -508,8 +508,10 @@ class _World:
     def take_vmim(self, vmim: Vmim, vmi: Vmi | None, *, is_new: bool) -> None:
         """A VMIM of that VMI really said this."""
         request = None if vmi is None else self._requests.get(vmi.uid)
-        if request is not None and vmi is not None and is_new and _serves(vmim, request.node):
-            if vmim.priority is Priority.SYSTEM_CRITICAL and request.is_asked:
+        if request is not None and vmi is not None and is_new:
+            if not _serves(vmim, request.node):
+                self._give_back(vmi, request, vmim)
+            elif vmim.priority is Priority.SYSTEM_CRITICAL and request.is_asked:
                 self._take_back(vmi, request)
             elif request.reason is not None:
                 request.kept_out.add(_name_of(vmim))
@@ -591,6 +593,12 @@ class _World:
         owner = self._attempts_of(vmi).get(state.uid)
         if owner is None or _serves(owner, request.node):
             request.kept_out.add(state.uid)
+
+    def _give_back(self, vmi: Vmi, request: _Request, vmim: Vmim) -> None:
+        """A migration that was attributed before its VMIM was told may be somebody else's."""
+        if vmim.uid in request.kept_out and vmim.trigger is not Trigger.EVACUATION:
+            request.kept_out.discard(vmim.uid)
+            self._put_vmi(vmi, request)
 
     def _forget_kept_out(self, request: _Request, vmi: Vmi) -> None:
         """What neither a VMIM nor the VMI tells of any more need not be kept out."""

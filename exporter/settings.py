@@ -7,6 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ LONGEST_WAIT: Seconds = 60.0
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
+_DAYS = re.compile(r"(\d{1,6})d", re.ASCII)
 _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _CONFIG_MAP = re.compile(r"[a-z0-9]([-.a-z0-9]{0,60}[a-z0-9])?", re.ASCII)
@@ -226,20 +229,29 @@ def parse_duration(value: object) -> Seconds:
     """A Go duration in seconds. Raises ValueError with what was expected."""
     if type(value) is int and value == 0:
         return 0.0
+    expected = f"expected a duration such as 15m or 1h30m, got {value!r}{_hint(value)}"
     if not isinstance(value, str):
-        raise ValueError(f"expected a duration such as 15m or 1h30m, got {value!r}")
+        raise ValueError(expected)
     text = value[1:] if value.startswith(("+", "-")) else value
     if text == "0":
         return 0.0
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"expected a duration such as 15m or 1h30m, got {value!r}")
+        raise ValueError(expected)
     seconds = round(sum(float(number) * _UNITS[unit] for number, unit in parts), 9)
     if value.startswith("-") and seconds:
         raise ValueError(f"must not be negative, got {value!r}")
     if seconds > _GO_LONGEST:
         raise ValueError(f"longer than any Go duration (292 years), got {value!r}")
     return seconds
+
+
+def _hint(value: object) -> str:
+    """What is likely to be wrong with what is no duration: no unit, or one that Go has not."""
+    if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
+        return f": it needs a unit, as in {value}m"
+    days = _DAYS.match(value) if isinstance(value, str) else None
+    return f": there are no days, {days[0]} is {int(days[1]) * 24}h" if days else ""
 
 
 def format_duration(seconds: Seconds) -> str:
@@ -278,6 +290,7 @@ class _Section:
         self._faults = faults
         self._values: Mapping[Any, Any] = {}
         self._left: set[Any] = set()
+        self._known: dict[str, str] = {}
         self._wrong: set[str] = set()
         if isinstance(value, Mapping):
             self._values = value
@@ -287,7 +300,7 @@ class _Section:
 
     def section(self, key: str) -> "_Section":
         """The mapping below a key; an absent one is empty."""
-        self._left.discard(key)
+        self._ask_for(key)
         return _Section(self._at(key), self._values.get(key), self._faults)
 
     def has(self, key: str) -> bool:
@@ -300,7 +313,7 @@ class _Section:
 
     def take(self, key: str, parse: Callable[[object], T], default: T) -> T:
         """A value, parsed; the default where it is absent, null or wrong."""
-        self._left.discard(key)
+        self._ask_for(key)
         if not self.has(key):
             return default
         try:
@@ -315,9 +328,15 @@ class _Section:
         self._faults.append(f"{self._at(key) or 'the configuration'}: {fault}")
 
     def close(self) -> None:
-        """Report the keys that nobody asked for."""
+        """Report the keys that nobody asked for, each with the nearest that somebody did."""
         for key in sorted(map(str, self._left)):
-            self.report(key, "unknown key")
+            near = get_close_matches(key.lower(), self._known, n=1)
+            hint = f": did you mean {self._known[near[0]]}?" if near else ""
+            self.report(key, f"unknown key{hint}")
+
+    def _ask_for(self, key: str) -> None:
+        self._left.discard(key)
+        self._known[key.lower()] = key
 
     def _at(self, key: str) -> str:
         return ".".join(part for part in (self._path, key) if part)

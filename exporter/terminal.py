@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import MAXYEAR, datetime, timedelta
 from io import StringIO
 from itertools import groupby
 from shlex import quote
@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.health import Staleness
-from exporter.model import Reason, Seconds
+from exporter.model import Reason
 from exporter.wire import (
     BlockedAnswer,
     BlockedVmi,
@@ -39,6 +39,7 @@ from exporter.wire import (
     RuleAnswer,
     StatusAnswer,
     VmiAnswer,
+    write_span,
 )
 
 
@@ -51,8 +52,6 @@ NARROWEST = 40
 """Columns below which nothing could be aligned."""
 
 _ENDLESS = 1_000_000
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
-_AGES: Seconds = 100 * 365 * 86_400.0
 _GOOD, _BAD, _FAINT = "green", "bold red", "dim"
 
 _HELD = {
@@ -60,6 +59,10 @@ _HELD = {
     Reason.EVACUATION_IN_PROGRESS: "it is being evacuated already, and that has to end first",
     Reason.COOLDOWN: "it cools down after its last migration",
 }
+
+
+class Unreadable(ValueError):
+    """An answer says what no exporter says; the text has it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ def look_at(stream: TextIO, environment: Mapping[str, str]) -> Screen:
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
-    """Why a VM may not be moved now, or that it may, and everything that this rests on."""
+    """Why a VM may not be moved now, or that it may, and everything that this rests on.
+
+    Raises Unreadable.
+    """
     sheet = _Sheet(screen)
     sheet.say(*_judge(vmi))
     if vmi.evacuation is not None and vmi.evacuation.stuck:
@@ -120,6 +126,7 @@ def show_status(
     """Whether the exporter can be trusted, what is stuck, and who is held until when.
 
     The other answers are None where it is not ready to give them. `everything`: no list is cut.
+    Raises Unreadable.
     """
     sheet = _Sheet(screen)
     sheet.say(*_trust(status))
@@ -150,25 +157,12 @@ def show_status(
     return sheet.text()
 
 
-def write_span(seconds: Seconds, *, units: int = 4) -> str:
-    """Seconds as a person writes them: 3m12s, 6h, 0.4s; cut off after so many units."""
-    if seconds >= _AGES:
-        return "over 100 years"
-    if seconds < 60 and seconds != int(seconds):
-        return f"{seconds:.1f}s"
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, size in _UNITS:
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count}{unit}" if count else "")
-    return "".join(parts[:units]) or "0s"
-
-
 def write_cancel(cancel: CancelAnswer) -> str:
     """The request that cancels an evacuation, as a command for a shell."""
     body = msgspec.json.encode(cancel.body).decode()
-    verb = {"PUT": "replace", "POST": "create"}[cancel.method]
+    verb = {"PUT": "replace", "POST": "create"}.get(cancel.method)
+    if verb is None:
+        raise Unreadable(f"{cancel.method!r} is no method that kubectl has a verb for")
     return f"echo {quote(body)} | kubectl {verb} --raw {quote(cancel.path)} -f -"
 
 
@@ -430,13 +424,13 @@ _EVACUATION_HEAD = ("VM", "FROM", "AGE", "STATE", "FAILED")
 def _list_evacuations(
     sheet: _Sheet, head: str, found: Sequence[EvacuationAnswer], most: int | None
 ) -> None:
-    """The evacuations, and below them what to do in each state that they are in."""
+    """The evacuations, and below them what to do, once for all of a state to which it applies."""
     shown = found[:most]
     sheet.head(head)
     sheet.rows([_evacuation_row(one) for one in shown], _EVACUATION_HEAD)
     sheet.cut(len(found), most)
-    steps = {str(one.state): one.next_step for one in shown}
-    sheet.rows([((f"{state}:", _FAINT), step) for state, step in steps.items()])
+    steps = dict.fromkeys((str(one.state), one.next_step) for one in shown)
+    sheet.rows([((f"{state}:", _FAINT), step) for state, step in steps])
 
 
 def _evacuation_row(one: EvacuationAnswer) -> list[Cell]:
@@ -471,7 +465,13 @@ def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
 
 
 def _read(instant: str) -> datetime:
-    return datetime.fromisoformat(instant)
+    try:
+        moment = datetime.fromisoformat(instant)
+    except ValueError:
+        raise Unreadable(f"{instant!r} is no instant") from None
+    if moment.tzinfo is None:
+        raise Unreadable(f"{instant!r} is no instant without its zone")
+    return moment
 
 
 def _write(moment: datetime) -> str:
@@ -481,7 +481,9 @@ def _write(moment: datetime) -> str:
 def _release(instant: str) -> str:
     """The next whole second: who comes then is not too early."""
     moment = _read(instant)
-    return _write(moment + timedelta(seconds=1) if moment.microsecond else moment)
+    if moment.microsecond and moment.year < MAXYEAR:
+        moment += timedelta(seconds=1)
+    return _write(moment)
 
 
 def _past(instant: str, as_of: str) -> str:

@@ -92,6 +92,8 @@ def choose_contenders(names: Sequence[str]) -> list[Contender]:
 def open_recording(path: Path) -> Iterator[Source]:
     """A file as a source, counted in bytes; `-` is standard input. Raises `CannotReplay`."""
     if str(path) == "-":
+        if sys.stdin is None:
+            raise CannotReplay("-: there is no standard input")
         yield from_chunks(iter(lambda: sys.stdin.buffer.read(CHUNK), b""))
         return
     try:
@@ -99,8 +101,11 @@ def open_recording(path: Path) -> Iterator[Source]:
     except OSError as error:
         raise CannotReplay(f"{path}: {error.strerror}") from error
     with file:
-        chunks = iter(lambda: file.read(CHUNK), b"")
-        yield replace(from_chunks(chunks), whole=path.stat().st_size, done=lambda _now: file.tell())
+        source = from_chunks(iter(lambda: file.read(CHUNK), b""))
+        if file.seekable():  # a pipe has neither a size nor a place in it
+            whole = path.stat().st_size
+            source = replace(source, whole=whole, done=lambda _now: file.tell())
+        yield source
 
 
 def from_chunks(chunks: Iterable[bytes]) -> Source:
@@ -142,7 +147,7 @@ def from_prometheus(
 def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
     """Play a source to its end, with a progress bar where `errors` is a terminal.
 
-    Raises `CannotReplay` where it is no recording, or an empty one.
+    Raises `CannotReplay` where it is no recording, an empty one or one that cannot be read.
     """
     replay = Replay(contenders)
     with _progress(errors) as progress:
@@ -154,6 +159,8 @@ def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Com
                     _show_progress(progress, task, source, replay)
         except recording.UnknownFormat as unknown:
             raise CannotReplay(str(unknown)) from None
+        except OSError as error:
+            raise CannotReplay(f"the recording cannot be read: {error.strerror}") from error
     if not replay.events:
         told = f": {source.faults.told[0]}" if source.faults.told else ""
         raise CannotReplay(f"there is no event to play{told}")

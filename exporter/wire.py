@@ -38,6 +38,8 @@ ObservedAt = Annotated[
 Stale = Annotated[bool, means("nothing was heard of the API server for kube.staleAfter")]
 BlindSpots = Annotated[dict[str, str], means("the resources that may not be seen, and why")]
 
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+_AGES: Seconds = 100 * 365 * 86_400.0
 _LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
@@ -81,13 +83,25 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         Mismatch | None,
         means("why it is not known: no VMI of that name, or its UID is another; null where it is"),
     ]
-    allowed: Annotated[bool, means("whether it may be evicted as far as this exporter knows")]
+    allowed: Annotated[
+        bool,
+        means(
+            "that no rule holds it at the checkpoint asked about; one that is being evacuated"
+            " already can be allowed too: see `evacuation` of GET /v1/vmis/{namespace}/{name}"
+        ),
+    ]
     reason: Annotated[Reason | None, means("why not; null where it is allowed")]
     not_before: Annotated[
         InstantText | None,
         means("under cooldown: when it is allowed, if nothing else happens"),
     ]
-    retry_after_seconds: Annotated[float | None, means("under cooldown: from asOf to notBefore")]
+    retry_after_seconds: Annotated[
+        float | None,
+        means(
+            "under cooldown: from asOf to notBefore; else null: nobody knows when a migration or"
+            " an evacuation ends, so ask again next cycle, or wait on GET /v1/blocked"
+        ),
+    ]
     effective_cooldown_seconds: Annotated[
         float | None,
         means("the cooldown after its last migration, over or not; null where none has ended"),
@@ -252,7 +266,14 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     node: Annotated[str, means("the node that it runs on")]
     evacuation_node_name: Annotated[str, means("the node that it is to leave")]
     eviction_strategy: Annotated[str, means("the VMI's own; empty: the cluster's default")]
-    source: Annotated[Source, means("who asked")]
+    source: Annotated[
+        Source,
+        means(
+            "who asked, by the priority of the newest VMIM (system-maintenance: `descheduler`,"
+            " system-critical: `other`), else by the VMI's annotation kubevirt.io/eviction-source"
+            " (`descheduler`); `unknown`: neither is to be seen, as always before KubeVirt 1.7"
+        ),
+    ]
     requested_at: Annotated[InstantText, means("the earliest that is known")]
     age_seconds: Annotated[float, means("from requestedAt to asOf")]
     state: Annotated[State, means("what holds it up")]
@@ -573,6 +594,21 @@ def round_seconds(seconds: Seconds | None) -> Seconds | None:
 def round_up_seconds(seconds: Seconds | None) -> Seconds | None:
     """Seconds to the next millisecond: who waits that long has waited long enough."""
     return None if seconds is None else math.ceil(seconds * 1000) / 1000
+
+
+def write_span(seconds: Seconds, *, units: int = 4) -> str:
+    """Seconds as a person writes them: 3m12s, 6h, 0.4s; cut off after so many units."""
+    if seconds >= _AGES:
+        return "over 100 years"
+    if seconds < 60 and seconds != int(seconds):
+        return f"{seconds:.1f}s"
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+    return "".join(parts[:units]) or "0s"
 
 
 def write_outcome(outcome: Outcome) -> str:

@@ -46,6 +46,14 @@ JSON throughout; names are camelCase, durations seconds, instants RFC 3339 in UT
 that are not known are ignored. Every field of an answer is always there, `null` where there is
 nothing to tell. An error is `application/problem+json`: [`Problem`](#problem). Where `auth` of the
 listener is on, send a token of the cluster: `-H "Authorization: Bearer $TOKEN"`.
+
+To try them, let `make run` (or `python -m exporter demo`) run, and in another terminal:
+
+```bash
+export EXPORTER=http://127.0.0.1:9810
+```
+
+The VM of the examples is `shop/db1`; the demo has others, of which `bank/churn-1` is one.
 """
 
 

@@ -164,9 +164,47 @@ class TestExplanation:
         assert cooldown.effective_seconds == 3600.0
         assert cooldown.not_before == "2027-01-15T08:50:00Z"
         assert rule(answer, "cooldown").why == (
-            "3 ended in the window: base 1200 s backed off to 4800 s, capped to 3600 s from"
+            "3 ended in the window: base 20m, backed off to 1h20m, capped to 1h, from"
             " 2027-01-15T07:50:00Z on"
         )
+
+    @pytest.mark.parametrize(
+        ("policy", "took", "ends", "said"),
+        [
+            pytest.param({}, 60.0, 1, "1 ended in the window: base 15m, from", id="base"),
+            pytest.param({}, 1280.0, 1, "1 ended in the window: base 21m20s, from", id="duration"),
+            pytest.param(
+                {}, 60.0, 2, "2 ended in the window: base 15m, backed off to 30m, from", id="backed"
+            ),
+            pytest.param(
+                {"max_migration_cooldown": 1000.0},
+                1280.0,
+                1,
+                "1 ended in the window: base 21m20s, capped to 16m40s, from",
+                id="capped-alone",
+            ),
+            pytest.param(
+                {"max_migration_cooldown": 0.0},
+                60.0,
+                7,
+                "7 ended in the window: base 15m, backed off to 16h, from",
+                id="no-cap",
+            ),
+        ],
+    )
+    def test_tells_of_backoff_and_cap_only_where_they_act(
+        self, policy: dict[str, float], took: float, ends: int, said: str
+    ) -> None:
+        """Nothing is said to be backed off or capped that is as long as before."""
+        last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
+        older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, ends)}
+        evidence = some_evidence(
+            vmi=a_vmi(migration=a_state(uid="m0", start=NOW - 600.0 - took)),
+            history=a_history(m0=last, **older),
+        )
+        answer = explained(evidence, a_policy(**policy))
+
+        assert rule(answer, "cooldown").why == f"{said} 2027-01-15T07:50:00Z on"
 
     def test_agrees_with_the_verdicts(self) -> None:
         """Both checkpoints' verdicts are those that a caller gets, and the rules explain them."""

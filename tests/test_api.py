@@ -570,6 +570,16 @@ class TestRefusals:
         assert named in answer.detail
         assert not desk.counters.blocks
 
+    async def test_a_wrong_checkpoint_is_told_the_right_ones(self, desk: Desk) -> None:
+        """Its spelling is the likeliest fault: the answer says what was expected."""
+        body = {"candidates": [], "checkpoint": "PreEviction"}
+        answer = await desk.ask("POST", VERDICTS, json=body)
+
+        assert answer.status == 422
+        assert answer.detail == (
+            "Invalid enum value 'PreEviction' - at `$.checkpoint`: expected filter or preEviction"
+        )
+
     @pytest.mark.parametrize("encoding", ["identity", "gzip"])
     async def test_a_body_too_large_is_413(self, desk: Desk, encoding: str) -> None:
         """A body beyond the limit, before or after it is unpacked, is refused with the limit."""

@@ -76,6 +76,8 @@ async def trouble(place: Place) -> str:
         pytest.param("http://here:port", "expected http://HOST:PORT", id="no-port"),
         pytest.param("http://[::1", "expected http://HOST:PORT", id="half-an-address"),
         pytest.param("unix:query.sock", "expected http://HOST:PORT", id="relative-socket"),
+        pytest.param("http://a..b", "expected http://HOST:PORT", id="empty-label"),
+        pytest.param(f"http://{'a' * 64}", "expected http://HOST:PORT", id="long-label"),
         pytest.param("http://here/?a=b", "expected http://HOST:PORT", id="query"),
         pytest.param("http://me:secret@here", "--token-file", id="password"),
     ],
@@ -87,6 +89,12 @@ def test_what_is_no_place_is_refused(url: str, said: str) -> None:
 
     assert said in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_a_key_alone_is_refused(tmp_path: Path) -> None:
+    """It would be left out, and the refusal of the other side would not say so."""
+    with pytest.raises(InvalidPlace, match="--cert-file"):
+        Place(key_file=tmp_path / "key")
 
 
 @pytest.mark.parametrize(

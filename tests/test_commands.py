@@ -11,10 +11,11 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from exporter import __version__, recording
 from exporter.api import make_metrics_app, make_query_app
@@ -25,8 +26,10 @@ from exporter.commands import (
     make_parser,
     parse,
     read_settings_for,
+    write_recording,
 )
 from exporter.model import Hold
+from exporter.recorder import CannotRecord
 from exporter.recording import Faults, Kind
 from tests.builders import a_vmi, a_vmim
 from tests.serving import serving
@@ -102,7 +105,7 @@ def test_the_main_job_refuses_the_same(tmp_path: Path) -> None:
     """The main job and the demo end with 2 over a bad file, before anything else."""
     path = written(tmp_path, "polcy: {}\n")
     for done in (run("--config", str(path)), run("demo", "--config", str(path))):
-        assert (done.returncode, done.stderr) == (2, "polcy: unknown key\n")
+        assert (done.returncode, done.stderr) == (2, "polcy: unknown key: did you mean policy?\n")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +171,7 @@ def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         pytest.param(["record", "--output", "x", "--for", "0"], id="for-nothing"),
         pytest.param(["replay", "--from", "monday"], id="from-in-words"),
         pytest.param(["replay", "--scenario", "month"], id="unknown-scenario"),
+        pytest.param(["replay", "--scenario", "week-pilot", "--days", "1e300"], id="for-ages"),
     ],
 )
 def test_wrong_arguments_exit_with_2(
@@ -384,6 +388,8 @@ async def test_status_before_the_sync_is_an_answer() -> None:
         pytest.param(("db1",), Exit.USAGE, "expected NAMESPACE/NAME", id="no-namespace"),
         pytest.param(("a/b/c",), Exit.USAGE, "expected NAMESPACE/NAME", id="three"),
         pytest.param(("/b",), Exit.USAGE, "expected NAMESPACE/NAME", id="empty-namespace"),
+        pytest.param(("a/..",), Exit.USAGE, "expected NAMESPACE/NAME", id="a-path"),
+        pytest.param(("a/\udcff",), Exit.USAGE, "expected NAMESPACE/NAME", id="no-text"),
     ],
 )
 async def test_what_cannot_be_answered_has_its_code(
@@ -395,6 +401,35 @@ async def test_what_cannot_be_answered_has_its_code(
     assert (done, out) == (code, "")
     assert said in err
     assert "Traceback" not in err
+
+
+async def test_an_exporter_of_another_version_is_told() -> None:
+    """What cannot be shown is no traceback; as JSON it is there."""
+    status = {
+        "version": "9",
+        "asOf": "noon",
+        "observedAt": "2027-01-15T08:00:00Z",
+        "ready": False,
+        "staleness": "fresh",
+        "waitingFor": [],
+        "resources": [],
+        "blindSpots": {},
+        "checkpoint": None,
+        "vmis": None,
+    }
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(status)
+
+    app = web.Application()
+    app.router.add_get("/v1/status", answer)
+    async with serving(app) as url:
+        code, out, err = await ask("status", "--url", url)
+        _, told, _ = await ask("status", "--json", "--url", url)
+
+    assert (code, out) == (Exit.CANNOT_ASK, "")
+    assert err.endswith("'noon' is no instant; --json shows its answer as it is\n")
+    assert json.loads(told)["status"]["asOf"] == "noon"
 
 
 async def test_the_wrong_listener_is_told() -> None:
@@ -499,6 +534,9 @@ def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
         pytest.param([], Exit.USAGE, "expected one of FILE", id="no-source"),
         pytest.param(["{}", "--scenario", "week-pilot"], Exit.USAGE, "expected one of", id="two"),
         pytest.param(["--prometheus", "http://x"], Exit.USAGE, "expected --from", id="no-range"),
+        pytest.param(
+            ["--prometheus", "http://x", *A_DAY, "--step", "1ms"], Exit.USAGE, "--step", id="step"
+        ),
         pytest.param(["{}", "--policy", "theirs"], Exit.USAGE, "--policy theirs", id="policy"),
         pytest.param(["{}", "--plot", "x.jpg"], Exit.USAGE, "ends in .png", id="plot"),
         pytest.param(["{}.not"], Exit.CANNOT_REPLAY, "No such file", id="no-file"),
@@ -532,6 +570,29 @@ def test_a_recording_is_never_overwritten(recorded: str) -> None:
         assert "is there already" in done.stdout + done.stderr
 
     assert Path(recorded).read_bytes() == a_recording()
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        pytest.param(KeyboardInterrupt(), "given up", id="ctrl-c"),
+        pytest.param(CannotRecord("disk full"), "disk full", id="disk-full"),
+    ],
+)
+def test_half_a_made_up_cluster_is_not_left(
+    tmp_path: Path, end: BaseException, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be taken for a whole one, and stand in the way of the next."""
+
+    def lines() -> Iterator[bytes]:
+        yield recording.write_header()
+        raise end
+
+    path = tmp_path / "week.ndjson"
+
+    assert write_recording(path, lines()) == Exit.CANNOT_RECORD
+    assert capsys.readouterr().err == f"{why}\n"
+    assert not path.exists()
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:

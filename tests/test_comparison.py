@@ -1,13 +1,14 @@
 """What policies would have done, as people and machines read it."""
 
 import json
+import re
 from io import StringIO
 
 import pytest
 
 from exporter import comparison
 from exporter.comparison import to_json
-from exporter.model import Policy, Reason
+from exporter.model import Policy, Reason, StuckPolicy
 from exporter.replay import BUILTIN, Comparison, Contender
 from tests.test_replay import HOUR, MINUTE, Tale
 
@@ -68,6 +69,20 @@ def test_stuck_evacuations_are_told_one_by_one() -> None:
     told = "n1 2027-01-15T08:00:05Z 35m not over no_migration, descheduler all"
 
     assert line.split()[1:] == told.split()
+
+
+def test_the_longest_comes_first_whoever_found_it() -> None:
+    """Each policy has its own idea of stuck, and the first has not the first word."""
+    tale = Tale("long", "short")
+    tale.mark(1, "long")
+    tale.mark(HOUR, "short")
+    for minutes in (61, 62, 63):
+        tale.attempt(minutes * MINUTE, "short", lasts=10, fails=True)
+    tale.end(2 * HOUR)
+    patient = Contender(name="patient", stuck=StuckPolicy(after=24 * HOUR))
+    table = shown(tale.played(patient, BUILTIN["ours"]))
+
+    assert re.findall(r"^shop/(\w+)", table, re.MULTILINE) == ["long", "short"]
 
 
 def test_no_name_is_markup_or_moves_the_cursor() -> None:

@@ -127,12 +127,23 @@ async def test_a_socket_that_was_left_behind(tmp_path: Path) -> None:
 
 
 async def test_a_port_that_is_taken() -> None:
-    """It is said which."""
+    """It is said which, what may have taken it, and which setting gives another."""
     async with a_listener("127.0.0.1:0").served() as urls:
         address = urls[0].removeprefix("http://")
-        with pytest.raises(CannotListen, match=f"{address}: Address already in use"):
-            async with a_listener(address).served():
+        with pytest.raises(CannotListen) as taken:
+            async with a_listener(address, name="metrics").served():
                 pass
+    assert str(taken.value) == (
+        f"listen.metrics: {address} is in use: does another exporter (or `make run`) run here?"
+        " Another address: `listen.metrics` in a --config file"
+    )
+
+
+async def test_an_address_that_is_not_ours() -> None:
+    """What the system says of it is told as it is."""
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.1:9810: Cannot assign requested address"):
+        async with a_listener("192.0.2.1:9810").served():
+            pass
 
 
 async def test_tls_on_ports_and_not_on_sockets(

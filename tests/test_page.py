@@ -489,6 +489,15 @@ class TestTimeline:
             "1 migration in the last 15 min, one under way, evacuation asked for 1 min ago"
         )
 
+    def test_what_failed_at_an_unknown_instant_is_not_under_way(self) -> None:
+        """Its end is there and cannot be read: it is over."""
+        state = a_state(start=NOW - 450, end=None, ended=True, outcome=Outcome.FAILED)
+        line = draw_timeline(the_vmi(a_scene(evacuating("db1", migration=state))), self.AXIS)
+
+        assert [(bar.x, bar.width, bar.kind) for bar in line.bars] == [(45.0, 0.0, "failed")]
+        assert line.failures == (45.0,)
+        assert "under way" not in line.told
+
     def test_what_ended_before_it_is_left_out(self) -> None:
         """An older migration is not piled up at its edge."""
         ended = an_ended_vmim(uid="old", start=NOW - 5000, end=NOW - 4000, finished_at=NOW - 4000)

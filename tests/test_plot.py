@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.plot import COLORS, draw
+from exporter.plot import COLORS, CannotDraw, draw
+from tests.builders import NOW
 from tests.test_comparison import a_comparison
 from tests.test_replay import Tale
 
@@ -38,6 +39,14 @@ def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None
     draw(tale.played(), tmp_path / "plot.png")
 
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_the_end_of_all_calendars_is_told(tmp_path: Path) -> None:
+    """One line of a file with a wrong clock is enough to get there."""
+    tale = Tale()
+    tale.end(253_000_000_000.0 - NOW)
+    with pytest.raises(CannotDraw, match="no calendar to draw 9987-"):
+        draw(tale.played(), tmp_path / "plot.png")
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -132,6 +132,13 @@ class TestTold:
 
         assert (found.asked, found.refused_in_all) == (1, 1)
 
+    def test_a_vm_that_has_not_moved_since_is_there_all_the_same(self) -> None:
+        """All that happened to it is in the first list."""
+        events = told(a_span("kubevirt-migrate-vm-a", -600, -540))
+
+        assert {event.at for event in events} == {NOW, NOW + 10 * HOUR}
+        assert sum(isinstance(event.fact, Vmi) for event in events) == 1
+
     def test_a_migration_that_was_seen_last_without_an_end_holds_nothing_up(self) -> None:
         """It is neither running nor cooling down."""
         lost = a_span("kubevirt-evacuation-a", HOUR, None)
@@ -336,12 +343,21 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
 
 async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     """The token's and the authorities'."""
-    for place in (
-        Prometheus("https://127.0.0.1:9", token_file=tmp_path / "none"),
-        Prometheus("https://127.0.0.1:9", ca_file=tmp_path / "none"),
+    missing = tmp_path / "none"
+    for place, option in (
+        (Prometheus("https://127.0.0.1:9", token_file=missing), "--token-file"),
+        (Prometheus("https://127.0.0.1:9", ca_file=missing), "--ca-file"),
     ):
-        with pytest.raises(NoRanges, match="No such file"):
+        with pytest.raises(NoRanges, match=f"{option} {missing}: .*No such file"):
             await fetch(place, NOW, NOW + 60, step=60.0)
+
+
+async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
+    """Where it would go to cannot be told."""
+    token = tmp_path / "token"
+    token.write_text("abc\n")
+    with pytest.raises(NoRanges, match="a token goes over https"):
+        await fetch(Prometheus("http://[", token_file=token), NOW, NOW + 60, step=60.0)
 
 
 def test_both_metrics_of_a_resource_are_events_of_it() -> None:

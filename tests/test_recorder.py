@@ -1,21 +1,24 @@
 """A real cluster, recorded: what the file says of it is what the exporter would have known."""
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from exporter import recording
+from exporter.health import Health, Watched
 from exporter.kube import Login, NoCredentials
 from exporter.model import Resource, Vmi
 from exporter.recorder import CannotRecord, Recorder, Tape, record
 from exporter.recording import Faults, Kind, Recorded
 from exporter.settings import Settings
-from tests.builders import NAME, NAMESPACE, UID, a_vmi
+from tests.builders import NAME, NAMESPACE, NOW, UID, a_vmi
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.following import QUICK
 from tests.gate import Gate
@@ -248,3 +251,35 @@ def test_a_repetition_is_no_line(tmp_path: Path) -> None:
     tape.close()
 
     assert tape.lines == 3
+
+
+def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:
+    """A replay knows resources and no namespaces: it would believe that nothing can be seen."""
+    path = tmp_path / "cluster.ndjson"
+    tape = Tape(path)
+    recorder = Recorder(tape)
+    here = Watched(Resource.VMIMS, "here", synced=True)
+    health = Health(180.0, 600.0, [here, Watched(Resource.VMIMS, "there", refused="403")])
+    recorder.note_refusals(health, NOW)
+    here.refused = "403"
+    recorder.note_refusals(health, NOW + 1)
+    tape.close()
+
+    assert [(event.kind, event.at) for event in read(path)] == [(Kind.REFUSED, NOW + 1)]
+
+
+def test_a_recording_is_given_up_where_no_more_can_be_written(tmp_path: Path) -> None:
+    """What cannot be written cannot be ended either, and goes all the same."""
+
+    class Full(BytesIO):
+        def close(self) -> None:
+            super().close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "cluster.ndjson"
+    tape = Tape(path)
+    tape._file.close()  # noqa: SLF001 (a disk cannot be filled here)
+    tape._file = Full()  # type: ignore[assignment]  # noqa: SLF001
+    tape.discard()
+
+    assert not path.exists()

@@ -139,6 +139,26 @@ def test_kubectl_s_lines_are_read() -> None:
     assert (events[1].kind, events[1].name) == (Kind.DELETED, NAME)
 
 
+def test_an_annotation_does_not_tell_the_time() -> None:
+    """Anybody may write a date of any year there, and the clock never goes back."""
+    made = a_vmi_json(kind="VirtualMachineInstance")
+    made["metadata"]["annotations"] = {"expires": rfc3339(NOW + 1e8)}
+    made["metadata"]["labels"] = {"until": rfc3339(NOW + 1e8)}
+    made["metadata"]["creationTimestamp"] = rfc3339(NOW)
+    events, _ = read(line("ADDED", made))
+
+    assert [event.at for event in events] == [NOW]
+
+
+def test_a_deletion_was_asked_for_before_its_grace() -> None:
+    """`deletionTimestamp` is when the grace is over."""
+    made = a_pod_json(kind="Pod")
+    made["metadata"] |= {"deletionTimestamp": rfc3339(NOW), "deletionGracePeriodSeconds": 30}
+    events, _ = read(line("MODIFIED", made))
+
+    assert [event.at for event in events] == [NOW - 30]
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [

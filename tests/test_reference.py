@@ -1,7 +1,10 @@
 """exporter/API.md is what the OpenAPI document and the API itself make it."""
 
 import re
+from datetime import UTC, datetime
 
+from exporter.demo import Demo
+from exporter.settings import Listen
 from exporter.wire import ROUTES, write_openapi
 from tests.reference import EXAMPLES, REFERENCE, ask, write_reference
 
@@ -20,6 +23,15 @@ async def test_its_examples_are_answers() -> None:
         **dict.fromkeys(EXAMPLES, 200),
         "refused": 422,
     }
+
+
+def test_it_begins_with_how_to_try_it() -> None:
+    """Where the demo answers by default, and a VM that it has in place of the examples'."""
+    head = REFERENCE.read_text(encoding="utf-8").split("\n## ")[0]
+    query, *_ = Listen().query
+
+    assert f"export EXPORTER=http://{query}\n" in head
+    assert f"`{'/'.join(Demo(lambda: datetime.now(UTC)).example)}`" in head
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -280,6 +280,18 @@ class TestEvictions:
         assert account.stuck.longest[0].stuck_at == NOW + 9 * MINUTE + 1
         assert account.stuck.longest[0].requested_at == NOW + 5 * MINUTE
 
+    def test_and_where_that_vmim_is_told_late(self) -> None:
+        """What was taken for the evacuation's until then has happened all the same."""
+        tale = Tale()
+        tale.evict(10)
+        tale.mark(5 * MINUTE)
+        tale.attempt(6 * MINUTE, by_hand=True)
+        number = max(i for i, event in enumerate(tale.events) if event.kind is Kind.ADDED)
+        tale.events.insert(number + 2, tale.events.pop(number))
+        tale.end(HOUR)
+
+        assert tale.account().migrations.ended == 2
+
     def test_a_migration_that_ran_already_is_none_of_a_refused_evacuation(self) -> None:
         """Where VMIMs are not recorded it is told apart by having been there before."""
         tale = Tale()
@@ -351,6 +363,21 @@ class TestEvictions:
 
         assert ours.refused == {Reason.MIGRATION_IN_PROGRESS: 1}
         assert reference.refused == {}
+
+    def test_two_vmims_that_claim_one_uid_end_nothing(self) -> None:
+        """No cluster says so; a file may."""
+        tale = Tale()
+        for name in ("one", "two"):
+            tale.tell(10, a_vmim(name=name, uid="same", vmi_name=NAME), Kind.ADDED)
+        for name in ("one", "two"):
+            gone = Recorded(
+                NOW + 20, Kind.DELETED, Resource.VMIMS, namespace=NAMESPACE, name=name, uid="same"
+            )
+            tale.events.append(gone)
+        tale.evict(30)
+        tale.end(HOUR)
+
+        assert tale.account().allowed == 1
 
     def test_a_vm_made_anew_starts_clean(self) -> None:
         """Neither the cooldown nor the refusal of the one before it holds for it."""

@@ -1,5 +1,6 @@
 """What an operator can set, and what is said of mistakes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def test_all_errors_at_once() -> None:
     assert faults_of(
         {
             "policy": {
-                "migrationCooldown": "15",
+                "migrationCooldown": "15m15",
                 "maxMigrationCooldown": -5,
                 "migrationHistoryWindow": "-1h",
                 "countFailedMigrations": "yes",
@@ -225,13 +226,13 @@ def test_all_errors_at_once() -> None:
             "polícy": {},
         }
     ) == [
-        "policy.migrationCooldown: expected a duration such as 15m or 1h30m, got '15'",
+        "policy.migrationCooldown: expected a duration such as 15m or 1h30m, got '15m15'",
         "policy.maxMigrationCooldown: expected a duration such as 15m or 1h30m, got -5",
         "policy.migrationHistoryWindow: must not be negative, got '-1h'",
         "policy.countFailedMigrations: expected true or false, got 'yes'",
         "policy.guards.pendingMigrations: expected true or false, got 1",
         "policy.guards.others: unknown key",
-        "policy.cooldown: unknown key",
+        "policy.cooldown: unknown key: did you mean migrationCooldown?",
         "stuck.failedAttempts: expected a whole number of at least 1, got 0",
         "listen.query: expected at least one address",
         f"listen.metrics: {expected_address}, got 'here'; {expected_address}, got 5",
@@ -243,8 +244,40 @@ def test_all_errors_at_once() -> None:
         "limits: expected a mapping, got []",
         "log.format: expected one of json, console, got 'xml'",
         "log.level: expected one of debug, info, warning, error, got 5",
-        "polícy: unknown key",
+        "polícy: unknown key: did you mean policy?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        pytest.param(
+            {"stuck": {"failedAttempt": 3}},
+            "stuck.failedAttempt: unknown key: did you mean failedAttempts?",
+            id="a-letter",
+        ),
+        pytest.param(
+            {"policy": {"migration_cooldown": "5m"}},
+            "policy.migration_cooldown: unknown key: did you mean migrationCooldown?",
+            id="another-language",
+        ),
+        pytest.param(
+            {"policy": {"guards": {"EVACUATIONS": True}}},
+            "policy.guards.EVACUATIONS: unknown key: did you mean evacuations?",
+            id="capitals",
+        ),
+        pytest.param(
+            {"tls": {"metric": {}}}, "tls.metric: unknown key: did you mean metrics?", id="section"
+        ),
+        pytest.param({"kube": {"colour": 1}}, "kube.colour: unknown key", id="nothing-near"),
+        pytest.param(
+            {"log": {"failedAttempts": 3}}, "log.failedAttempts: unknown key", id="elsewhere"
+        ),
+    ],
+)
+def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: str) -> None:
+    """Of the same section, however it is spelt; none where none is near."""
+    assert faults_of(document) == [fault]
 
 
 @pytest.mark.parametrize(
@@ -544,6 +577,27 @@ def test_what_is_no_duration(text: object) -> None:
     """Anything else is refused with what was expected."""
     with pytest.raises(ValueError, match="expected a duration such as 15m or 1h30m, got "):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        pytest.param(30, "got 30: it needs a unit, as in 30m", id="number"),
+        pytest.param(1.5, "got 1.5: it needs a unit, as in 1.5m", id="fraction"),
+        pytest.param("900", "got '900': it needs a unit, as in 900m", id="number-as-text"),
+        pytest.param("1d", "got '1d': there are no days, 1d is 24h", id="day"),
+        pytest.param("7d", "got '7d': there are no days, 7d is 168h", id="days"),
+        pytest.param("1d12h", "got '1d12h': there are no days, 1d is 24h", id="day-and-hours"),
+        pytest.param(-5, "got -5", id="negative"),
+        pytest.param(True, "got True", id="truth"),
+        pytest.param(float("inf"), "got inf", id="infinite"),
+        pytest.param("soon", "got 'soon'", id="words"),
+    ],
+)
+def test_what_is_nearly_a_duration_is_told_what_it_lacks(value: object, hint: str) -> None:
+    """A number lacks its unit, and Go has no days."""
+    with pytest.raises(ValueError, match=f"{re.escape(hint)}$"):
+        parse_duration(value)
 
 
 @pytest.mark.parametrize("text", ["-1ns", "-15m", "-1h30m"])

@@ -24,13 +24,13 @@ from exporter.model import Checkpoint, Hold, Policy, Reason, StuckPolicy
 from exporter.terminal import (
     ROWS,
     Screen,
+    Unreadable,
     escape,
     look_at,
     show_status,
     show_vmi,
     write_arithmetic,
     write_cancel,
-    write_span,
 )
 from exporter.wire import (
     BlockedAnswer,
@@ -151,8 +151,8 @@ Rules, in the order in which they are asked
 2027-01-15T07:50:00Z (filter)
   pending_migration     lets it go  no unfinished VMIM belongs to this VMI (filter)
   requested_evacuation  lets it go  evacuationNodeName is not set (filter)
-  cooldown              holds it    2 ended in the window: base 900 s backed off to 1800 s, \
-capped to 1800 s from 2027-01-15T07:50:00Z on (preEviction)
+  cooldown              holds it    2 ended in the window: base 15m, backed off to 30m, from \
+2027-01-15T07:50:00Z on (preEviction)
 
 Cooldown
   arithmetic      max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h
@@ -334,30 +334,6 @@ def test_the_arithmetic_is_as_one_writes_it(
     assert write_arithmetic(answer.cooldown, answer.policy) == written
 
 
-@pytest.mark.parametrize(
-    ("seconds", "written"),
-    [
-        (0.0, "0s"),
-        (0.44, "0.4s"),
-        (59.0, "59s"),
-        (192.0, "3m12s"),
-        (192.4, "3m12s"),
-        (3600.0, "1h"),
-        (5400.0, "1h30m"),
-        (90_061.0, "1d1h1m1s"),
-        (1e300, "over 100 years"),
-    ],
-)
-def test_a_span_is_as_one_writes_it(seconds: float, written: str) -> None:
-    """In days, hours, minutes and seconds, those that are there."""
-    assert write_span(seconds) == written
-
-
-def test_a_rough_span_is_cut_off() -> None:
-    """Of two units the second is the next smaller one, or none."""
-    assert [write_span(s, units=2) for s in (90_061.0, 86_461.0, 3725.0)] == ["1d1h", "1d", "1h2m"]
-
-
 def test_a_release_is_never_told_too_early() -> None:
     """A fraction of a second is rounded up, in the instant and in how far it is."""
     state = a_state(start=NOW - 660.0, end=NOW - 600.0)
@@ -470,6 +446,19 @@ Held VMs: 3
     )
 
 
+def test_what_to_do_is_told_of_each_that_differs() -> None:
+    """Two VMs in one state with different steps have a line each, two with the same share one."""
+    failing = {"failed": {f"f{number}": NOW - number for number in range(14)}}
+    first, second, third = (
+        an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
+        for name, marker in (("web1", {}), ("web2", {}), ("web3", failing))
+    )
+    text = status_of(first, second, third, everything=True)
+
+    assert text.count("  migrating:  Wait: a migration is under way.\n") == 1
+    assert text.count("  migrating:  Failed attempts: at least 14. ") == 1
+
+
 def test_a_vm_held_twice_is_one_row() -> None:
     """With both reasons: its cooldown's end alone would not release it."""
     blocked = (held("a", Reason.MIGRATION_IN_PROGRESS), held("a", until=NOW + 600.0))
@@ -530,9 +519,9 @@ def test_long_cells_go_on_below_their_beginning() -> None:
 
     assert (
         """
-  cooldown              holds it    2 ended in the window: base 900 s backed off
-                                    to 1800 s, capped to 1800 s from
-                                    2027-01-15T07:50:00Z on (preEviction)
+  cooldown              holds it    2 ended in the window: base 15m, backed off
+                                    to 30m, from 2027-01-15T07:50:00Z on
+                                    (preEviction)
 """
         in text
     )
@@ -595,6 +584,29 @@ def test_the_cancel_command_is_run_by_a_shell(tmp_path: Path) -> None:
 
     assert arguments == ["replace", "--raw", "/apis/it's/$HOME", "-f", "-"]
     assert json.loads(body) == cancel.body
+
+
+@pytest.mark.parametrize("instant", ["", "soon", "2027-01-15T08:00:00"])
+def test_what_is_no_instant_is_told(instant: str) -> None:
+    """An exporter of another version may say anything."""
+    answer = explained(cooling())
+    answer.as_of = instant
+    with pytest.raises(Unreadable, match=f"'{instant}' is no instant"):
+        show_vmi(answer, PIPED)
+
+
+def test_no_command_is_made_of_a_method_that_kubectl_has_no_verb_for() -> None:
+    """It would be pasted into a shell."""
+    with pytest.raises(Unreadable, match="'BREW'"):
+        write_cancel(CancelAnswer(method="BREW", path="/", body={}))
+
+
+def test_the_last_instant_is_told() -> None:
+    """Where there is no next second."""
+    answer = explained(cooling())
+    answer.verdicts.pre_eviction.not_before = "9999-12-31T23:59:59.999999Z"
+
+    assert "until 9999-12-31T23:59:59Z" in show_vmi(answer, PIPED)
 
 
 @pytest.mark.parametrize(

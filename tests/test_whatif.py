@@ -1,8 +1,12 @@
 """The command `replay`: sources, policies, and what goes where."""
 
+import errno
 import gzip
+import os
+from collections.abc import Iterator
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -89,6 +93,37 @@ class TestSources:
         monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(a_recording())))
         with open_recording(Path("-")) as source:
             assert play(source, [BUILTIN["ours"]], StringIO()).accounts[0].asked == 2
+
+    def test_a_pipe_with_a_name_is_played(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in `replay <(zcat week.ndjson.gz)`: how far it is cannot be told, and need not."""
+        monkeypatch.setattr(whatif, "SHOWN_EVERY", 1)
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        writer = Thread(target=pipe.write_bytes, args=(a_recording(),))
+        writer.start()
+        with open_recording(pipe) as source:
+            found = play(source, [BUILTIN["ours"]], StringIO())
+        writer.join()
+
+        assert (source.whole, found.accounts[0].asked) == (None, 2)
+
+    def test_no_standard_input_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As in `replay - <&-`."""
+        monkeypatch.setattr("sys.stdin", None)
+        with pytest.raises(CannotReplay, match="no standard input"), open_recording(Path("-")):
+            raise AssertionError("it was opened")
+
+    def test_a_file_that_cannot_be_read_on_is_told(self) -> None:
+        """What was read of it before is no answer."""
+
+        def chunks() -> Iterator[bytes]:
+            yield a_recording()
+            raise OSError(errno.EIO, "Input/output error")
+
+        with pytest.raises(CannotReplay, match="cannot be read: Input/output error"):
+            play(whatif.from_chunks(chunks()), [BUILTIN["ours"]], StringIO())
 
     def test_a_file_that_is_not_there_is_told(self, tmp_path: Path) -> None:
         """With the system's reason."""

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openapi_spec_validator import validate
 
-from exporter.model import Checkpoint, Mismatch, Reason
+from exporter.evacuation import Source
+from exporter.model import Checkpoint, Mismatch, Priority, Reason
 from exporter.wire import (
     ROUTES,
     Candidate,
@@ -20,6 +21,7 @@ from exporter.wire import (
     write_optional_instant,
     write_optional_release,
     write_release,
+    write_span,
 )
 from tests.builders import NOW
 
@@ -75,6 +77,31 @@ def test_a_wait_is_never_written_too_short(seconds: float) -> None:
 
     assert written is not None
     assert NOW + seconds <= NOW + written <= NOW + seconds + 0.0011
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.0, "0s"),
+        (0.44, "0.4s"),
+        (59.0, "59s"),
+        (192.0, "3m12s"),
+        (192.4, "3m12s"),
+        (1280.0, "21m20s"),
+        (3600.0, "1h"),
+        (5400.0, "1h30m"),
+        (90_061.0, "1d1h1m1s"),
+        (1e300, "over 100 years"),
+    ],
+)
+def test_a_span_is_as_one_writes_it(seconds: float, written: str) -> None:
+    """In days, hours, minutes and seconds, those that are there."""
+    assert write_span(seconds) == written
+
+
+def test_a_rough_span_is_cut_off() -> None:
+    """Of two units the second is the next smaller one, or none."""
+    assert [write_span(s, units=2) for s in (90_061.0, 86_461.0, 3725.0)] == ["1d1h", "1d", "1h2m"]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +215,37 @@ class TestOpenApi:
         for name, schema in schemas.items():
             silent = {n for n, p in schema.get("properties", {}).items() if "description" not in p}
             assert silent <= plain | made_of, name
+
+    @pytest.mark.parametrize(
+        ("place", "told"),
+        [
+            pytest.param(
+                ("VerdictAnswer", "allowed"),
+                "see `evacuation` of GET /v1/vmis/{namespace}/{name}",
+                id="allowed",
+            ),
+            pytest.param(
+                ("VerdictAnswer", "retryAfterSeconds"), "wait on GET /v1/blocked", id="retry"
+            ),
+        ],
+    )
+    def test_says_where_to_look_further(self, place: tuple[str, str], told: str) -> None:
+        """Where a value alone can mislead, its field says what else there is to know."""
+        name, field = place
+
+        assert (
+            told
+            in write_openapi()["components"]["schemas"][name]["properties"][field]["description"]
+        )
+
+    def test_says_how_each_source_is_known(self) -> None:
+        """Who asked for an evacuation is read off KubeVirt's marks: which, for each."""
+        answer = write_openapi()["components"]["schemas"]["EvacuationAnswer"]
+        told = answer["properties"]["source"]["description"]
+
+        assert all(f"`{source}`" in told for source in Source)
+        for mark in (*Priority, "kubevirt.io/eviction-source"):
+            assert mark in told
 
     def test_is_camel_case(self) -> None:
         """Every property is camelCase."""

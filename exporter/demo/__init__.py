@@ -7,7 +7,6 @@ KubeVirt and the model of it cannot share a mistake.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Self
@@ -99,22 +98,23 @@ class Demo:
     async def run(self, query_url: str, stop: asyncio.Event) -> None:
         """Play the cluster and its descheduler, which asks at `query_url`, until `stop` is set."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._step(stop))
-            tasks.create_task(self._deschedule(query_url, stop))
+            playing = (
+                tasks.create_task(self._step()),
+                tasks.create_task(self._deschedule(query_url)),
+            )
+            await stop.wait()
+            # At once, in the middle of a cycle too: who is asked is ending as well.
+            for task in playing:
+                task.cancel()
 
-    async def _step(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
+    async def _step(self) -> None:
+        while True:
             self.cluster.step(self._clock())
-            await _pause(stop, STEP_SECONDS)
+            await asyncio.sleep(STEP_SECONDS)
 
-    async def _deschedule(self, query_url: str, stop: asyncio.Event) -> None:
+    async def _deschedule(self, query_url: str) -> None:
         descheduler = Descheduler(self.cluster, self.scenario, query_url, self.start)
         async with aiohttp.ClientSession() as session:
-            while not stop.is_set():
-                await _pause(stop, CYCLE_SECONDS / self._speed)
+            while True:
+                await asyncio.sleep(CYCLE_SECONDS / self._speed)
                 await descheduler.cycle(session, self._clock())
-
-
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)

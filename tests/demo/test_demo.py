@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 import aiohttp
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from exporter.demo import Demo, shorten_settings
 from tests.serving import serving
@@ -67,6 +68,52 @@ async def test_it_runs_until_it_is_stopped() -> None:
             await running
 
     assert demo.cluster.store.revision > before
+
+
+async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
+    """An exporter that is ending beside it is no news: neither asked again nor complained of."""
+    questions = 0
+    stop, asked = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal questions
+        questions += 1
+        asked.set()
+        await stop.wait()
+        return web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_post("/v1/verdicts", answer)
+    async with serving(app) as exporter, Demo(lambda: NOW, speed=50.0) as demo:
+        with capture_logs() as logs:
+            running = asyncio.create_task(demo.run(exporter, stop))
+            async with asyncio.timeout(10):
+                await asked.wait()
+                stop.set()
+                await running
+
+    assert questions == 1
+    assert logs == []
+
+
+async def test_it_ends_before_its_first_cycle() -> None:
+    """Stopped between two cycles it does not begin the next."""
+    stop, stepped = asyncio.Event(), asyncio.Event()
+
+    def clock() -> datetime:
+        stepped.set()
+        return NOW
+
+    async with Demo(clock) as demo:
+        stepped.clear()
+        with capture_logs() as logs:
+            running = asyncio.create_task(demo.run("http://127.0.0.1:1", stop))
+            async with asyncio.timeout(4):
+                await stepped.wait()
+                stop.set()
+                await running
+
+    assert logs == []
 
 
 async def test_the_settings_fit_the_speed() -> None:
