@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from exporter import commands
+from exporter import commandline, commands
 from exporter.model import Instant, Policy, Seconds, StuckPolicy
 from exporter.settings import InvalidSettings, Settings, read_settings
 
 
 def main() -> int:
     """Run the command that was typed and return its exit code."""
-    arguments = commands.parse(sys.argv[1:])
+    arguments = commandline.parse(sys.argv[1:])
     match arguments.command:
         case "check":
             return commands.check(arguments.config)
@@ -61,6 +61,9 @@ def demo(arguments: argparse.Namespace) -> int:
         settings = commands.read_settings_for(arguments)
     except InvalidSettings as invalid:
         return commands.refuse(invalid)
+    if arguments.log_level is None and arguments.config is None:
+        # Because an event a second would bury the greeting.
+        settings = replace(settings, log=replace(settings.log, level="warning"))
     shortened = read_settings(shorten_settings(arguments.speed))
     if settings.policy == Policy():
         settings = replace(settings, policy=shortened.policy)

@@ -3,18 +3,25 @@
 What goes wrong is told to the person who asked: what happened, and which option helps.
 """
 
-import ipaddress
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
+from exporter.credentials import (
+    UnsafeAddress,
+    UnusableFile,
+    check_address,
+    explain,
+    read_token,
+    read_trust,
+)
 from exporter.model import Seconds
 from exporter.wire import Problem
 
@@ -59,19 +66,9 @@ class Place:
         if self.socket:
             return
         try:
-            parts = urlsplit(self.url)
-            host, _ = parts.hostname or "", parts.port
-            host.encode("idna")
-        except ValueError as error:
-            raise InvalidPlace(f"{self.url}: {error}; {_EXPECTED}") from None
-        if parts.scheme not in {"http", "https"} or not host or parts.query or parts.fragment:
-            raise InvalidPlace(f"{self.url}: {_EXPECTED}")
-        if parts.username or parts.password:
-            raise InvalidPlace("a URL shows among the processes: give a token with --token-file")
-        if self.token_file is not None and parts.scheme == "http" and not _is_loopback(host):
-            raise InvalidPlace(
-                f"{self.url}: a token is sent over https, a unix socket or to this machine only"
-            )
+            check_address(self.url, _EXPECTED, with_token=self.token_file is not None)
+        except UnsafeAddress as unsafe:
+            raise InvalidPlace(str(unsafe)) from None
 
     @property
     def socket(self) -> str:
@@ -109,7 +106,8 @@ class Exporter:
         try:
             async with self._session.get(
                 place.base + path,
-                headers=_read_token(place.token_file),
+                # Each time, because tokens are renewed.
+                headers=read_token(place.token_file),
                 allow_redirects=False,
             ) as response:
                 body = await response.read()
@@ -120,6 +118,8 @@ class Exporter:
                         f"{place.url} is no exporter: it answered {response.content_type}"
                     )
                 return body
+        except UnusableFile as unusable:
+            raise CannotAsk(str(unusable)) from None
         except TimeoutError:
             raise CannotAsk(
                 f"{place.url} did not answer within {self._patience:g} s: is it the exporter's"
@@ -135,7 +135,10 @@ async def connect(place: Place, *, patience: Seconds = PATIENCE) -> AsyncIterato
 
     `patience`: how long an answer may take, the connection included.
     """
-    trust = _read_trust(place)
+    try:
+        trust = read_trust(place.ca_file, place.cert_file, place.key_file)
+    except UnusableFile as unusable:
+        raise CannotAsk(str(unusable)) from None
     connector = (
         aiohttp.UnixConnector(place.socket) if place.socket else aiohttp.TCPConnector(ssl=trust)
     )
@@ -153,49 +156,6 @@ def understand(body: bytes, kind: type[T]) -> T:
             f"the answer is not understood ({error}): is the exporter of another version?"
             " --json shows it as it is"
         ) from None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _read_token(file: Path | None) -> dict[str, str]:
-    """The header that says who asks; the file is read each time, because tokens are renewed."""
-    if file is None:
-        return {}
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CannotAsk(f"--token-file {file} cannot be read: {_why(error)}") from None
-    if not token or not token.isprintable() or " " in token:
-        raise CannotAsk(f"--token-file {file} holds no token")
-    return {"Authorization": f"Bearer {token}"}
-
-
-def _read_trust(place: Place) -> ssl.SSLContext | bool:
-    if place.ca_file is None and place.cert_file is None:
-        return True
-    option = f"--ca-file {place.ca_file}"
-    try:
-        trust = ssl.create_default_context(cafile=place.ca_file)
-        if place.cert_file is not None:
-            option = f"--cert-file {place.cert_file}, --key-file {place.key_file}"
-            trust.load_cert_chain(place.cert_file, place.key_file, password=_ask_nobody)
-    except (ssl.SSLError, ValueError):
-        raise CannotAsk(f"{option}: not in PEM, not a pair, or locked by a password") from None
-    except OSError as error:
-        raise CannotAsk(f"{option}: cannot be read: {_why(error)}") from None
-    return trust
-
-
-def _ask_nobody() -> str:
-    """The password of a locked key: none, where OpenSSL would ask the terminal."""
-    return ""
 
 
 def _refuse(place: Place, status: int, body: bytes) -> NoReturn:
@@ -236,17 +196,12 @@ def _explain_connection(place: Place, error: Exception) -> str:
         return f"{place.url} speaks no TLS that is understood here: is it http://?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return (
-            f"{place.url} cannot be reached: {_why(error.os_error)}; is the exporter running there,"
-            " or kubectl port-forward? Say where with --url URL or EXPORTER"
+            f"{place.url} cannot be reached: {explain(error.os_error)}; is the exporter running"
+            " there, or kubectl port-forward? Say where with --url URL or EXPORTER"
         )
     if isinstance(error, aiohttp.ClientConnectionError | ConnectionResetError):
         asked = "is it https://?"
         if place.url.startswith("https"):
             asked = "does it want a client certificate (--cert-file, --key-file)?"
         return f"{place.url} closed the connection without an answer: {asked}"
-    return f"{place.url} is no exporter: {_why(error)}"
-
-
-def _why(error: BaseException) -> str:
-    said = error.strerror if isinstance(error, OSError) else None
-    return said or str(error) or type(error).__name__
+    return f"{place.url} is no exporter: {explain(error)}"

@@ -5,6 +5,7 @@ from io import StringIO
 from typing import Any, TextIO, TypeAlias
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ STUCK_SHOWN = 10
 """How many stuck evacuations the table names; the JSON has more."""
 PLAIN_WIDTH = 200
 """Columns where there is no terminal, so that no line is cut for want of one."""
+WIDEST = 1_000
 
 _Row: TypeAlias = tuple[str, list[str]]
 
@@ -47,7 +49,11 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
     if stuck:
         console.print()
         console.print("Stuck evacuations, those that lasted longest first")
-        console.print(_stuck_table(stuck, len(comparison.accounts)))
+        table = _stuck_table(stuck, len(comparison.accounts))
+        # A terminal that is too narrow breaks the lines: names and instants are not cut short.
+        boundless = console.options.update(width=WIDEST)
+        console.width = max(console.width, Measurement.get(console, boundless, table).maximum)
+        console.print(table)
     for line in text.getvalue().splitlines():
         print(line.rstrip(), file=stream)
 

@@ -54,7 +54,7 @@ def draw(comparison: Comparison, path: Path) -> None:
 
 def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
     """How many were allowed (solid) and refused (dashed) by each instant."""
-    axes.set_title("Evictions by then: allowed (solid), refused (dashed)", loc="left")
+    axes.set_title("Evictions so far: allowed (solid), refused (dashed)", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, mark, width = _look(number, comparison)
         for timeline, line in (

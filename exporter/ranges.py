@@ -6,7 +6,8 @@ range query over them tells when each began and ended. What they do not tell is 
 what follows from it is decided here, once:
 
 - an evacuation is a migration that KubeVirt named `kubevirt-evacuation-...`; it was asked for when
-  its first migration began, or when the first attempt of it was seen failed;
+  its first migration began, or when the first attempt of it was seen failed; one that goes on
+  when the range begins was asked for before, and nobody is asked about it;
 - it goes on after a failure, for KubeVirt tries again, and is over where no attempt follows within
   `RETRIED_WITHIN`;
 - a migration whose end was never seen has ended when it was seen last, at an unknown instant.
@@ -14,18 +15,23 @@ what follows from it is decided here, once:
 
 import heapq
 import math
-import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.credentials import (
+    UnsafeAddress,
+    UnusableFile,
+    check_address,
+    read_token,
+    read_trust,
+)
 from exporter.kubevirt import stamp
 from exporter.model import (
     Instant,
@@ -56,6 +62,7 @@ finds no node lasts 300 s."""
 KEPT_VMIMS = 5
 """How many finished VMIMs KubeVirt keeps of a VM."""
 
+_EXPECTED = "expected http://HOST:PORT or https://HOST:PORT"
 _EVACUATION = "kubevirt-evacuation-"
 _WORKLOAD_UPDATE = "kubevirt-workload-update-"
 
@@ -155,16 +162,11 @@ async def fetch(
     """
     spans: Spans = {}
     timeout = aiohttp.ClientTimeout(total=ANSWER_WITHIN)
-    if prometheus.token_file is not None and not _is_private(prometheus.url):
-        raise NoRanges(f"{prometheus.url}: a token goes over https, or to this machine only")
     try:
-        trust = _trust(prometheus.ca_file)
-    except (OSError, ValueError) as error:
-        raise NoRanges(f"--ca-file {prometheus.ca_file}: {error}") from error
-    try:
-        headers = _authorise(prometheus.token_file)
-    except (OSError, ValueError) as error:
-        raise NoRanges(f"--token-file {prometheus.token_file}: {error}") from error
+        check_address(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
+        trust, headers = read_trust(prometheus.ca_file), read_token(prometheus.token_file)
+    except (UnsafeAddress, UnusableFile) as trouble:
+        raise NoRanges(str(trouble)) from None
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=trust), headers=headers, timeout=timeout
     ) as session:
@@ -179,6 +181,11 @@ async def fetch(
                 for series in await _ask(session, prometheus.url, fields):
                     note_series(spans, metric, series.metric, series.values)
             told(until)
+    if not spans:
+        raise NoRanges(
+            f"{prometheus.url} has no kubevirt_vmi_migration_* between {stamp(began)} and"
+            f" {stamp(ended)}: does it scrape KubeVirt?"
+        )
     return spans
 
 
@@ -231,6 +238,7 @@ class _Story:
     ended: Instant
     vmi: Vmi = field(init=False)
     vmims: list[str] = field(default_factory=list)
+    running: Span | None = None
 
     def __post_init__(self) -> None:
         namespace, name = self.key
@@ -251,6 +259,13 @@ class _Story:
             self.vmims.append(span.name)
             yield self._tell(self.began, _vmim(span, ended=True), Kind.ADDED)
             self.vmi = replace(self.vmi, migration=_state(span, ended=True))
+        going = self._going_at_beginning()
+        if going is not None and going.evacuates:
+            self.vmi = self._mark(going)
+        if going is not None and self._began_before(going):
+            self.running = going
+            yield self._tell(self.began, self._name(_vmim(going, ended=False)), Kind.ADDED)
+            self.vmi = replace(self.vmi, migration=_state(going, ended=False))
         yield self._tell(self.began, self.vmi, Kind.ADDED)
 
     def events(self) -> Iterator[Recorded]:
@@ -262,9 +277,8 @@ class _Story:
             if begins > self.ended:
                 return
             if span.evacuates and not self.vmi.evacuation_node:
-                marked = replace(self.vmi, evacuation_node=span.node or self.vmi.node or "unknown")
-                yield self._put(begins, replace(marked, node=marked.evacuation_node))
-            if span.start is not None:
+                yield self._put(begins, self._mark(span))
+            if span.start is not None and span is not self.running:
                 yield self._tell(begins, self._name(_vmim(span, ended=False)), Kind.ADDED)
                 yield self._put(begins, replace(self.vmi, migration=_state(span, ended=False)))
             if ends is None:
@@ -305,6 +319,26 @@ class _Story:
             for span in self.spans
             if (span.seen_at if span.start is None else span.end or math.inf) <= self.began
         ]
+
+    def _going_at_beginning(self) -> Span | None:
+        """What runs when the range begins, or is the next attempt of an evacuation under way."""
+        before = self._spans_before()
+        span = next((span for span in self.spans if span not in before), None)
+        if span is None or self._began_before(span):
+            return span
+        last = before[-1] if before else None
+        if last is None or last.end is None or last.outcome is not Outcome.FAILED:
+            return None
+        is_retry = last.evacuates and span.evacuates
+        return span if is_retry and _begin_of(span) <= last.end + RETRIED_WITHIN else None
+
+    def _began_before(self, span: Span) -> bool:
+        return span.start is not None and span.start < self.began
+
+    def _mark(self, span: Span) -> Vmi:
+        """The VMI as it is to leave its node."""
+        node = span.node or self.vmi.node or "unknown"
+        return replace(self.vmi, evacuation_node=node, node=node)
 
     def _end_of(self, span: Span) -> Instant | None:
         """When it was over; None where it was not."""
@@ -390,21 +424,3 @@ async def _ask(
     if answer.status != "success":
         raise NoRanges(f"{where}: {response.status} {answer.error}")
     return answer.data.result
-
-
-def _is_private(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
-
-
-def _trust(ca_file: Path | None) -> ssl.SSLContext | bool:
-    return True if ca_file is None else ssl.create_default_context(cafile=ca_file)
-
-
-def _authorise(token_file: Path | None) -> dict[str, str]:
-    if token_file is None:
-        return {}
-    return {"Authorization": f"Bearer {token_file.read_text(encoding='utf-8').strip()}"}

@@ -79,10 +79,14 @@ class UnknownFormat(Exception):
 
 
 class Faults(Struct):
-    """The lines that could not be used: how many, and the first of them by number."""
+    """The lines that could not be used: how many, and the first of them by number.
+
+    `torn` is whether the end was torn away, which costs no whole line.
+    """
 
     count: int = 0
     told: list[str] = []
+    torn: bool = False
 
     def note(self, number: int, why: str) -> None:
         """Line `number`, counted from 1, could not be used."""
@@ -163,15 +167,17 @@ def _write(at: Instant, kind: Kind, resource: Resource | None, made: object) -> 
     return _encode(line) + b"\n"
 
 
-def split(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def split(chunks: Iterable[bytes], faults: Faults | None = None) -> Iterator[bytes]:
     """The lines of a file that is read in chunks, plain or gzip, without their ends.
 
-    A last line without an end is left out where it is no JSON: whoever wrote it was torn away. A
-    line longer than `LONGEST_LINE` comes as an empty one.
+    A last line without an end is left out where it is no JSON: whoever wrote it was torn away, as
+    where a gzip has no end, and `faults` say so. A line longer than `LONGEST_LINE` comes as an
+    empty one.
     """
+    faults = Faults() if faults is None else faults
     rest = bytearray()
     lost = False
-    for chunk in _unzip(chunks):
+    for chunk in _unzip(chunks, faults):
         *lines, tail = chunk.split(b"\n")
         for line in lines:
             yield b"" if lost else bytes(rest) + line
@@ -183,6 +189,8 @@ def split(chunks: Iterable[bytes]) -> Iterator[bytes]:
             lost = True
     if rest and _is_json(rest):
         yield bytes(rest)
+    elif lost or rest.strip():
+        faults.torn = True
 
 
 def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
@@ -268,7 +276,7 @@ def _instants(*values: object) -> Iterator[Instant]:
                 yield instant
 
 
-def _unzip(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _unzip(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
     """The chunks, decompressed where the first begins as gzip does; a torn end is the end."""
     inflate = None
     for number, chunk in enumerate(chunks):
@@ -286,6 +294,8 @@ def _unzip(chunks: Iterable[bytes]) -> Iterator[bytes]:
             except zlib.error as error:
                 raise UnknownFormat(f"damaged gzip: {error}") from None
             left = inflate.unused_data
+    if inflate is not None and not inflate.eof:
+        faults.torn = True
 
 
 def _inflater() -> "zlib._Decompress":

@@ -22,6 +22,11 @@ descheduler's further choices too. A recording of a cluster in which somebody re
 already shows fewer of them. So the numbers compare policies over the same demand; they do not
 foretell a cluster.
 
+A Store cannot take an ending back: where the watch of VMIs is late by a whole migration, a VMIM
+that finished before its marker was told counts towards backoff even in a world that then refuses
+that evacuation. And a `system-critical` VMIM takes back the request before it whenever it comes:
+a drain that joins a descheduler's evacuation hours later makes all of it a drain's.
+
 Memory is that of the VMs that live at once, for each policy; what VMs have left behind is counted.
 """
 

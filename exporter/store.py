@@ -184,8 +184,9 @@ class Store:
             case Pod():
                 self.put_pod(fact)
             case MigrationLimits():
-                self.limits = fact
-                self.revision += 1
+                if fact != self.limits:
+                    self.limits = fact
+                    self.revision += 1
             case ConfigMap():
                 raise TypeError("a checkpoint's ConfigMap is no fact about VMIs")
 

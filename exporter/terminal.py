@@ -73,9 +73,9 @@ class Screen:
     colored: bool = False
 
 
-def look_at(stream: TextIO, environment: Mapping[str, str]) -> Screen:
-    """The terminal behind a stream; a file or a pipe is plain, and so is NO_COLOR."""
-    if not stream.isatty():
+def look_at(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
+    """The terminal behind a stream; a file, a pipe or none is plain, and so is NO_COLOR."""
+    if stream is None or not stream.isatty():
         return Screen()
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
@@ -240,6 +240,9 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
     verdicts = (vmi.verdicts.filter, vmi.verdicts.pre_eviction)
     verdict = next((one for one in verdicts if one.reason is not None), None)
     if verdict is None or verdict.reason is None:
+        if vmi.evacuation is not None:
+            node = vmi.evacuation.evacuation_node_name
+            return [name, f" is being evacuated from {node} already, and no rule holds it."]
         return [name, (" may be moved now", _GOOD), f": {_why_allowed(vmi)}."]
     why = _HELD[verdict.reason]
     until = ""
@@ -338,7 +341,10 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
     rows: list[list[Cell]] = [
         ["state", (f"{one.state}{by}", _BAD if one.stuck else "")],
         ["requested", f"{_past(one.requested_at, as_of)}, source {one.source}"],
-        ["failed attempts", f"{one.failed_attempts}, or more"],
+        [
+            "failed attempts",
+            f"at least {one.failed_attempts}" if one.failed_attempts else "none seen",
+        ],
     ]
     if one.attempt is not None:
         rows.append(["attempt now", _attempt(one.attempt, as_of)])

@@ -110,7 +110,7 @@ def open_recording(path: Path) -> Iterator[Source]:
 
 def from_chunks(chunks: Iterable[bytes]) -> Source:
     """The bytes of a recording as a source."""
-    return Source(lambda faults: recording.read(recording.split(chunks), faults))
+    return Source(lambda faults: recording.read(recording.split(chunks, faults), faults))
 
 
 def from_lines(lines: Iterable[bytes], *, began: Instant, lasts: Seconds) -> Source:
@@ -147,6 +147,8 @@ def from_prometheus(
 def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
     """Play a source to its end, with a progress bar where `errors` is a terminal.
 
+    Where the end is torn away, it is told there how far it was read.
+
     Raises `CannotReplay` where it is no recording, an empty one or one that cannot be read.
     """
     replay = Replay(contenders)
@@ -162,8 +164,11 @@ def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Com
         except OSError as error:
             raise CannotReplay(f"the recording cannot be read: {error.strerror}") from error
     if not replay.events:
-        told = f": {source.faults.told[0]}" if source.faults.told else ""
+        faults = source.faults
+        told = f": {faults.told[0]}" if faults.told else ": it is torn" if faults.torn else ""
         raise CannotReplay(f"there is no event to play{told}")
+    if source.faults.torn:
+        print(f"the recording is torn: read to {stamp(replay.now)}", file=errors)
     return replay.finish()
 
 

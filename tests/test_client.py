@@ -80,6 +80,8 @@ async def trouble(place: Place) -> str:
         pytest.param(f"http://{'a' * 64}", "expected http://HOST:PORT", id="long-label"),
         pytest.param("http://here/?a=b", "expected http://HOST:PORT", id="query"),
         pytest.param("http://me:secret@here", "--token-file", id="password"),
+        pytest.param("ftp://me:secret@here", "--token-file", id="password-other-scheme"),
+        pytest.param("http://me:secret@here:port", "--token-file", id="password-no-port"),
     ],
 )
 def test_what_is_no_place_is_refused(url: str, said: str) -> None:

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import shlex
 import struct
 import subprocess
 import sys
@@ -19,12 +18,11 @@ from aiohttp import web
 
 from exporter import __version__, recording
 from exporter.api import make_metrics_app, make_query_app
+from exporter.commandline import parse
 from exporter.commands import (
     EXIT_MEANINGS,
     Exit,
     check,
-    make_parser,
-    parse,
     read_settings_for,
     write_recording,
 )
@@ -153,39 +151,6 @@ def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(["--nonsense"], id="unknown-flag"),
-        pytest.param(["explode"], id="unknown-command"),
-        pytest.param(["check"], id="check-without-file"),
-        pytest.param(["--log-level", "loud"], id="unknown-level"),
-        pytest.param(["--log-format", "xml"], id="unknown-format"),
-        pytest.param(["demo", "--speed", "0"], id="speed-zero"),
-        pytest.param(["demo", "--speed", "fast"], id="speed-in-words"),
-        pytest.param(["demo", "--speed", "nan"], id="speed-nan"),
-        pytest.param(["demo", "--vms", "0"], id="no-vms"),
-        pytest.param(["demo", "--nodes", "-1"], id="negative-nodes"),
-        pytest.param(["--config"], id="flag-without-value"),
-        pytest.param(["record"], id="record-without-file"),
-        pytest.param(["record", "--output", "x", "--for", "soon"], id="for-in-words"),
-        pytest.param(["record", "--output", "x", "--for", "0"], id="for-nothing"),
-        pytest.param(["replay", "--from", "monday"], id="from-in-words"),
-        pytest.param(["replay", "--scenario", "month"], id="unknown-scenario"),
-        pytest.param(["replay", "--scenario", "week-pilot", "--days", "1e300"], id="for-ages"),
-    ],
-)
-def test_wrong_arguments_exit_with_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What cannot be understood is told, with the usage."""
-    with pytest.raises(SystemExit) as end:
-        parse(arguments)
-
-    assert end.value.code == Exit.USAGE
-    assert "usage: python -m exporter" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("arguments", "format_", "level"),
     [
         pytest.param([], "console", "debug", id="the-file-s"),
@@ -220,43 +185,6 @@ def test_every_exit_code_has_a_meaning() -> None:
     assert set(EXIT_MEANINGS) == set(Exit)
     assert len(set(Exit)) == len(Exit.__members__)
     assert (Exit.OK, Exit.FAILED, Exit.USAGE) == (0, 1, 2)
-
-
-def list_parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command by its name; that of the main job under ""."""
-    parser = make_parser()
-    subparsers = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))  # noqa: SLF001 (argparse lists them nowhere else)
-    (commands,) = subparsers
-    return {"": parser, **commands.choices}
-
-
-PARSERS = list_parsers()
-
-
-@pytest.mark.parametrize("command", PARSERS)
-def test_the_help_has_an_example_that_can_be_typed(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each command's `--help` fits 80 columns and ends in an example that is understood."""
-    monkeypatch.setenv("COLUMNS", "80")
-    text = PARSERS[command].format_help()
-    example = re.search(r"Example:\n  python -m exporter(.*)", text)
-
-    assert example is not None
-    assert parse(shlex.split(example[1])).command == (command or None)
-    assert max(len(line) for line in text.splitlines()) <= 80
-
-
-def test_every_option_and_command_is_explained() -> None:
-    """Nothing can be typed of which `--help` does not say what it is for."""
-    for parser in PARSERS.values():
-        assert parser.description
-        for action in parser._actions:  # noqa: SLF001 (argparse lists them nowhere else)
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-                explained = {choice.dest for choice in action._choices_actions if choice.help}  # noqa: SLF001
-                assert explained == set(action.choices)
-            else:
-                assert action.help, action.dest
 
 
 def imported(*arguments: str) -> set[str]:
@@ -561,6 +489,53 @@ def test_what_cannot_be_played_has_its_code(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [
+        pytest.param(">&-", "there is no standard output for the answer", id="closed"),
+        pytest.param(">/dev/full", "standard output: No space left on device", id="full"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--json", "--policy=ours"])
+def test_an_answer_that_cannot_be_printed_is_told(
+    recorded: str, form: str, redirection: str, why: str
+) -> None:
+    """A script that goes by the exit code does not take nothing for an answer."""
+    done = subprocess.run(
+        [
+            *("/bin/sh", "-c", f'"$@" {redirection}', "sh"),
+            *(sys.executable, "-m", "exporter", "replay", recorded, form),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (Exit.CANNOT_REPLAY, f"{why}\n")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [
+        pytest.param(">&-", "there is no standard output for the answer", id="closed"),
+        pytest.param(">/dev/full", "standard output: No space left on device", id="full"),
+    ],
+)
+async def test_what_an_exporter_said_and_cannot_be_printed_is_told(
+    exporter: str, redirection: str, why: str
+) -> None:
+    """The same where somebody was asked."""
+    process = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", f'"$@" {redirection}', "sh"),
+        *(sys.executable, "-m", "exporter", "status", "--url", exporter),
+        stderr=subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+
+    assert (process.returncode, errors.decode()) == (Exit.CANNOT_ASK, f"{why}\n")
+
+
 def test_a_recording_is_never_overwritten(recorded: str) -> None:
     """Neither by a cluster's nor by a made-up one's."""
     scenario = ("--scenario", "week-pilot", "--days", "0.001")
@@ -573,14 +548,14 @@ def test_a_recording_is_never_overwritten(recorded: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "why"),
+    ("end", "code", "why"),
     [
-        pytest.param(KeyboardInterrupt(), "given up", id="ctrl-c"),
-        pytest.param(CannotRecord("disk full"), "disk full", id="disk-full"),
+        pytest.param(KeyboardInterrupt(), Exit.INTERRUPTED, "given up", id="ctrl-c"),
+        pytest.param(CannotRecord("disk full"), Exit.CANNOT_RECORD, "disk full", id="disk-full"),
     ],
 )
 def test_half_a_made_up_cluster_is_not_left(
-    tmp_path: Path, end: BaseException, why: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, end: BaseException, code: Exit, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would be taken for a whole one, and stand in the way of the next."""
 
@@ -590,7 +565,7 @@ def test_half_a_made_up_cluster_is_not_left(
 
     path = tmp_path / "week.ndjson"
 
-    assert write_recording(path, lines()) == Exit.CANNOT_RECORD
+    assert write_recording(path, lines()) == code
     assert capsys.readouterr().err == f"{why}\n"
     assert not path.exists()
 

@@ -13,6 +13,9 @@ from exporter.replay import BUILTIN, Comparison, Contender
 from tests.test_replay import HOUR, MINUTE, Tale
 
 
+STUCK = "\nStuck evacuations, "
+
+
 def a_comparison() -> Comparison:
     """One VM evicted three times, and one whose evacuation gets nowhere."""
     return a_tale("stuck").played(
@@ -94,11 +97,19 @@ def test_no_name_is_markup_or_moves_the_cursor() -> None:
 
 
 def test_a_terminal_s_width_is_kept() -> None:
-    """No line is wider, and no number is cut."""
-    table = shown(a_comparison(), width=80)
+    """No line of the comparison is wider, and no number is cut."""
+    table, _, stuck = shown(a_comparison(), width=80).partition(STUCK)
 
+    assert stuck
     assert max(map(len, table.splitlines())) <= 80
     assert cells(table, "Evictions asked for") == ["4"] * 4
+
+
+def test_a_narrow_terminal_cuts_no_name() -> None:
+    """The VMs that were stuck, and when, are whole: the terminal breaks their lines."""
+    wide, narrow = shown(a_comparison(), width=200), shown(a_comparison(), width=60)
+
+    assert narrow.partition(STUCK)[2] == wide.partition(STUCK)[2]
 
 
 def test_colour_is_for_terminals() -> None:

@@ -222,8 +222,9 @@ class TestRows:
             )
         )
 
-        assert "1 failed now Pending next try in 15 s 08:00:15 UTC after a pause of 20 s" in (
-            page.text("e-uid-of-db1")
+        assert (
+            "1 failed attempt now: Pending next try in 15 s 08:00:15 UTC after a pause of 20 s"
+            in (page.text("e-uid-of-db1"))
         )
 
     def test_a_held_vm_has_its_row(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from exporter.kubevirt import stamp
 from exporter.model import Outcome, Resource, Trigger, Vmi
 from exporter.ranges import (
     ENDS,
@@ -36,6 +37,8 @@ from tests.cluster import find_binary
 
 MINUTE = 60.0
 HOUR = 3600.0
+A_SERIES = {"metric": {"name": "db1", "migration_name": "m"}, "values": [[NOW, str(NOW)]]}
+"""One migration, as `STARTS` tells of it."""
 
 
 def a_span(name: str, start: float | None, end: float | None, *, failed: bool = False) -> Span:
@@ -131,6 +134,42 @@ class TestTold:
         )
 
         assert (found.asked, found.refused_in_all) == (1, 1)
+
+    def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
+        """Nobody is asked about it; its migration counts, and holds up the next."""
+        going = a_span("kubevirt-evacuation-a", -30, 60)
+        following = a_span("kubevirt-evacuation-b", 120, 180)
+        found = account(going, following)
+
+        assert markers(told(going, following))[:2] == [(0, "n1"), (60, "")]
+        assert (found.asked, found.refused_in_all, found.migrations.ended) == (1, 1, 1)
+
+    def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
+        """Its first attempt failed before the range, its second begins in it."""
+        spans = (
+            a_span("kubevirt-evacuation-a", -120, -60, failed=True),
+            a_span("kubevirt-evacuation-b", 120, 180),
+        )
+        found = account(*spans)
+
+        assert markers(told(*spans)) == [(0, "n1"), (180, "")]
+        assert (found.asked, found.migrations.ended) == (0, 1)
+
+    def test_a_failure_long_before_is_not_under_way(self) -> None:
+        """KubeVirt has given up, and the next is asked for."""
+        found = account(
+            a_span("kubevirt-evacuation-a", -2 * HOUR, -HOUR, failed=True),
+            a_span("kubevirt-evacuation-b", 120, 180),
+        )
+
+        assert found.asked == 1
+
+    def test_a_migration_by_hand_at_the_beginning_runs(self) -> None:
+        """It is no evacuation, and its end is counted."""
+        going = a_span("kubevirt-migrate-vm-a", -30, 60)
+
+        assert markers(told(going)) == [(0, "")]
+        assert account(going).migrations.ended == 1
 
     def test_a_vm_that_has_not_moved_since_is_there_all_the_same(self) -> None:
         """All that happened to it is in the first list."""
@@ -326,7 +365,7 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
 
     async def answer(request: web.Request) -> web.Response:
         seen.append(request.headers["Authorization"])
-        return web.json_response({"status": "success", "data": {"result": []}})
+        return web.json_response({"status": "success", "data": {"result": [A_SERIES]}})
 
     token = tmp_path / "token"
     token.write_text("abc\n")
@@ -335,10 +374,50 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
     async with TestServer(application) as server:
         url = f"http://127.0.0.1:{server.port}"
         await fetch(Prometheus(url, token_file=token), NOW, NOW + 60, step=60.0)
-    with pytest.raises(NoRanges, match="a token goes over https"):
+    with pytest.raises(NoRanges, match="a token is sent over https"):
         await fetch(Prometheus("http://10.0.0.1", token_file=token), NOW, NOW + 60, step=60.0)
 
     assert set(seen) == {"Bearer abc"}
+
+
+async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
+    """Before anybody is asked, and nothing of what is in it."""
+    token = tmp_path / "token"
+    token.write_text("two words")
+    with pytest.raises(NoRanges, match="holds no token") as refused:
+        await fetch(Prometheus("http://127.0.0.1:9", token_file=token), NOW, NOW + 60, step=60.0)
+
+    assert "words" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@127.0.0.1:9", "http://me:secret@127.0.0.1:port", "me:secret@here"]
+)
+async def test_a_password_in_the_url_is_refused(url: str) -> None:
+    """It would show among the processes, and is not repeated."""
+    with pytest.raises(NoRanges, match="give a token with --token-file") as refused:
+        await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
+
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
+    """An answer of zeros would look like a quiet cluster."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response({"status": "success", "data": {"result": []}})
+
+    application = web.Application()
+    application.router.add_post("/api/v1/query_range", answer)
+    async with TestServer(application) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with pytest.raises(NoRanges) as told_so:
+            await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
+
+    assert str(told_so.value) == (
+        f"{url} has no kubevirt_vmi_migration_* between {stamp(NOW)} and {stamp(NOW + 60)}:"
+        " does it scrape KubeVirt?"
+    )
 
 
 async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
@@ -348,7 +427,7 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
         (Prometheus("https://127.0.0.1:9", token_file=missing), "--token-file"),
         (Prometheus("https://127.0.0.1:9", ca_file=missing), "--ca-file"),
     ):
-        with pytest.raises(NoRanges, match=f"{option} {missing}: .*No such file"):
+        with pytest.raises(NoRanges, match=f"{option} {missing}:? cannot be read: No such file"):
             await fetch(place, NOW, NOW + 60, step=60.0)
 
 
@@ -356,7 +435,7 @@ async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
     """Where it would go to cannot be told."""
     token = tmp_path / "token"
     token.write_text("abc\n")
-    with pytest.raises(NoRanges, match="a token goes over https"):
+    with pytest.raises(NoRanges, match="expected http://HOST:PORT"):
         await fetch(Prometheus("http://[", token_file=token), NOW, NOW + 60, step=60.0)
 
 

@@ -17,7 +17,7 @@ from exporter.model import Reason
 from exporter.settings import InvalidSettings, Settings, read_settings
 from exporter.wire import ROUTES
 from tests.alerts.files import all_alerts, load_groups
-from tests.test_commands import PARSERS
+from tests.test_commandline import PARSERS
 
 
 README = Path(__file__).parents[1] / "README.md"

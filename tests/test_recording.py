@@ -49,7 +49,7 @@ def read(*lines: bytes) -> tuple[list[Recorded], Faults]:
 def read_file(chunks: Iterable[bytes]) -> tuple[list[Recorded], Faults]:
     """The same of a file."""
     faults = Faults()
-    return list(recording.read(recording.split(chunks), faults)), faults
+    return list(recording.read(recording.split(chunks, faults), faults)), faults
 
 
 def line(kind: str, made: Json, **others: object) -> bytes:
@@ -221,12 +221,14 @@ def test_members_of_a_gzip_follow_each_other() -> None:
 
 @given(st.integers(min_value=1, max_value=len(a_file())), st.booleans())
 def test_a_torn_file_is_read_to_its_last_whole_line(length: int, zipped: bool) -> None:
-    """Whoever wrote it was killed: that is no fault."""
+    """Whoever wrote it was killed: that is no fault of a line, and told."""
     body = a_file()[:length]
     chunk = gzip.compress(body)[:-8] if zipped else body
     events, faults = read_file([chunk])
+    _, _, tail = body.rpartition(b"\n")
 
     assert faults.count == 0
+    assert faults.torn is (zipped or tail not in (b"", *a_file().splitlines()))
     assert len(events) in {max(body.count(b"\n") - 1, 0), body.count(b"\n")}
 
 

@@ -392,6 +392,16 @@ def test_limits() -> None:
     assert store.limits is None
 
 
+def test_limits_told_again_change_nothing() -> None:
+    """Each relist tells them: no answer differs, so that nobody is woken."""
+    store = a_store(MigrationLimits(3, 1))
+    revision = store.revision
+    store.put(MigrationLimits(3, 1))
+    assert store.revision == revision
+    store.put(MigrationLimits(3, 2))
+    assert (store.limits, store.revision) == (MigrationLimits(3, 2), revision + 1)
+
+
 def test_vmis_are_counted_by_node() -> None:
     """It is known how many VMIs each node has, and no node is named that has none."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))

@@ -195,8 +195,7 @@ What this rests on
         ),
         pytest.param(
             an_evacuation(launcher=None),
-            "shop/db1 may be moved now: no rule holds it, and no migration of it is on record to"
-            " cool down from.",
+            "shop/db1 is being evacuated from n1 already, and no rule holds it.",
             id="evacuated-unseen",
         ),
     ],
@@ -219,7 +218,7 @@ def test_a_stuck_evacuation_is_explained() -> None:
 Evacuation from n1
   state            quota: stuck by age
   requested        2027-01-15T06:00:00Z (2h ago), source unknown
-  failed attempts  1, or more
+  failed attempts  at least 1
   attempt now      kubevirt-evacuation-1: Pending, made 2027-01-15T07:59:50Z (10s ago)
   next step        A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.
   to cancel it (KubeVirt 1.8), run

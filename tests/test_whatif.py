@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 
 from exporter import recording, whatif
+from exporter.kubevirt import stamp
 from exporter.model import Policy, Resource, StuckPolicy, Vmi
 from exporter.recording import Faults, Kind, Recorded
 from exporter.replay import BUILTIN
@@ -141,6 +142,7 @@ class TestSources:
             (b'{"type":"ADDED"}\n', "no event to play: line 1: no instant"),
             (b'{"items":[]}\n', "neither a recording nor watch events"),
             (b"\x1f\x8bnothing", "damaged gzip"),
+            (gzip.compress(a_recording(), mtime=0)[:12], "no event to play: it is torn"),
         ],
     )
     def test_what_cannot_be_played_is_told(self, body: bytes, why: str) -> None:
@@ -160,6 +162,22 @@ def test_bad_lines_are_told_by_number_and_the_rest_by_count() -> None:
     assert source.faults.count == 30
     assert len(told) == recording.FAULTS_TOLD + 1
     assert told[-1] == "... and 10 lines more"
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
+def test_a_torn_recording_is_told(*, zipped: bool) -> None:
+    """How far the answer reaches; a whole one has nothing to tell."""
+    whole = a_recording()
+    torn = gzip.compress(whole)[:-8] if zipped else whole[:-10]
+    *_, last = recording.read(recording.split([torn]), Faults())
+    for body, said in (
+        (gzip.compress(whole) if zipped else whole, ""),
+        (torn, f"the recording is torn: read to {stamp(last.at)}\n"),
+    ):
+        errors = StringIO()
+        play(whatif.from_chunks([body]), [BUILTIN["ours"]], errors)
+
+        assert errors.getvalue() == said
 
 
 def test_no_bar_where_there_is_no_terminal() -> None:

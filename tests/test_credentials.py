@@ -1,0 +1,117 @@
+"""What a client shows to whom it asks, and whom it trusts."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from exporter.credentials import (
+    UnsafeAddress,
+    UnusableFile,
+    check_address,
+    explain,
+    read_token,
+    read_trust,
+)
+from tests.cluster.cluster import write_certificates
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        pytest.param("https://there", True, id="tls"),
+        pytest.param("http://localhost:9090/prometheus", True, id="localhost"),
+        pytest.param("http://127.8.9.1", True, id="loopback"),
+        pytest.param("http://[::1]:9090", True, id="loopback-6"),
+        pytest.param("http://10.0.0.1", False, id="another-address"),
+        pytest.param("http://localhost.example", False, id="looks-like-localhost"),
+    ],
+)
+def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
+    """Over TLS, or to this machine; without a token any address will do."""
+    check_address(url, "expected", with_token=False)
+    if sent:
+        check_address(url, "expected", with_token=True)
+    else:
+        with pytest.raises(UnsafeAddress, match=f"{url}: a token is sent over https"):
+            check_address(url, "expected", with_token=True)
+
+
+@pytest.mark.parametrize("url", ["there", "ftp://there", "http://", "http://[", "http://a?b", ""])
+def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
+    """With or without a token."""
+    with pytest.raises(UnsafeAddress) as refused:
+        check_address(url, "expected a URL", with_token=False)
+
+    assert str(refused.value).startswith(f"{url}: ")
+    assert str(refused.value).endswith("expected a URL")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@there",
+        "http://:secret@there",
+        "http://secret@there",
+        "ftp://me:secret@there",
+        "http://me:secret@there:port",
+        "http://me:sec/secret@there",
+        "http://[me:secret@there",
+        "me:secret@there",
+    ],
+)
+def test_a_password_is_never_repeated(url: str) -> None:
+    """Wherever it stands in what was typed."""
+    with pytest.raises(UnsafeAddress, match="give a token with --token-file") as refused:
+        check_address(url, "expected a URL", with_token=False)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_a_token_is_the_file_without_its_line_s_end(tmp_path: Path) -> None:
+    """As a header; without a file there is none."""
+    file = tmp_path / "token"
+    file.write_text("abc\n")
+
+    assert read_token(file) == {"Authorization": "Bearer abc"}
+    assert read_token(None) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"two words", b"a\r\nX-Evil: 1", b"a\x7f"])
+def test_what_holds_no_token_is_sent_nowhere(tmp_path: Path, content: bytes) -> None:
+    """A header is made of a token only."""
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(UnusableFile, match=f"--token-file {file} holds no token"):
+        read_token(file)
+
+
+def test_trust_is_the_system_s_unless_a_file_says_otherwise(tmp_path: Path) -> None:
+    """An authority, or a certificate to show, makes a context of its own."""
+    write_certificates(tmp_path, "one")
+    pair = (tmp_path / "one.crt", tmp_path / "one.key")
+
+    assert read_trust(None) is True
+    assert isinstance(read_trust(tmp_path / "one.crt"), ssl.SSLContext)
+    assert isinstance(read_trust(None, *pair), ssl.SSLContext)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "cannot be read: No such file"), ("words", "not in PEM")]
+)
+def test_a_file_that_is_no_authority_is_told(
+    tmp_path: Path, content: str | None, said: str
+) -> None:
+    """With its option."""
+    file = tmp_path / "ca.crt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UnusableFile, match=f"--ca-file {file}: {said}"):
+        read_trust(file)
+
+
+def test_an_error_is_told_in_words() -> None:
+    """The system's, its own, or else its name."""
+    assert explain(OSError(2, "No such file")) == "No such file"
+    assert explain(ValueError("odd")) == "odd"
+    assert explain(TimeoutError()) == "TimeoutError"
