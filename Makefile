@@ -32,7 +32,7 @@ alerts: $(RUNTIME)
 	@exec $(BIN)/python -m alerts.demo
 
 test: needs-python needs-go $(DEVELOPMENT) tools
-	SOAK= $(PYTEST) -m "not soak" -n 2 --dist loadfile $(TESTS)
+	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile $(TESTS)
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools

@@ -60,7 +60,7 @@ EXIT_MEANINGS = {
     Exit.CANNOT_ASK: "the exporter asked did not answer, or refused to; it is said what helps",
     Exit.NO_SUCH_VMI: "the exporter asked knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
-    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one, no Prometheus), or nowhere to print it",
+    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or nowhere to print it",
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
 }
 
