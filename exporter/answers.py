@@ -19,6 +19,7 @@ from exporter.model import (
     Verdict,
     Vmim,
 )
+from exporter.text import write_span
 from exporter.wire import (
     BackoffAnswer,
     BlockedVmi,
@@ -44,7 +45,6 @@ from exporter.wire import (
     write_optional_instant,
     write_outcome,
     write_release,
-    write_span,
 )
 
 

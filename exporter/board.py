@@ -132,22 +132,27 @@ class Trust(Struct, frozen=True, kw_only=True):
     shared: bool
 
 
-class Node(Struct, frozen=True, kw_only=True):
-    """A node with its VMs, and how many of them are held, each by its first reason."""
+class Tally(Struct, frozen=True, kw_only=True):
+    """How many VMs there are, and how many of them are held, each by its first reason."""
 
-    name: str
     vmis: int
     held_by: dict[Reason, int]
 
     @property
     def held(self) -> int:
-        """How many may not be moved now."""
+        """How many VMs may not be moved now."""
         return sum(self.held_by.values())
 
     @property
     def movable(self) -> int:
-        """How many may be moved now."""
+        """How many VMs may be moved now."""
         return self.vmis - self.held
+
+
+class Node(Tally, frozen=True, kw_only=True):
+    """A node with its VMs."""
+
+    name: str
 
 
 class Held(Struct, frozen=True, kw_only=True):
@@ -165,27 +170,15 @@ class Vms(Struct, frozen=True, kw_only=True):
     namespaces: tuple[str, ...]
 
 
-class Cluster(Struct, frozen=True, kw_only=True):
+class Cluster(Tally, frozen=True, kw_only=True):
     """What is told of the cluster; `vms` is None where single VMs are not to be told."""
 
-    vmis: int
-    held_by: dict[Reason, int]
     evacuating: int
     stuck: int
     states: dict[State, int]
     nodes: Rows[Node]
     node_names: tuple[str, ...]
     vms: Vms | None
-
-    @property
-    def held(self) -> int:
-        """How many VMs may not be moved now."""
-        return sum(self.held_by.values())
-
-    @property
-    def movable(self) -> int:
-        """How many VMs may be moved now."""
-        return self.vmis - self.held
 
 
 class Board(Struct, frozen=True, kw_only=True):

@@ -392,7 +392,7 @@ def _screen_for(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _complain(code: Exit, text: str) -> Exit:
     """Say on standard error why there is no answer; a server's words may hold anything."""
-    from exporter.terminal import escape
+    from exporter.text import escape
 
     print(escape(text), file=sys.stderr)
     return code

@@ -13,6 +13,7 @@ from exporter.kubevirt import stamp
 from exporter.model import Instant, Policy, Reason, Seconds
 from exporter.replay import Account, Comparison, Contender, Histogram, StuckEvacuation, Timeline
 from exporter.settings import format_duration
+from exporter.text import escape, split_span
 
 
 STUCK_SHOWN = 10
@@ -154,8 +155,8 @@ def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], worlds: int) ->
         after = None if one.alerted_at is None else one.alerted_at - one.requested_at
         lasted = None if one.ended_at is None else one.ended_at - one.requested_at
         table.add_row(
-            Text(_printable(f"{one.namespace}/{one.name}")),
-            Text(_printable(one.node)),
+            Text(escape(f"{one.namespace}/{one.name}")),
+            Text(escape(one.node)),
             stamp(one.requested_at),
             "none" if after is None else _span(after),
             "not over" if lasted is None else _span(lasted),
@@ -274,11 +275,6 @@ def _guards_of(policy: Policy) -> str:
     return " ".join("on" if guard else "off" for guard in guards)
 
 
-def _printable(name: str) -> str:
-    """A recording may hold any name; control characters are shown as escapes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
-
-
 def _part(part: int, whole: int) -> str:
     return f"{part:,} ({share_of(part, whole):.0%})"
 
@@ -293,11 +289,4 @@ def _minutes(histogram: Histogram, share: float) -> str:
 
 def _span(seconds: Seconds) -> str:
     """A duration for people, in its two greatest units."""
-    whole = round(seconds)
-    units = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
-    parts: list[str] = []
-    for unit, size in units:
-        count, whole = divmod(whole, size)
-        if count or parts:
-            parts.append(f"{count}{unit}" if count else "")
-    return " ".join(part for part in parts[:2] if part) or "0s"
+    return " ".join(f"{count}{unit}" for count, unit in split_span(round(seconds), 2)) or "0s"

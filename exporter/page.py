@@ -17,6 +17,7 @@ from exporter.evacuation import State
 from exporter.health import Staleness
 from exporter.model import Instant, Reason, Seconds
 from exporter.settings import format_duration
+from exporter.text import split_span
 from exporter.wire import MigrationAnswer, VmiAnswer, write_instant
 
 
@@ -29,7 +30,6 @@ AHEAD = 0.06
 """How far a timeline reaches beyond now at least, as a part of the past that it shows."""
 ROOM = 28.0
 """The least percent ahead of now in which its end can be labelled."""
-_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 _DAY: Seconds = 86_400.0
 _FOLDER = Path(__file__).parent
 
@@ -145,15 +145,8 @@ def tell_trust(board: Board) -> tuple[str, str]:
 
 def tell_duration(seconds: Seconds) -> str:
     """A duration for a person: the two greatest units that it has, as in "1 h 5 min"."""
-    left = max(0, math.floor(seconds))
-    parts: list[str] = []
-    for unit, size in _UNITS:
-        count, left = divmod(left, size)
-        if count or (parts and len(parts) == 1):
-            parts.append(f"{count} {unit}" if count else "")
-        if len(parts) == 2:
-            break
-    return " ".join(part for part in parts if part) or "0 s"
+    parts = split_span(max(0, math.floor(seconds)), 2)
+    return " ".join(f"{count} {'min' if unit == 'm' else unit}" for count, unit in parts) or "0 s"
 
 
 def tell_when(instant: Instant | str | None, now: Instant) -> Markup:

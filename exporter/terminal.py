@@ -23,6 +23,7 @@ from rich.text import Text
 
 from exporter.health import Staleness
 from exporter.model import Reason
+from exporter.text import escape, write_span
 from exporter.wire import (
     BlockedAnswer,
     BlockedVmi,
@@ -39,7 +40,6 @@ from exporter.wire import (
     RuleAnswer,
     StatusAnswer,
     VmiAnswer,
-    write_span,
 )
 
 
@@ -164,11 +164,6 @@ def write_cancel(cancel: CancelAnswer) -> str:
     if verb is None:
         raise Unreadable(f"{cancel.method!r} is no method that kubectl has a verb for")
     return f"echo {quote(body)} | kubectl {verb} --raw {quote(cancel.path)} -f -"
-
-
-def escape(text: str) -> str:
-    """Text with every character that does more than be seen written as an escape."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class _Sheet:

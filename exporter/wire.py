@@ -38,8 +38,6 @@ ObservedAt = Annotated[
 Stale = Annotated[bool, means("nothing was heard of the API server for kube.staleAfter")]
 BlindSpots = Annotated[dict[str, str], means("the resources that may not be seen, and why")]
 
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
-_AGES: Seconds = 100 * 365 * 86_400.0
 _LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
@@ -594,21 +592,6 @@ def round_seconds(seconds: Seconds | None) -> Seconds | None:
 def round_up_seconds(seconds: Seconds | None) -> Seconds | None:
     """Seconds to the next millisecond: who waits that long has waited long enough."""
     return None if seconds is None else math.ceil(seconds * 1000) / 1000
-
-
-def write_span(seconds: Seconds, *, units: int = 4) -> str:
-    """Seconds as a person writes them: 3m12s, 6h, 0.4s; cut off after so many units."""
-    if seconds >= _AGES:
-        return "over 100 years"
-    if seconds < 60 and seconds != int(seconds):
-        return f"{seconds:.1f}s"
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, size in _UNITS:
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count}{unit}" if count else "")
-    return "".join(parts[:units]) or "0s"
 
 
 def write_outcome(outcome: Outcome) -> str:

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from exporter.evidence import Evidence
 from exporter.history import History, Migration
-from exporter.model import Instant, MigrationState, Outcome, Pod, Policy, Vmi, Vmim
+from exporter.model import Fact, Instant, MigrationState, Outcome, Pod, Policy, Vmi, Vmim
+from exporter.store import Store
 
 
 Json: TypeAlias = dict[str, Any]
@@ -208,3 +209,13 @@ def transitions_json(**instants: Instant) -> list[Json]:
         {"phase": phase, "phaseTransitionTimestamp": rfc3339(instant)}
         for phase, instant in instants.items()
     ]
+
+
+def a_store(*facts: Fact, keep: int = KEEP, heard_at: Instant = 0.0) -> Store:
+    """A store that may see everything and was told this, in this order."""
+    store = Store(endings_kept=keep)
+    store.vmims_seen = store.pods_seen = True
+    store.heard_at = heard_at
+    for fact in facts:
+        store.put(fact)
+    return store

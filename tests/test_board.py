@@ -24,8 +24,7 @@ from exporter.model import (
     StuckPolicy,
     Vmi,
 )
-from exporter.store import Store
-from tests.builders import KEEP, NOW, a_running_state, a_state, a_vmi, a_vmim
+from tests.builders import NOW, a_running_state, a_state, a_store, a_vmi, a_vmim
 
 
 POLICY = Policy()
@@ -43,11 +42,7 @@ def a_health(*watched: Watched) -> Health:
 
 def a_scene(*facts: Fact, now: Instant = NOW, **overrides: Any) -> Scene:
     """A cluster of these facts, everything of it to be seen."""
-    store = Store(endings_kept=KEEP)
-    store.vmims_seen = store.pods_seen = True
-    store.heard_at = NOW
-    for fact in facts:
-        store.put(fact)
+    store = a_store(*facts, heard_at=NOW)
     fields: dict[str, Any] = {
         "store": store,
         "health": a_health(),

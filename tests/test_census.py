@@ -29,7 +29,6 @@ from exporter.model import (
 )
 from exporter.store import Store
 from tests.builders import (
-    KEEP,
     NAME,
     NAMESPACE,
     NOW,
@@ -38,21 +37,13 @@ from tests.builders import (
     a_policy,
     a_running_state,
     a_state,
+    a_store,
     a_vmi,
     a_vmim,
 )
 
 
 POLICY = a_policy()
-
-
-def a_store(*facts: Fact) -> Store:
-    """A store that may see everything and was told this."""
-    store = Store(endings_kept=KEEP)
-    store.vmims_seen = store.pods_seen = True
-    for fact in facts:
-        store.put(fact)
-    return store
 
 
 def a_memory(uid: str, end: Instant) -> Remembered:

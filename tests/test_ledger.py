@@ -25,26 +25,16 @@ from exporter.model import (
     Vmim,
 )
 from exporter.store import Store
-from tests.builders import KEEP, NAME, NAMESPACE, NOW, UID, a_pod, a_vmi, a_vmim
+from tests.builders import NAME, NAMESPACE, NOW, UID, a_pod, a_store, a_vmi, a_vmim
 
 
 WINDOW = 86_400.0
 LIVES = 300
 
 
-def a_store(*facts: Fact) -> Store:
-    """A store that sees everything and has heard of these."""
-    store = Store(endings_kept=KEEP)
-    store.vmims_seen = store.pods_seen = True
-    store.heard_at = NOW
-    for fact in facts:
-        store.put(fact)
-    return store
-
-
 def a_ledger(*facts: Fact) -> Ledger:
     """A ledger of such a store, which it has followed."""
-    ledger = Ledger(store=a_store(), window=WINDOW)
+    ledger = Ledger(store=a_store(heard_at=NOW), window=WINDOW)
     for fact in facts:
         ledger.store.put(fact)
     ledger.follow(NOW)
@@ -183,7 +173,7 @@ class TestRecalling:
     def test_a_request(self, *, late: bool) -> None:
         """It never moves later, and the failures that KubeVirt deleted are counted on."""
         before = a_ledger(a_vmi(evacuation_node="n1"), *failures(range(70)))
-        later = a_store()
+        later = a_store(heard_at=NOW)
         heir = Ledger(later, WINDOW)
         later.heard_at = NOW + 5_000
         facts: list[Fact] = [a_vmi(evacuation_node="n1"), *failures(range(68, 72))]
@@ -218,7 +208,7 @@ class TestRecalling:
     def test_another_evacuation(self, now: Vmi) -> None:
         """What failed in an evacuation that is over is none of the next one's attempts."""
         before = a_ledger(a_vmi(evacuation_node="n1"), *failures(range(4)))
-        later = a_store()
+        later = a_store(heard_at=NOW)
         heir = Ledger(later, WINDOW)
         later.heard_at = NOW + 5_000
         take(heir, shards(before))

@@ -27,6 +27,17 @@ def test_the_map_the_contract_and_the_files_agree() -> None:
     assert drawn == sorted(drawn, key=order.__getitem__), "drawn in import order"
 
 
+def test_the_simulated_cluster_may_import_no_room() -> None:
+    """The contract that keeps it independent names every room but itself and the entry."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {one["id"]: one for one in project["tool"]["importlinter"]["contracts"]}
+    rooms = {path.stem for path in (ROOT / "exporter").glob("*.py")} - {"__init__", "__main__"}
+
+    assert set(contracts["independent-demo"]["forbidden_modules"]) == {
+        f"exporter.{room}" for room in rooms
+    }
+
+
 def test_every_dependency_is_explained() -> None:
     """Each direct dependency has a row in CONTRIBUTING.md, and each row a dependency."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -29,7 +29,6 @@ from exporter.model import (
 )
 from exporter.store import WAITING_LIMIT, Store
 from tests.builders import (
-    KEEP,
     NAME,
     NAMESPACE,
     NOW,
@@ -38,6 +37,7 @@ from tests.builders import (
     a_policy,
     a_running_state,
     a_state,
+    a_store,
     a_vmi,
     a_vmim,
     an_ended_vmim,
@@ -46,15 +46,6 @@ from tests.builders import (
 
 OLD = NOW - 86_400.0
 """When `a_vmi` was created."""
-
-
-def a_store(*facts: Fact, keep: int = KEEP) -> Store:
-    """A store that may see everything and was told this, in this order."""
-    store = Store(endings_kept=keep)
-    store.vmims_seen = store.pods_seen = True
-    for fact in facts:
-        store.put(fact)
-    return store
 
 
 def seen(store: Store, name: str = NAME) -> Evidence:

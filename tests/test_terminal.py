@@ -17,26 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from exporter.answers import describe_status, explain_vmi, list_evacuations
+from exporter.answers import describe_status, list_evacuations
 from exporter.evidence import Evidence
 from exporter.health import CheckpointFault, CheckpointHealth, Health
-from exporter.model import Checkpoint, Hold, Policy, Reason, StuckPolicy
+from exporter.model import Checkpoint, Hold, Reason, StuckPolicy
 from exporter.terminal import (
     ROWS,
     Screen,
     Unreadable,
-    escape,
     look_at,
     show_status,
     show_vmi,
     write_arithmetic,
     write_cancel,
 )
+from exporter.text import escape
 from exporter.wire import (
     BlockedAnswer,
     BlockedVmi,
     CancelAnswer,
-    VmiAnswer,
     write_instant,
     write_optional_instant,
 )
@@ -51,7 +50,7 @@ from tests.builders import (
     a_vmi,
     some_evidence,
 )
-from tests.test_answers import some_health
+from tests.test_answers import explained, some_health
 from tests.test_evacuation import a_failed_attempt, an_attempt, an_evacuation
 
 
@@ -59,24 +58,6 @@ PIPED = Screen()
 NARROW = Screen(width=80)
 COLORED = Screen(width=80, colored=True)
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def explained(
-    evidence: Evidence,
-    *,
-    now: float = NOW,
-    health: Health | None = None,
-    policy: Policy | None = None,
-) -> VmiAnswer:
-    """The API's answer, of fresh evidence and under the default policy."""
-    return explain_vmi(
-        evidence,
-        policy or a_policy(),
-        StuckPolicy(),
-        load=None,
-        now=now,
-        health=health or some_health(),
-    )
 
 
 def cooling() -> Evidence:
@@ -556,12 +537,6 @@ def test_a_name_is_only_text(name: str) -> None:
         text = show_vmi(explained(evidence), screen) + status_of(evidence, screen=screen)
         assert all(c == "\n" or c.isprintable() for c in COLORS.sub("", text)), text
     assert f"shop/{escape(name)} may" in show_vmi(explained(evidence), PIPED)
-
-
-def test_what_names_hide_is_shown() -> None:
-    """Escapes, bidirectional marks and line ends are written out."""
-    assert escape("a\x1b[2J\u202eb\nc\x9b") == r"a\x1b[2J\u202eb\nc\x9b"
-    assert escape("größer-名") == "größer-名"
 
 
 def test_the_cancel_command_is_run_by_a_shell(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from exporter.wire import (
     write_optional_instant,
     write_optional_release,
     write_release,
-    write_span,
 )
 from tests.builders import NOW
 
@@ -77,31 +76,6 @@ def test_a_wait_is_never_written_too_short(seconds: float) -> None:
 
     assert written is not None
     assert NOW + seconds <= NOW + written <= NOW + seconds + 0.0011
-
-
-@pytest.mark.parametrize(
-    ("seconds", "written"),
-    [
-        (0.0, "0s"),
-        (0.44, "0.4s"),
-        (59.0, "59s"),
-        (192.0, "3m12s"),
-        (192.4, "3m12s"),
-        (1280.0, "21m20s"),
-        (3600.0, "1h"),
-        (5400.0, "1h30m"),
-        (90_061.0, "1d1h1m1s"),
-        (1e300, "over 100 years"),
-    ],
-)
-def test_a_span_is_as_one_writes_it(seconds: float, written: str) -> None:
-    """In days, hours, minutes and seconds, those that are there."""
-    assert write_span(seconds) == written
-
-
-def test_a_rough_span_is_cut_off() -> None:
-    """Of two units the second is the next smaller one, or none."""
-    assert [write_span(s, units=2) for s in (90_061.0, 86_461.0, 3725.0)] == ["1d1h", "1d", "1h2m"]
 
 
 @pytest.mark.parametrize(
