@@ -53,7 +53,7 @@ check: needs-python needs-go $(DEVELOPMENT)
 	done
 
 # What the exporter costs beside what it is measured against, as a table; ten minutes, and the
-# machine should do nothing else. The README's table is written by `make bench BENCH=--readme`.
+# machine should do nothing else. `make bench BENCH=--write` puts the tables into docs/performance.md.
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)
 
@@ -65,7 +65,7 @@ tools: needs-go
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
-# The README's pictures of the status page, from the demo, with the Chromium that is installed.
+# The documents' pictures of the status page, from the demo, with the Chromium that is installed.
 screenshots: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.screenshots
 

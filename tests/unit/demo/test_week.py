@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -32,9 +31,9 @@ from exporter.kube.kubevirt import parse_object
 from exporter.whatif import recording
 from exporter.whatif.recording import Faults, Kind, Recorded
 from exporter.whatif.replay import BUILTIN, play
+from tests.support.documents import WHAT_IF
 
 
-README = Path(__file__).parents[3] / "README.md"
 RESOURCES = {
     VMIS: Resource.VMIS,
     MIGRATIONS: Resource.VMIMS,
@@ -263,4 +262,4 @@ def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
     assert b"Evictions asked for" in runs[0].stdout
     if days == "7":
         table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]
-        assert table in README.read_text(encoding="utf-8")
+        assert table in WHAT_IF.read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 """docs/api.md is what the OpenAPI document and the API itself make it."""
 
-import re
 from datetime import UTC, datetime
 
 from exporter.demo import Demo
@@ -32,20 +31,6 @@ def test_it_begins_with_how_to_try_it() -> None:
 
     assert f"export EXPORTER=http://{query}\n" in head
     assert f"`{'/'.join(Demo(lambda: datetime.now(UTC)).example)}`" in head
-
-
-def test_its_links_lead_somewhere() -> None:
-    """Each link within the file is to a heading of it."""
-    text = REFERENCE.read_text(encoding="utf-8")
-    headings = {
-        line.lstrip("# ").lower().replace(" ", "-")
-        for line in text.splitlines()
-        if line.startswith("#")
-    }
-    links = set(re.findall(r"\(#([^)]+)\)", text))
-
-    assert len(links) > len(ROUTES)
-    assert links <= headings
 
 
 def test_every_type_is_in_it() -> None:
