@@ -73,7 +73,8 @@ screenshots: $(DEVELOPMENT)
 rules: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.rules
 
-# docs/api.md, from the OpenAPI document and the API's own answers; a test holds it up to date.
+# docs/api.md, from the OpenAPI document and the API's own answers, and the tables of
+# docs/reference.md that repeat the program; tests hold both up to date.
 reference: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.reference
 

@@ -1,26 +1,28 @@
-"""`make reference`: docs/api.md, the OpenAPI document for people, with example answers.
+"""`make reference`: docs/api.md, and the tables of docs/reference.md that repeat the program.
 
-The examples are answers of the query API itself over fixed facts, and every answer is validated
-against the document.
+docs/api.md is the OpenAPI document for people. Its examples are answers of the query API itself
+over fixed facts, and every answer is validated against the document.
 """
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from shlex import quote
 from typing import Any, TypeAlias
 
+from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.model import Hold
+from exporter.metrics.exposition import FAMILIES
 from exporter.server.schemas import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
+from tests.support.documents import API, REFERENCE, read
 from tests.unit.server.test_api import Answer, Desk, opened
 
 
 Json: TypeAlias = dict[str, Any]
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "api.md"
 NAMES = {
     "verdicts": "Verdicts",
     "blocked": "The blocked set",
@@ -149,8 +151,8 @@ async def ask() -> dict[str, Answer]:
     return answers
 
 
-def write_reference(document: Json, answers: Mapping[str, Answer]) -> str:
-    """The whole file."""
+def write_api(document: Json, answers: Mapping[str, Answer]) -> str:
+    """The text of docs/api.md."""
     lines = _HEAD.splitlines()
     for route in ROUTES:
         link = f"[`{route.method} {route.path}`](#{_anchor(NAMES[route.name])})"
@@ -256,9 +258,31 @@ def _fence(language: str, text: str) -> tuple[str, ...]:
     return (f"```{language}", text, "```")
 
 
+def fill_tables(text: str) -> str:
+    """docs/reference.md with the exit codes and metrics that the program has now."""
+    exits = [f"| `{code.value}` | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
+    metrics = [
+        f"| `{family.name}` | {family.type}"
+        f" | {', '.join(f'`{label}`' for label in family.labels) or 'none'} | {family.help} |"
+        for family in FAMILIES
+    ]
+    return _fill(_fill(text, "Exit codes", exits), "Metrics", metrics)
+
+
+def _fill(text: str, heading: str, rows: list[str]) -> str:
+    """The text with these rows in the first table below a heading."""
+    found = re.search(
+        rf"^## {heading}\n[^|]*\|.*\n\|[-|]+\|\n((?:\|.*\n)*)", text, flags=re.MULTILINE
+    )
+    if found is None:
+        raise ValueError(f"docs/reference.md has no table below ## {heading}")
+    return text[: found.start(1)] + "".join(f"{row}\n" for row in rows) + text[found.end(1) :]
+
+
 def main() -> None:
-    """Write the file."""
-    REFERENCE.write_text(write_reference(write_openapi(), asyncio.run(ask())), encoding="utf-8")
+    """Write both files."""
+    API.write_text(write_api(write_openapi(), asyncio.run(ask())), encoding="utf-8")
+    REFERENCE.write_text(fill_tables(read(REFERENCE)), encoding="utf-8")
 
 
 if __name__ == "__main__":

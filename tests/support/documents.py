@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+API = ROOT / "docs" / "api.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 DEPLOY = ROOT / "deploy" / "README.md"
