@@ -1,11 +1,16 @@
 """Who may ask: real tokens and roles on a real API server, and one that cannot be asked."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,9 +23,11 @@ from exporter.access import (
     Unauthenticated,
 )
 from exporter.kube import ApiServer, Login, Unreachable
-from tests.cluster import RealCluster, User
+from tests.cluster import RealCluster, User, poll
 from tests.cluster.access import allow
+from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
 from tests.gate import Gate
+from tests.program import Program, program
 from tests.stages import RealStage
 
 
@@ -197,3 +204,145 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
                 await access.check(f"Bearer invented-{number}", "GET", "/metrics")
             await access.check(bearer(caller), "GET", f"/v1/vmis/shop/{number}")
         assert access.remembered <= 9, "three users, three strangers, three permissions"
+
+
+PAUSE = 10.0
+"""Of a stranger between two requests, in seconds."""
+QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
+
+
+@asynccontextmanager
+async def guarded(real: RealStage, directory: Path) -> AsyncIterator[Program]:
+    """The program, which asks the API server about its callers and keeps answers for a second."""
+    login = real.cluster.kubeconfig(real.cluster.administrator)
+    config = {"auth": {"query": "kubernetes", "cache": "1s"}}
+    async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.ready()
+        yield exporter
+
+
+@asynccontextmanager
+async def frozen(real: RealStage) -> AsyncIterator[None]:
+    """The API server says nothing for the length of the block."""
+    real.freeze()
+    try:
+        yield
+    finally:
+        real.thaw()
+
+
+async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> int:
+    """The status of one request for verdicts."""
+    headers = {"Authorization": f"Bearer {token}"}
+    url = f"{exporter.query}/v1/verdicts"
+    async with session.post(url, json=QUESTION, headers=headers) as response:
+        await response.read()
+        return response.status
+
+
+async def intrude(exporter: Program, number: int, statuses: Counter[int]) -> None:
+    """Ask on one connection with a new invented token each time, for ever; count the answers.
+
+    Without an HTTP client and with pauses, in turn: 490 clients in this process must leave the
+    exporter a processor, on a busy machine too.
+    """
+    await asyncio.sleep(number % 100 * PAUSE / 100)
+    url = urlsplit(exporter.query)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    try:
+        for attempt in count():
+            writer.write(
+                b"GET /v1/blocked HTTP/1.1\r\nHost: exporter\r\n"
+                b"Authorization: Bearer invented-%d-%d\r\n\r\n" % (number, attempt)
+            )
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+            statuses[int(head.split()[1])] += 1
+            await asyncio.sleep(PAUSE)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(("revoked", "refusal"), [("token", 401), ("permission", 403)])
+async def test_what_was_revoked_is_not_granted_again_in_an_outage(
+    real: RealStage, tmp_path: Path, revoked: str, refusal: int
+) -> None:
+    """A no ends the yes before it, also for the time when the API server cannot be asked."""
+    caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
+    name = caller.name.rpartition(":")[2]
+    async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
+
+        async def answers() -> int:
+            return await ask(session, exporter, caller.token or "")
+
+        async def is_refused() -> bool:
+            return await answers() == refusal
+
+        async def is_forgotten() -> int | None:
+            status = await answers()
+            return None if status == refusal else status
+
+        assert await answers() == 200
+        if revoked == "token":
+            await real.admin.delete(SERVICE_ACCOUNTS, "accounts", name)
+        else:
+            await real.admin.delete(CLUSTER_ROLE_BINDINGS, None, f"{name}-asks")
+        # The API server keeps what it knows of a token for ten seconds itself.
+        await poll(is_refused, within=30, what=f"{refusal}")
+        async with frozen(real):
+            assert await poll(is_forgotten, within=10, what="the refusal's end") == 503
+
+
+@pytest.mark.parametrize("strangers", [0, 490])
+async def test_a_known_caller_gets_each_verdict_within_a_second(
+    real: RealStage, tmp_path: Path, strangers: int, prove: Callable[[str], None]
+) -> None:
+    """The API server is frozen; invented tokens on all other connections delay no renewal."""
+    caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
+    refusals: Counter[int] = Counter()
+    took: list[float] = []
+
+    async with (
+        guarded(real, tmp_path) as exporter,
+        aiohttp.ClientSession() as session,
+    ):
+        assert await ask(session, exporter, caller.token or "") == 200
+        async with frozen(real):
+            crowd = [
+                asyncio.create_task(intrude(exporter, number, refusals))
+                for number in range(strangers)
+            ]
+
+            async def has_been_refused() -> bool:
+                return refusals.total() >= strangers
+
+            await poll(has_been_refused, within=60, what="each stranger's first refusal")
+            until = time.monotonic() + 9  # more than one renewal, which are at least 5 s apart
+            while time.monotonic() < until:
+                began = time.monotonic()
+                assert await ask(session, exporter, caller.token or "") == 200
+                took.append(time.monotonic() - began)
+                await asyncio.sleep(0.05)
+            for one in crowd:
+                one.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+
+    assert max(took) < 1.0, sorted(took)[-5:]
+    assert set(refusals) == ({503} if strangers else set())
+    prove(
+        f"access: API server frozen, {strangers} strangers beside a known caller: {len(took)} "
+        f"verdicts, the slowest in {max(took) * 1e3:.0f} ms; {refusals[503]} strangers' requests "
+        "refused"
+    )
+
+
+async def test_a_new_caller_waits_for_one_budget(real: RealStage, tmp_path: Path) -> None:
+    """Whoever was never let in is told within a second that nobody could be asked."""
+    async with (
+        guarded(real, tmp_path) as exporter,
+        aiohttp.ClientSession() as session,
+        frozen(real),
+    ):
+        began = time.monotonic()
+        assert await ask(session, exporter, "unknown") == 503
+        assert time.monotonic() - began < 1.0
