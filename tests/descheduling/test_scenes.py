@@ -171,7 +171,7 @@ async def test_a_migration_that_began_since_the_snapshot(
         await rig.cluster.migrate("moving", space)
         await rig.until(f"{space}/moving", _is_copying)
         await exporter.until_verdict(space, "moving", "filter", "migration_in_progress")
-        async with stage.descheduler(Verdicts(middle.url)) as asking:
+        async with stage.descheduler(Verdicts(middle.url, timeout="20s")) as asking:
             await _until_evicted(stage, space, 1, by=asking)
             await asking.ran(3)
             questions = await asking.samples(
