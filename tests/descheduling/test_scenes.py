@@ -151,7 +151,6 @@ async def test_a_migration_that_began_since_the_snapshot(
     async with (
         world.vms(space, {"node-1": ["moving", "free"]}, guest=SMALL),
         stage.exporter() as exporter,
-        Middleman(exporter.query) as middle,
     ):
         await exporter.ready()
         async with (
@@ -166,17 +165,19 @@ async def test_a_migration_that_began_since_the_snapshot(
             headers = {"ETag": etag}
             return web.Response(body=before, content_type="application/json", headers=headers)
 
-        middle.tamper = hold_back
         rig.player.plan(f"{space}/moving", "hangs")
         await rig.cluster.migrate("moving", space)
         await rig.until(f"{space}/moving", _is_copying)
         await exporter.until_verdict(space, "moving", "filter", "migration_in_progress")
-        async with stage.descheduler(Verdicts(middle.url, timeout="20s")) as asking:
-            await _until_evicted(stage, space, 1, by=asking)
-            await asking.ran(3)
-            questions = await asking.samples(
-                "descheduler_kubevirt_verdicts_total", "checkpoint", "outcome"
-            )
+        async with Middleman(exporter.query) as middle:
+            middle.tamper = hold_back
+            verdicts = Verdicts(middle.url, timeout="20s")
+            async with stage.descheduler(verdicts) as asking:
+                await _until_evicted(stage, space, 1, by=asking)
+                await asking.ran(3)
+                questions = await asking.samples(
+                    "descheduler_kubevirt_verdicts_total", "checkpoint", "outcome"
+                )
         told = stage.evicted(space)
 
     assert told == {"free"}
