@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from exporter.model import Instant, Mismatch, Reason, Seconds
+from exporter.engine.model import Instant, Mismatch, Reason, Seconds
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)

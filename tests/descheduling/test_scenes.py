@@ -24,7 +24,7 @@ from tests.descheduling.middleman import Middleman
 from tests.descheduling.outages import Outage, killed, slow, stale, unready
 from tests.descheduling.stage import LONG, Stage
 from tests.descheduling.world import NODES, World
-from tests.program import program
+from tests.support.program import program
 
 
 PODS_IN_ALL = 2_000
