@@ -375,6 +375,7 @@ def sample(view: View) -> Iterator[Piece]:
 
 def _sample_exporter(view: View) -> Iterator[Piece]:
     health, counters = view.health, view.counters
+    counters.forget_nodes(view.store.nodes, view.now)
     yield BLOCKS, [Sample(key, value) for key, value in sorted(counters.blocks.items())]
     yield EFFECTIVE_COOLDOWN, _sample_histogram((), counters.cooldowns)
     yield BUILD_INFO, [Sample((__version__,), 1)]

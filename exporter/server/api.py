@@ -290,7 +290,7 @@ class Service:
             return
         vmi = evidence.vmi
         self.counters.count_block(
-            verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown
+            verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
         key = (vmi.namespace, vmi.name, verdict.reason)
         if now - self._logged.get(key, 0.0) < BLOCKS_LOGGED_EVERY:
