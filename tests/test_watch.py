@@ -4,13 +4,14 @@ import asyncio
 import json
 import random
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from exporter.health import Restart
+from exporter.health import Restart, Watched
 from exporter.kube import ApiServer, Login, Overloaded
 from exporter.model import Reason, Resource
 from exporter.watch import FUTILE_TRIES, Backoff, Follower, KubeVirtMissing, NotSynced
@@ -31,6 +32,10 @@ class _Paging(Follower):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._streams_lists = False
+
+
+def _has_moved(watched: Watched, contact: float | None) -> bool:
+    return watched.contact != contact
 
 
 class _Brisk(Follower):
@@ -367,8 +372,8 @@ class TestOnTheSimulatedServer:
             vmis = watch.health.of(Resource.VMIS)[0]
             for _ in range(FUTILE_TRIES + 2):
                 await simulated.server.watched(VMIS.plural)
-                contact = vmis.contact or 0.0
-                await watch.until(lambda before=contact: vmis.contact > before, what="a bookmark")
+                contact = vmis.contact
+                await watch.until(partial(_has_moved, vmis, contact), what="a bookmark")
                 simulated.server.cut(VMIS.plural)
             await simulated.server.watched(VMIS.plural)
             assert vmis.lists == 1
