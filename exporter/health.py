@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.model import ALL_ALIVE, DeadResources, Instant, Resource, Seconds
+from exporter.engine.model import ALL_ALIVE, DeadResources, Instant, Resource, Seconds
 
 
 class Restart(StrEnum):

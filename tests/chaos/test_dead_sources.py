@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.commands import Exit
+from exporter.cli.commands import Exit
 from tests.chaos.proxy import Proxy
 from tests.cluster import (
     PODS,
@@ -30,9 +30,9 @@ from tests.cluster.access import binding
 from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import ROLE_BINDINGS
 from tests.cluster.users import kubeconfig, open_kubeconfig
-from tests.program import Program, program
-from tests.scripts import rfc3339
-from tests.stages import RealStage, SimulatedStage
+from tests.support.api_servers import RealStage, SimulatedStage
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
 
 
 RESTARTS = "kubevirt_eviction_exporter_watch_restarts_total"
