@@ -6,6 +6,7 @@ Prometheus) show them to anybody.
 """
 
 import math
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
@@ -85,6 +86,26 @@ class Resource(StrEnum):
 
 CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
 """What verdicts and diagnoses rest on; the others are for our own checkpoint."""
+
+
+class DeadResources(Struct, frozen=True):
+    """The resources that have been silent for so long that their evidence does not block.
+
+    `in_namespace` has the namespaces in which there are more of them than `everywhere`.
+    """
+
+    everywhere: frozenset[Resource] = frozenset()
+    in_namespace: Mapping[str, frozenset[Resource]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere or self.in_namespace)
+
+    def of(self, namespace: str) -> frozenset[Resource]:
+        """Those that are dead in this namespace."""
+        return self.in_namespace.get(namespace, self.everywhere)
+
+
+ALL_ALIVE = DeadResources()
 
 
 class MigrationState(Struct, frozen=True, gc=False):

@@ -21,11 +21,12 @@ from exporter.engine.model import (
     Outcome,
     Policy,
     Reason,
+    Resource,
     StuckPolicy,
     Verdict,
     Vmim,
 )
-from exporter.health import CheckpointHealth, Health, Staleness, Watched
+from exporter.health import CheckpointHealth, Health, Watched
 from exporter.server.schemas import (
     BackoffAnswer,
     BlockedVmi,
@@ -89,7 +90,7 @@ def list_evacuations(
     return EvacuationsAnswer(
         as_of=write_instant(now),
         observed_at=write_optional_instant(health.observed_at),
-        stale=health.staleness(now) is not Staleness.FRESH,
+        stale=health.is_stale(now, (one.namespace for one in found)),
         evacuations=found,
         blind_spots=health.refused_resources(),
     )
@@ -123,19 +124,18 @@ def explain_vmi(
     health: Health,
 ) -> VmiAnswer:
     """Everything that is known of one VMI, and what each rule makes of it."""
-    staleness = health.staleness(now)
-    silent = staleness is Staleness.DEAD
     vmi = evidence.vmi
+    dead = health.find_dead(now).of(vmi.namespace)
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
-        answer = decide(evidence, policy, now, checkpoint=checkpoint, silent=silent)
+        answer = decide(evidence, policy, now, checkpoint=checkpoint, dead=dead)
         return write_verdict(vmi.namespace, vmi.name, answer, now)
 
     cooldown = measure_cooldown(evidence, policy, now)
     return VmiAnswer(
         as_of=write_instant(now),
-        observed_at=write_optional_instant(health.observed_at),
-        stale=staleness is not Staleness.FRESH,
+        observed_at=write_optional_instant(health.seen_through(Resource.VMIS, vmi.namespace)),
+        stale=health.is_stale(now, (vmi.namespace,)),
         namespace=vmi.namespace,
         name=vmi.name,
         vmi_uid=vmi.uid,
@@ -148,7 +148,7 @@ def explain_vmi(
         ),
         rules=[
             _write_finding(finding, evidence, cooldown)
-            for finding in explain(evidence, policy, now, silent=silent)
+            for finding in explain(evidence, policy, now, dead=dead)
         ],
         cooldown=None if cooldown is None else _write_cooldown(cooldown),
         migrations=_write_history(evidence.history, policy, now),
@@ -199,7 +199,7 @@ def _write_finding(finding: Finding, evidence: Evidence, cooldown: Cooldown | No
     if not finding.enabled:
         why = "switched off by policy.guards"
     elif finding.silenced:
-        why = "nothing was heard of the cluster for too long: dead evidence does not block"
+        why = "what it needs was not heard of for too long: dead evidence does not block"
     else:
         why = _WHY[finding.rule](evidence, cooldown)
     return RuleAnswer(

@@ -35,7 +35,13 @@ ObservedAt = Annotated[
     InstantText | None,
     means("the last proof of contact with the API server; null before the first"),
 ]
-Stale = Annotated[bool, means("nothing was heard of the API server for kube.staleAfter")]
+Stale = Annotated[
+    bool,
+    means(
+        "nothing was heard of the API server for kube.staleAfter, or a VMI that this is about is in"
+        " a namespace that may not be seen any more"
+    ),
+]
 BlindSpots = Annotated[dict[str, str], means("the resources that may not be seen, and why")]
 
 _LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
@@ -157,7 +163,9 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
     enabled: Annotated[bool, means("false: policy.guards switches it off")]
     silenced: Annotated[
         bool,
-        means("true: it has no say, because nothing was heard of the cluster for too long"),
+        means(
+            "true: it has no say, because a resource that it needs was not heard of for too long"
+        ),
     ]
     blocks: Annotated[bool, means("whether it blocks now")]
     why: Annotated[str, means("what it saw, in words")]
@@ -523,7 +531,8 @@ ROUTES: tuple[Route, ...] = (
         name="readyz",
         method="GET",
         path="/readyz",
-        summary="200 once VMIs are synced and every other resource is synced or refused.",
+        summary="200 once VMIs are synced in one namespace at least, and everything else is synced"
+        " or refused.",
         answer=("text/plain",),
         problems=(503,),
         guarded=False,

@@ -326,8 +326,8 @@ class TestTrust:
 
     def test_it_is_told_when_trust_turns(self) -> None:
         """The instant at which silence would make it less trustworthy."""
-        assert a_board(a_scene()).trust.turns_at == NOW + 180
-        assert a_board(a_scene(), now=NOW + 200).trust.turns_at == NOW + 780
+        assert a_board(a_scene()).trust.dies_at == NOW + 780
+        assert a_board(a_scene(), now=NOW + 200).trust.dies_at == NOW + 780
         assert a_board(a_scene(), now=NOW + 800).trust.staleness is Staleness.DEAD
 
     def test_a_missing_permission_says_what_is_lost(self) -> None:
