@@ -133,6 +133,7 @@ def explain_vmi(
         name=vmi.name,
         vmi_uid=vmi.uid,
         node=vmi.node,
+        phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=_write_evacuation(evidence, stuck, load, now),
@@ -193,6 +194,8 @@ def _write_finding(finding: Finding, evidence: Evidence, cooldown: Cooldown | No
         why = "switched off by policy.guards"
     elif finding.silenced:
         why = "nothing was heard of the cluster for too long: dead evidence does not block"
+    elif evidence.vmi.finished:
+        why = f"the VMI has ended (phase {evidence.vmi.phase}): nothing is left to move"
     else:
         why = _WHY[finding.rule](evidence, cooldown)
     return RuleAnswer(

@@ -1,12 +1,22 @@
 """What the store keeps of evacuations: since when, what failed since, what the pods show."""
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 
 from exporter.evacuation import Load
-from exporter.evidence import FAILURES_KEPT, Evidence, Marker
-from exporter.model import Fact, MigrationLimits, Outcome, Resource, Trigger, Vmim
+from exporter.evidence import FAILURES_KEPT, Evidence, Marker, Remembered
+from exporter.history import Migration
+from exporter.model import (
+    Fact,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Resource,
+    Trigger,
+    Vmim,
+)
 from exporter.store import Store
 from tests.builders import (
     KEEP,
@@ -137,6 +147,109 @@ class TestRequest:
         store.heard_at = NOW + 20
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).requested_at == NOW + 20
+
+    def test_requested_anew_in_a_gap(self) -> None:
+        """A condition that has moved is a new request, however short after the old one."""
+        store = a_store()
+        store.put(a_pod())
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
+        store.put(an_attempt(1, created=NOW, failed_at=NOW + 20))
+        store.heard_at = NOW + 60
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 30))
+        assert marker_of(store).requested_at == NOW + 30
+        assert marker_of(store).seen_at == NOW + 60
+        assert marker_of(store).lacking_since == NOW + 60
+        assert marker_of(store).failed_since_request() == 0
+        store.put(an_attempt(2, created=NOW + 31, failed_at=NOW + 40))
+        assert marker_of(store).failed_since_request() == 1
+        assert len(list(store.evacuating())) == 1
+
+    def test_a_condition_that_has_gone(self) -> None:
+        """KubeVirt takes it away as the marker is cleared: the marker was set again since."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
+        store.heard_at = NOW + 60
+        store.put(a_vmi(evacuation_node="n1"))
+        assert marker_of(store).requested_at == NOW + 60
+        store.heard_at = NOW + 61
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 55))
+        assert marker_of(store).requested_at == NOW + 55
+
+    @pytest.mark.parametrize("before", [None, NOW - 500], ids=["came", "unchanged"])
+    def test_a_condition_that_is_no_new_request(self, before: float | None) -> None:
+        """One that stays, or that an upgrade to KubeVirt 1.7 adds, changes no age."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=before))
+        store.put(an_attempt(1, created=NOW - 400, failed_at=NOW - 300))
+        marker = marker_of(store)
+        store.heard_at = NOW + 3600
+        at = NOW + 3000 if before is None else before
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=at, migratable=True))
+        assert marker_of(store) is marker
+        assert marker.requested_at == (NOW - 400 if before is None else before)
+        assert marker.failed_since_request() == 1
+
+    @pytest.mark.parametrize("told_by", ["vmi", "vmim-first", "vmim-last", "checkpoint"])
+    def test_back_on_its_node_after_a_gap(self, told_by: str) -> None:
+        """Before 1.7 a success since the first sight shows that the marker was cleared."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 20))
+        success: dict[str, Any] = {"uid": "ok", "start": NOW + 90, "end": NOW + 100}
+        moved = an_ended_vmim(name="ok", created=NOW + 80, finished_at=NOW + 101, **success)
+        later = [
+            an_attempt(2, created=NOW + 210, failed_at=NOW + 220),
+            an_attempt(3, created=NOW + 200, failed_at=NOW + 205),
+        ]
+        state = MigrationState(ended=True, outcome=Outcome.SUCCEEDED, **success)
+        vmi = a_vmi(
+            evacuation_node="n1", migratable=True, migration=state if told_by == "vmi" else None
+        )
+        store.heard_at = NOW + 300
+        facts: dict[str, list[Fact]] = {
+            "vmi": [vmi, *later],
+            "vmim-first": [moved, *later, vmi],
+            "vmim-last": [vmi, *later, moved],
+            "checkpoint": [vmi, *later],
+        }
+        for fact in facts[told_by]:
+            store.put(fact)
+        if told_by == "checkpoint":
+            ended = Migration(
+                start=NOW + 90, end=NOW + 100, outcome=Outcome.SUCCEEDED, handed_off=True
+            )
+            store.recall(Remembered(uid=UID, namespace=NAMESPACE, migrations={"ok": ended}))
+        marker = marker_of(store)
+        assert marker.requested_at == NOW + 200
+        assert marker.failed_since_request() == 2
+        assert (marker.seen_at, marker.not_before) == (NOW + 300, NOW + 100)
+        store.heard_at = NOW + 310
+        store.put(vmi)
+        store.put(an_attempt(4, created=NOW + 305))
+        assert marker_of(store) is marker
+
+    def test_a_success_ahead_of_our_clock(self) -> None:
+        """Where clocks differ, an evacuation is not begun anew with each news."""
+        store = a_store()
+        store.put(an_ended_vmim(uid="ok", name="ok", end=NOW + 100, finished_at=NOW + 101))
+        store.put(a_vmi(evacuation_node="n1"))
+        marker = marker_of(store)
+        assert marker.requested_at == NOW
+        store.heard_at = NOW + 50
+        store.put(a_vmi(evacuation_node="n1", migratable=True))
+        assert marker_of(store) is marker
+
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+    def test_a_vmi_that_has_ended(self, phase: str) -> None:
+        """KubeVirt leaves the marker of a VMI that ends during its evacuation."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(a_vmi(evacuation_node="n1", phase=phase))
+        assert seen(store).marker is None
+        assert list(store.evacuating()) == []
+        restarted = a_store()
+        restarted.put(a_vmi(evacuation_node="n1", phase=phase))
+        assert list(restarted.evacuating()) == []
 
     @pytest.mark.parametrize("how", ["deleted", "recreated"])
     def test_gone_with_the_vmi(self, how: str) -> None:
@@ -273,6 +386,28 @@ class TestLoad:
         load = store.load()
         assert load is not None
         assert (load.is_full("n1"), load.is_full("n2")) == (True, False)
+
+    def test_the_source_of_a_migration(self) -> None:
+        """A VMI that has moved to n2 counts against n1 too, until its VMIM has ended."""
+        store = a_store()
+        store.put(MigrationLimits())
+        state = MigrationState(uid="a", source_node="n1")
+        store.put(a_vmi(node="n2", migration=state))
+        store.put(a_vmi(name="db2", uid="2", node="n2", migration=MigrationState(source_node="n2")))
+        store.put(a_vmim(uid="a", name="a", phase="Running"))
+        store.put(a_vmim(uid="b", name="b", vmi_name="db2", phase="Running"))
+        assert store.load() == Load(2, {"n1": 1, "n2": 2}, MigrationLimits())
+        store.put(an_ended_vmim(uid="a", name="a"))
+        assert store.load() == Load(1, {"n2": 1}, MigrationLimits())
+
+    def test_a_target_pod_of_another_namespace(self) -> None:
+        """It is no target pod of this migration, whatever its labels say."""
+        store = a_store()
+        store.put(MigrationLimits())
+        store.put(a_vmi())
+        store.put(a_vmim(uid="a", name="a", phase="Pending"))
+        store.put(a_pod(namespace="other", migration_uid="a"))
+        assert store.load() == Load(0, {}, MigrationLimits())
 
     @pytest.mark.parametrize("blind", ["vmims", "pods", "limits", "namespaced"])
     def test_not_to_be_seen(self, blind: str) -> None:
