@@ -269,7 +269,8 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         means(
             "who asked, by the priority of this request's newest VMIM (system-maintenance:"
             " `descheduler`, system-critical: `other`), else by the VMI's annotation"
-            " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is to be seen, as always before KubeVirt 1.7"
+            " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is to be seen, as"
+            " always before KubeVirt 1.7"
         ),
     ]
     requested_at: Annotated[InstantText, means("the earliest that is known")]
