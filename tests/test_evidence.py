@@ -312,6 +312,7 @@ class TestFailures:
         marker.note_failure("e1", NOW - 10)
         assert marker.failed_since_request() == 0
         assert marker.note_request(NOW - 60)
+        assert not marker.note_request(NOW - 60)
         assert not marker.note_request(NOW)
         assert marker.failed_since_request() == 1
 
@@ -441,6 +442,7 @@ class TestMarker:
 
     def test_a_union_is_bounded(self) -> None:
         """The newest failures keep their UIDs, by UID where two ended at once; all are counted."""
+        assert FAILURES_KEPT == 64, "what a checkpoint holds at most"
         ends = {f"e{n:03}": 95.0 + n // 2 for n in range(FAILURES_KEPT + 17)}
         marker = a_marker(failed={uid: end for uid, end in ends.items() if uid < "e040"})
         marker.join(a_marker(failed={uid: end for uid, end in ends.items() if uid >= "e030"}))
