@@ -419,6 +419,10 @@ class TestMarker:
                 (10, {"x": 200.0}), (0, {"tie": 200.0}), 11, id="of-the-same-instant"
             ),
             pytest.param((10, {}), (0, {"a": 90.0, "b": 90.5}), 11, id="nothing-is-named"),
+            pytest.param(
+                (10, {"x": 200.0, "y": 210.0}), (0, {"between": 205.0}), 13,
+                id="later-than-the-oldest-that-is-named",
+            ),
             pytest.param((1, {"x": 200.0}), (20, {"y": 150.0}), 22, id="the-greater-way"),
             pytest.param((3, {"x": 200.0}), (3, {"x": 200.0}), 4, id="both-forgot-the-same"),
             pytest.param(
