@@ -11,11 +11,11 @@ import pytest
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, poll, vmi, vmim
 from tests.cluster.objects import Object
 from tests.cluster.users import open_kubeconfig
-from tests.diary import ask_evacuation
-from tests.gate import Gate
-from tests.program import Program, program
-from tests.scripts import rfc3339
-from tests.stages import Stage
+from tests.support.api_servers import Stage
+from tests.support.evacuation_log import ask_evacuation
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
+from tests.support.relay import Gate
 
 
 ALLOWED = "descheduler_kubevirt_vmis"
