@@ -34,9 +34,12 @@ on, an emptied struct whose VMIM is not unfinished any more (it failed, it was d
 zombie state) falls back to the newest ending of the history. So does a failure that the policy
 leaves out: it does not wipe out the cooldown of the success before it.
 
-Each rule names the resources that it `needs`. When one of them has not been heard of for too long
-(it is in `dead`), the rule answers "allowed": dead evidence does not block. The cooldown needs no
-news to run out.
+A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothing is left to move,
+and KubeVirt leaves the status of its last migration and its evacuation as they were.
+
+Each rule names the resources that it `needs`. Once the API server has been silent about one of them
+for too long (it is in `dead`), the rule answers "allowed": dead evidence does not block. The
+cooldown needs no news to run out.
 """
 
 import math
@@ -237,6 +240,8 @@ def _judge(
 def is_quiet(evidence: Evidence) -> bool:
     """Whether no rule could speak: most VMIs, most of the time."""
     vmi = evidence.vmi
+    if vmi.finished:
+        return True
     return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
 
 
@@ -334,7 +339,7 @@ def _last_ended(
     evidence: Evidence, policy: Policy, endings: list[Ending], now: Instant
 ) -> Ending | None:
     state = evidence.vmi.migration
-    if state is None:
+    if state is None or evidence.vmi.finished:
         return None
     if state.ended:
         outcome = max(state.outcome, evidence.history.outcome(state.uid, state.end))
@@ -377,16 +382,16 @@ def _release(
 
 def _runs(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
     state = evidence.vmi.migration
-    return state is not None and state.running
+    return state is not None and state.running and not evidence.vmi.finished
 
 
 def _is_pending(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
-    return evidence.unfinished() is not None
+    return evidence.unfinished() is not None and not evidence.vmi.finished
 
 
 def _is_requested(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
     vmi, launcher = evidence.vmi, evidence.launcher
-    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node:
+    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node or vmi.finished:
         return False
     return launcher is not None and not launcher.eviction_in_progress
 

@@ -112,6 +112,7 @@ class MigrationState(Struct, frozen=True, gc=False):
     """`status.migrationState`: the last migration that was handed off to a target pod.
 
     `ended` is true where an end is written, `end` is None where that end cannot be parsed.
+    `source_node` is the node that the VMI left or is leaving.
     """
 
     uid: str = ""
@@ -120,6 +121,7 @@ class MigrationState(Struct, frozen=True, gc=False):
     end: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
     mode: str = ""
+    source_node: str = ""
 
     @property
     def running(self) -> bool:
@@ -147,6 +149,12 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     eviction_requested_at: Instant | None = None
     evicted_by_descheduler: bool = False
     migratable: bool = False
+    phase: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the VM has stopped for good. KubeVirt leaves its status as it was then."""
+        return self.phase in ("Succeeded", "Failed")
 
 
 class Vmim(Struct, frozen=True, kw_only=True, gc=False):
@@ -185,7 +193,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Pod(Struct, frozen=True, kw_only=True, gc=False):
-    """One virt-launcher pod."""
+    """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace."""
 
     namespace: str
     name: str

@@ -140,6 +140,7 @@ def explain_vmi(
         name=vmi.name,
         vmi_uid=vmi.uid,
         node=vmi.node,
+        phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=_write_evacuation(evidence, stuck, load, now),
@@ -199,7 +200,9 @@ def _write_finding(finding: Finding, evidence: Evidence, cooldown: Cooldown | No
     if not finding.enabled:
         why = "switched off by policy.guards"
     elif finding.silenced:
-        why = "what it needs was not heard of for too long: dead evidence does not block"
+        why = "no contact with what it needs for too long: dead evidence does not block"
+    elif evidence.vmi.finished:
+        why = f"the VMI has ended (phase {evidence.vmi.phase}): nothing is left to move"
     else:
         why = _WHY[finding.rule](evidence, cooldown)
     return RuleAnswer(

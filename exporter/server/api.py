@@ -201,7 +201,9 @@ class Service:
         """GET /v1/status."""
         now = self.clock()
         blocked = self.blocked.read(None, now).entries if self.health.ready else []
-        status = describe_status(self.health, vmis=len(self.store), blocked=blocked, now=now)
+        status = describe_status(
+            self.health, vmis=self.store.nodes.total(), blocked=blocked, now=now
+        )
         status.ready = status.ready and not self.closing
         return _json(status)
 

@@ -275,9 +275,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     source: Annotated[
         Source,
         means(
-            "who asked, by the priority of the newest VMIM (system-maintenance: `descheduler`,"
-            " system-critical: `other`), else by the VMI's annotation kubevirt.io/eviction-source"
-            " (`descheduler`); `unknown`: neither is to be seen, as always before KubeVirt 1.7"
+            "who asked, by the priority of this request's newest VMIM (system-maintenance:"
+            " `descheduler`, system-critical: `other`), else by the VMI's annotation"
+            " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is to be seen, as"
+            " always before KubeVirt 1.7"
         ),
     ]
     requested_at: Annotated[InstantText, means("the earliest that is known")]
@@ -322,6 +323,10 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     name: str
     vmi_uid: str
     node: Annotated[str, means("the node that it runs on; empty: none yet")]
+    phase: Annotated[
+        str,
+        means("KubeVirt's phase; Succeeded or Failed: the VM has ended, nothing is left to move"),
+    ]
     created_at: InstantText | None
     evacuation_node_name: Annotated[str | None, means("the node that it is to leave; null: none")]
     evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
@@ -371,7 +376,7 @@ class CheckpointStatus(Struct, rename="camel", kw_only=True):
 class VmiCounts(Struct, rename="camel", kw_only=True):
     """How many VMIs there are, and what is said of them."""
 
-    known: int
+    known: Annotated[int, means("those that have not ended (phase Succeeded or Failed)")]
     allowed: Annotated[int, means("those that no rule holds at either checkpoint")]
     held: Annotated[dict[Reason, int], means("those that are held, by their first reason")]
 

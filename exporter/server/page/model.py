@@ -243,7 +243,9 @@ def read_instant(text: str) -> Instant:
 
 def set_up(scene: Scene, wish: Wish, now: Instant, *, named: bool) -> Board:
     """The board at `now`; with `named` it tells of single VMs, else of their numbers only."""
-    status = describe_status(scene.health, vmis=len(scene.store), blocked=scene.blocked, now=now)
+    status = describe_status(
+        scene.health, vmis=scene.store.nodes.total(), blocked=scene.blocked, now=now
+    )
     answers = status.ready and not scene.closing
     return Board(
         now=now,
@@ -314,7 +316,7 @@ def _survey(scene: Scene, wish: Wish, now: Instant, *, named: bool) -> Cluster:
     states = Counter(one.state for one in evacuations)
     nodes = _list_nodes(store, held)
     return Cluster(
-        vmis=len(store),
+        vmis=store.nodes.total(),
         held_by={reason: reasons[reason] for reason in Reason},
         evacuating=len(evacuations),
         stuck=sum(one.stuck for one in evacuations),

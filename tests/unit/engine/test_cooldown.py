@@ -15,6 +15,7 @@ from exporter.engine.cooldown import (
     cap,
     decide,
     explain,
+    is_quiet,
     measure_cooldown,
     not_ours,
     work_out_cooldown,
@@ -147,6 +148,30 @@ def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[st
 def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
     """Each rule blocks at its own checkpoint, on its own evidence, and nothing else blocks."""
     assert verdicts(evidence, a_policy()) == blocked
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        pytest.param(some_evidence(vmi=a_vmi(migration=a_running_state())), id="running"),
+        pytest.param(some_evidence(vmims=(a_vmim(),)), id="vmim-waits"),
+        pytest.param(some_evidence(vmi=EVACUATING), id="evacuation-requested"),
+        pytest.param(ended(60.0), id="just-ended"),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=EMPTIED), history=a_history(m0=a_migration())),
+            id="emptied",
+        ),
+    ],
+)
+def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
+    """Nothing is left to move: no rule blocks, and nothing cools down."""
+    over = replace(evidence, vmi=replace(evidence.vmi, phase=phase), kept=None)
+    assert verdicts(evidence, a_policy()) != ("", "")
+    assert verdicts(over, a_policy()) == ("", "")
+    assert measure_cooldown(over, a_policy(), NOW) is None
+    assert not any(finding.blocks for finding in explain(over, a_policy(), NOW))
+    assert is_quiet(over)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def looked(
     cooling = []
     for known in store.all_evidence():
         evidence = replace(known, kept=None)
+        if evidence.vmi.finished:
+            continue
         vmi = evidence.vmi
         verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
         verdicts[verdict.reason or ALLOWED, vmi.node] += 1
@@ -168,6 +170,7 @@ def test_an_end_ahead_of_the_clock() -> None:
     [
         pytest.param(lambda store: store.put(a_vmi(node="n2", migration=a_state())), id="vmi"),
         pytest.param(lambda store: store.remove(Resource.VMIS, NAMESPACE, NAME), id="vmi-gone"),
+        pytest.param(lambda store: store.put(a_vmi(phase="Failed")), id="vmi-ended"),
         pytest.param(lambda store: store.put(a_vmim(uid="m2")), id="vmim"),
         pytest.param(lambda store: store.remove(Resource.VMIMS, NAMESPACE, "m3"), id="vmim-gone"),
         pytest.param(lambda store: store.put(a_pod(eviction_in_progress=True)), id="pod"),
@@ -293,6 +296,7 @@ vmis = st.builds(
     node=st.sampled_from(("n1", "n2", "")),
     evacuation_node=st.sampled_from(("", "n1")),
     migration=st.none() | states,
+    phase=st.sampled_from(("Running", "Running", "Failed")),
 )
 vmims = st.builds(
     lambda number, of, **fields: a_vmim(

@@ -126,6 +126,20 @@ class TestTheSame:
         assert (board.cluster.evacuating, board.cluster.stuck) == (3, 1)
         assert sum(board.cluster.states.values()) == 3
 
+    def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
+        """Neither the board nor the status takes it for one that may be moved."""
+        scene = a_lively_scene()
+        before = a_board(scene)
+        scene.store.put(evacuating("gone", node="n7", phase="Failed"))
+        after = a_board(scene)
+
+        assert before.cluster is not None
+        assert after.cluster is not None
+        assert after.cluster.vmis == before.cluster.vmis
+        assert after.cluster.movable == before.cluster.movable
+        assert after.cluster.evacuating == before.cluster.evacuating
+        assert after.cluster.nodes == before.cluster.nodes
+
     def test_held_vms_are_the_blocked_set(self) -> None:
         """The entries of the rows are the blocked set, each beside what the API explains of it."""
         scene = a_lively_scene()
