@@ -2,12 +2,15 @@
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 
-from exporter.engine.model import Mismatch, Reason, Seconds
+from exporter.engine.model import Instant, Mismatch, Reason, Seconds
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
+NODE_KEPT_FOR: Seconds = 86_400.0
+"""A day: no increase over a day or less changes when a series ends that stood still for longer."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 
@@ -46,10 +49,12 @@ class Histogram:
 class Counters:
     """Blocked answers (by reason, node, namespace), their cooldowns, and what callers asked.
 
-    Refused are connections by listener and requests by status.
+    Refused are connections by listener and requests by status. `blocked_at` is when a node last
+    had a blocked answer.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
+    blocked_at: dict[str, Instant] = field(default_factory=dict)
     cooldowns: Histogram = field(default_factory=lambda: Histogram(COOLDOWN_BUCKETS))
     unknown_candidates: Counter[Mismatch] = field(default_factory=Counter)
     requests: dict[str, Histogram] = field(default_factory=dict)
@@ -57,12 +62,32 @@ class Counters:
     refused_requests: Counter[int] = field(default_factory=Counter)
 
     def count_block(
-        self, reason: Reason, node: str, namespace: str, cooldown: Seconds | None
+        self,
+        reason: Reason,
+        node: str,
+        namespace: str,
+        cooldown: Seconds | None,
+        *,
+        now: Instant,
     ) -> None:
         """One blocked answer; its effective cooldown is observed where that is the reason."""
         self.blocks[reason, node, namespace] += 1
+        self.blocked_at[node] = now
         if reason is Reason.COOLDOWN and cooldown is not None:
             self.cooldowns.observe(cooldown)
+
+    def forget_nodes(self, present: Container[str], now: Instant) -> None:
+        """Drop the blocks of nodes without a VMI that had none for `NODE_KEPT_FOR`."""
+        gone = {
+            node
+            for node, at in self.blocked_at.items()
+            if node not in present and now - at >= NODE_KEPT_FOR
+        }
+        if not gone:
+            return
+        self.blocks = Counter({key: n for key, n in self.blocks.items() if key[1] not in gone})
+        for node in gone:
+            del self.blocked_at[node]
 
     def count_request(self, endpoint: str, duration: Seconds) -> None:
         """One answered request."""

@@ -4,11 +4,11 @@ Plain values that the watch writes and that the API, the metrics and the probes 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.model import ALL_ALIVE, DeadResources, Instant, Resource, Seconds
 
 
 class Restart(StrEnum):
@@ -16,6 +16,7 @@ class Restart(StrEnum):
 
     ENDED = "ended"
     EXPIRED = "expired"
+    NO_PROGRESS = "no_progress"
     SILENT = "silent"
     UNREACHABLE = "unreachable"
     OVERLOADED = "overloaded"
@@ -36,7 +37,7 @@ class Watched:
     """One resource in one namespace (None: in all).
 
     `synced`: a whole list has been read. `refused`: the reason for which the server does not
-    let us see it, "" where it does. `contact`: the last event, bookmark, list or answered watch.
+    let us see it, "" where it does. `contact`: the last event, bookmark or list.
     `trouble`: what went wrong last, "" since it went well.
     """
 
@@ -65,6 +66,10 @@ class CheckpointFault(StrEnum):
     NOT_WRITTEN = "not_written"
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
+
+
+_RESTED_ON = (Resource.VMIS, Resource.VMIMS, Resource.PODS)
+"""What rules rest on."""
 
 
 def _never() -> bool:
@@ -134,8 +139,9 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """VMIs are synced, every other resource is synced or refused."""
-        return self.is_synced(Resource.VMIS) and all(one.settled for one in self.watched)
+        """VMIs are synced in one namespace at least, everything else is synced or refused."""
+        vmis = self.of(Resource.VMIS)
+        return any(one.synced for one in vmis) and all(one.settled for one in self.watched)
 
     def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
         """Up to when everything of it in a namespace has been seen; None where not watched."""
@@ -168,14 +174,14 @@ class Health:
     def observed_at(self) -> Instant | None:
         """The last proof of contact with the API server, of the watch that verdicts rest on.
 
-        That is the VMIs', in whichever watched namespace it is oldest: news of pods alone would
-        make a dead watch of VMIs look alive.
+        That is the VMIs', in whichever namespace it is oldest: news of pods alone would make a dead
+        watch of VMIs look alive. Namespaces that may not be seen are left out.
         """
-        contacts = [one.contact for one in self.of(Resource.VMIS) if one.synced]
+        contacts = [one.contact for one in self.of(Resource.VMIS) if one.synced and not one.refused]
         return min((contact for contact in contacts if contact is not None), default=None)
 
     def staleness(self, now: Instant) -> Staleness:
-        """How far the evidence can be trusted at `now`."""
+        """How far the evidence can be trusted at `now`, where it may be seen."""
         observed = self.observed_at
         if observed is None:
             return Staleness.STALE
@@ -184,13 +190,59 @@ class Health:
             return Staleness.FRESH
         return Staleness.STALE if age < self.stale_after + self.dead_after else Staleness.DEAD
 
+    def is_stale(self, now: Instant, namespaces: Iterable[str]) -> bool:
+        """Whether an answer about VMIs of these namespaces is stale.
+
+        It is where one of them may not be seen, however short a time ago that was.
+        """
+        if self.staleness(now) is not Staleness.FRESH:
+            return True
+        lost = self.lost_namespaces
+        return bool(lost) and not lost.isdisjoint(namespaces)
+
+    def find_dead(self, now: Instant) -> DeadResources:
+        """The resources whose evidence does not block any more, by namespace."""
+        limit = self.stale_after + self.dead_after
+        dead = [one for one, contact in self._heard() if now - contact >= limit]
+        if not dead:
+            return ALL_ALIVE
+        everywhere = frozenset(one.resource for one in dead if one.namespace is None)
+        in_namespace: dict[str, frozenset[Resource]] = {}
+        for one in dead:
+            if one.namespace is not None:
+                known = in_namespace.get(one.namespace, everywhere)
+                in_namespace[one.namespace] = known | {one.resource}
+        return DeadResources(everywhere, in_namespace)
+
     def turns_at(self, now: Instant) -> Instant | None:
-        """When the staleness changes next if nothing is heard."""
+        """When `staleness` or `find_dead` changes next if nothing is heard."""
         observed = self.observed_at
-        if observed is None:
-            return None
-        turns = (observed + self.stale_after, observed + self.stale_after + self.dead_after)
+        turns = [] if observed is None else [observed + self.stale_after]
+        turns += [contact + self.stale_after + self.dead_after for _, contact in self._heard()]
         return min((turn for turn in turns if turn > now), default=None)
+
+    def dies_at(self, now: Instant) -> Instant | None:
+        """When `staleness` turns DEAD if nothing is heard; None where it has, or never will."""
+        observed = self.observed_at
+        dies = None if observed is None else observed + self.stale_after + self.dead_after
+        return dies if dies is not None and dies > now else None
+
+    @property
+    def lost_namespaces(self) -> frozenset[str]:
+        """The watched namespaces whose VMIs may not be seen."""
+        refused = (one.namespace for one in self.of(Resource.VMIS) if one.refused)
+        return frozenset(namespace for namespace in refused if namespace is not None)
+
+    def _heard(self) -> Iterator[tuple[Watched, Instant]]:
+        """The watches that rules rest on, once heard, with their last contact.
+
+        Of what else than VMIs is refused nothing is believed anyway: the store goes without it.
+        """
+        for one in self.watched:
+            if one.contact is None or not one.synced or one.resource not in _RESTED_ON:
+                continue
+            if one.resource is Resource.VMIS or not one.refused:
+                yield one, one.contact
 
 
 def _place(watched: Watched) -> str:

@@ -354,8 +354,12 @@ class ConfigMapKeeper(Keeper):
     async def _write_shard(self, shard: int) -> None:
         """Write one shard; where the watch is behind, once more on what another wrote.
 
-        Raises `ApiError`, or `Refused` where the server answers with no ConfigMap.
+        A ConfigMap that the watch has not shown is read first: an apply without a version would
+        overwrite what another replica has written. Raises `ApiError`, or `Refused` where the
+        server answers with no ConfigMap.
         """
+        if shard not in self._kept:
+            await self._read_again(shard)
         for _ in range(2):
             if not self._lease.held or self._compare(shard):
                 return

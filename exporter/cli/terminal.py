@@ -235,6 +235,8 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
     verdicts = (vmi.verdicts.filter, vmi.verdicts.pre_eviction)
     verdict = next((one for one in verdicts if one.reason is not None), None)
     if verdict is None or verdict.reason is None:
+        if vmi.phase in ("Succeeded", "Failed"):
+            return [name, f" has ended ({vmi.phase}): there is nothing to move."]
         if vmi.evacuation is not None:
             node = vmi.evacuation.evacuation_node_name
             return [name, f" is being evacuated from {node} already, and no rule holds it."]

@@ -34,8 +34,12 @@ on, an emptied struct whose VMIM is not unfinished any more (it failed, it was d
 zombie state) falls back to the newest ending of the history. So does a failure that the policy
 leaves out: it does not wipe out the cooldown of the success before it.
 
-When the cluster has not been heard of for ten minutes (`silent`), the rules that would never
-expire by themselves answer "allowed": dead evidence does not block. The cooldown runs out alone.
+A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothing is left to move,
+and KubeVirt leaves the status of its last migration and its evacuation as they were.
+
+Each rule names the resources that it `needs`. Once the API server has been silent about one of them
+for too long (it is in `dead`), the rule answers "allowed": dead evidence does not block. The
+cooldown needs no news to run out.
 """
 
 import math
@@ -54,6 +58,7 @@ from exporter.engine.model import (
     Outcome,
     Policy,
     Reason,
+    Resource,
     Seconds,
     Verdict,
 )
@@ -81,12 +86,12 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """One line of the table of rules. `expires`: it needs no news to stop blocking."""
+    """One line of the table of rules. It is silent while a resource that it `needs` is dead."""
 
     name: str
     reason: Reason
     checkpoint: Checkpoint
-    expires: bool = False
+    needs: frozenset[Resource] = frozenset()
     enabled: Callable[[Policy], bool] = lambda _policy: True
     blocks: Callable[[Evidence, Cooldown | None, Instant], bool]
 
@@ -129,16 +134,19 @@ def decide(
     now: Instant,
     *,
     checkpoint: Checkpoint | None = None,
-    silent: bool = False,
+    dead: frozenset[Resource] = frozenset(),
 ) -> Verdict:
-    """The verdict at `now`, for one checkpoint or (None) for both."""
+    """The verdict at `now`, for one checkpoint or (None) for both.
+
+    `dead` are the resources that are dead in the VMI's namespace.
+    """
     standing = _stand(evidence, policy, now)
-    if silent:
-        return _judge(evidence, standing, now, checkpoint, silent=True)
+    if dead:
+        return _judge(evidence, standing, now, checkpoint, dead)
     slot = _SLOTS[checkpoint]
     verdict: Verdict | None = getattr(standing, slot)
     if verdict is None:
-        verdict = _judge(evidence, standing, now, checkpoint, silent=False)
+        verdict = _judge(evidence, standing, now, checkpoint, dead)
         setattr(standing, slot, verdict)
     return verdict
 
@@ -203,15 +211,14 @@ def _judge(
     standing: _Standing,
     now: Instant,
     checkpoint: Checkpoint | None,
-    *,
-    silent: bool,
+    dead: frozenset[Resource],
 ) -> Verdict:
     cooldown, policy = standing.cooldown, standing.policy
     effective = None if cooldown is None else cooldown.effective
     for rule in RULES:
         if checkpoint is not None and rule.checkpoint is not checkpoint:
             continue
-        if not _applies(rule, policy, silent=silent) or not rule.blocks(evidence, cooldown, now):
+        if not _applies(rule, policy, dead) or not rule.blocks(evidence, cooldown, now):
             continue
         held = cooldown if rule.reason is Reason.COOLDOWN else None
         return Verdict(
@@ -233,6 +240,8 @@ def _judge(
 def is_quiet(evidence: Evidence) -> bool:
     """Whether no rule could speak: most VMIs, most of the time."""
     vmi = evidence.vmi
+    if vmi.finished:
+        return True
     return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
 
 
@@ -242,7 +251,11 @@ def not_ours(mismatch: Mismatch) -> Verdict:
 
 
 def explain(
-    evidence: Evidence, policy: Policy, now: Instant, *, silent: bool = False
+    evidence: Evidence,
+    policy: Policy,
+    now: Instant,
+    *,
+    dead: frozenset[Resource] = frozenset(),
 ) -> list[Finding]:
     """What each rule says, in order, whether or not an earlier one has blocked already."""
     cooldown = measure_cooldown(evidence, policy, now)
@@ -252,8 +265,8 @@ def explain(
             reason=rule.reason,
             checkpoint=rule.checkpoint,
             enabled=rule.enabled(policy),
-            silenced=silent and not rule.expires,
-            blocks=_applies(rule, policy, silent=silent) and rule.blocks(evidence, cooldown, now),
+            silenced=not rule.needs.isdisjoint(dead),
+            blocks=_applies(rule, policy, dead) and rule.blocks(evidence, cooldown, now),
         )
         for rule in RULES
     ]
@@ -314,8 +327,8 @@ def cap(cooldown: Seconds, policy: Policy) -> Seconds:
     return min(cooldown, limit) if limit else cooldown
 
 
-def _applies(rule: Rule, policy: Policy, *, silent: bool) -> bool:
-    return rule.enabled(policy) and (rule.expires or not silent)
+def _applies(rule: Rule, policy: Policy, dead: frozenset[Resource]) -> bool:
+    return rule.enabled(policy) and rule.needs.isdisjoint(dead)
 
 
 def _counted(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
@@ -326,7 +339,7 @@ def _last_ended(
     evidence: Evidence, policy: Policy, endings: list[Ending], now: Instant
 ) -> Ending | None:
     state = evidence.vmi.migration
-    if state is None:
+    if state is None or evidence.vmi.finished:
         return None
     if state.ended:
         outcome = max(state.outcome, evidence.history.outcome(state.uid, state.end))
@@ -369,16 +382,16 @@ def _release(
 
 def _runs(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
     state = evidence.vmi.migration
-    return state is not None and state.running
+    return state is not None and state.running and not evidence.vmi.finished
 
 
 def _is_pending(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
-    return evidence.unfinished() is not None
+    return evidence.unfinished() is not None and not evidence.vmi.finished
 
 
 def _is_requested(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
     vmi, launcher = evidence.vmi, evidence.launcher
-    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node:
+    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node or vmi.finished:
         return False
     return launcher is not None and not launcher.eviction_in_progress
 
@@ -392,12 +405,14 @@ RULES: tuple[Rule, ...] = (
         name="running_migration",
         reason=Reason.MIGRATION_IN_PROGRESS,
         checkpoint=Checkpoint.FILTER,
+        needs=frozenset({Resource.VMIS}),
         blocks=_runs,
     ),
     Rule(
         name="pending_migration",
         reason=Reason.MIGRATION_IN_PROGRESS,
         checkpoint=Checkpoint.FILTER,
+        needs=frozenset({Resource.VMIS, Resource.VMIMS}),
         enabled=lambda policy: policy.guard_pending_migrations,
         blocks=_is_pending,
     ),
@@ -405,6 +420,7 @@ RULES: tuple[Rule, ...] = (
         name="requested_evacuation",
         reason=Reason.EVACUATION_IN_PROGRESS,
         checkpoint=Checkpoint.FILTER,
+        needs=frozenset({Resource.VMIS, Resource.PODS}),
         enabled=lambda policy: policy.guard_evacuations,
         blocks=_is_requested,
     ),
@@ -412,7 +428,6 @@ RULES: tuple[Rule, ...] = (
         name="cooldown",
         reason=Reason.COOLDOWN,
         checkpoint=Checkpoint.PRE_EVICTION,
-        expires=True,
         blocks=_cools_down,
     ),
 )

@@ -42,6 +42,9 @@ from exporter.engine.model import (
 
 DIVERGED_AFTER: Seconds = 120.0
 """For how long marker and annotation may disagree: KubeVirt needs a moment for each."""
+SAME_REQUEST: Seconds = 5.0
+"""By how much an attempt may look older than its request: KubeVirt writes whole seconds, and may
+make the VMIM before it sets the condition EvictionRequested."""
 RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
 """The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
@@ -89,6 +92,7 @@ class Cause(StrEnum):
 class Load(Struct, frozen=True):
     """How many migrations run in the cluster and out of each node, and how many may.
 
+    One whose VMI has just changed its node is counted out of both, as KubeVirt counts it.
     Only where every VMIM of the cluster and the KubeVirt object can be seen.
     """
 
@@ -332,8 +336,19 @@ def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
 
 
 def _find_source(evidence: Evidence, marker: Marker) -> Source:
-    """The priority of the newest attempt decides; the annotation may be of an older request."""
-    attempts = [v for v in evidence.vmims if v.evacuates == marker.node and v.priority is not None]
+    """The priority of the newest attempt decides; the annotation may be of an older request.
+
+    So may an attempt: one that is older than this request tells nothing of who made it.
+    """
+    since = marker.requested_at - SAME_REQUEST
+    attempts = [
+        v
+        for v in evidence.vmims
+        if v.evacuates == marker.node
+        and v.priority is not None
+        and v.created is not None
+        and v.created >= since
+    ]
     newest = max(attempts, key=lambda v: (v.created or 0.0, v.name), default=None)
     if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
         return Source.DESCHEDULER

@@ -18,7 +18,8 @@ class Marker(Struct, kw_only=True):
 
     `requested_at` never moves later for the same VMI and node, but where a success turns out to
     lie between it and `seen_at`, the first sight. `not_before` is the last instant
-    at which the field was seen empty or different: no attempt from before it is this one's.
+    at which the field was seen empty or different, or a success ended an earlier evacuation: no
+    attempt from before it is this one's.
     `failed` are the failed evacuation VMIMs by UID with their ends, `forgotten` is how many more
     there were. `lacking_since`: the launcher pod is known to lack the descheduler's annotation.
     """
@@ -95,13 +96,16 @@ class Marker(Struct, kw_only=True):
         It moved away since and is on that node again, or KubeVirt has set the condition
         EvictionRequested anew.
         """
-        if vmi.evacuation_node != self.node:
-            return True
-        has_moved = newest_success is not None and newest_success >= self.seen_at
-        if has_moved and vmi.node == self.node:
+        if vmi.evacuation_node != self.node or self.was_left(vmi, newest_success):
             return True
         requested = vmi.eviction_requested_at
         return requested is not None and requested > self.seen_at + CLOCK_SKEW
+
+    def was_left(self, vmi: Vmi, newest_success: Instant | None) -> bool:
+        """Whether the VMI has left the node since the first sight, and is back on it."""
+        if newest_success is None or vmi.node != self.node:
+            return False
+        return newest_success >= self.seen_at and self._is_ours(newest_success)
 
     def failed_since_request(self) -> int:
         """How many distinct attempts have failed since the request: a lower bound."""

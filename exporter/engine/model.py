@@ -6,6 +6,7 @@ Prometheus) show them to anybody.
 """
 
 import math
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
@@ -87,10 +88,31 @@ CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBE
 """What verdicts and diagnoses rest on; the others are for our own checkpoint."""
 
 
+class DeadResources(Struct, frozen=True):
+    """The resources that have been silent for so long that their evidence does not block.
+
+    `in_namespace` has the namespaces in which there are more of them than `everywhere`.
+    """
+
+    everywhere: frozenset[Resource] = frozenset()
+    in_namespace: Mapping[str, frozenset[Resource]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere or self.in_namespace)
+
+    def of(self, namespace: str) -> frozenset[Resource]:
+        """Those that are dead in this namespace."""
+        return self.in_namespace.get(namespace, self.everywhere)
+
+
+ALL_ALIVE = DeadResources()
+
+
 class MigrationState(Struct, frozen=True, gc=False):
     """`status.migrationState`: the last migration that was handed off to a target pod.
 
     `ended` is true where an end is written, `end` is None where that end cannot be parsed.
+    `source_node` is the node that the VMI left or is leaving.
     """
 
     uid: str = ""
@@ -99,6 +121,7 @@ class MigrationState(Struct, frozen=True, gc=False):
     end: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
     mode: str = ""
+    source_node: str = ""
 
     @property
     def running(self) -> bool:
@@ -126,6 +149,12 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     eviction_requested_at: Instant | None = None
     evicted_by_descheduler: bool = False
     migratable: bool = False
+    phase: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the VM has stopped for good. KubeVirt leaves its status as it was then."""
+        return self.phase in ("Succeeded", "Failed")
 
 
 class Vmim(Struct, frozen=True, kw_only=True, gc=False):
@@ -164,7 +193,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Pod(Struct, frozen=True, kw_only=True, gc=False):
-    """One virt-launcher pod."""
+    """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace."""
 
     namespace: str
     name: str

@@ -98,8 +98,9 @@ class Store:
     ended, once each. `vmims_seen` and `pods_seen` say whether these may be watched at all, `blind`
     in which namespaces they may not. `touched` are the UIDs of the VMIs of which there may be
     something new to remember; it is None, and nothing is noted, where nobody reads and clears it.
-    `nodes` counts the VMIs on each node, and `observers` are told whose evidence has changed, but
-    where that is everybody's: with `vmims_seen`, `pods_seen` or `blind`.
+    `nodes` counts the VMIs on each node, those that have ended left out, and `observers` are told
+    whose evidence has changed, but where that is everybody's: with `vmims_seen`, `pods_seen` or
+    `blind`.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class Store:
         self._claims: dict[Key, list[_Claim]] = {}
         self._waiting: dict[Key, dict[str, _Claim]] = {}
         self._pods: dict[Key, Pod] = {}
-        self._launchers: dict[str, dict[Key, Pod]] = {}
-        self._targets: Counter[str] = Counter()
+        self._launchers: dict[Key, dict[str, Pod]] = {}
+        self._targets: Counter[Key] = Counter()
 
     def __len__(self) -> int:
         return len(self._vmis)
@@ -237,16 +238,17 @@ class Store:
             if incarnation is not None:
                 self._forget_incarnation(incarnation)
             incarnation = self._vmis[key] = self._by_uid[vmi.uid] = _Incarnation(vmi)
-            self.nodes[vmi.node] += 1
+            self._enter_node(vmi)
             migration_uids_changed = True
+            before = None
         elif incarnation.vmi == vmi:
             incarnation.seen_at = self.heard_at
             return
         else:
-            migration_uids_changed = _migration_uids(incarnation.vmi) != _migration_uids(vmi)
-            if incarnation.vmi.node != vmi.node:
-                self._leave_node(incarnation.vmi.node)
-                self.nodes[vmi.node] += 1
+            before = incarnation.vmi
+            migration_uids_changed = _migration_uids(before) != _migration_uids(vmi)
+            self._leave_node(before)
+            self._enter_node(vmi)
             incarnation.vmi = vmi
         self._drop_evidence(incarnation)
         self.revision += 1
@@ -256,6 +258,8 @@ class Store:
             incarnation.history.put(vmi.migration.uid, _told_by_vmi(vmi.migration), keep=self._keep)
         if migration_uids_changed:
             self._bind_all(key, incarnation)
+        if before is not None and _is_requested_anew(before, vmi):
+            incarnation.marker = None
         self._mark(incarnation)
         incarnation.seen_at = self.heard_at
         recalled = self._recalled.pop(vmi.uid, None)
@@ -326,12 +330,12 @@ class Store:
             self._forget_target(known)
             if known.vmi_uid != pod.vmi_uid:
                 self._forget_launcher(known)
-                self._drop_evidence(self._by_uid.get(known.vmi_uid))
+                self._drop_evidence(self._owner(known))
         self._pods[key] = pod
         if pod.migration_uid:
-            self._targets[pod.migration_uid] += 1
-        self._drop_evidence(self._by_uid.get(pod.vmi_uid))
-        self._launchers.setdefault(pod.vmi_uid, {})[key] = pod
+            self._targets[pod.namespace, pod.migration_uid] += 1
+        self._drop_evidence(self._owner(pod))
+        self._launchers.setdefault((pod.namespace, pod.vmi_uid), {})[pod.name] = pod
         self._note_launcher(pod.vmi_uid)
         self.revision += 1
 
@@ -343,7 +347,7 @@ class Store:
         del self._pods[namespace, name]
         self._forget_target(pod)
         self._forget_launcher(pod)
-        self._drop_evidence(self._by_uid.get(pod.vmi_uid))
+        self._drop_evidence(self._owner(pod))
         self._note_launcher(pod.vmi_uid)
         self.revision += 1
 
@@ -409,7 +413,7 @@ class Store:
 
     def _forget_incarnation(self, incarnation: _Incarnation) -> None:
         uid = incarnation.vmi.uid
-        self._leave_node(incarnation.vmi.node)
+        self._leave_node(incarnation.vmi)
         for observer in self.observers:
             observer.note_end((incarnation.vmi.namespace, incarnation.vmi.name))
         self._by_uid.pop(uid, None)
@@ -452,23 +456,36 @@ class Store:
         for observer in self.observers:
             observer.note_change((incarnation.vmi.namespace, incarnation.vmi.name))
 
-    def _leave_node(self, node: str) -> None:
-        self.nodes[node] -= 1
-        if not self.nodes[node]:
-            del self.nodes[node]
+    def _enter_node(self, vmi: Vmi) -> None:
+        if not vmi.finished:
+            self.nodes[vmi.node] += 1
+
+    def _leave_node(self, vmi: Vmi) -> None:
+        if vmi.finished:
+            return
+        self.nodes[vmi.node] -= 1
+        if not self.nodes[vmi.node]:
+            del self.nodes[vmi.node]
 
     def _is_blind(self, resource: Resource, vmi: Vmi) -> bool:
         return vmi.namespace in self.blind.get(resource, ())
 
     def _pods_of(self, vmi: Vmi) -> tuple[Pod, ...]:
-        return tuple(self._launchers.get(vmi.uid, {}).values())
+        return tuple(self._launchers.get((vmi.namespace, vmi.uid), {}).values())
+
+    def _owner(self, pod: Pod) -> _Incarnation | None:
+        """The VMI that the pod runs: one of the pod's own namespace, whatever its labels say."""
+        incarnation = self._by_uid.get(pod.vmi_uid)
+        if incarnation is None or incarnation.vmi.namespace != pod.namespace:
+            return None
+        return incarnation
 
     def _launcher(self, vmi: Vmi) -> Pod | None:
         """The VMI's current pod: the newest on its node, as KubeVirt's `CurrentVMIPod` has it.
 
         One that still runs goes before one that has ended, where both are as old.
         """
-        pods = self._launchers.get(vmi.uid)
+        pods = self._launchers.get((vmi.namespace, vmi.uid))
         if not pods or not vmi.node:
             return None
         on_node = (pod for pod in pods.values() if pod.node == vmi.node)
@@ -497,12 +514,20 @@ class Store:
         self._touch(vmi.uid)
 
     def _note_success(self, incarnation: _Incarnation) -> None:
-        """VMIMs come in any order: an older attempt may be known before the success after it."""
+        """VMIMs come in any order: an older attempt may be known before the success after it.
+
+        A success since the first sight ended that evacuation. Where the marker is still there,
+        the clearing was missed, and this is a new evacuation.
+        """
         marker, vmi = incarnation.marker, incarnation.vmi
         if marker is None or vmi.eviction_requested_at is not None:
             return
         success = incarnation.history.newest_success()
-        if success is not None and marker.note_success(success):
+        if success is None:
+            return
+        if marker.was_left(vmi, success):
+            self._begin(incarnation, not_before=success)
+        elif marker.note_success(success):
             self._note_attempts(incarnation)
 
     def _note_attempts(self, incarnation: _Incarnation) -> None:
@@ -515,22 +540,33 @@ class Store:
     def _mark(self, incarnation: _Incarnation) -> None:
         """Follow the VMI's own word on whether it evacuates, and from which node."""
         vmi, marker = incarnation.vmi, incarnation.marker
-        if not vmi.evacuation_node:
+        if not vmi.evacuation_node or vmi.finished:
             incarnation.marker = None
             self._evacuating.pop(vmi.uid, None)
             return
         if marker is None or marker.node != vmi.evacuation_node:
-            marker = incarnation.marker = Marker(
-                node=vmi.evacuation_node,
-                requested_at=self.heard_at,
-                seen_at=self.heard_at,
-                not_before=(incarnation.seen_at if vmi.eviction_requested_at is None else None),
+            marker = self._begin(
+                incarnation,
+                not_before=incarnation.seen_at if vmi.eviction_requested_at is None else None,
             )
-            self._evacuating[vmi.uid] = incarnation
-            self._note_attempts(incarnation)
         if vmi.eviction_requested_at is not None:
             marker.note_request(vmi.eviction_requested_at)
+        self._note_success(incarnation)
         self._note_launcher(vmi.uid)
+
+    def _begin(self, incarnation: _Incarnation, *, not_before: Instant | None) -> Marker:
+        """Follow a new evacuation from now on."""
+        vmi = incarnation.vmi
+        marker = incarnation.marker = Marker(
+            node=vmi.evacuation_node,
+            requested_at=self.heard_at,
+            seen_at=self.heard_at,
+            not_before=not_before,
+        )
+        self._evacuating[vmi.uid] = incarnation
+        self._note_attempts(incarnation)
+        self._note_launcher(vmi.uid)
+        return marker
 
     def _note_launcher(self, vmi_uid: str) -> None:
         """Since when the launcher pod of an evacuating VMI lacks the descheduler's annotation."""
@@ -559,12 +595,12 @@ class Store:
         running = 0
         for claim in self._may_run.values():
             vmim = claim.vmim
-            if vmim.phase == "Pending" and vmim.uid not in self._targets:
+            if vmim.phase == "Pending" and (vmim.namespace, vmim.uid) not in self._targets:
                 continue
             running += 1
             incarnation = self._vmis.get((vmim.namespace, vmim.vmi_name))
             if incarnation is not None:
-                outbound[incarnation.vmi.node] += 1
+                outbound.update(_source_nodes(incarnation.vmi))
         return Load(running, outbound, self.limits)
 
     def _let_wait(self, vmi_key: Key, claim: _Claim) -> None:
@@ -577,20 +613,40 @@ class Store:
 
     def _forget_target(self, pod: Pod) -> None:
         if pod.migration_uid:
-            self._targets[pod.migration_uid] -= 1
-            if not self._targets[pod.migration_uid]:
-                del self._targets[pod.migration_uid]
+            target = (pod.namespace, pod.migration_uid)
+            self._targets[target] -= 1
+            if not self._targets[target]:
+                del self._targets[target]
 
     def _forget_launcher(self, pod: Pod) -> None:
-        launchers = self._launchers[pod.vmi_uid]
-        del launchers[pod.namespace, pod.name]
+        owner = (pod.namespace, pod.vmi_uid)
+        launchers = self._launchers[owner]
+        del launchers[pod.name]
         if not launchers:
-            del self._launchers[pod.vmi_uid]
+            del self._launchers[owner]
 
 
 def _migration_uids(vmi: Vmi) -> tuple[str, ...]:
     own = (vmi.migration.uid,) if vmi.migration is not None and vmi.migration.uid else ()
     return own + vmi.other_uids
+
+
+def _is_requested_anew(before: Vmi, vmi: Vmi) -> bool:
+    """Whether KubeVirt's condition says that the evacuation was cleared and requested again.
+
+    A condition that was not there before says nothing: KubeVirt 1.7 adds it to older requests.
+    """
+    known, requested = before.eviction_requested_at, vmi.eviction_requested_at
+    return known is not None and (requested is None or requested > known)
+
+
+def _source_nodes(vmi: Vmi) -> set[str]:
+    """The nodes that KubeVirt counts a migration of this VMI against (`evacuation.go`).
+
+    Both its node and the source of its last hand-off, even where that migration is an older one.
+    """
+    state = vmi.migration
+    return {vmi.node} if state is None or not state.source_node else {vmi.node, state.source_node}
 
 
 def _note_attempt(incarnation: _Incarnation, vmim: Vmim, heard_at: Instant) -> None:

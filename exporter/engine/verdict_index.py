@@ -8,8 +8,9 @@ knows how many there are on each node.
 
 An entry holds from the instant of its look until the clock changes the arithmetic behind it
 (`cooldown.holds_until`). Where that is at once, because an end lies just ahead of our clock, the
-VMI is looked at in every census. What changes everything (permissions, silence of the API
-server, a clock that goes back) has the register start over. Looking is done in slices, by
+VMI is looked at in every census. What changes everything (permissions, a clock that goes back) has
+the register start over; where a resource turns dead or alive in a namespace, the VMIs of that
+namespace are looked at again. Looking is done in slices, by
 `catch_up`; `read` does what is left of it and gives the census of that one instant.
 """
 
@@ -24,7 +25,7 @@ from msgspec import Struct
 
 from exporter.engine.cooldown import Cooldown, decide, holds_until, is_quiet, measure_cooldown
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, Policy, Reason, Vmi
+from exporter.engine.model import ALL_ALIVE, DeadResources, Instant, Policy, Reason, Vmi
 from exporter.engine.store import Key, Store
 
 
@@ -70,6 +71,7 @@ class Register:
         self._store = store
         self._policy = policy
         self._basis: tuple[object, ...] = ()
+        self._dead = ALL_ALIVE
         self._looked_at: Instant = -math.inf
         self._entries: dict[Key, _Entry] = {}
         self._blocked: Counter[tuple[str, str]] = Counter()
@@ -92,16 +94,16 @@ class Register:
         self._outdated.discard(key)
         self._replace(key, None, self._looked_at)
 
-    def catch_up(self, now: Instant, *, silent: bool, most: int) -> bool:
+    def catch_up(self, now: Instant, *, dead: DeadResources, most: int) -> bool:
         """Look again at so many VMIs at most; True where others are left to look at."""
-        self._find_outdated(now, silent=silent)
+        self._find_outdated(now, dead=dead)
         for key in list(islice(self._outdated, most)):
-            self._look(key, now, silent=silent)
+            self._look(key, now, dead=dead)
         return bool(self._outdated)
 
-    def read(self, now: Instant, *, silent: bool) -> Census:
-        """The census at `now`; `silent` as in `decide`."""
-        self._look_at_all(now, silent=silent)
+    def read(self, now: Instant, *, dead: DeadResources) -> Census:
+        """The census at `now`, with these resources `dead`."""
+        self._look_at_all(now, dead=dead)
         verdicts = +self._blocked
         for node, vmis in self._store.nodes.items():
             allowed = vmis - sum(self._blocked[reason, node] for reason in Reason)
@@ -109,28 +111,31 @@ class Register:
                 verdicts[ALLOWED, node] = allowed
         return Census(verdicts, tuple(self._cooling.values()))
 
-    def find_loud(self, now: Instant, *, silent: bool) -> Iterator[Evidence]:
+    def find_loud(self, now: Instant, *, dead: DeadResources) -> Iterator[Evidence]:
         """Every VMI that is blocked at `now`, or that the clock alone may change."""
-        self._look_at_all(now, silent=silent)
+        self._look_at_all(now, dead=dead)
         for key in self._entries:
             evidence = self._store.evidence(*key)
             if evidence is not None:
                 yield evidence
 
-    def _look_at_all(self, now: Instant, *, silent: bool) -> None:
-        self._find_outdated(now, silent=silent)
+    def _look_at_all(self, now: Instant, *, dead: DeadResources) -> None:
+        self._find_outdated(now, dead=dead)
         for key in self._outdated | self._restless:
-            self._look(key, now, silent=silent)
+            self._look(key, now, dead=dead)
 
-    def _find_outdated(self, now: Instant, *, silent: bool) -> None:
+    def _find_outdated(self, now: Instant, *, dead: DeadResources) -> None:
         """Of whom what is kept does not hold at `now`, but for those that it never holds of."""
         store = self._store
-        basis = (silent, store.vmims_seen, store.pods_seen, dict(store.blind))
+        basis = (store.vmims_seen, store.pods_seen, dict(store.blind))
         if basis != self._basis or now < self._looked_at:
             self._basis = basis
             for kept in (self._entries, self._blocked, self._cooling, self._restless, self._ends):
                 kept.clear()
             self._outdated = set(store.keys())
+        if dead != self._dead:
+            before, self._dead = self._dead, dead
+            self._outdated |= {k for k in store.keys() if before.of(k[0]) != dead.of(k[0])}  # noqa: SIM118 (a Store is no mapping)
         self._looked_at = now
         while self._ends and self._ends[0][0] <= now:
             until, key = heappop(self._ends)
@@ -138,11 +143,11 @@ class Register:
             if entry is not None and entry.until == until:
                 self._outdated.add(key)
 
-    def _look(self, key: Key, now: Instant, *, silent: bool) -> None:
+    def _look(self, key: Key, now: Instant, *, dead: DeadResources) -> None:
         self._outdated.discard(key)
         evidence = self._store.evidence(*key)
         if evidence is not None:
-            self._replace(key, _look_at(evidence, self._policy, now, silent=silent), now)
+            self._replace(key, _look_at(evidence, self._policy, now, dead=dead), now)
 
     def _replace(self, key: Key, entry: _Entry | None, now: Instant) -> None:
         """Keep this entry in the place of the one before, if it says anything."""
@@ -172,11 +177,11 @@ class Register:
             heapify(self._ends)
 
 
-def _look_at(evidence: Evidence, policy: Policy, now: Instant, *, silent: bool) -> _Entry:
+def _look_at(evidence: Evidence, policy: Policy, now: Instant, *, dead: DeadResources) -> _Entry:
     vmi = evidence.vmi
     if is_quiet(evidence):
         return _Entry(vmi.node, None, math.inf)
-    verdict = decide(evidence, policy, now, silent=silent)
+    verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
     cooldown = measure_cooldown(evidence, policy, now)
     cooling = None if cooldown is None or not cooldown.blocks else Cooling(vmi, cooldown)
     return _Entry(vmi.node, verdict.reason, holds_until(evidence, policy, now), cooling)

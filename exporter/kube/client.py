@@ -59,6 +59,8 @@ with _without_models() as _client:
 
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
+LONGEST_RETRY_AFTER: Seconds = 60.0
+"""A `Retry-After` beyond this is not believed: it would blind a watch."""
 LONGEST_LINE = 16 * 2**20
 """Bytes in one watch event: etcd takes objects of 1.5 MiB, so this much is no event."""
 LARGEST_CHUNK = 2**17
@@ -95,6 +97,10 @@ class Denied(ApiError):
     """401 or 403: not with these credentials."""
 
 
+class Forbidden(Denied):
+    """403: the server knows who we are, and does not let us."""
+
+
 class Absent(ApiError):
     """404: the server knows no such resource."""
 
@@ -108,7 +114,7 @@ class Unsupported(ApiError):
 
 
 class Overloaded(ApiError):
-    """429 or 503: later, please; `retry_after` as the server said, in seconds, or 0."""
+    """429 or 503: later, please; `retry_after` in seconds, as far as it is believed, or 0."""
 
     def __init__(self, why: str, retry_after: Seconds) -> None:
         super().__init__(why)
@@ -117,6 +123,10 @@ class Overloaded(ApiError):
 
 class Unreachable(ApiError):
     """No connection, or one that broke, or a 5xx."""
+
+
+class Untrusted(Unreachable):
+    """TLS failed: the server's certificate is not of an authority that we trust, or ours is not."""
 
 
 class Silent(ApiError):
@@ -253,10 +263,13 @@ class ApiServer:
 
     async def renew(self) -> None:
         """Read the credentials again; requests under way finish with the old ones."""
+        await self._drop(self._session)
+
+    async def _drop(self, old: _Session | None) -> None:
+        """Log in anew for the next request, unless that was done since `old`."""
         async with self._lock:
-            old = self._session
-            self._session = None
-            if old is not None:
+            if old is not None and old is self._session:
+                self._session = None
                 old.replaced = True
                 await self._leave(old)
 
@@ -304,6 +317,10 @@ class ApiServer:
                 yield response
             finally:
                 response.close()
+        except Untrusted:
+            # The authority may have been rotated: its new certificate is in our files by now.
+            await self._drop(session)
+            raise
         finally:
             session.users -= 1
             await self._leave(session)
@@ -398,7 +415,7 @@ def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError
 
 _ERRORS: Mapping[int, type[ApiError]] = {
     401: Denied,
-    403: Denied,
+    403: Forbidden,
     404: Absent,
     409: Conflict,
 } | dict.fromkeys((400, 405, 406, 413, 415, 422), Unsupported)
@@ -406,7 +423,8 @@ _ERRORS: Mapping[int, type[ApiError]] = {
 
 def _retry_after(response: aiohttp.ClientResponse) -> Seconds:
     value = response.headers.get("Retry-After", "")
-    return float(value) if value.isascii() and value.isdigit() else 0.0
+    seconds = float(value) if value.isascii() and value.isdigit() else 0.0
+    return min(seconds, LONGEST_RETRY_AFTER)
 
 
 @contextmanager
@@ -416,7 +434,9 @@ def _naming_failures(read_timeout: Seconds) -> Iterator[None]:
         yield
     except aiohttp.SocketTimeoutError as error:
         raise Silent(f"nothing heard for {read_timeout:g} s") from error
-    except (aiohttp.ClientError, ssl.SSLError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientSSLError, ssl.SSLError) as error:
+        raise Untrusted(_why(error)) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise Unreachable(_why(error)) from error
 
 

@@ -45,6 +45,7 @@ _EVACUATION = "kubevirt.io/evacuationMigration"
 _WORKLOAD_UPDATE = "kubevirt.io/workloadUpdateMigration"
 _EVICTION_SOURCE = "kubevirt.io/eviction-source"
 _CREATED_BY = "kubevirt.io/created-by"
+_VMI_KIND = "VirtualMachineInstance"
 _MIGRATION_UID = "kubevirt.io/migrationJobUID"
 
 _FIRST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
@@ -98,8 +99,14 @@ class _Metadata(Struct, gc=False):
     annotations: dict[str, Any] | None = None
 
 
+class _Owner(Struct, gc=False):
+    kind: str | None = None
+    uid: str | None = None
+
+
 class _PodMetadata(_Metadata, gc=False):
     labels: dict[str, Any] | None = None
+    ownerReferences: list[_Owner] | None = None  # noqa: N815
 
 
 class _LooseMetadata(Struct, gc=False):
@@ -127,6 +134,7 @@ class _State(Struct, gc=False):
     completed: bool | None = None
     failed: bool | None = None
     mode: str | None = None
+    sourceNode: str | None = None  # noqa: N815
     sourceState: _HalfState | None = None  # noqa: N815
     targetState: _HalfState | None = None  # noqa: N815
 
@@ -142,6 +150,7 @@ class _VmiSpec(Struct, gc=False):
 
 
 class _VmiStatus(Struct, gc=False):
+    phase: str | None = None
     nodeName: str | None = None  # noqa: N815
     evacuationNodeName: str | None = None  # noqa: N815
     migrationState: _State | None = None  # noqa: N815
@@ -488,6 +497,7 @@ def _read_vmi(wire: _VmiObject) -> Vmi | str:
         ),
         evicted_by_descheduler=annotations.get(_EVICTION_SOURCE) == "descheduler",
         migratable="LiveMigratable" in conditions,
+        phase=intern(status.phase or ""),
     )
 
 
@@ -500,6 +510,7 @@ def _read_state(state: _State) -> MigrationState:
         end=parse_instant(end),
         outcome=_state_outcome(state),
         mode=intern(state.mode or ""),
+        source_node=intern(state.sourceNode or ""),
     )
 
 
@@ -589,7 +600,7 @@ def _read_pod(wire: _PodObject) -> Pod | str:
         namespace=intern(metadata.namespace or ""),
         name=metadata.name,
         uid=metadata.uid or "",
-        vmi_uid=_text(labels.get(_CREATED_BY)),
+        vmi_uid=_owner_uid(metadata) or _text(labels.get(_CREATED_BY)),
         node=intern((wire.spec.nodeName if wire.spec else None) or ""),
         phase=intern(status.phase or ""),
         created=parse_instant(metadata.creationTimestamp),
@@ -599,6 +610,12 @@ def _read_pod(wire: _PodObject) -> Pod | str:
         eviction_in_progress=EVICTION_IN_PROGRESS in annotations,
         migration_uid=_text(labels.get(_MIGRATION_UID)),
     )
+
+
+def _owner_uid(metadata: _PodMetadata) -> str:
+    """The VMI that owns the pod, "" where no VMI does."""
+    owners = metadata.ownerReferences or ()
+    return next((one.uid for one in owners if one.kind == _VMI_KIND and one.uid), "")
 
 
 def _read_kubevirt(wire: _KubeVirtObject) -> MigrationLimits | str:
@@ -636,6 +653,7 @@ def _write_vmi(vmi: Vmi) -> dict[str, Any]:
         metadata=_write_metadata(vmi, annotations=notes),
         spec=_told(evictionStrategy=vmi.eviction_strategy),
         status=_told(
+            phase=vmi.phase,
             nodeName=vmi.node,
             evacuationNodeName=vmi.evacuation_node,
             conditions=conditions,
@@ -653,6 +671,7 @@ def _write_state(state: MigrationState, other_uids: tuple[str, ...] = ()) -> dic
         completed=state.outcome is not Outcome.UNKNOWN,
         failed=state.outcome is Outcome.FAILED,
         mode=state.mode,
+        sourceNode=state.source_node,
     ) | {half: {"migrationUID": uid} for half, uid in halves}
 
 

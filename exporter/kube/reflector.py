@@ -12,6 +12,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, assert_never
 
 import structlog
@@ -33,6 +34,7 @@ from exporter.kube.client import (
     ApiServer,
     Denied,
     Expired,
+    Forbidden,
     Overloaded,
     Silent,
     Unreachable,
@@ -60,6 +62,8 @@ A server that does not know `sendInitialEvents` and does not say so never ends i
 """
 SHORT_LIVED: Seconds = 5.0
 """A watch that the server ended sooner than this is not opened again at once."""
+FUTILE_TRIES = 8
+"""So many tries in a row that bring nothing (some 20 s of backoff), and a new list is made."""
 BELIEVED_AFTER = 4
 """How many 403s or 404s in a row are believed: an API server that has just started tells some,
 until it has read its own roles and custom resources."""
@@ -141,6 +145,7 @@ class Follower:
         clock: Callable[[], Instant],
         rng: random.Random,
         changed: Callable[[], None],
+        may_lack: Callable[[], bool] = lambda: True,
     ) -> None:
         self._api = api
         self._watched = watched
@@ -149,7 +154,9 @@ class Follower:
         self._clock = clock
         self._rng = rng
         self._changed = changed
+        self._may_lack = may_lack
         self._backoff = Backoff(rng)
+        self._futile = 0
         self._version: str | None = None
         self._streams_lists = True
         self._refusals = 0
@@ -166,7 +173,7 @@ class Follower:
             except ApiError as error:
                 pause = await self._recover(error)
             else:
-                self._watched.restarts[Restart.ENDED] += 1
+                self._note_restart(Restart.ENDED)
                 lived = self._clock() - began
                 pause = 0.0 if lived >= SHORT_LIVED else self._backoff.next()
             await asyncio.sleep(pause)
@@ -185,7 +192,6 @@ class Follower:
             resource_version=self._version,
             seconds=seconds,
         ) as batches:
-            self._touch()
             await self._take(batches, None)
 
     async def _stream_list_and_watch(self) -> None:
@@ -238,19 +244,30 @@ class Follower:
         while (lines := await self._next_batch(batches, listing)) is not None:
             revision = self._store.revision
             self._store.heard_at = self._clock()
-            for line in lines:
-                try:
-                    event = parse_event(self._watched.resource, line)
-                except Refused as refusal:
-                    self._refuse(refusal, listing)
-                else:
-                    listing = self._apply(event, listing)
-            self._touch()
-            if self._store.revision != revision:
-                self._changed()
+            read = 0
+            try:
+                for read, line in enumerate(lines):  # noqa: B007 (an error may end the loop)
+                    try:
+                        event = parse_event(self._watched.resource, line)
+                    except Refused as refusal:
+                        self._refuse(refusal, listing)
+                    else:
+                        listing = self._apply(event, listing)
+            except ApiError:
+                if read:
+                    self._note_contact(revision)
+                raise
+            self._note_contact(revision)
         if listing is not None:
             self._streams_lists = False
             raise Unreachable("the server ended the streamed list before it was complete")
+
+    def _note_contact(self, revision: int) -> None:
+        """Lines have been read, the store was at `revision` before."""
+        self._futile = 0
+        self._touch()
+        if self._store.revision != revision:
+            self._changed()
 
     def _apply(self, event: Event, listing: _Listing | None) -> _Listing | None:
         """Take one event; returns the list that is still under way, if any."""
@@ -298,7 +315,7 @@ class Follower:
         if watched.refused:
             self._log.info("resource_permitted")
         watched.synced, watched.refused, watched.trouble = True, "", ""
-        self._refusals = 0
+        self._refusals = self._futile = 0
         self._backoff.reset()
         self._touch()
         self._log.info(
@@ -372,8 +389,7 @@ class Follower:
         """Note what broke, and say how long to wait before the next attempt."""
         watched = self._watched
         watched.trouble = str(error)
-        restart = _restart_of(error)
-        watched.restarts[restart] += 1
+        restart = self._note_restart(_restart_of(error))
         if isinstance(error, Expired | Unsupported | Silent):
             # A server restored from a backup watches a version that it has not reached yet in
             # silence, without a bookmark: resuming from there again would never end.
@@ -382,7 +398,7 @@ class Follower:
             await self._api.renew()
             self._refusals += 1
             if self._refusals >= (BELIEVED_AFTER_SYNC if watched.synced else BELIEVED_AFTER):
-                if watched.resource is not Resource.VMIS:
+                if self._can_do_without(error):
                     return self._go_without(error)
                 if isinstance(error, Absent) and not watched.synced:
                     self._miss_kubevirt(error)
@@ -396,11 +412,29 @@ class Follower:
         )
         return pause
 
+    def _note_restart(self, why: Restart) -> Restart:
+        """Count it; a version at which nothing comes any more is forgotten, and that is why."""
+        if self._version is not None and why is not Restart.OVERLOADED:
+            self._futile += 1
+            if self._futile >= FUTILE_TRIES:
+                self._futile = 0
+                self._forget_version()
+                self._backoff.reset()
+                why = Restart.NO_PROGRESS
+        self._watched.restarts[why] += 1
+        return why
+
     def _forget_version(self) -> None:
         self._version = None
 
+    def _can_do_without(self, error: ApiError) -> bool:
+        """VMIs only where they are forbidden in this namespace and can be seen in another."""
+        if self._watched.resource is not Resource.VMIS:
+            return True
+        return isinstance(error, Forbidden) and self._may_lack()
+
     def _go_without(self, error: ApiError) -> Seconds:
-        """An optional resource may not be seen: say so once, go on, and ask again now and then."""
+        """What we can do without may not be seen: say so once, and ask again now and then."""
         self._forget_version()
         if not self._watched.refused:
             self._log.warning(
@@ -486,6 +520,7 @@ class Watch:
                         clock=clock,
                         rng=rng,
                         changed=self._changed,
+                        may_lack=partial(self._is_seen_elsewhere, watched),
                     )
                 )
 
@@ -507,6 +542,11 @@ class Watch:
             except TimeoutError:
                 self._judge_delay()
 
+    def _is_seen_elsewhere(self, watched: Watched) -> bool:
+        """Whether the same resource can be seen in another namespace."""
+        others = (one for one in self._health.of(watched.resource) if one is not watched)
+        return any(one.synced and not one.refused for one in others)
+
     def _judge_delay(self) -> None:
         vmis = self._health.of(Resource.VMIS)
         if self._settings.wait_for_kubevirt and any(one.restarts[Restart.ABSENT] for one in vmis):
@@ -525,13 +565,14 @@ class Watch:
         if blind != store.blind:
             store.blind = blind
             store.revision += 1
-        if self._health.is_synced(Resource.VMIS):
+        vmis = health.of(Resource.VMIS)
+        if health.is_seen(Resource.VMIS) and all(one.settled for one in vmis):
             self._synced.set()
         self._notify()
 
 
 _CONSEQUENCES = {
-    Resource.VMIS: "nothing works",
+    Resource.VMIS: "nothing new is known of this namespace; what was known soon blocks no more",
     Resource.VMIMS: "pending migrations do not block, and history begins now",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",

@@ -25,6 +25,7 @@ from exporter.engine.diagnosis import Diagnosis, Load, Source, State, diagnose
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
+    DeadResources,
     Instant,
     Mismatch,
     Outcome,
@@ -37,7 +38,7 @@ from exporter.engine.model import (
 )
 from exporter.engine.store import Store
 from exporter.engine.verdict_index import ALLOWED, Census, Cooling, Register
-from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart, Staleness
+from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart
 
 
 SLICE = 100
@@ -81,9 +82,9 @@ class View(Struct, frozen=True, kw_only=True):
     now: Instant
 
     @property
-    def silent(self) -> bool:
-        """Whether nothing has been heard for so long that only cooldowns are believed."""
-        return self.health.staleness(self.now) is Staleness.DEAD
+    def dead(self) -> DeadResources:
+        """The resources whose evidence does not block any more."""
+        return self.health.find_dead(self.now)
 
 
 BLOCKS = Family(
@@ -118,7 +119,7 @@ PERMISSION_MISSING = Family(
 LAST_CONTACT = Family(
     name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
     type="gauge",
-    help="Last proof of contact with the API server: an event, a bookmark, a list. 0 before.",
+    help="Last event, bookmark or list of the resource, where it may be seen; 0 without any.",
     labels=("resource",),
 )
 OBJECTS = Family(
@@ -136,7 +137,10 @@ LISTS = Family(
 WATCH_RESTARTS = Family(
     name="kubevirt_eviction_exporter_watch_restarts_total",
     type="counter",
-    help="Watches opened again, by why the one before ended; ended is the server's own time-out.",
+    help=(
+        "Watches opened again, by why the one before ended; ended is the server's own time-out,"
+        " no_progress a version that brought nothing."
+    ),
     labels=("resource", "reason"),
 )
 REFUSED_OBJECTS = Family(
@@ -364,7 +368,7 @@ def sample(view: View) -> Iterator[Piece]:
     One that tells of more VMIs than a slice comes in several pieces. Whatever may change is read
     before this returns: the pieces are of that instant, however late they are asked for.
     """
-    census = view.register.read(view.now, silent=view.silent)
+    census = view.register.read(view.now, dead=view.dead)
     evacuating = [evidence.still() for evidence in view.store.evacuating()]
     return chain(
         list(_sample_exporter(view)),
@@ -375,6 +379,7 @@ def sample(view: View) -> Iterator[Piece]:
 
 def _sample_exporter(view: View) -> Iterator[Piece]:
     health, counters = view.health, view.counters
+    counters.forget_nodes(view.store.nodes, view.now)
     yield BLOCKS, [Sample(key, value) for key, value in sorted(counters.blocks.items())]
     yield EFFECTIVE_COOLDOWN, _sample_histogram((), counters.cooldowns)
     yield BUILD_INFO, [Sample((__version__,), 1)]
@@ -463,7 +468,7 @@ class Exposition:
 
     async def _sample(self) -> Iterator[Piece]:
         view = self._read()
-        while view.register.catch_up(view.now, silent=view.silent, most=SLICE):
+        while view.register.catch_up(view.now, dead=view.dead, most=SLICE):
             await asyncio.sleep(0)
             view = self._read()
         return sample(view)
@@ -659,4 +664,6 @@ def _sample_limits(store: Store) -> list[Sample]:
 
 
 def _last_contact(health: Health, resource: Resource) -> float:
-    return min((one.contact or 0.0 for one in health.of(resource)), default=0.0)
+    """The oldest contact of a resource, where it may be seen."""
+    contacts = (one.contact or 0.0 for one in health.of(resource) if not one.refused)
+    return min(contacts, default=0.0)

@@ -3,10 +3,15 @@
 As kube-rbac-proxy and controller-runtime's metrics server do: a TokenReview says who a token is,
 a SubjectAccessReview whether they may `get` or `post` this path as a non-resource URL. Answers are
 kept for a moment, a bounded number of them; a token itself is kept nowhere, only its hash.
+
+A check takes at most `PATIENCE`, both reviews together. A caller that was let in before waits at
+most `RENEWAL_PATIENCE` for a new answer; the kept yes then decides, and the review goes on in the
+background.
 """
 
 import asyncio
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
@@ -23,17 +28,21 @@ from exporter.logs import Trouble
 REMEMBERED = 4096
 """How many answers of each kind are kept: who sends ever new tokens fills no more."""
 ASKED_AT_ONCE = 16
-"""How many reviews of each kind are under way at a time; further callers wait."""
+"""How many reviews of each kind are under way at a time, for new callers and as many for known."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
-"""How long the API server may take for a review: the plugin waits a second for its verdict."""
+"""How long a caller waits for its reviews: the plugin waits a second for its verdict. Also how
+long the API server may take for one review."""
+RENEWAL_PATIENCE: Seconds = 0.25
+"""How long a caller waits that was let in before: a healthy API server answers within it."""
 RETRY: Seconds = 5.0
-"""After a failure, how long what was granted before holds without asking again."""
+"""After a renewal has failed, how long kept answers hold without asking again."""
 
 _Answer = TypeVar("_Answer")
 _Review = TypeVar("_Review")
 
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_NO_ANSWER = "the cluster's API server could not be asked who you are"
 _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -93,13 +102,18 @@ class _Memory(Generic[_Answer]):
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
 
+    def drop(self, key: Hashable) -> None:
+        """Forget the answer to a question, if there is one."""
+        self._answers.pop(key, None)
+
 
 class _Asked(Generic[_Answer]):
     """Answers of the API server to one kind of question.
 
-    A yes holds for `keep` seconds, and for `outage` where the API server cannot be asked again;
-    a no holds for `keep`. They are kept apart, so that who invents tokens drives out nobody's
-    yes. A question that is under way is asked once, whoever wants to know.
+    A yes holds for `keep` seconds, and up to `outage` until a renewal is answered; a no holds for
+    `keep` and ends the yes before it. They are kept apart, so that invented tokens drive out
+    nobody's yes. A question is asked once at a time, however many callers wait for the answer.
+    Renewals and first questions do not share slots, so that invented tokens delay no renewal.
     """
 
     def __init__(self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]) -> None:
@@ -107,46 +121,65 @@ class _Asked(Generic[_Answer]):
         self._outage = max(keep, outage)
         self._yes = _Memory[_Answer](clock)
         self._no = _Memory[bool](clock)
-        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._renewals = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._first_questions = asyncio.Semaphore(ASKED_AT_ONCE)
         self._under_way: dict[Hashable, asyncio.Task[_Answer | None]] = {}
         self._clock = clock
-        self._failed_until: Seconds | None = None
+        self._failed_until: Seconds = -math.inf
 
     def __len__(self) -> int:
         return len(self._yes) + len(self._no)
 
     async def ask(
-        self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]]
+        self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]], *, began: Seconds
     ) -> _Answer | None:
-        """The answer to a question, by its key; None is a no. Raises `CannotTell`."""
-        known = self._yes.get(key, younger_than=self._keep)
-        if known is not None:
-            return known
+        """The answer to a question, by its key; None is a no. Raises `CannotTell`.
+
+        `began` is when the check began, by the event loop's clock.
+        """
+        fresh = self._yes.get(key, younger_than=self._keep)
+        if fresh is not None:
+            return fresh
         if self._no.get(key, younger_than=self._keep):
             return None
-        if self._failed_until is not None and self._clock() < self._failed_until:
-            known = self._yes.get(key, younger_than=self._outage)
-            if known is not None:
-                return known
+        kept = self._yes.get(key, younger_than=self._outage)
+        if kept is not None and self._clock() < self._failed_until:
+            return kept
         task = self._under_way.get(key)
         if task is None:
-            task = self._under_way[key] = asyncio.ensure_future(self._find_out(key, ask))
+            task = self._under_way[key] = asyncio.ensure_future(self._find_out(key, ask, kept))
             task.add_done_callback(partial(self._end, key))
-        return await asyncio.shield(task)
+        patience = PATIENCE if kept is None else RENEWAL_PATIENCE
+        left = began + patience - asyncio.get_running_loop().time()
+        await asyncio.wait([task], timeout=max(0.0, left))
+        if task.done():
+            return task.result()
+        if kept is None:
+            raise CannotTell(_NO_ANSWER)
+        return kept
 
     async def _find_out(
-        self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]]
+        self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]], kept: _Answer | None
     ) -> _Answer | None:
+        slots = self._first_questions if kept is None else self._renewals
         try:
-            async with self._asking:
-                answer = await ask()
+            async with asyncio.timeout(PATIENCE):
+                await slots.acquire()
+        except TimeoutError:
+            if kept is None:
+                raise CannotTell(_NO_ANSWER) from None
+            return kept
+        try:
+            answer = await ask()
         except CannotTell:
-            self._failed_until = self._clock() + RETRY
-            known = self._yes.get(key, younger_than=self._outage)
-            if known is None:
+            if kept is None:
                 raise
-            return known
+            self._failed_until = self._clock() + RETRY
+            return kept
+        finally:
+            slots.release()
         if answer is None:
+            self._yes.drop(key)
             self._no.put(key, answer=True)
         else:
             self._yes.put(key, answer)
@@ -184,12 +217,14 @@ class Access:
         """
         token = _read_token(authorization)
         digest = hashlib.sha256(token.encode()).digest()
-        user = await self._users.ask(digest, partial(self._identify, token))
+        began = asyncio.get_running_loop().time()
+        user = await self._users.ask(digest, partial(self._identify, token), began=began)
         if user is None:
             raise Unauthenticated("the cluster does not know this token, or it has expired")
         verb = method.lower()
         key = (msgspec.json.encode(user), verb, path)
-        if not await self._permissions.ask(key, partial(self._authorize, user, verb, path)):
+        authorize = partial(self._authorize, user, verb, path)
+        if not await self._permissions.ask(key, authorize, began=began):
             raise Forbidden(f"{user.username} may not {verb} the non-resource URL {path}")
 
     async def _identify(self, token: str) -> _User | None:
@@ -225,7 +260,7 @@ class Access:
                 read = msgspec.json.decode(await self._api.review(path, body), type=answer)
         except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
             self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
-            raise CannotTell("the cluster's API server could not be asked who you are") from None
+            raise CannotTell(_NO_ANSWER) from None
         self._trouble.end()
         return read
 

@@ -21,11 +21,12 @@ from exporter.engine.model import (
     Outcome,
     Policy,
     Reason,
+    Resource,
     StuckPolicy,
     Verdict,
     Vmim,
 )
-from exporter.health import CheckpointHealth, Health, Staleness, Watched
+from exporter.health import CheckpointHealth, Health, Watched
 from exporter.server.schemas import (
     BackoffAnswer,
     BlockedVmi,
@@ -89,7 +90,7 @@ def list_evacuations(
     return EvacuationsAnswer(
         as_of=write_instant(now),
         observed_at=write_optional_instant(health.observed_at),
-        stale=health.staleness(now) is not Staleness.FRESH,
+        stale=health.is_stale(now, (one.namespace for one in found)),
         evacuations=found,
         blind_spots=health.refused_resources(),
     )
@@ -123,23 +124,23 @@ def explain_vmi(
     health: Health,
 ) -> VmiAnswer:
     """Everything that is known of one VMI, and what each rule makes of it."""
-    staleness = health.staleness(now)
-    silent = staleness is Staleness.DEAD
     vmi = evidence.vmi
+    dead = health.find_dead(now).of(vmi.namespace)
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
-        answer = decide(evidence, policy, now, checkpoint=checkpoint, silent=silent)
+        answer = decide(evidence, policy, now, checkpoint=checkpoint, dead=dead)
         return write_verdict(vmi.namespace, vmi.name, answer, now)
 
     cooldown = measure_cooldown(evidence, policy, now)
     return VmiAnswer(
         as_of=write_instant(now),
-        observed_at=write_optional_instant(health.observed_at),
-        stale=staleness is not Staleness.FRESH,
+        observed_at=write_optional_instant(health.seen_through(Resource.VMIS, vmi.namespace)),
+        stale=health.is_stale(now, (vmi.namespace,)),
         namespace=vmi.namespace,
         name=vmi.name,
         vmi_uid=vmi.uid,
         node=vmi.node,
+        phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=_write_evacuation(evidence, stuck, load, now),
@@ -148,7 +149,7 @@ def explain_vmi(
         ),
         rules=[
             _write_finding(finding, evidence, cooldown)
-            for finding in explain(evidence, policy, now, silent=silent)
+            for finding in explain(evidence, policy, now, dead=dead)
         ],
         cooldown=None if cooldown is None else _write_cooldown(cooldown),
         migrations=_write_history(evidence.history, policy, now),
@@ -199,7 +200,9 @@ def _write_finding(finding: Finding, evidence: Evidence, cooldown: Cooldown | No
     if not finding.enabled:
         why = "switched off by policy.guards"
     elif finding.silenced:
-        why = "nothing was heard of the cluster for too long: dead evidence does not block"
+        why = "no contact with what it needs for too long: dead evidence does not block"
+    elif evidence.vmi.finished:
+        why = f"the VMI has ended (phase {evidence.vmi.phase}): nothing is left to move"
     else:
         why = _WHY[finding.rule](evidence, cooldown)
     return RuleAnswer(

@@ -32,7 +32,7 @@ from exporter.engine.model import (
     Verdict,
 )
 from exporter.engine.store import Store
-from exporter.health import Health, Staleness
+from exporter.health import Health
 from exporter.server.access import Access, CannotTell, Forbidden, Unauthenticated
 from exporter.server.answers import describe_status, explain_vmi, list_evacuations, write_verdict
 from exporter.server.blocked import Blocked, BlockedSet
@@ -139,13 +139,12 @@ class Service:
                 f" {self.limits.candidates} are taken (limits.candidates)",
             )
         now = self.clock()
-        staleness = self.health.staleness(now)
         return _json(
             VerdictsAnswer(
                 as_of=write_instant(now),
                 observed_at=write_optional_instant(self.health.observed_at),
-                stale=staleness is not Staleness.FRESH,
-                verdicts=self._judge(asked, candidates, now, silent=staleness is Staleness.DEAD),
+                stale=self.health.is_stale(now, (one.namespace for one in candidates)),
+                verdicts=self._judge(asked, candidates, now),
             )
         )
 
@@ -202,7 +201,9 @@ class Service:
         """GET /v1/status."""
         now = self.clock()
         blocked = self.blocked.read(None, now).entries if self.health.ready else []
-        status = describe_status(self.health, vmis=len(self.store), blocked=blocked, now=now)
+        status = describe_status(
+            self.health, vmis=self.store.nodes.total(), blocked=blocked, now=now
+        )
         status.ready = status.ready and not self.closing
         return _json(status)
 
@@ -262,10 +263,11 @@ class Service:
             )
 
     def _judge(
-        self, asked: VerdictRequest, candidates: list[Candidate], now: Instant, *, silent: bool
+        self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
         """All in one loop, because of 1,000 candidates each call that is made for each counts."""
         find, policy, checkpoint = self.store.evidence, self.policy, asked.checkpoint
+        dead = self.health.find_dead(now)
         answers = []
         for candidate in candidates:
             namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
@@ -275,7 +277,8 @@ class Service:
             elif uid and uid != evidence.vmi.uid:
                 verdict = not_ours(Mismatch.UID)
             else:
-                verdict = decide(evidence, policy, now, checkpoint=checkpoint, silent=silent)
+                dead_here = dead.of(namespace)
+                verdict = decide(evidence, policy, now, checkpoint=checkpoint, dead=dead_here)
             if not asked.dry_run and (verdict.reason is not None or not verdict.known):
                 self._count(candidate, evidence, verdict, now)
             answers.append(write_verdict(namespace, name, verdict, now))
@@ -290,7 +293,7 @@ class Service:
             return
         vmi = evidence.vmi
         self.counters.count_block(
-            verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown
+            verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
         key = (vmi.namespace, vmi.name, verdict.reason)
         if now - self._logged.get(key, 0.0) < BLOCKS_LOGGED_EVERY:

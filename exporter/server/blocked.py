@@ -2,7 +2,7 @@
 
 The set is a function of the store and the clock. It is computed when it is asked for and then
 kept until the store changes or the clock reaches an instant at which a cooldown is released, an
-end that was too far ahead of the clock comes to be believed, or the evidence turns stale.
+end that was too far ahead of the clock comes to be believed, or the evidence turns stale or dead.
 
 Those who wait for the set of a checkpoint to change wait together: one look for all of them when
 something has changed, one timer for the clock. Most changes leave the set as it is, and to wake
@@ -17,14 +17,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from time import perf_counter
-from typing import TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
 from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import settle
-from exporter.engine.model import CLOCK_SKEW, Checkpoint, Instant, Policy, Seconds, Verdict
+from exporter.engine.model import (
+    CLOCK_SKEW,
+    Checkpoint,
+    DeadResources,
+    Instant,
+    Policy,
+    Seconds,
+    Verdict,
+)
 from exporter.engine.store import Store
 from exporter.engine.verdict_index import Register
 from exporter.health import Health, Staleness
@@ -42,8 +50,16 @@ LOOKING: Seconds = 1.0
 WOKEN = 20
 """So many callers are woken in one turn, because each takes 0.1 ms of it to be answered."""
 
-_Picture: TypeAlias = tuple[int, bool, bool, Staleness]
-"""All that the set is a function of, but for the clock."""
+
+class _Picture(NamedTuple):
+    """All that the set is a function of, but for the clock."""
+
+    revision: int
+    vmims_seen: bool
+    pods_seen: bool
+    stale: bool
+    lost: frozenset[str]
+    dead: DeadResources
 
 
 @dataclass(frozen=True)
@@ -102,8 +118,14 @@ class BlockedSet:
         """The set as it is `now`, which is the clock's where none is given."""
         now = self.clock() if now is None else now
         store = self.store
-        staleness = self.health.staleness(now)
-        picture = (store.revision, store.vmims_seen, store.pods_seen, staleness)
+        picture = _Picture(
+            store.revision,
+            store.vmims_seen,
+            store.pods_seen,
+            stale=self.health.staleness(now) is not Staleness.FRESH,
+            lost=self.health.lost_namespaces,
+            dead=self.health.find_dead(now),
+        )
         kept = self._kept.get(checkpoint)
         if kept is None or kept.picture != picture or not kept.computed_at <= now < kept.changes_at:
             began = perf_counter()
@@ -160,7 +182,8 @@ class BlockedSet:
         now = self.clock()
         turns_at = self.health.turns_at(now)
         turns = (blocked.changes_at, math.inf if turns_at is None else turns_at)
-        return min(*(turn - now for turn in turns), LOOKING if blocked.stale else math.inf)
+        unheard = blocked.stale or blocked.picture.dead
+        return min(*(turn - now for turn in turns), LOOKING if unheard else math.inf)
 
     def _tell(self) -> None:
         self._settling = None
@@ -194,20 +217,20 @@ class BlockedSet:
 
     def _compute(self, checkpoint: Checkpoint | None, now: Instant, picture: _Picture) -> Blocked:
         wanted = tuple(Checkpoint) if checkpoint is None else (checkpoint,)
-        staleness = picture[-1]
-        silent = staleness is Staleness.DEAD
+        dead = picture.dead
         found: list[tuple[BlockedVmi, Instant | None]] = []
         changes_at = math.inf
-        for evidence in self.register.find_loud(now, silent=silent):
+        for evidence in self.register.find_loud(now, dead=dead):
             changes_at = min(changes_at, *_beliefs(evidence, now))
+            dead_here = dead.of(evidence.vmi.namespace)
             for one in wanted:
-                verdict = decide(evidence, self.policy, now, checkpoint=one, silent=silent)
+                verdict = decide(evidence, self.policy, now, checkpoint=one, dead=dead_here)
                 entry = _write_entry(evidence, one, verdict)
                 if entry is not None:
                     found.append((entry, verdict.released_at))
                     changes_at = min(changes_at, _changes_at(verdict, now))
         found.sort(key=lambda entry: (entry[0].namespace, entry[0].name, entry[0].checkpoint))
-        stale = staleness is not Staleness.FRESH
+        stale = picture.stale or any(entry.namespace in picture.lost for entry, _ in found)
         return Blocked(
             entries=[entry for entry, _ in found],
             stale=stale,

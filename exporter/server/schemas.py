@@ -35,7 +35,13 @@ ObservedAt = Annotated[
     InstantText | None,
     means("the last proof of contact with the API server; null before the first"),
 ]
-Stale = Annotated[bool, means("nothing was heard of the API server for kube.staleAfter")]
+Stale = Annotated[
+    bool,
+    means(
+        "nothing was heard of the API server for kube.staleAfter, or a VMI that this is about is in"
+        " a namespace that may not be seen any more"
+    ),
+]
 BlindSpots = Annotated[dict[str, str], means("the resources that may not be seen, and why")]
 
 _LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
@@ -157,7 +163,9 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
     enabled: Annotated[bool, means("false: policy.guards switches it off")]
     silenced: Annotated[
         bool,
-        means("true: it has no say, because nothing was heard of the cluster for too long"),
+        means(
+            "true: it has no say, because a resource that it needs was not heard of for too long"
+        ),
     ]
     blocks: Annotated[bool, means("whether it blocks now")]
     why: Annotated[str, means("what it saw, in words")]
@@ -267,9 +275,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     source: Annotated[
         Source,
         means(
-            "who asked, by the priority of the newest VMIM (system-maintenance: `descheduler`,"
-            " system-critical: `other`), else by the VMI's annotation kubevirt.io/eviction-source"
-            " (`descheduler`); `unknown`: neither is to be seen, as always before KubeVirt 1.7"
+            "who asked, by the priority of this request's newest VMIM (system-maintenance:"
+            " `descheduler`, system-critical: `other`), else by the VMI's annotation"
+            " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is to be seen, as"
+            " always before KubeVirt 1.7"
         ),
     ]
     requested_at: Annotated[InstantText, means("the earliest that is known")]
@@ -314,6 +323,10 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     name: str
     vmi_uid: str
     node: Annotated[str, means("the node that it runs on; empty: none yet")]
+    phase: Annotated[
+        str,
+        means("KubeVirt's phase; Succeeded or Failed: the VM has ended, nothing is left to move"),
+    ]
     created_at: InstantText | None
     evacuation_node_name: Annotated[str | None, means("the node that it is to leave; null: none")]
     evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
@@ -363,7 +376,7 @@ class CheckpointStatus(Struct, rename="camel", kw_only=True):
 class VmiCounts(Struct, rename="camel", kw_only=True):
     """How many VMIs there are, and what is said of them."""
 
-    known: int
+    known: Annotated[int, means("those that have not ended (phase Succeeded or Failed)")]
     allowed: Annotated[int, means("those that no rule holds at either checkpoint")]
     held: Annotated[dict[Reason, int], means("those that are held, by their first reason")]
 
@@ -523,7 +536,8 @@ ROUTES: tuple[Route, ...] = (
         name="readyz",
         method="GET",
         path="/readyz",
-        summary="200 once VMIs are synced and every other resource is synced or refused.",
+        summary="200 once VMIs are synced in one namespace at least, and everything else is synced"
+        " or refused.",
         answer=("text/plain",),
         problems=(503,),
         guarded=False,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from exporter.demo import objects
 from tests.cluster import RealCluster, poll
@@ -19,6 +20,7 @@ from tests.cluster.resources import PODS
 from tests.descheduling.crowd import fill, run_cycle
 from tests.descheduling.descheduler import SHIPPED, Bounds, Descheduler, Verdicts, log_in
 from tests.descheduling.ledger import CONTROLLER
+from tests.descheduling.middleman import Middleman
 from tests.descheduling.outages import Outage, killed, slow, stale, unready
 from tests.descheduling.stage import LONG, Stage
 from tests.descheduling.world import NODES, World
@@ -139,6 +141,49 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
     prove(
         f"descheduling: told to leave with verdicts {sorted(told)}, without {sorted(told_without)}"
     )
+
+
+async def test_a_migration_that_began_since_the_snapshot(
+    stage: Stage, prove: Callable[[str], None]
+) -> None:
+    """A VM that began to move after the descheduler's snapshot is not told to leave; others are."""
+    world, rig, space = stage.world, stage.world.rig, "lag"
+    async with (
+        world.vms(space, {"node-1": ["moving", "free"]}, guest=SMALL),
+        stage.exporter() as exporter,
+    ):
+        await exporter.ready()
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{exporter.query}/v1/blocked") as answer,
+        ):
+            before, etag = await answer.read(), answer.headers["ETag"]
+
+        def hold_back(request: web.Request, _: bytes) -> web.Response | None:
+            if request.path != "/v1/blocked":
+                return None
+            headers = {"ETag": etag}
+            return web.Response(body=before, content_type="application/json", headers=headers)
+
+        rig.player.plan(f"{space}/moving", "hangs")
+        await rig.cluster.migrate("moving", space)
+        await rig.until(f"{space}/moving", _is_copying)
+        await exporter.until_verdict(space, "moving", "filter", "migration_in_progress")
+        async with Middleman(exporter.query) as middle:
+            middle.tamper = hold_back
+            verdicts = Verdicts(middle.url, timeout="20s")
+            async with stage.descheduler(verdicts) as asking:
+                await _until_evicted(stage, space, 1, by=asking)
+                await asking.ran(3)
+                questions = await asking.samples(
+                    "descheduler_kubevirt_verdicts_total", "checkpoint", "outcome"
+                )
+        told = stage.evicted(space)
+
+    assert told == {"free"}
+    assert questions["filter", "blocked"] == 0, "the snapshot does not show the migration"
+    assert questions["preEviction", "blocked"] > 0
+    prove(f"descheduling: migration since the snapshot, told to leave: {sorted(told)}")
 
 
 @pytest.mark.parametrize("outage", [killed, slow, unready, stale], ids=lambda one: one.__name__)

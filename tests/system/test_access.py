@@ -1,11 +1,17 @@
 """Who may ask: real tokens and roles on a real API server, and one that cannot be asked."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,9 +24,11 @@ from exporter.server.access import (
     Forbidden,
     Unauthenticated,
 )
-from tests.cluster import RealCluster, User
+from tests.cluster import RealCluster, User, poll
 from tests.cluster.access import allow
+from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
 from tests.support.api_servers import RealStage
+from tests.support.program import Program, program
 from tests.support.relay import Gate
 
 
@@ -197,3 +205,156 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
                 await access.check(f"Bearer invented-{number}", "GET", "/metrics")
             await access.check(bearer(caller), "GET", f"/v1/vmis/shop/{number}")
         assert access.remembered <= 9, "three users, three strangers, three permissions"
+
+
+PAUSE = 10.0
+"""Of a stranger between two requests, in seconds."""
+QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
+
+
+@asynccontextmanager
+async def guarded(real: RealStage, directory: Path) -> AsyncIterator[Program]:
+    """The program, which asks the API server about its callers and keeps answers for a second."""
+    login = real.cluster.kubeconfig(real.cluster.administrator)
+    config = {"auth": {"query": "kubernetes", "cache": "1s"}}
+    async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.ready()
+        yield exporter
+
+
+@asynccontextmanager
+async def frozen(real: RealStage) -> AsyncIterator[None]:
+    """The API server says nothing for the length of the block."""
+    real.freeze()
+    try:
+        yield
+    finally:
+        real.thaw()
+
+
+async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> int:
+    """The status of one request for verdicts."""
+    headers = {"Authorization": f"Bearer {token}"}
+    url = f"{exporter.query}/v1/verdicts"
+    async with session.post(url, json=QUESTION, headers=headers) as response:
+        await response.read()
+        return response.status
+
+
+async def intrude(exporter: Program, number: int, statuses: Counter[int]) -> None:
+    """Ask on one connection with a new invented token each time, for ever; count the answers.
+
+    Without an HTTP client and with pauses, in turn: 490 clients in this process must leave the
+    exporter a processor, on a busy machine too.
+    """
+    await asyncio.sleep(number % 100 * PAUSE / 100)
+    url = urlsplit(exporter.query)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    try:
+        for attempt in count():
+            writer.write(
+                b"GET /v1/blocked HTTP/1.1\r\nHost: exporter\r\n"
+                b"Authorization: Bearer invented-%d-%d\r\n\r\n" % (number, attempt)
+            )
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+            statuses[int(head.split()[1])] += 1
+            await asyncio.sleep(PAUSE)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(("revoked", "refusal"), [("token", 401), ("permission", 403)])
+async def test_what_was_revoked_is_not_granted_again_in_an_outage(
+    real: RealStage, tmp_path: Path, revoked: str, refusal: int
+) -> None:
+    """A no ends the yes before it, also for the time when the API server cannot be asked."""
+    caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
+    name = caller.name.rpartition(":")[2]
+    async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
+
+        async def answers() -> int:
+            return await ask(session, exporter, caller.token or "")
+
+        async def is_refused() -> bool:
+            return await answers() == refusal
+
+        async def is_forgotten() -> int | None:
+            status = await answers()
+            return None if status == refusal else status
+
+        assert await answers() == 200
+        if revoked == "token":
+            await real.admin.delete(SERVICE_ACCOUNTS, "accounts", name)
+        else:
+            await real.admin.delete(CLUSTER_ROLE_BINDINGS, None, f"{name}-asks")
+        # The API server keeps what it knows of a token for ten seconds itself.
+        await poll(is_refused, within=30, what=f"{refusal}")
+        async with frozen(real):
+            assert await poll(is_forgotten, within=10, what="the refusal's end") == 503
+
+
+def starved(*pids: int) -> float:
+    """For how many seconds these processes have been ready to run and had no processor."""
+    stats = (Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii") for pid in pids)
+    return sum(int(stat.split()[1]) for stat in stats) / 1e9
+
+
+async def ask_and_time(
+    session: aiohttp.ClientSession, exporter: Program, token: str
+) -> tuple[int, float, float]:
+    """The status and the seconds of a verdict, and those without what a busy machine took."""
+    pids = (os.getpid(), exporter.process.pid)
+    began, before = time.monotonic(), starved(*pids)
+    status = await ask(session, exporter, token)
+    took = time.monotonic() - began
+    return status, took, took - (starved(*pids) - before)
+
+
+@pytest.mark.parametrize("strangers", [0, 490])
+async def test_a_known_caller_gets_each_verdict_within_a_second(
+    real: RealStage, tmp_path: Path, strangers: int, prove: Callable[[str], None]
+) -> None:
+    """The API server is frozen; invented tokens on all other connections delay no renewal."""
+    caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
+    token = caller.token or ""
+    refusals: Counter[int] = Counter()
+    took: list[float] = []
+    waited: list[float] = []
+    async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
+        assert await ask(session, exporter, token) == 200
+        async with frozen(real):
+            crowd = [
+                asyncio.create_task(intrude(exporter, number, refusals))
+                for number in range(strangers)
+            ]
+            until = time.monotonic() + 2 * PAUSE  # several renewals, which are 5 s apart
+            while time.monotonic() < until or refusals.total() < strangers:
+                status, seconds, own = await ask_and_time(session, exporter, token)
+                assert status == 200
+                took.append(seconds)
+                waited.append(own)
+                await asyncio.sleep(0.05)
+            for one in crowd:
+                one.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+
+    assert max(waited) < 1.0, sorted(waited)[-5:]
+    assert set(refusals) == ({503} if strangers else set())
+    prove(
+        f"access: API server frozen, {strangers} strangers beside a known caller: {len(took)} "
+        f"verdicts, the slowest in {max(took) * 1e3:.0f} ms, {max(waited) * 1e3:.0f} ms without "
+        f"waits for a processor; {refusals[503]} strangers' requests refused"
+    )
+
+
+async def test_a_new_caller_waits_for_one_budget(real: RealStage, tmp_path: Path) -> None:
+    """Whoever was never let in is told within a second that nobody could be asked."""
+    async with (
+        guarded(real, tmp_path) as exporter,
+        aiohttp.ClientSession() as session,
+        frozen(real),
+    ):
+        status, _, own = await ask_and_time(session, exporter, "unknown")
+    assert status == 503
+    assert own < 1.0

@@ -9,6 +9,7 @@ honorLabels.
 
 import asyncio
 import json
+import random
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,6 +26,7 @@ from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
 from exporter.kube.client import Login
+from exporter.kube.reflector import Backoff, Follower
 from exporter.settings import Settings, read_settings
 from tests.alerts.live import Alertmanager, Prometheus, Receiver
 from tests.alerts.scaling import scale
@@ -59,6 +61,14 @@ class Clock:
     def read(self) -> datetime:
         """The same for the simulated cluster."""
         return datetime.fromtimestamp(self(), UTC)
+
+
+class Hasty(Follower):
+    """The follower as it is, with pauses that are as short as everything else."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._backoff = Backoff(random.Random(1), first=0.2 / FACTOR, most=30.0 / FACTOR)
 
 
 class Play(Scenario):
@@ -121,6 +131,19 @@ class Story:
         await self.receiver.fires("KubeVirtEvictionExporterPermissionMissing", resource="kubevirts")
         self.demo.server.recover("kubevirts")
         await self.receiver.resolves("KubeVirtEvictionExporterPermissionMissing")
+
+    async def break_a_watch(self) -> None:
+        """Let a resource be listed and not watched, until that has been told."""
+        self.demo.server.answer("kubevirts", 500, verbs=("watch",))
+        self.demo.server.cut("kubevirts")
+        await self.receiver.fires("KubeVirtEvictionExporterWatchFailing", resource="kubevirts")
+        self.demo.server.recover("kubevirts")
+        await self.receiver.resolves("KubeVirtEvictionExporterWatchFailing")
+
+    async def deny_and_break(self) -> None:
+        """Both of these, one after the other: they are about the same resource."""
+        await self.refuse_a_permission()
+        await self.break_a_watch()
 
     async def send_nonsense(self) -> None:
         """One line that is no object."""
@@ -191,6 +214,7 @@ async def exporting(settings: Settings, demo: Demo, clock: Clock) -> AsyncIterat
             Login(url=demo.url),
             stop,
             clock=clock,
+            follower=Hasty,
             on_listening=listening.set_result,
         )
     )
@@ -267,6 +291,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
     ):
         await receiver.fires("KubeVirtEvictionExporterAbsent")
         demo.server.answer("kubevirts", 403)
+        demo.server.refuse_streaming_lists()
         demo.server.freeze()
         async with exporting(settings, demo, clock) as query, playing(demo, query):
             await receiver.fires("KubeVirtEvictionExporterNotSynced", resource=VMIS.plural)
@@ -276,7 +301,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             story = Story(demo, receiver)
             await story.fall_silent()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(story.refuse_a_permission())
+                tasks.create_task(story.deny_and_break())
                 tasks.create_task(story.send_nonsense())
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_to_and_fro())

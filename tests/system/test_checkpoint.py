@@ -1,18 +1,20 @@
 """The checkpoint as kept: in a file and in ConfigMaps, by processes on a real API server."""
 
 import signal
+from base64 import b64decode
+from itertools import count
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from exporter.checkpoint.changes import Ledger
-from exporter.checkpoint.format import shard_of
+from exporter.checkpoint.format import shard_of, unseal
 from exporter.checkpoint.writer import ConfigMapKeeper
 from exporter.engine.model import Resource
 from exporter.engine.store import Store
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
-from exporter.kube.client import ApiServer
+from exporter.kube.client import Absent, ApiServer, Login
 from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
 from tests.cluster import VMIS, vmi
@@ -91,24 +93,30 @@ class Garbled:
     def __init__(self) -> None:
         self.applied = 0
 
+    async def read(self, *_: object) -> bytes:
+        """There is no ConfigMap yet."""
+        raise Absent("404")
+
     async def apply(self, *_: object, **__: object) -> bytes:
         """Answer garbage."""
         self.applied += 1
         return b"[]"
 
 
-def a_config_map_keeper(api: Garbled) -> tuple[ConfigMapKeeper, Ledger, CheckpointHealth]:
-    """A keeper that may write, with one VMI to write of."""
+def a_config_map_keeper(
+    api: Garbled | ApiServer, namespace: str = "x", uid: str = UID
+) -> tuple[ConfigMapKeeper, Ledger, CheckpointHealth]:
+    """A keeper that may write, with one VMI to write of, and no watch."""
     state = a_state()
     store = Store(endings_kept=KEEP)
     ledger = Ledger(store, window=86_400.0)
-    store.put(a_vmi(migration=state))
-    health = Health(180.0, 600.0, [Watched(Resource.CONFIGMAPS, "x", synced=True)])
+    store.put(a_vmi(uid=uid, migration=state))
+    health = Health(180.0, 600.0, [Watched(Resource.CONFIGMAPS, namespace, synced=True)])
     keeper = ConfigMapKeeper(
         ledger,
         health,
         cast("ApiServer", api),
-        ConfigMaps("x", NAME),
+        ConfigMaps(namespace, NAME),
         lease=cast("Lease", Held()),
         interval=1.0,
         clock=lambda: NOW,
@@ -137,3 +145,19 @@ async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch)
     assert api.applied == 0
     assert told.faults == {CheckpointFault.TOO_LARGE: 1}
     assert ledger.changed == {shard_of(UID)}
+
+
+async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> None:
+    """What another replica wrote into it is joined, not overwritten."""
+    namespace = await real.make_namespace()
+    shard = shard_of(UID)
+    other_uid = next(uid for uid in map(str, count()) if shard_of(uid) == shard)
+    login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
+    async with ApiServer(login, read_timeout=5) as api:
+        for uid in (UID, other_uid):
+            keeper, ledger, told = a_config_map_keeper(api, namespace, uid)
+            await keeper.flush()
+            assert (ledger.changed, told.faults) == (set(), {})
+    (kept,) = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+    listed = unseal(b64decode(kept["binaryData"]["checkpoint"]))
+    assert {remembered.uid for remembered in listed} == {UID, other_uid}

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import random
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from exporter.engine.model import Reason, Resource
-from exporter.health import Restart
-from exporter.kube.client import Login
-from exporter.kube.reflector import Follower, KubeVirtMissing, NotSynced
+from exporter.health import Restart, Watched
+from exporter.kube.client import ApiServer, Login, Overloaded
+from exporter.kube.reflector import FUTILE_TRIES, Backoff, Follower, KubeVirtMissing, NotSynced
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.relay import Gate
@@ -30,6 +32,40 @@ class _Paging(Follower):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._streams_lists = False
+
+
+def _has_moved(watched: Watched, contact: float | None) -> bool:
+    return watched.contact != contact
+
+
+class _Brisk(Follower):
+    """A follower whose pauses are short."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._backoff = Backoff(random.Random(1), first=0.01, most=0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("1", 1.0), ("60", 60.0), ("61", 60.0), ("86400", 60.0), ("9" * 400, 60.0), ("soon", 0.0)],
+    ids=["a-second", "a-minute", "more", "a-day", "for-ever", "no-number"],
+)
+async def test_retry_after_is_believed_up_to_a_minute(value: str, seconds: float) -> None:
+    """However long an overloaded server wants to be left alone, it is asked after a minute."""
+
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.Response(status=429, headers={"Retry-After": value})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", refuse)
+    async with (
+        TestServer(app) as server,
+        ApiServer(Login(url=str(server.make_url("")).rstrip("/")), read_timeout=5.0) as api,
+    ):
+        with pytest.raises(Overloaded) as refused:
+            await api.list_page(Resource.VMIS, None, limit=1, token="")
+    assert refused.value.retry_after == seconds
 
 
 class TestOnBothServers:
@@ -298,6 +334,83 @@ class TestOnTheSimulatedServer:
         ):
             await watch.ready()
             assert watch.names(namespace) == {"a"}
+
+    async def test_opening_a_watch_is_no_contact(self, simulated: SimulatedStage) -> None:
+        """A watch that opens and errs at once proves nothing; after some tries a list is made."""
+        tries: list[tuple[str, float | None]] = []
+
+        async def err(request: web.Request) -> web.StreamResponse:
+            if "watch" not in request.query or VMIS.plural not in request.path:
+                raise web.HTTPTemporaryRedirect(simulated.url + str(request.rel_url))
+            if "sendInitialEvents" in request.query:
+                return web.json_response({"message": "no"}, status=400)
+            contact = watch.health.of(Resource.VMIS)[0].contact
+            tries.append((request.query["resourceVersion"], contact))
+            status = {"kind": "Status", "code": 500, "message": "no", "reason": "InternalError"}
+            return web.Response(text=json.dumps({"type": "ERROR", "object": status}) + "\n")
+
+        namespace = await simulated.make_namespace()
+        app = web.Application()
+        app.router.add_get("/{path:.*}", err)
+        async with (
+            TestServer(app) as server,
+            following(Login(url=str(server.make_url("")).rstrip("/")), follower=_Brisk) as watch,
+        ):
+            await watch.ready()
+            await simulated.admin.create(VMIS, vmi("a", namespace))
+            await watch.knows(namespace, "a")
+            await watch.until(lambda: len(tries) > FUTILE_TRIES, what="tries after a second list")
+            first = [one for one in tries if one[0] == tries[0][0]]
+            assert FUTILE_TRIES - 1 <= len(first) <= FUTILE_TRIES
+            assert set(first) == {tries[0]}, "the contact is that of the list"
+            assert watch.restarts(Resource.VMIS)[Restart.NO_PROGRESS] >= 1
+
+    async def test_a_line_is_progress(self, simulated: SimulatedStage) -> None:
+        """A watch that is cut again and again, and brings something each time, needs no list."""
+        async with following(simulated.login, follower=_Brisk) as watch:
+            await watch.ready()
+            vmis = watch.health.of(Resource.VMIS)[0]
+            for _ in range(FUTILE_TRIES + 2):
+                await simulated.server.watched(VMIS.plural)
+                contact = vmis.contact
+                await watch.until(partial(_has_moved, vmis, contact), what="a bookmark")
+                simulated.server.cut(VMIS.plural)
+            await simulated.server.watched(VMIS.plural)
+            assert vmis.lists == 1
+            assert watch.restarts(Resource.VMIS) == {Restart.UNREACHABLE: FUTILE_TRIES + 2}
+
+    async def test_credentials_that_are_refused_lose_no_namespace(
+        self, simulated: SimulatedStage
+    ) -> None:
+        """A 401 says nothing of a namespace: VMIs are asked for again, and are not given up."""
+        namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
+        async with following(
+            simulated.login, namespaces=namespaces, follower=_Brisk, refused_retry=60.0
+        ) as watch:
+            await watch.ready()
+            simulated.server.answer(VMIS.plural, 401)
+            simulated.server.cut(VMIS.plural)
+            await watch.until(
+                lambda: watch.restarts(Resource.VMIS).get(Restart.DENIED, 0) >= 20, what="401s"
+            )
+            assert not watch.health.lost_namespaces
+
+    async def test_the_last_namespace_is_not_given_up(self, simulated: SimulatedStage) -> None:
+        """Where 403 comes in every namespace, one is asked as often as if it were the only one."""
+        namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
+        async with following(
+            simulated.login, namespaces=namespaces, follower=_Brisk, refused_retry=60.0
+        ) as watch:
+            await watch.ready()
+            simulated.server.answer(VMIS.plural, 403)
+            simulated.server.cut(VMIS.plural)
+            await watch.until(lambda: watch.health.lost_namespaces, what="a loss")
+            before = watch.restarts(Resource.VMIS)[Restart.DENIED]
+            await watch.until(
+                lambda: watch.restarts(Resource.VMIS)[Restart.DENIED] > before + 9, what="tries"
+            )
+            assert len(watch.health.lost_namespaces) == 1
+            assert watch.health.ready
 
     async def test_knows_of_a_vmi_whose_status_cannot_be_read(
         self, simulated: SimulatedStage

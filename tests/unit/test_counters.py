@@ -2,8 +2,9 @@
 
 import pytest
 
-from exporter.counters import COOLDOWN_BUCKETS, Counters, Histogram
+from exporter.counters import COOLDOWN_BUCKETS, NODE_KEPT_FOR, Counters, Histogram
 from exporter.engine.model import Reason
+from tests.support.builders import NOW
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_the_cooldown_buckets_are_the_plugin_s() -> None:
 def test_only_cooldowns_are_observed(reason: Reason, observed: int) -> None:
     """Every block is counted by its labels; the histogram moves for `cooldown` alone."""
     counters = Counters()
-    counters.count_block(reason, "n1", "shop", 1800.0)
+    counters.count_block(reason, "n1", "shop", 1800.0, now=NOW)
 
     assert counters.blocks == {(reason, "n1", "shop"): 1}
     assert counters.cooldowns.count == observed
@@ -61,3 +62,22 @@ def test_an_expected_endpoint_has_a_histogram() -> None:
 
     assert before == 0
     assert counters.requests["verdicts"].count == 1
+
+
+def test_the_blocks_of_a_node_that_is_gone_end_after_a_day() -> None:
+    """Those of a node that has VMIs never do, and a later block counts from zero."""
+    counters = Counters()
+    for node in ("kept", "gone"):
+        counters.count_block(Reason.COOLDOWN, node, "shop", 900.0, now=NOW)
+        counters.count_block(Reason.COOLDOWN, node, "web", 900.0, now=NOW)
+    counters.forget_nodes({"kept"}, NOW + NODE_KEPT_FOR - 1)
+    assert len(counters.blocks) == 4
+
+    counters.forget_nodes({"kept"}, NOW + NODE_KEPT_FOR)
+    assert set(counters.blocks) == {
+        (Reason.COOLDOWN, "kept", "shop"),
+        (Reason.COOLDOWN, "kept", "web"),
+    }
+    counters.count_block(Reason.COOLDOWN, "gone", "shop", 900.0, now=NOW + NODE_KEPT_FOR)
+    assert counters.blocks[Reason.COOLDOWN, "gone", "shop"] == 1
+    assert counters.cooldowns.count == 5

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.model import CLUSTER_RESOURCES, Resource
+from exporter.engine.model import ALL_ALIVE, CLUSTER_RESOURCES, DeadResources, Resource
 from exporter.health import Health, Restart, Staleness, Watched
 from tests.support.builders import NOW
 
@@ -52,6 +52,15 @@ def health(*everything: Watched) -> Health:
         pytest.param(
             health(
                 watched(Resource.VMIS, namespace="a"),
+                watched(Resource.VMIS, namespace="b", synced=False, refused="403"),
+            ),
+            True,
+            [],
+            id="vmis-refused-in-one-of-two-namespaces",
+        ),
+        pytest.param(
+            health(
+                watched(Resource.VMIS, namespace="a"),
                 watched(Resource.VMIS, namespace="b", synced=False),
             ),
             False,
@@ -61,7 +70,7 @@ def health(*everything: Watched) -> Health:
     ],
 )
 def test_ready(state: Health, waiting: list[str], *, ready: bool) -> None:
-    """Ready is: VMIs are synced, every other resource is synced or refused."""
+    """Ready is: VMIs are synced somewhere, and everything else is synced or refused."""
     assert state.ready is ready
     assert state.waiting_for() == waiting
 
@@ -104,6 +113,14 @@ def test_what_is_seen() -> None:
             NOW - 9.0,
             id="the-quietest-namespace",
         ),
+        pytest.param(
+            health(
+                watched(Resource.VMIS, namespace="a"),
+                watched(Resource.VMIS, namespace="b", contact=NOW - 9.0, refused="403"),
+            ),
+            NOW - 1.0,
+            id="a-lost-namespace-is-left-out",
+        ),
     ],
 )
 def test_observed_at(state: Health, observed: float | None) -> None:
@@ -126,12 +143,67 @@ def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> 
     state = health(watched(Resource.VMIS, contact=NOW - age))
     assert state.staleness(NOW) is staleness
     assert state.turns_at(NOW) == (None if turns_in is None else NOW + turns_in)
+    assert state.dies_at(NOW) == (None if staleness is Staleness.DEAD else NOW - age + 780.0)
+    assert state.is_stale(NOW, ()) is (staleness is not Staleness.FRESH)
+    dead = {Resource.VMIS} if staleness is Staleness.DEAD else set()
+    assert state.find_dead(NOW).of("any") == dead
 
 
 def test_staleness_before_the_first_contact() -> None:
     """What was never heard of is stale, and no instant changes that."""
     assert health().staleness(NOW) is Staleness.STALE
     assert health().turns_at(NOW) is None
+    assert health().dies_at(NOW) is None
+    assert health(watched(Resource.VMIS, contact=None)).find_dead(NOW) == ALL_ALIVE
+
+
+@pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
+def test_each_resource_dies_alone(resource: Resource) -> None:
+    """The silence of VMIMs or pods makes no answer stale; it is known when they turn dead."""
+    state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0))
+    assert state.staleness(NOW) is Staleness.FRESH
+    assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, NOW + 1.0)
+    assert state.find_dead(NOW + 1.0) == DeadResources(everywhere=frozenset({resource}))
+    assert state.turns_at(NOW + 1.0) == NOW + 179.0
+
+
+def test_no_rule_rests_on_kubevirt_objects_or_checkpoints() -> None:
+    """However long the others are silent, nothing is dead and no instant is awaited."""
+    others = (Resource.KUBEVIRTS, Resource.CONFIGMAPS)
+    state = health(*(watched(one, contact=NOW - 9999.0) for one in others))
+    assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, None)
+
+
+def test_a_namespace_dies_alone() -> None:
+    """What is dead in one namespace is alive in the others, and there may be more that is."""
+    state = health(
+        watched(Resource.VMIS, namespace="a"),
+        watched(Resource.VMIS, namespace="b", contact=NOW - 780.0, refused="403"),
+        watched(Resource.PODS, namespace="a"),
+        watched(Resource.PODS, namespace="b", contact=NOW - 780.0),
+        watched(Resource.VMIMS, contact=NOW - 780.0),
+    )
+    dead = state.find_dead(NOW)
+    assert dead.of("a") == dead.of("elsewhere") == {Resource.VMIMS}
+    assert dead.of("b") == {Resource.VMIS, Resource.VMIMS, Resource.PODS}
+
+
+def test_what_the_store_goes_without_is_not_dead() -> None:
+    """Refused pods are a blind spot: nothing is believed of them from the first refusal on."""
+    state = health(watched(Resource.PODS, contact=NOW - 9999.0, refused="403"))
+    assert state.find_dead(NOW) == ALL_ALIVE
+
+
+def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
+    """Answers about a namespace that may not be seen are stale at once, all others are fresh."""
+    state = health(
+        watched(Resource.VMIS, namespace="a"),
+        watched(Resource.VMIS, namespace="b", refused="403"),
+    )
+    asked: list[tuple[str, ...]] = [(), ("a",), ("a", "elsewhere"), ("b",), ("a", "b")]
+    assert state.staleness(NOW) is Staleness.FRESH
+    assert [state.is_stale(NOW, one) for one in asked] == [False, False, False, True, True]
+    assert state.lost_namespaces == {"b"}
 
 
 def test_restarts_are_counted_by_reason() -> None:

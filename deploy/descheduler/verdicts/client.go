@@ -70,11 +70,16 @@ func newClient(at endpoint, args *Args) *client {
 	}
 }
 
-// ask asks for a verdict, which the exporter counts where it blocks.
+// ask asks for a verdict, which the exporter counts where it blocks. Before an eviction it asks by
+// all rules: a migration may have begun since the snapshot that Filter used.
 func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outcome, block, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	body, err := json.Marshal(verdictsRequest{Checkpoint: checkpoints[at], Candidates: []candidate{asked}})
+	question := verdictsRequest{Candidates: []candidate{asked}}
+	if at == atFilter {
+		question.Checkpoint = checkpoints[at]
+	}
+	body, err := json.Marshal(question)
 	if err != nil {
 		return 0, block{}, err
 	}

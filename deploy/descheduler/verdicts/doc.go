@@ -11,7 +11,7 @@
 //	    filter: {enabled: [KubeVirtVerdicts]}
 //	    preevictionfilter: {enabled: [KubeVirtVerdicts]}
 //
-// Enable it at both points: migrations and evacuations under way block at filter, cooldowns at
+// Enable it at both points: migrations and evacuations under way block at both, cooldowns at
 // preevictionfilter. The descheduler ignores any other spelling of that name without a word.
 // [Args] lists the arguments.
 //
@@ -26,7 +26,8 @@
 // One background request at a time, bound to the context of [New], holds GET /v1/blocked open and
 // keeps its answer as a snapshot. Filter looks the VMI up there and asks POST /v1/verdicts only
 // about one that is blocked, because the exporter counts blocks by those requests.
-// PreEvictionFilter always asks. The first Filter waits for the first snapshot, once and for
+// PreEvictionFilter always asks, with no checkpoint, so that all rules apply: a migration that began
+// after the snapshot blocks there. The first Filter waits for the first snapshot, once and for
 // httpTimeout at most.
 //
 // # When there is no answer
@@ -37,7 +38,8 @@
 // to 60 s: an exporter that is down costs one timeout and not one per pod.
 //
 //   - ignorable: true (the default) allows the eviction, unless a snapshot not older than its
-//     maxAgeSeconds says that this VMI is blocked at this point: that evidence still holds.
+//     maxAgeSeconds says that this VMI is blocked at this point, before an eviction by any rule:
+//     that evidence still holds.
 //   - ignorable: false refuses it. It refuses as well what an answer allows that says "stale": the
 //     exporter has lost the API server, so it cannot know of a migration that began since.
 //

@@ -100,7 +100,8 @@ func (p *Plugin) Filter(pod *v1.Pod) bool {
 	}
 }
 
-// PreEvictionFilter tells whether a pod may be evicted now. Every launcher pod is asked about.
+// PreEvictionFilter tells whether a pod may be evicted now. Every launcher pod is asked about, by
+// all rules.
 func (p *Plugin) PreEvictionFilter(pod *v1.Pod) bool {
 	if !isLauncher(pod) || isLeaving(pod) {
 		return true

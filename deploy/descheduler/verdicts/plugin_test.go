@@ -127,7 +127,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// The evidence of a snapshot holds for the VMI with that UID, at that checkpoint, while it is fresh.
+// The evidence of a snapshot holds for the VMI with that UID while it is fresh: at filter what
+// blocks there, before an eviction whatever blocks.
 func TestHeldEvidence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plugin, _ := pluginOver(t, &fakeAPI{askErr: errDown}, blockedAt(atPreEviction, "db1"), true)
@@ -138,7 +139,10 @@ func TestHeldEvidence(t *testing.T) {
 		expect(t, "the same VMI", plugin.PreEvictionFilter(launcher("db1")), false)
 		expect(t, "one without a UID", plugin.PreEvictionFilter(anonymous), false)
 		expect(t, "another UID", plugin.PreEvictionFilter(reborn), true)
-		expect(t, "another checkpoint", plugin.Filter(launcher("db1")), true)
+		expect(t, "at filter", plugin.Filter(launcher("db1")), true)
+		running := blockedAt(atFilter, "db1")
+		_, found := running.holds(atPreEviction, vmiKey{"shop", "db1"}, "uid-db1")
+		expect(t, "what blocks at filter, before an eviction", found, true)
 		time.Sleep(90*time.Second + 1)
 		expect(t, "too old", plugin.PreEvictionFilter(launcher("db1")), true)
 	})

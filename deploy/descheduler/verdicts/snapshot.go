@@ -37,13 +37,15 @@ func (s *snapshot) names(at checkpoint, key vmiKey) bool {
 	return found
 }
 
-// holds finds why this very VMI is blocked. An empty UID is any.
+// holds finds why this very VMI is blocked, before an eviction by the rules of either checkpoint.
+// An empty UID is any.
 func (s *snapshot) holds(at checkpoint, key vmiKey, uid string) (block, bool) {
-	found, ok := s.blocks[at][key]
-	if !ok || uid != "" && uid != found.vmiUID {
-		return block{}, false
+	for one := range at + 1 {
+		if found, ok := s.blocks[one][key]; ok && (uid == "" || uid == found.vmiUID) {
+			return found, true
+		}
 	}
-	return found, true
+	return block{}, false
 }
 
 // renewed is the same set, answered again: 304.

@@ -30,7 +30,7 @@ func (c candidate) key() vmiKey {
 }
 
 type verdictsRequest struct {
-	Checkpoint string      `json:"checkpoint"`
+	Checkpoint string      `json:"checkpoint,omitempty"` // none: all rules
 	Candidates []candidate `json:"candidates"`
 }
 

@@ -28,9 +28,10 @@ func TestReadSnapshot(t *testing.T) {
 	expect(t, "stale", read.stale, false)
 	expect(t, "at filter", len(read.blocks[atFilter]), 1)
 	expect(t, "at preEviction", len(read.blocks[atPreEviction]), 1)
-	why, found := read.holds(atPreEviction, vmiKey{"shop", "db1"}, "u1")
-	expect(t, "found", found, true)
-	expect(t, "why", why, block{vmiUID: "u1", reason: "cooldown", notBefore: "2026-01-01T00:10:00Z"})
+	running := block{vmiUID: "u1", reason: "migration_in_progress"}
+	cooling := block{vmiUID: "u1", reason: "cooldown", notBefore: "2026-01-01T00:10:00Z"}
+	expect(t, "filter", read.blocks[atFilter][vmiKey{"shop", "db1"}], running)
+	expect(t, "preEviction", read.blocks[atPreEviction][vmiKey{"shop", "db1"}], cooling)
 }
 
 // An age beyond all reason does not make a snapshot eternal.

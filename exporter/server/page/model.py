@@ -37,7 +37,10 @@ HINTS = 200
 LONGEST_NAMESPACE, LONGEST_NODE = 63, 253
 
 LOSSES = {
-    Resource.VMIS: "everything: the exporter knows no VM",
+    Resource.VMIS: (
+        "new VMs and migrations: what was known of that namespace blocks no more after"
+        " kube.deadAfter, but for cooldowns"
+    ),
     Resource.VMIMS: "pending migrations, failed attempts, and most states of an evacuation",
     Resource.PODS: "the guard evacuations, diverged evacuations, the states that rest on pods",
     Resource.KUBEVIRTS: "the state capacity",
@@ -113,7 +116,7 @@ class Loss(Struct, frozen=True, kw_only=True):
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """How far what is told can be trusted. `turns_at`: when that changes if nothing is heard.
+    """How far what is told can be trusted. `dies_at`: when it is DEAD if nothing is heard.
 
     `checkpoint` is None where none is kept; `shared`: it is kept in ConfigMaps, and not in a file.
     """
@@ -124,7 +127,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     closing: bool
     staleness: Staleness
     observed_at: str | None
-    turns_at: Instant | None
+    dies_at: Instant | None
     waiting_for: tuple[str, ...]
     watching: tuple[Watching, ...]
     losses: tuple[Loss, ...]
@@ -240,7 +243,9 @@ def read_instant(text: str) -> Instant:
 
 def set_up(scene: Scene, wish: Wish, now: Instant, *, named: bool) -> Board:
     """The board at `now`; with `named` it tells of single VMs, else of their numbers only."""
-    status = describe_status(scene.health, vmis=len(scene.store), blocked=scene.blocked, now=now)
+    status = describe_status(
+        scene.health, vmis=scene.store.nodes.total(), blocked=scene.blocked, now=now
+    )
     answers = status.ready and not scene.closing
     return Board(
         now=now,
@@ -263,7 +268,7 @@ def _judge(scene: Scene, status: StatusAnswer, now: Instant, *, named: bool) -> 
         closing=scene.closing,
         staleness=status.staleness,
         observed_at=status.observed_at,
-        turns_at=scene.health.turns_at(now),
+        dies_at=scene.health.dies_at(now),
         waiting_for=tuple(status.waiting_for if named else dict.fromkeys(unsettled)),
         watching=tuple(_watch(scene.store, status, one, named=named) for one in resources),
         losses=tuple(_lose(status, one, named=named) for one in resources if _is_lost(status, one)),
@@ -311,7 +316,7 @@ def _survey(scene: Scene, wish: Wish, now: Instant, *, named: bool) -> Cluster:
     states = Counter(one.state for one in evacuations)
     nodes = _list_nodes(store, held)
     return Cluster(
-        vmis=len(store),
+        vmis=store.nodes.total(),
         held_by={reason: reasons[reason] for reason in Reason},
         evacuating=len(evacuations),
         stuck=sum(one.stuck for one in evacuations),

@@ -133,12 +133,12 @@ def tell_trust(board: Board) -> tuple[str, str]:
         case Staleness.FRESH:
             return "yes", f"Synced, last contact {heard}."
         case Staleness.STALE:
-            turns = (
+            dies = (
                 ""
-                if trust.turns_at is None
-                else f" In {tell_duration(trust.turns_at - board.now)} only cooldowns still block."
+                if trust.dies_at is None
+                else f" In {tell_duration(trust.dies_at - board.now)} only cooldowns still block."
             )
-            return "barely", f"Stale: the last contact was {heard}.{turns}"
+            return "barely", f"Stale: the last contact was {heard}.{dies}"
         case Staleness.DEAD:
             return "no", f"Dead: the last contact was {heard}; only cooldowns still block."
 

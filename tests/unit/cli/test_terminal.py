@@ -175,6 +175,11 @@ What this rests on
             id="migrating",
         ),
         pytest.param(
+            some_evidence(vmi=a_vmi(phase="Failed", migration=a_running_state())),
+            "shop/db1 has ended (Failed): there is nothing to move.",
+            id="ended",
+        ),
+        pytest.param(
             an_evacuation(launcher=None),
             "shop/db1 is being evacuated from n1 already, and no rule holds it.",
             id="evacuated-unseen",

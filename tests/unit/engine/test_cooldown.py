@@ -15,6 +15,7 @@ from exporter.engine.cooldown import (
     cap,
     decide,
     explain,
+    is_quiet,
     measure_cooldown,
     not_ours,
     work_out_cooldown,
@@ -23,6 +24,7 @@ from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration
 from exporter.engine.model import (
     CLOCK_SKEW,
+    CLUSTER_RESOURCES,
     Checkpoint,
     Instant,
     MigrationState,
@@ -30,6 +32,7 @@ from exporter.engine.model import (
     Outcome,
     Policy,
     Reason,
+    Resource,
     Seconds,
     Verdict,
 )
@@ -147,6 +150,30 @@ def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
     assert verdicts(evidence, a_policy()) == blocked
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        pytest.param(some_evidence(vmi=a_vmi(migration=a_running_state())), id="running"),
+        pytest.param(some_evidence(vmims=(a_vmim(),)), id="vmim-waits"),
+        pytest.param(some_evidence(vmi=EVACUATING), id="evacuation-requested"),
+        pytest.param(ended(60.0), id="just-ended"),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=EMPTIED), history=a_history(m0=a_migration())),
+            id="emptied",
+        ),
+    ],
+)
+def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
+    """Nothing is left to move: no rule blocks, and nothing cools down."""
+    over = replace(evidence, vmi=replace(evidence.vmi, phase=phase), kept=None)
+    assert verdicts(evidence, a_policy()) != ("", "")
+    assert verdicts(over, a_policy()) == ("", "")
+    assert measure_cooldown(over, a_policy(), NOW) is None
+    assert not any(finding.blocks for finding in explain(over, a_policy(), NOW))
+    assert is_quiet(over)
+
+
 @pytest.mark.parametrize(
     ("guards", "evidence"),
     [
@@ -190,21 +217,40 @@ def test_rules_speak_in_order() -> None:
     ]
 
 
+RESTS_ON = {
+    "running_migration": {Resource.VMIS},
+    "pending_migration": {Resource.VMIS, Resource.VMIMS},
+    "requested_evacuation": {Resource.VMIS, Resource.PODS},
+    "cooldown": set(),
+}
+
+
+@pytest.mark.parametrize("dead", CLUSTER_RESOURCES)
 @pytest.mark.parametrize(
-    ("evidence", "blocked"),
+    ("evidence", "rule"),
     [
-        pytest.param(some_evidence(vmi=a_vmi(migration=a_running_state())), False, id="running"),
-        pytest.param(some_evidence(vmims=(a_vmim(),)), False, id="pending"),
-        pytest.param(some_evidence(vmi=EVACUATING), False, id="evacuation"),
-        pytest.param(ended(60.0), True, id="cooldown"),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=a_running_state())), "running_migration", id="running"
+        ),
+        pytest.param(some_evidence(vmims=(a_vmim(),)), "pending_migration", id="pending"),
+        pytest.param(
+            some_evidence(vmi=EVACUATING, launcher=a_pod()), "requested_evacuation", id="evacuation"
+        ),
+        pytest.param(ended(60.0), "cooldown", id="cooldown"),
     ],
 )
-def test_dead_evidence_does_not_block(evidence: Evidence, *, blocked: bool) -> None:
-    """After ten minutes of silence only the rule that expires by itself still blocks."""
-    assert decide(evidence, a_policy(), NOW, silent=True).allowed is not blocked
-    findings = explain(evidence, a_policy(), NOW, silent=True)
-    assert any(finding.blocks for finding in findings) is blocked
-    assert [finding.silenced for finding in findings] == [True, True, True, False]
+def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
+    evidence: Evidence, rule: str, dead: Resource
+) -> None:
+    """Each rule blocks as long as its own resources are heard of, whatever becomes of others."""
+    silent = dead in RESTS_ON[rule]
+    assert not decide(evidence, a_policy(), NOW).allowed
+    assert decide(evidence, a_policy(), NOW, dead=frozenset({dead})).allowed is silent
+    findings = explain(evidence, a_policy(), NOW, dead=frozenset({dead}))
+    assert {one.rule for one in findings if one.silenced} == {
+        name for name, needed in RESTS_ON.items() if dead in needed
+    }
+    assert [one.rule for one in findings if one.blocks] == ([] if silent else [rule])
 
 
 @pytest.mark.parametrize(
@@ -543,7 +589,7 @@ def test_no_wait_is_longer_than_the_cooldown(
         st.tuples(
             st.integers(-2_000, 100_000),
             st.sampled_from([None, *Checkpoint]),
-            st.booleans(),
+            st.frozensets(st.sampled_from(CLUSTER_RESOURCES)),
             st.integers(0, 1),
         ),
         min_size=2,
@@ -553,14 +599,14 @@ def test_no_wait_is_longer_than_the_cooldown(
 def test_what_is_kept_is_what_would_be_worked_out_anew(
     evidence: Evidence,
     policies: list[Policy],
-    asked: list[tuple[int, Checkpoint | None, bool, int]],
+    asked: list[tuple[int, Checkpoint | None, frozenset[Resource], int]],
 ) -> None:
     """At whatever instants the same evidence is asked, it answers as if never asked before."""
-    for later, checkpoint, silent, number in asked:
+    for later, checkpoint, dead, number in asked:
         now, policy = NOW + later, policies[number % len(policies)]
         unasked = replace(evidence, kept=None)
-        assert decide(evidence, policy, now, checkpoint=checkpoint, silent=silent) == decide(
-            unasked, policy, now, checkpoint=checkpoint, silent=silent
+        assert decide(evidence, policy, now, checkpoint=checkpoint, dead=dead) == decide(
+            unasked, policy, now, checkpoint=checkpoint, dead=dead
         )
         assert measure_cooldown(evidence, policy, now) == work_out_cooldown(unasked, policy, now)
 

@@ -452,10 +452,29 @@ class TestSource:
     ) -> None:
         """The source by what is there to tell it."""
         vmims = tuple(
-            an_attempt(name=f"e{n}", uid=f"e{n}", created=NOW - 100 + n, priority=priority)
+            an_attempt(name=f"e{n}", uid=f"e{n}", created=NOW - 50 + n, priority=priority)
             for n, priority in enumerate(priorities)
         )
         evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=vmims)
+        assert diagnosis(evidence).source is source
+
+    @pytest.mark.parametrize(
+        ("created", "annotated", "source"),
+        [
+            pytest.param(NOW - 604_800, True, Source.DESCHEDULER, id="a-week-old"),
+            pytest.param(NOW - 604_800, False, Source.UNKNOWN, id="a-week-old-and-nothing-else"),
+            pytest.param(NOW - 66, True, Source.DESCHEDULER, id="older"),
+            pytest.param(NOW - 65, True, Source.OTHER, id="made-before-the-condition"),
+            pytest.param(NOW - 60, True, Source.OTHER, id="as-old"),
+            pytest.param(None, True, Source.DESCHEDULER, id="of-unknown-age"),
+        ],
+    )
+    def test_an_attempt_of_an_older_request(
+        self, created: float | None, annotated: bool, source: Source
+    ) -> None:
+        """What is older than the request, by more than KubeVirt's own delay, is not asked."""
+        attempt = an_attempt(created=created, priority=Priority.SYSTEM_CRITICAL)
+        evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=(attempt,))
         assert diagnosis(evidence).source is source
 
 

@@ -1,12 +1,22 @@
 """What the store keeps of evacuations: since when, what failed since, what the pods show."""
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 
 from exporter.engine.diagnosis import Load
-from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
-from exporter.engine.model import Fact, MigrationLimits, Outcome, Resource, Trigger, Vmim
+from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker, Remembered
+from exporter.engine.history import Migration
+from exporter.engine.model import (
+    Fact,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Resource,
+    Trigger,
+    Vmim,
+)
 from exporter.engine.store import Store
 from tests.support.builders import (
     KEEP,
@@ -18,6 +28,7 @@ from tests.support.builders import (
     a_vmi,
     a_vmim,
     an_ended_vmim,
+    some_evidence,
 )
 
 
@@ -138,6 +149,109 @@ class TestRequest:
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).requested_at == NOW + 20
 
+    def test_requested_anew_in_a_gap(self) -> None:
+        """A condition that has moved is a new request, however short after the old one."""
+        store = a_store()
+        store.put(a_pod())
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
+        store.put(an_attempt(1, created=NOW, failed_at=NOW + 20))
+        store.heard_at = NOW + 60
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 30))
+        assert marker_of(store).requested_at == NOW + 30
+        assert marker_of(store).seen_at == NOW + 60
+        assert marker_of(store).lacking_since == NOW + 60
+        assert marker_of(store).failed_since_request() == 0
+        store.put(an_attempt(2, created=NOW + 31, failed_at=NOW + 40))
+        assert marker_of(store).failed_since_request() == 1
+        assert len(list(store.evacuating())) == 1
+
+    def test_a_condition_that_has_gone(self) -> None:
+        """KubeVirt takes it away as the marker is cleared: the marker was set again since."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
+        store.heard_at = NOW + 60
+        store.put(a_vmi(evacuation_node="n1"))
+        assert marker_of(store).requested_at == NOW + 60
+        store.heard_at = NOW + 61
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 55))
+        assert marker_of(store).requested_at == NOW + 55
+
+    @pytest.mark.parametrize("before", [None, NOW - 500], ids=["came", "unchanged"])
+    def test_a_condition_that_is_no_new_request(self, before: float | None) -> None:
+        """One that stays, or that an upgrade to KubeVirt 1.7 adds, changes no age."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=before))
+        store.put(an_attempt(1, created=NOW - 400, failed_at=NOW - 300))
+        marker = marker_of(store)
+        store.heard_at = NOW + 3600
+        at = NOW + 3000 if before is None else before
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=at, migratable=True))
+        assert marker_of(store) is marker
+        assert marker.requested_at == (NOW - 400 if before is None else before)
+        assert marker.failed_since_request() == 1
+
+    @pytest.mark.parametrize("told_by", ["vmi", "vmim-first", "vmim-last", "checkpoint"])
+    def test_back_on_its_node_after_a_gap(self, told_by: str) -> None:
+        """Before 1.7 a success since the first sight shows that the marker was cleared."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 20))
+        success: dict[str, Any] = {"uid": "ok", "start": NOW + 90, "end": NOW + 100}
+        moved = an_ended_vmim(name="ok", created=NOW + 80, finished_at=NOW + 101, **success)
+        later = [
+            an_attempt(2, created=NOW + 210, failed_at=NOW + 220),
+            an_attempt(3, created=NOW + 200, failed_at=NOW + 205),
+        ]
+        state = MigrationState(ended=True, outcome=Outcome.SUCCEEDED, **success)
+        vmi = a_vmi(
+            evacuation_node="n1", migratable=True, migration=state if told_by == "vmi" else None
+        )
+        store.heard_at = NOW + 300
+        facts: dict[str, list[Fact]] = {
+            "vmi": [vmi, *later],
+            "vmim-first": [moved, *later, vmi],
+            "vmim-last": [vmi, *later, moved],
+            "checkpoint": [vmi, *later],
+        }
+        for fact in facts[told_by]:
+            store.put(fact)
+        if told_by == "checkpoint":
+            ended = Migration(
+                start=NOW + 90, end=NOW + 100, outcome=Outcome.SUCCEEDED, handed_off=True
+            )
+            store.recall(Remembered(uid=UID, namespace=NAMESPACE, migrations={"ok": ended}))
+        marker = marker_of(store)
+        assert marker.requested_at == NOW + 200
+        assert marker.failed_since_request() == 2
+        assert (marker.seen_at, marker.not_before) == (NOW + 300, NOW + 100)
+        store.heard_at = NOW + 310
+        store.put(vmi)
+        store.put(an_attempt(4, created=NOW + 305))
+        assert marker_of(store) is marker
+
+    def test_a_success_ahead_of_our_clock(self) -> None:
+        """Where clocks differ, an evacuation is not begun anew with each news."""
+        store = a_store()
+        store.put(an_ended_vmim(uid="ok", name="ok", end=NOW + 100, finished_at=NOW + 101))
+        store.put(a_vmi(evacuation_node="n1"))
+        marker = marker_of(store)
+        assert marker.requested_at == NOW
+        store.heard_at = NOW + 50
+        store.put(a_vmi(evacuation_node="n1", migratable=True))
+        assert marker_of(store) is marker
+
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+    def test_a_vmi_that_has_ended(self, phase: str) -> None:
+        """KubeVirt leaves the marker of a VMI that ends during its evacuation."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(a_vmi(evacuation_node="n1", phase=phase))
+        assert seen(store).marker is None
+        assert list(store.evacuating()) == []
+        restarted = a_store()
+        restarted.put(a_vmi(evacuation_node="n1", phase=phase))
+        assert list(restarted.evacuating()) == []
+
     @pytest.mark.parametrize("how", ["deleted", "recreated"])
     def test_gone_with_the_vmi(self, how: str) -> None:
         """A deleted VMI evacuates no more, a recreated one anew."""
@@ -198,8 +312,203 @@ class TestFailures:
         marker.note_failure("e1", NOW - 10)
         assert marker.failed_since_request() == 0
         assert marker.note_request(NOW - 60)
+        assert not marker.note_request(NOW - 60)
         assert not marker.note_request(NOW)
         assert marker.failed_since_request() == 1
+
+
+def a_marker(**overrides: Any) -> Marker:
+    """An evacuation that was requested at 90 and first seen at 100."""
+    fields: dict[str, Any] = {"node": "n1", "requested_at": 90.0, "seen_at": 100.0} | overrides
+    return Marker(**fields)
+
+
+class TestMarker:
+    """One evacuation as several watchers saw it, or one watcher in several lives."""
+
+    def test_the_earliest_of_both(self) -> None:
+        """Request and first sight are the earliest, whoever joins whom, and once."""
+        for one, other in ((90.0, 80.0), (80.0, 90.0)):
+            marker = a_marker(requested_at=one, seen_at=one + 10, failed={"a": 120.0})
+            told = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
+            assert marker.join(told)
+            assert (marker.requested_at, marker.seen_at, marker.not_before) == (80.0, 90.0, None)
+            assert marker.failed == {"a": 120.0, "b": 130.0}
+            assert (marker.forgotten, marker.failed_since_request()) == (0, 2)
+            assert not marker.join(told)
+
+    @pytest.mark.parametrize(
+        "news",
+        [
+            pytest.param({"requested_at": 89.0}, id="request"),
+            pytest.param({"seen_at": 99.0}, id="sight"),
+            pytest.param({"failed": {"a": 95.0}}, id="failure"),
+            pytest.param({"forgotten": 1}, id="forgotten"),
+        ],
+    )
+    def test_each_is_news(self, news: dict[str, Any]) -> None:
+        """What alone differs is news, and the same again is none."""
+        marker = a_marker()
+        assert not marker.join(a_marker())
+        assert marker.join(a_marker(**news))
+        assert marker == a_marker(**news)
+        assert not marker.join(a_marker(**news))
+
+    @pytest.mark.parametrize("mine", [True, False], ids=["mine", "theirs"])
+    def test_what_is_older_than_the_last_sight_without_a_marker(self, *, mine: bool) -> None:
+        """It is an older evacuation's: where one of both knows the bound, it holds for both."""
+        bound = a_marker(requested_at=70.0, not_before=50.0, failed={"new": 75.0})
+        loose = a_marker(requested_at=50.0, seen_at=101.0, failed={"old": 50.0, "mine": 50.5})
+        marker, told = (bound, loose) if mine else (loose, bound)
+        assert marker.join(told)
+        assert (marker.requested_at, marker.seen_at, marker.not_before) == (70.0, 100.0, 50.0)
+        assert set(marker.failed) == {"new", "mine"}
+        assert marker.failed_since_request() == 1
+
+    def test_no_request_that_is_ours(self) -> None:
+        """Where both took an older evacuation's request for this one's, the first sight is left."""
+        marker = a_marker(requested_at=40.0, not_before=60.0)
+        assert marker.join(a_marker(requested_at=50.0, not_before=55.0))
+        assert (marker.requested_at, marker.not_before) == (100.0, 60.0)
+
+    @pytest.mark.parametrize(
+        ("bounds", "bound"),
+        [
+            pytest.param((50.0, 80.0), 80.0, id="the-latest"),
+            pytest.param((80.0, None), 80.0, id="one"),
+            pytest.param((50.0, 100.0), 100.0, id="as-late-as-the-first-sight"),
+            pytest.param((50.0, 100.5), 50.0, id="one-later-than-the-first-sight"),
+            pytest.param((None, 100.5), None, id="none-is-left"),
+            pytest.param((None, 0.0), 0.0, id="zero-is-a-bound"),
+        ],
+    )
+    def test_the_bound(
+        self, bounds: tuple[float | None, float | None], bound: float | None
+    ) -> None:
+        """The latest bound, but none from after a sight: the marker was there by then."""
+        for one, other in (bounds, bounds[::-1]):
+            marker = a_marker(not_before=one, requested_at=101.0)
+            marker.join(a_marker(not_before=other, requested_at=101.0))
+            assert marker.not_before == bound
+
+    @pytest.mark.parametrize(
+        ("one", "other", "total"),
+        [
+            pytest.param({"a": 90.0}, {"b": 89.5, "c": 90.0}, 2, id="since-the-request"),
+            pytest.param({"a": 95.0}, {"a": 95.0}, 1, id="the-same"),
+        ],
+    )
+    def test_failures_are_a_union(
+        self, one: dict[str, float], other: dict[str, float], total: int
+    ) -> None:
+        """Each UID counts once, from the instant of the request on."""
+        for mine, theirs in ((one, other), (other, one)):
+            marker = a_marker(failed=dict(mine))
+            marker.join(a_marker(failed=dict(theirs)))
+            assert marker.failed == one | other
+            assert (marker.failed_since_request(), marker.forgotten) == (total, 0)
+
+    @pytest.mark.parametrize(
+        ("one", "other", "total"),
+        [
+            pytest.param(
+                (10, {"x": 200.0, "y": 210.0}), (0, {"old": 150.0, "x": 200.0, "new": 230.0}), 13,
+                id="what-one-may-have-forgotten-is-not-counted-again",
+            ),
+            pytest.param(
+                (10, {"x": 200.0}), (0, {"tie": 200.0}), 11, id="of-the-same-instant"
+            ),
+            pytest.param((10, {}), (0, {"a": 90.0, "b": 90.5}), 11, id="nothing-is-named"),
+            pytest.param(
+                (10, {"x": 200.0, "y": 210.0}), (0, {"between": 205.0}), 13,
+                id="later-than-the-oldest-that-is-named",
+            ),
+            pytest.param((1, {"x": 200.0}), (20, {"y": 150.0}), 22, id="the-greater-way"),
+            pytest.param((3, {"x": 200.0}), (3, {"x": 200.0}), 4, id="both-forgot-the-same"),
+            pytest.param(
+                (0, {"a": 95.0, "b": 96.0, "c": 97.0}), (1, {"d": 99.0}), 4, id="a-longer-union"
+            ),
+        ],
+    )  # fmt: skip
+    def test_forgotten_failures(
+        self,
+        one: tuple[int, dict[str, float]],
+        other: tuple[int, dict[str, float]],
+        total: int,
+    ) -> None:
+        """A number without UIDs takes in of the other only what is later than all it forgot."""
+        for mine, theirs in ((one, other), (other, one)):
+            marker = a_marker(forgotten=mine[0], failed=dict(mine[1]))
+            told = a_marker(forgotten=theirs[0], failed=dict(theirs[1]))
+            marker.join(told)
+            assert marker.failed == one[1] | other[1]
+            assert marker.failed_since_request() == total
+
+    def test_a_union_is_bounded(self) -> None:
+        """The newest failures keep their UIDs, by UID where two ended at once; all are counted."""
+        assert FAILURES_KEPT == 64, "what a checkpoint holds at most"
+        ends = {f"e{n:03}": 95.0 + n // 2 for n in range(FAILURES_KEPT + 17)}
+        marker = a_marker(failed={uid: end for uid, end in ends.items() if uid < "e040"})
+        marker.join(a_marker(failed={uid: end for uid, end in ends.items() if uid >= "e030"}))
+        assert set(marker.failed) == set(sorted(ends)[-FAILURES_KEPT:])
+        assert (marker.forgotten, marker.failed_since_request()) == (17, FAILURES_KEPT + 17)
+
+    def test_what_is_forgotten_counts_from_the_request_on(self) -> None:
+        """The oldest UID makes room, and goes on counting where it failed since the request."""
+        marker = a_marker(failed={f"e{n}": 89.0 + n for n in range(FAILURES_KEPT)})
+        assert marker.failed_since_request() == FAILURES_KEPT - 1
+        assert marker.note_failure("new", 300.0)
+        assert (marker.forgotten, marker.failed_since_request()) == (0, FAILURES_KEPT)
+        assert marker.note_failure("newer", 301.0)
+        assert (marker.forgotten, marker.failed_since_request()) == (1, FAILURES_KEPT + 1)
+        assert not marker.note_failure("newer", 301.0)
+        assert marker.note_failure("as-old-as-the-oldest", 91.0)
+        assert (marker.forgotten, len(marker.failed)) == (2, FAILURES_KEPT)
+
+    @pytest.mark.parametrize(
+        ("end", "requested_at"),
+        [(89.5, 90.0), (90.0, 100.0), (99.5, 100.0), (100.0, 90.0), (100.5, 90.0)],
+    )
+    def test_a_success_before_the_first_sight(self, end: float, requested_at: float) -> None:
+        """What we took for a request before it was an older evacuation's."""
+        marker = a_marker()
+        assert marker.note_success(end) == (requested_at != 90.0)
+        assert marker.requested_at == requested_at
+
+    @pytest.mark.parametrize(
+        ("vmi", "success", "over"),
+        [
+            pytest.param({}, None, False, id="the-same"),
+            pytest.param({"evacuation_node": "n2", "node": "n2"}, None, True, id="another-node"),
+            pytest.param({"evacuation_node": ""}, None, True, id="cleared"),
+            pytest.param({}, 99.5, False, id="older-success"),
+            pytest.param({}, 100.0, True, id="back-again"),
+            pytest.param({"node": "n2"}, 100.0, False, id="has-just-left"),
+            pytest.param({"eviction_requested_at": 400.0}, None, False, id="clocks-differ"),
+            pytest.param({"eviction_requested_at": 400.5}, None, True, id="requested-anew"),
+        ],
+    )
+    def test_is_over(self, vmi: dict[str, Any], success: float | None, over: bool) -> None:
+        """Whether a marker that was kept is of an earlier evacuation than what the VMI says."""
+        now = a_vmi(**({"evacuation_node": "n1"} | vmi))
+        assert a_marker().is_over(now, success) is over
+
+    def test_the_success_that_it_began_after(self) -> None:
+        """What ended the evacuation before this one does not end this one."""
+        marker, vmi = a_marker(not_before=150.0), a_vmi(evacuation_node="n1")
+        assert not marker.is_over(vmi, 150.0)
+        assert marker.is_over(vmi, 150.5)
+
+    def test_a_diagnosis_made_later_takes_in_no_news(self) -> None:
+        """The marker of evidence that is still does not change, and one without it is itself."""
+        marker = a_marker()
+        evidence = some_evidence(marker=marker)
+        still = evidence.still()
+        marker.note_failure("e1", 120.0)
+        marker.note_request(10.0)
+        assert still.marker == a_marker()
+        bare = some_evidence()
+        assert bare.still() is bare
 
 
 class TestLacking:
@@ -273,6 +582,28 @@ class TestLoad:
         load = store.load()
         assert load is not None
         assert (load.is_full("n1"), load.is_full("n2")) == (True, False)
+
+    def test_the_source_of_a_migration(self) -> None:
+        """A VMI that has moved to n2 counts against n1 too, until its VMIM has ended."""
+        store = a_store()
+        store.put(MigrationLimits())
+        state = MigrationState(uid="a", source_node="n1")
+        store.put(a_vmi(node="n2", migration=state))
+        store.put(a_vmi(name="db2", uid="2", node="n2", migration=MigrationState(source_node="n2")))
+        store.put(a_vmim(uid="a", name="a", phase="Running"))
+        store.put(a_vmim(uid="b", name="b", vmi_name="db2", phase="Running"))
+        assert store.load() == Load(2, {"n1": 1, "n2": 2}, MigrationLimits())
+        store.put(an_ended_vmim(uid="a", name="a"))
+        assert store.load() == Load(1, {"n2": 1}, MigrationLimits())
+
+    def test_a_target_pod_of_another_namespace(self) -> None:
+        """It is no target pod of this migration, whatever its labels say."""
+        store = a_store()
+        store.put(MigrationLimits())
+        store.put(a_vmi())
+        store.put(a_vmim(uid="a", name="a", phase="Pending"))
+        store.put(a_pod(namespace="other", migration_uid="a"))
+        assert store.load() == Load(0, {}, MigrationLimits())
 
     @pytest.mark.parametrize("blind", ["vmims", "pods", "limits", "namespaced"])
     def test_not_to_be_seen(self, blind: str) -> None:

@@ -315,6 +315,7 @@ def test_a_proven_vmim_stays_bound() -> None:
         pytest.param([], None, id="none"),
         pytest.param([a_pod()], "virt-launcher-db1-x", id="one"),
         pytest.param([a_pod(vmi_uid="another")], None, id="of-another-vmi"),
+        pytest.param([a_pod(namespace="other")], None, id="of-another-namespace"),
         pytest.param([a_pod(node="n2")], None, id="on-another-node"),
         pytest.param(
             [a_pod(name="b", created=NOW), a_pod(name="c", created=NOW - 9.0)], "b", id="newest"
@@ -347,6 +348,21 @@ def test_pods_change_and_go() -> None:
     store.put(a_pod())
     store.remove(Resource.PODS, NAMESPACE, "virt-launcher-db1-x", "uid-of-pod")
     assert seen(store).launcher is None
+
+
+def test_a_pod_of_another_namespace_changes_nothing() -> None:
+    """Whatever VMI a pod names, it belongs to none outside of its namespace."""
+    store = a_store(a_vmi(evacuation_node="n1"), a_pod(), heard_at=NOW)
+    before = seen(store)
+    foreign = a_pod(namespace="other", created=NOW, eviction_in_progress=True)
+    store.put(foreign)
+    assert seen(store) is before
+    assert before.pods == (a_pod(),)
+    assert before.marker is not None
+    assert before.marker.lacking_since == NOW
+    store.put(a_pod(namespace="other", vmi_uid="another"))
+    store.remove(Resource.PODS, "other", foreign.name)
+    assert seen(store) is before
 
 
 def test_pods_that_may_not_be_seen() -> None:
@@ -403,6 +419,21 @@ def test_vmis_are_counted_by_node() -> None:
     for name in (NAME, "db2", "db3"):
         store.remove(Resource.VMIS, NAMESPACE, name)
     assert dict(store.nodes) == {}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_vmi_that_has_ended_is_on_no_node(phase: str) -> None:
+    """It is counted from when it is there until it ends, and once."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase=phase))
+    assert store.nodes == {"n1": 1}
+    store.put(a_vmi(phase=phase))
+    assert dict(store.nodes) == {}
+    store.put(a_vmi(phase=phase, node="n2"))
+    assert dict(store.nodes) == {}
+    store.put(a_vmi(uid="new"))
+    assert store.nodes == {"n1": 1}
+    store.remove(Resource.VMIS, NAMESPACE, "db2")
+    assert store.nodes == {"n1": 1}
 
 
 PHASES = ("", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed")

@@ -15,8 +15,11 @@ from exporter.engine.cooldown import Cooldown, decide, holds_until, is_quiet, me
 from exporter.engine.evidence import Evidence, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import (
+    ALL_ALIVE,
     CLOCK_SKEW,
+    CLUSTER_RESOURCES,
     Checkpoint,
+    DeadResources,
     Fact,
     Instant,
     MigrationState,
@@ -44,6 +47,7 @@ from tests.support.builders import (
 
 
 POLICY = a_policy()
+SILENT = DeadResources(frozenset(CLUSTER_RESOURCES))
 
 
 def a_memory(uid: str, end: Instant) -> Remembered:
@@ -59,13 +63,18 @@ def told(census: Census) -> tuple[dict[tuple[str, str], int], dict[str, tuple[Vm
     return dict(census.verdicts), cooling
 
 
-def looked(store: Store, policy: Policy, now: Instant, *, silent: bool = False) -> Census:
+def looked(
+    store: Store, policy: Policy, now: Instant, *, dead: DeadResources = ALL_ALIVE
+) -> Census:
     """The census by a look at every VMI, for which nothing that was kept is used."""
     verdicts: Counter[tuple[str, str]] = Counter()
     cooling = []
     for known in store.all_evidence():
         evidence = replace(known, kept=None)
-        vmi, verdict = evidence.vmi, decide(evidence, policy, now, silent=silent)
+        if evidence.vmi.finished:
+            continue
+        vmi = evidence.vmi
+        verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
         verdicts[verdict.reason or ALLOWED, vmi.node] += 1
         cooldown = measure_cooldown(evidence, policy, now)
         if cooldown is not None and cooldown.blocks:
@@ -84,7 +93,7 @@ def test_a_census() -> None:
         a_vmi(name="db3", uid="3", migration=a_running_state()),
         a_vmi(name="db4", uid="4", node="n2", migration=a_state()),
     )
-    census = Register(store, POLICY).read(NOW, silent=False)
+    census = Register(store, POLICY).read(NOW, dead=ALL_ALIVE)
     assert census.verdicts == {
         (ALLOWED, "n1"): 2,
         (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
@@ -98,11 +107,11 @@ def test_a_census_stays_as_it_was() -> None:
     """What comes later does not change a census that was read."""
     store = a_store(a_vmi(migration=a_state()))
     register = Register(store, POLICY)
-    census = register.read(NOW, silent=False)
+    census = register.read(NOW, dead=ALL_ALIVE)
     before = told(census)
     store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
     store.put(a_vmi(name="db2", uid="2", node="n9"))
-    assert told(register.read(NOW + 5000.0, silent=False)) != before
+    assert told(register.read(NOW + 5000.0, dead=ALL_ALIVE)) != before
     assert told(census) == before
 
 
@@ -110,7 +119,7 @@ def test_the_clock_alone_ends_a_cooldown() -> None:
     """No news is needed: it holds to the last instant and not in the next."""
     register = Register(a_store(a_vmi(migration=a_state())), POLICY)
     for now, cools in ((NOW, True), (NOW + 299.0, True), (NOW + 300.0, False), (NOW, True)):
-        census = register.read(now, silent=False)
+        census = register.read(now, dead=ALL_ALIVE)
         assert bool(census.cooling) is cools
         assert census.verdicts == {(Reason.COOLDOWN if cools else ALLOWED, "n1"): 1}
 
@@ -121,10 +130,27 @@ def test_silence_is_heard_and_its_end() -> None:
         a_vmi(migration=a_running_state()), a_vmi(name="db2", uid="2", migration=a_state())
     )
     register = Register(store, POLICY)
-    for silent in (False, True, False):
-        verdicts = register.read(NOW, silent=silent).verdicts
-        running = ALLOWED if silent else Reason.MIGRATION_IN_PROGRESS
+    for dead in (ALL_ALIVE, SILENT, ALL_ALIVE):
+        verdicts = register.read(NOW, dead=dead).verdicts
+        running = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
         assert verdicts == {(running, "n1"): 1, (Reason.COOLDOWN, "n1"): 1}
+
+
+def test_silence_in_one_namespace_is_counted_there_alone() -> None:
+    """While VMIs are dead in one namespace, its running migration blocks no more, others do."""
+    running = a_running_state()
+    store = a_store(
+        a_vmi(node="n1", migration=running),
+        a_vmi(namespace="lost", node="n2", uid="2", migration=running),
+    )
+    register = Register(store, POLICY)
+    lost = DeadResources(in_namespace={"lost": frozenset({Resource.VMIS})})
+    for dead in (ALL_ALIVE, lost, ALL_ALIVE):
+        there = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
+        assert register.read(NOW, dead=dead).verdicts == {
+            (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
+            (there, "n2"): 1,
+        }
 
 
 def test_an_end_ahead_of_the_clock() -> None:
@@ -132,7 +158,7 @@ def test_an_end_ahead_of_the_clock() -> None:
     end = NOW + CLOCK_SKEW + 100.0
     register = Register(a_store(a_vmi(migration=a_state(end=end))), POLICY)
     waits = [
-        [one.cooldown.not_before - now for one in register.read(now, silent=False).cooling]
+        [one.cooldown.not_before - now for one in register.read(now, dead=ALL_ALIVE).cooling]
         for now in (NOW, NOW + 150.0, NOW + 160.0, end + 1.0, end + 5000.0)
     ]
     duration = end - (NOW - 660.0)
@@ -144,6 +170,7 @@ def test_an_end_ahead_of_the_clock() -> None:
     [
         pytest.param(lambda store: store.put(a_vmi(node="n2", migration=a_state())), id="vmi"),
         pytest.param(lambda store: store.remove(Resource.VMIS, NAMESPACE, NAME), id="vmi-gone"),
+        pytest.param(lambda store: store.put(a_vmi(phase="Failed")), id="vmi-ended"),
         pytest.param(lambda store: store.put(a_vmim(uid="m2")), id="vmim"),
         pytest.param(lambda store: store.remove(Resource.VMIMS, NAMESPACE, "m3"), id="vmim-gone"),
         pytest.param(lambda store: store.put(a_pod(eviction_in_progress=True)), id="pod"),
@@ -171,9 +198,9 @@ def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
         a_vmim(name="m3", uid="m3", vmi_name="db3"),
     )
     register = Register(store, POLICY)
-    before = told(register.read(NOW, silent=False))
+    before = told(register.read(NOW, dead=ALL_ALIVE))
     change(store)
-    after = told(register.read(NOW, silent=False))
+    after = told(register.read(NOW, dead=ALL_ALIVE))
     assert after == told(looked(store, POLICY, NOW))
     assert after != before
 
@@ -182,7 +209,7 @@ def test_catching_up_is_bounded() -> None:
     """So many VMIs are looked at as was asked for, until none is left."""
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=a_state()) for i in range(5)))
     register = Register(store, POLICY)
-    left = [register.catch_up(NOW, silent=False, most=2) for _ in range(4)]
+    left = [register.catch_up(NOW, dead=ALL_ALIVE, most=2) for _ in range(4)]
     assert left == [True, True, False, False]
     assert sum(evidence.kept is not None for evidence in store.all_evidence()) == 5
 
@@ -192,9 +219,9 @@ def test_catching_up_ends_where_ends_lie_ahead() -> None:
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
     register = Register(store, POLICY)
-    left = [register.catch_up(NOW + i, silent=False, most=2) for i in range(3)]
+    left = [register.catch_up(NOW + i, dead=ALL_ALIVE, most=2) for i in range(3)]
     assert left == [True, True, False]
-    assert told(register.read(NOW + 9, silent=False)) == told(looked(store, POLICY, NOW + 9))
+    assert told(register.read(NOW + 9, dead=ALL_ALIVE)) == told(looked(store, POLICY, NOW + 9))
 
 
 def test_what_was_replaced_is_not_kept_for_ever() -> None:
@@ -203,7 +230,7 @@ def test_what_was_replaced_is_not_kept_for_ever() -> None:
     register = Register(store, POLICY)
     for i in range(3 * SPARE):
         store.put(a_vmi(migration=a_state(uid=f"m{i}", end=NOW - 600.0 + i / SPARE)))
-        register.read(NOW, silent=False)
+        register.read(NOW, dead=ALL_ALIVE)
     assert len(register) <= SPARE + 4
 
 
@@ -211,7 +238,7 @@ def test_of_a_vmi_that_is_gone_nothing_is_kept() -> None:
     """Not even where it was looked at in every census."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)))
     register = Register(store, POLICY)
-    register.read(NOW, silent=False)
+    register.read(NOW, dead=ALL_ALIVE)
     assert len(register) > 0
     store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
     assert len(register) == 0
@@ -235,10 +262,10 @@ class Gone:
 
 @dataclass(frozen=True)
 class Pause:
-    """The clock goes on, or back; the API server is silent or not; so many VMIs are looked at."""
+    """The clock goes on, or back; resources are dead or not; so many VMIs are looked at."""
 
     seconds: float
-    silent: bool
+    dead: DeadResources
     looks: int
 
 
@@ -269,6 +296,7 @@ vmis = st.builds(
     node=st.sampled_from(("n1", "n2", "")),
     evacuation_node=st.sampled_from(("", "n1")),
     migration=st.none() | states,
+    phase=st.sampled_from(("Running", "Running", "Failed")),
 )
 vmims = st.builds(
     lambda number, of, **fields: a_vmim(
@@ -296,7 +324,11 @@ deletions = st.one_of(
     st.builds(Gone, st.just(Resource.VMIMS), st.sampled_from(("mig-1", "mig-2", "mig-3"))),
     st.builds(Gone, st.just(Resource.PODS), st.sampled_from(NAMES).map("pod-{}".format)),
 )
-pauses = st.builds(Pause, st.sampled_from(STEPS), st.booleans(), st.integers(0, 2))
+dead_sets = st.frozensets(st.sampled_from(CLUSTER_RESOURCES))
+deaths = st.just(ALL_ALIVE) | st.builds(
+    DeadResources, dead_sets, st.dictionaries(st.just(NAMESPACE), dead_sets)
+)
+pauses = st.builds(Pause, st.sampled_from(STEPS), deaths, st.integers(0, 2))
 sights = st.builds(Sight, st.booleans(), st.booleans(), st.booleans())
 lives = st.lists(
     st.one_of(vmis, vmis, vmims, pods, recollections, deletions, pauses, pauses, sights),
@@ -306,12 +338,12 @@ lives = st.lists(
 
 @dataclass
 class Play:
-    """A store with its register, the clock and whether the API server is silent."""
+    """A store with its register, the clock and what is dead."""
 
     policy: Policy
     store: Store = field(default_factory=a_store)
     now: Instant = NOW
-    silent: bool = False
+    dead: DeadResources = ALL_ALIVE
     register: Register = field(init=False)
 
     def __post_init__(self) -> None:
@@ -330,9 +362,9 @@ class Play:
                 self.store.recall(step)
             case Pause():
                 self.now += step.seconds
-                self.silent = step.silent
+                self.dead = step.dead
                 if step.looks:
-                    self.register.catch_up(self.now, silent=self.silent, most=step.looks)
+                    self.register.catch_up(self.now, dead=self.dead, most=step.looks)
             case _:
                 self.store.put(step)
 
@@ -349,19 +381,20 @@ def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
 
 def check(played: Play) -> None:
     """The register says what a look at every VMI says, and finds who is not plainly allowed."""
-    now, silent = played.now, played.silent
-    census = played.register.read(now, silent=silent)
-    assert told(census) == told(looked(played.store, played.policy, now, silent=silent))
-    loud = {evidence.vmi for evidence in played.register.find_loud(now, silent=silent)}
+    now, dead = played.now, played.dead
+    census = played.register.read(now, dead=dead)
+    assert told(census) == told(looked(played.store, played.policy, now, dead=dead))
+    loud = {evidence.vmi for evidence in played.register.find_loud(now, dead=dead)}
     for evidence in played.store.all_evidence():
         if evidence.vmi not in loud:
-            assert is_plain(replace(evidence, kept=None), played.policy, now, silent=silent)
+            assert is_plain(replace(evidence, kept=None), played.policy, now, dead=dead)
 
 
-def is_plain(evidence: Evidence, policy: Policy, now: Instant, *, silent: bool) -> bool:
+def is_plain(evidence: Evidence, policy: Policy, now: Instant, *, dead: DeadResources) -> bool:
     """Whether a VMI is allowed at both checkpoints, and no clock will change that."""
     asked = (None, *Checkpoint)
-    reasons = [decide(evidence, policy, now, checkpoint=c, silent=silent).reason for c in asked]
+    here = dead.of(evidence.vmi.namespace)
+    reasons = [decide(evidence, policy, now, checkpoint=c, dead=here).reason for c in asked]
     return not any(reasons) and (
         is_quiet(evidence) or holds_until(evidence, policy, now) == math.inf
     )

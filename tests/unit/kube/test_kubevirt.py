@@ -180,8 +180,10 @@ def test_a_vmi() -> None:
                 ended=True,
                 end=NOW - 600.0,
                 outcome=Outcome.SUCCEEDED,
+                source_node="n1",
             ),
             eviction_strategy="LiveMigrate",
+            phase="Running",
         ),
         namespace=NAMESPACE,
         name=NAME,
@@ -213,6 +215,20 @@ def test_a_vmi() -> None:
 def test_a_bare_vmi(vmi: Json) -> None:
     """An empty string, null and an absent field are all "not there"."""
     assert read_vmi(vmi) == Vmi(namespace="", name=NAME, uid=UID)
+
+
+@pytest.mark.parametrize(
+    ("phase", "finished"),
+    [
+        *((phase, False) for phase in ("", "Pending", "Scheduling", "Scheduled", "Running")),
+        *((phase, False) for phase in ("WaitingForSync", "Unknown")),
+        *((phase, True) for phase in ("Succeeded", "Failed")),
+    ],
+)
+def test_finished_vmis(phase: str, *, finished: bool) -> None:
+    """A VMI has ended in the two phases that it never leaves."""
+    vmi = read_vmi(a_vmi_json(phase=phase))
+    assert (vmi.phase, vmi.finished) == (phase, finished)
 
 
 @pytest.mark.parametrize(
@@ -400,6 +416,26 @@ def test_a_pod() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("owners", "vmi_uid"),
+    [
+        pytest.param(None, UID, id="null"),
+        pytest.param([], UID, id="none"),
+        pytest.param([{"kind": "ReplicaSet", "uid": "other"}], UID, id="of-another-kind"),
+        pytest.param([{"kind": "VirtualMachineInstance"}], UID, id="without-uid"),
+        pytest.param([{"kind": "VirtualMachineInstance", "uid": "other"}], "other", id="a-vmi"),
+        pytest.param(
+            [{"kind": "Pod", "uid": "p"}, {"kind": "VirtualMachineInstance", "uid": "other"}],
+            "other",
+            id="a-vmi-among-others",
+        ),
+    ],
+)
+def test_the_owner_of_a_pod(owners: Json, vmi_uid: str) -> None:
+    """The VMI in the ownerReferences owns the pod, and only without one its label decides."""
+    assert read_pod(a_pod_json(metadata={"ownerReferences": owners})).vmi_uid == vmi_uid
+
+
 @pytest.mark.parametrize("value", ["true", ""], ids=["true", "empty"])
 def test_eviction_in_progress(value: str) -> None:
     """The descheduler asks for the annotation's presence, so its value does not matter."""
@@ -582,7 +618,9 @@ WHOLE = {
         phaseTransitionTimestamps=transitions_json(Scheduled=NOW - 9, Failed=NOW),
     ),
     Resource.PODS: a_pod_json(
-        labels={"kubevirt.io/migrationJobUID": "m1"}, annotations={EVICTION_IN_PROGRESS: "true"}
+        metadata={"ownerReferences": [{"kind": "VirtualMachineInstance", "uid": UID}]},
+        labels={"kubevirt.io/migrationJobUID": "m1"},
+        annotations={EVICTION_IN_PROGRESS: "true"},
     ),
     Resource.KUBEVIRTS: a_kubevirt_json(
         configuration={
@@ -827,6 +865,7 @@ STATES = st.none() | st.fixed_dictionaries(
         "completed": st.booleans(),
         "failed": st.booleans(),
         "mode": st.sampled_from(["", "PreCopy", "PostCopy"]),
+        "sourceNode": st.sampled_from(["", "n1"]),
         "sourceState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
         "targetState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
     },
@@ -860,7 +899,11 @@ VMI_OBJECTS = st.fixed_dictionaries(
                 "migrationState": STATES,
                 "conditions": conditions("LiveMigratable", "EvictionRequested"),
             },
-            optional={"nodeName": st.just("n1"), "evacuationNodeName": st.just("n1")},
+            optional={
+                "phase": st.sampled_from(["Running", "Failed"]),
+                "nodeName": st.just("n1"),
+                "evacuationNodeName": st.just("n1"),
+            },
         ),
     }
 )

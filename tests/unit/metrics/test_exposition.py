@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from exporter import __version__
-from exporter.counters import Counters
+from exporter.counters import NODE_KEPT_FOR, Counters
 from exporter.engine.diagnosis import Source, State
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
@@ -32,7 +32,16 @@ from exporter.engine.model import (
 from exporter.engine.store import Store
 from exporter.engine.verdict_index import Register
 from exporter.health import Health, Restart, Watched
-from exporter.metrics.exposition import COOLING, FAMILIES, SLICE, Exposition, View, narrow, sample
+from exporter.metrics.exposition import (
+    BLOCKS,
+    COOLING,
+    FAMILIES,
+    SLICE,
+    Exposition,
+    View,
+    narrow,
+    sample,
+)
 from tests.cluster import find_binary
 from tests.support.builders import (
     KEEP,
@@ -98,10 +107,10 @@ def a_view() -> View:
     pods = view.health.of(Resource.PODS)[0]
     pods.synced, pods.refused, pods.refused_objects = False, "403 no", 4
     pods.restarts[Restart.DENIED] = 7
-    counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0)
-    counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5)
-    counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None)
-    counters.count_block(Reason.EVACUATION_IN_PROGRESS, 'n"3\\', "a\nb", 40_000.0)
+    counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)
+    counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5, now=NOW)
+    counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None, now=NOW)
+    counters.count_block(Reason.EVACUATION_IN_PROGRESS, 'n"3\\', "a\nb", 40_000.0, now=NOW)
     counters.unknown_candidates[Mismatch.UID] = 2
     counters.count_request("verdicts", 0.004)
     counters.count_request("verdicts", 6.0)
@@ -500,6 +509,19 @@ def test_two_applications_share_nothing() -> None:
     """Each exposition has a registry of its own."""
     assert rendered(an_empty_view()) != rendered(a_view())
     assert rendered(an_empty_view()) == rendered(an_empty_view())
+
+
+def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
+    """A day after its last block, while nodes with VMIs keep theirs."""
+    view = a_view()
+    later = replace(view, now=NOW + NODE_KEPT_FOR)
+    nodes = [
+        {one.labels[1] for one in samples}
+        for seen in (view, later)
+        for family, samples in sample(seen)
+        if family is BLOCKS
+    ]
+    assert nodes == [{"n1", "n2", 'n"3\\'}, {"n1", "n2"}]
 
 
 if __name__ == "__main__":

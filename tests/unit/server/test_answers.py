@@ -332,6 +332,15 @@ class TestExplanation:
         assert told.blocks is blocks
         assert why in told.why
 
+    def test_says_that_a_vmi_has_ended(self) -> None:
+        """Of a VMI that has ended no rule looks at what KubeVirt left in its status."""
+        told = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
+
+        assert (told.phase, told.cooldown) == ("Succeeded", None)
+        assert [one.why for one in told.rules] == [
+            "the VMI has ended (phase Succeeded): nothing is left to move"
+        ] * 4
+
     def test_says_that_a_guard_is_off(self) -> None:
         """A rule that the policy switches off says so and does not block."""
         policy = a_policy(guard_pending_migrations=False)

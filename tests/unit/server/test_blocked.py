@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy
+from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy, Resource
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
 from exporter.server.blocked import LOOKING, SETTLING, WOKEN, Blocked, BlockedSet
@@ -108,6 +108,22 @@ class TestRead:
             ("a", "preEviction"),
             ("b", "preEviction"),
         ]
+
+    def test_a_namespace_that_is_lost_is_judged_alone(self) -> None:
+        """The set is stale while it tells of a lost namespace, until what it told there is dead."""
+        scene = Scene()
+        healthy, lost = (Watched(Resource.VMIS, n, synced=True, contact=NOW) for n in "ab")
+        scene.health.watched = [healthy, lost]
+        for namespace in "ab":
+            scene.store.put(a_vmi(namespace=namespace, uid=namespace, migration=a_running_state()))
+        fresh = scene.blocked.read(None)
+        lost.refused = "403 no"
+        stale = scene.blocked.read(None)
+        scene.clock.instant = healthy.contact = NOW + 780.0
+        silent = scene.blocked.read(None)
+
+        told = [([one.namespace for one in b.entries], b.stale) for b in (fresh, stale, silent)]
+        assert told == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
 
     def test_follows_the_store(self) -> None:
         """A change of the store is in the next answer, under another ETag."""
@@ -336,6 +352,30 @@ class TestWait:
 
         assert blocked.etag == known
         assert loop.time() - began >= 0.19
+
+    async def test_a_rule_that_falls_silent_releases(self) -> None:
+        """Who waits is released when VMIMs turn dead, and when they are heard of again."""
+        scene = Scene()
+        vmims = scene.health.of(Resource.VMIMS)[0]
+        vmims.contact = NOW - 779.9
+        scene.store.put(a_vmi(uid="uid-db1"))
+        scene.store.put(a_vmim())
+        before = scene.blocked.read(None)
+        scene.clock.run()
+        async with asyncio.timeout(SOON):
+            silent = await scene.blocked.wait(None, before.etag, 60.0)
+        waiting = asyncio.create_task(scene.blocked.wait(None, silent.etag, 60.0))
+        await asyncio.sleep(0)
+        vmims.contact = scene.clock()
+        async with asyncio.timeout(SOON):
+            after = await waiting
+
+        assert [keys(one) for one in (before, silent, after)] == [
+            [("db1", "filter")],
+            [],
+            [("db1", "filter")],
+        ]
+        assert not any(one.stale for one in (before, silent, after))
 
     async def test_a_change_elsewhere_does_not_release(self) -> None:
         """A change that leaves the asked checkpoint's set as it is ends no wait."""

@@ -126,6 +126,20 @@ class TestTheSame:
         assert (board.cluster.evacuating, board.cluster.stuck) == (3, 1)
         assert sum(board.cluster.states.values()) == 3
 
+    def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
+        """Neither the board nor the status takes it for one that may be moved."""
+        scene = a_lively_scene()
+        before = a_board(scene)
+        scene.store.put(evacuating("gone", node="n7", phase="Failed"))
+        after = a_board(scene)
+
+        assert before.cluster is not None
+        assert after.cluster is not None
+        assert after.cluster.vmis == before.cluster.vmis
+        assert after.cluster.movable == before.cluster.movable
+        assert after.cluster.evacuating == before.cluster.evacuating
+        assert after.cluster.nodes == before.cluster.nodes
+
     def test_held_vms_are_the_blocked_set(self) -> None:
         """The entries of the rows are the blocked set, each beside what the API explains of it."""
         scene = a_lively_scene()
@@ -326,8 +340,8 @@ class TestTrust:
 
     def test_it_is_told_when_trust_turns(self) -> None:
         """The instant at which silence would make it less trustworthy."""
-        assert a_board(a_scene()).trust.turns_at == NOW + 180
-        assert a_board(a_scene(), now=NOW + 200).trust.turns_at == NOW + 780
+        assert a_board(a_scene()).trust.dies_at == NOW + 780
+        assert a_board(a_scene(), now=NOW + 200).trust.dies_at == NOW + 780
         assert a_board(a_scene(), now=NOW + 800).trust.staleness is Staleness.DEAD
 
     def test_a_missing_permission_says_what_is_lost(self) -> None:

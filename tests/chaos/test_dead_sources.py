@@ -1,0 +1,290 @@
+"""Evidence whose source has died: each rule is believed as long as its own resource is heard of.
+
+The whole program as a process, against the real API server wherever that can produce the case.
+"""
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from exporter.cli.commands import Exit
+from tests.chaos.proxy import Proxy
+from tests.cluster import (
+    PODS,
+    VMIMS,
+    VMIS,
+    RealCluster,
+    Resource,
+    User,
+    launcher_pod,
+    poll,
+    vmi,
+    vmim,
+)
+from tests.cluster.access import binding
+from tests.cluster.cluster import write_certificates
+from tests.cluster.resources import ROLE_BINDINGS
+from tests.cluster.users import kubeconfig, open_kubeconfig
+from tests.support.api_servers import RealStage, SimulatedStage
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
+
+
+RESTARTS = "kubevirt_eviction_exporter_watch_restarts_total"
+MISSING = "kubevirt_eviction_exporter_permission_missing"
+READS = (VMIS, VMIMS, PODS)
+
+
+def migrating(namespace: str, name: str = "db") -> dict[str, Any]:
+    """A VMI whose migration runs."""
+    state = {"migrationUid": f"of-{name}", "startTimestamp": rfc3339(int(time.time()))}
+    return vmi(name, namespace, status={"migrationState": state})
+
+
+def short_lived(*namespaces: str) -> dict[str, Any]:
+    """A configuration in which silence counts within seconds and watches end within seconds."""
+    kube = {"staleAfter": "3s", "deadAfter": "3s", "refusedRetry": "1s", "watchTimeout": "12s"}
+    return {"namespaces": list(namespaces), "kube": kube}
+
+
+class Beat:
+    """News of a VMI five times a second: real servers send a bookmark once a minute only."""
+
+    def __init__(self, real: RealStage, namespace: str) -> None:
+        self._real = real
+        self._namespace = namespace
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        for number in range(10_000):
+            patch = {"metadata": {"annotations": {"beat": str(number)}}}
+            await self._real.admin.merge(VMIS, self._namespace, "db", patch)
+            await asyncio.sleep(0.2)
+
+
+async def restricted(real: RealStage, name: str, *namespaces: str) -> User:
+    """A user who may see these namespaces and no others."""
+    return await real.cluster.user(name, READS, namespaces)
+
+
+class TestLostNamespace:
+    """One of two watched namespaces answers 403."""
+
+    async def test_a_namespace_that_is_lost_goes_blind_alone(
+        self, real: RealStage, tmp_path: Path
+    ) -> None:
+        """Its RoleBinding goes: its rules fall silent, those of the other namespace still block."""
+        healthy, lost = await real.make_namespace(), await real.make_namespace()
+        for namespace in (healthy, lost):
+            await real.admin.create(VMIS, migrating(namespace))
+        user = await restricted(real, "loses-one", healthy, lost)
+        login = str(real.cluster.kubeconfig(user))
+        config = short_lived(healthy, lost)
+        async with (
+            Beat(real, healthy),
+            program(tmp_path, "--kubeconfig", login, config=config) as exporter,
+        ):
+            await exporter.ready()
+            for namespace in (healthy, lost):
+                await exporter.until_verdict(namespace, "db", "filter", "migration_in_progress")
+
+            await real.admin.delete(ROLE_BINDINGS, lost, "loses-one")
+            refused = f"virtualmachineinstances in namespace {lost}"
+            await exporter.until(
+                "/v1/status", lambda _, body: refused in body["blindSpots"], within=90
+            )
+            await exporter.until_verdict(lost, "db", "filter", None)
+            _, there = await exporter.get(f"/v1/vmis/{lost}/db")
+            assert there["stale"]
+            assert there["rules"][0]["silenced"]
+            _, here = await exporter.get(f"/v1/vmis/{healthy}/db")
+            assert here["verdicts"]["filter"]["reason"] == "migration_in_progress"
+            assert (await exporter.get("/readyz"))[0] == 200
+            assert await exporter.sample(MISSING, resource=VMIS.plural) == 1
+            _, status = await exporter.get("/v1/status")
+            assert status["staleness"] == "fresh"
+            assert not here["stale"]
+
+            await real.admin.create(ROLE_BINDINGS, binding("loses-one", user.name, lost))
+            await exporter.until_verdict(lost, "db", "filter", "migration_in_progress")
+            _, back = await exporter.get(f"/v1/vmis/{lost}/db")
+            assert not back["stale"]
+
+    async def test_a_start_with_one_lost_namespace_serves_the_other(
+        self, real: RealStage, tmp_path: Path
+    ) -> None:
+        """A namespace that may not be seen from the start is told as a loss, and is no obstacle."""
+        healthy, lost = await real.make_namespace(), await real.make_namespace()
+        await real.admin.create(VMIS, migrating(healthy))
+        user = await restricted(real, "sees-one", healthy)
+        login = str(real.cluster.kubeconfig(user))
+        config = {"namespaces": [healthy, lost]}
+        async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+            await exporter.ready()
+            await exporter.until_verdict(healthy, "db", "filter", "migration_in_progress")
+            _, status = await exporter.get("/v1/status")
+        assert f"virtualmachineinstances in namespace {lost}" in status["blindSpots"]
+        assert (status["ready"], status["staleness"]) == (True, "fresh")
+
+    async def test_a_start_without_any_namespace_ends(
+        self, real: RealStage, tmp_path: Path
+    ) -> None:
+        """Where no namespace may be seen the program says so and exits."""
+        namespaces = [await real.make_namespace(), await real.make_namespace()]
+        user = await restricted(real, "sees-none", await real.make_namespace())
+        login = str(real.cluster.kubeconfig(user))
+        config = {"namespaces": namespaces, "kube": {"syncTimeout": "4s"}}
+        async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+            assert await asyncio.wait_for(exporter.process.wait(), 30) == Exit.NOT_SYNCED
+        assert "is forbidden" in exporter.output
+
+
+@pytest.mark.parametrize(
+    ("resource", "reason"),
+    [(VMIMS, "migration_in_progress"), (PODS, "evacuation_in_progress")],
+    ids=["migrations", "pods"],
+)
+async def test_a_watch_that_is_dead_silences_its_own_rule(
+    simulated: SimulatedStage, tmp_path: Path, resource: Resource, reason: str
+) -> None:
+    """With 5xx on VMIMs or pods what was last seen of them blocks no more; all else does."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    await admin.create(VMIS, migrating(namespace, "running"))
+    made = await admin.create(
+        VMIS,
+        vmi("db", namespace, status={"evacuationNodeName": "n1" if resource is PODS else ""}),
+    )
+    await admin.create(PODS, launcher_pod(made))
+    if resource is VMIMS:
+        await admin.create(VMIMS, vmim("pending", namespace, of="db"))
+    login = str(open_kubeconfig(tmp_path / "kubeconfig", simulated.url))
+    config = {"kube": {"staleAfter": "2s", "deadAfter": "2s"}}
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+        await exporter.ready()
+        await exporter.until_verdict(namespace, "db", "filter", reason)
+        url, etag = f"{exporter.query}/v1/blocked?checkpoint=filter", await tag(exporter)
+        waiting = asyncio.create_task(ask_blocked(f"{url}&wait=30", etag))
+
+        simulated.server.answer(resource.plural, 500)
+        simulated.server.cut(resource.plural)
+        await exporter.until_verdict(namespace, "db", "filter", None)
+        released = await waiting
+        running = await exporter.verdict(namespace, "running", "filter", dryRun=True)
+        _, explained = await exporter.get(f"/v1/vmis/{namespace}/db")
+        simulated.server.recover()
+        await exporter.until_verdict(namespace, "db", "filter", reason)
+
+    assert released == ["running"]
+    assert running["reason"] == "migration_in_progress"
+    assert not explained["stale"], "the VMIs are heard of"
+    silenced = {one["rule"] for one in explained["rules"] if one["silenced"]}
+    rule = "pending_migration" if resource is VMIMS else "requested_evacuation"
+    assert silenced == {rule}
+
+
+async def tag(exporter: Program) -> str:
+    """The ETag of what is blocked at filter."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{exporter.query}/v1/blocked?checkpoint=filter") as response,
+    ):
+        return response.headers["ETag"]
+
+
+async def ask_blocked(url: str, etag: str) -> list[str]:
+    """The names that are blocked, once the set is another."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url, headers={"If-None-Match": etag}) as response,
+    ):
+        assert response.status == 200
+        return [one["name"] for one in (await response.json())["blocked"]]
+
+
+async def test_a_watch_that_opens_and_errs_at_once_is_listed_anew(
+    real: RealStage, tmp_path: Path
+) -> None:
+    """Opening is no contact: the evidence turns stale, and after some tries a list heals it."""
+    namespace = await real.make_namespace()
+    async with Proxy(real.cluster) as proxy:
+        proxy.broken.add(VMIS.plural)
+        login = kubeconfig(tmp_path / "kubeconfig", proxy.url, real.cluster.exporter)
+        config = {"kube": {"staleAfter": "3s"}}
+        async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
+            await exporter.ready()
+            await real.admin.create(VMIS, migrating(namespace))
+            await exporter.until("/v1/status", lambda _, body: body["staleness"] == "stale")
+            assert await exporter.sample(RESTARTS, resource=VMIS.plural) > 1
+
+            await exporter.until(
+                f"/v1/vmis/{namespace}/db",
+                lambda status, body: status == 200 and body["verdicts"]["filter"]["reason"],
+                within=90,
+            )
+            assert await exporter.sample(RESTARTS, resource=VMIS.plural, reason="no_progress") >= 1
+            _, status = await exporter.get("/v1/status")
+            assert status["staleness"] == "fresh"
+
+
+async def test_a_server_that_says_tomorrow_is_asked_within_a_minute(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """A `Retry-After` of a day is believed for a minute."""
+    simulated.server.answer(VMIS.plural, 429, retry_after=86_400, times=1)
+    login = str(open_kubeconfig(tmp_path / "kubeconfig", simulated.url))
+    config = {"kube": {"syncTimeout": "5m"}}
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+        await exporter.listening()
+
+        async def told() -> dict[str, Any] | None:
+            events = exporter.events("watch_broke")
+            return next((one for one in events if one["kind"] == "overloaded"), None)
+
+        broke = await poll(told, within=30, what="a 429")
+    assert broke["retry_in"] == 60
+
+
+async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Path) -> None:
+    """Its CA is rotated: once the kubeconfig has the new one, the watch goes on."""
+    async with RealCluster(tmp_path / "cluster") as cluster:
+        await cluster.namespace("shop")
+        await cluster.admin.create(VMIS, vmi("old", "shop"))
+        login = cluster.kubeconfig(cluster.exporter)
+        async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+            await exporter.ready()
+
+            await rotate(cluster)
+            async with cluster.client(cluster.administrator) as admin:
+                await admin.create(VMIS, vmi("new", "shop"))
+
+                async def distrusted() -> bool:
+                    events = exporter.events("watch_broke")
+                    return any("certificate verify failed" in one["why"] for one in events)
+
+                await poll(distrusted, within=30, what="a certificate that is not trusted")
+                cluster.kubeconfig(cluster.exporter)
+                await exporter.until("/v1/vmis/shop/new", lambda status, _: status == 200)
+
+
+async def rotate(cluster: RealCluster) -> None:
+    """The API server comes back with a certificate of another authority; kubeconfigs stay."""
+    cluster.api.kill()
+    kept = cluster.directory / "kept"
+    kept.mkdir()
+    for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
+        shutil.move(cluster.directory / name, kept / name)
+    write_certificates(cluster.directory, "server")
+    cluster.api.trust.load_verify_locations(cluster.directory / "ca.crt")
+    await cluster.api.start()
