@@ -40,6 +40,7 @@ IN_WORDS = {
     "5m": "five minutes",
     "10m": "ten minutes",
     "15m": "15 minutes",
+    "25m": "25 minutes",
     "30m": "30 minutes",
     "1h": "hour",
 }

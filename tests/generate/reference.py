@@ -67,10 +67,10 @@ page.
 - An error is `application/problem+json`, a [`Problem`](#problem) that names the wrong field.
 - If `auth` of the listener is on, send a token of the cluster: `-H "Authorization: Bearer $TOKEN"`.
 - Until the first sync, verdicts are answered with 503 and `Retry-After`.
-- Without news of VMIs for `kube.staleAfter`, answers say `"stale": true`. Each rule blocks as long as
-  there is news of the resources that it needs, in the namespace of the VMI. After `kube.deadAfter`
-  more, VMIMs without news end the rule on pending migrations, pods without news the one on requested
-  evacuations, and VMIs without news everything but cooldowns, which end by themselves.
+- Without news of VMIs for `kube.staleAfter`, answers say `"stale": true`. After `kube.deadAfter`
+  more, rules stop blocking in the namespaces without news: all but cooldowns, which end by
+  themselves. Without news of VMIMs the rule on pending migrations stops, and without news of pods
+  the rule on requested evacuations.
 - If RBAC no longer allows one of `namespaces`, answers about its VMIs are stale at once; others are
   not affected.
 - A body may have `limits.bodyBytes`, a request `limits.candidates` candidates. Namespaces have at
