@@ -14,10 +14,10 @@ from exporter.model import Instant, Policy, Resource, Verdict
 from exporter.settings import KubeSettings
 from exporter.store import Store
 from exporter.watch import Follower, Watch
+from tests.cluster import PATIENCE
 
 
-QUICK = KubeSettings(sync_timeout=20.0, read_timeout=20.0, refused_retry=0.3)
-WAIT = 30.0
+QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, refused_retry=0.3)
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Following:
     changes: asyncio.Condition
 
     async def until(
-        self, condition: Callable[[], object], *, what: str, wait: float = WAIT
+        self, condition: Callable[[], object], *, what: str, wait: float = PATIENCE
     ) -> None:
         """Wait until the condition holds, tried anew after every change and twice a second."""
         deadline = time.monotonic() + wait

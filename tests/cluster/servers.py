@@ -20,7 +20,7 @@ from .processes import Process
 
 
 _START_SECONDS = 60.0
-PROBE = aiohttp.ClientTimeout(total=2)
+PROBE = aiohttp.ClientTimeout(total=10)
 
 
 class Server(ABC):
