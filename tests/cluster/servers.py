@@ -19,7 +19,7 @@ from .ports import free_port
 from .processes import Process
 
 
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 PROBE = aiohttp.ClientTimeout(total=10)
 
 
