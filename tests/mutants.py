@@ -190,7 +190,8 @@ def run_tests(tree: Path, file: str, source: str) -> NoReturn:
     os.dup2(sink, 2)
     tests = [f"tests/{name}.py" for name in MODULES[file]]
     rewritten = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    code = pytest.main(["-q", "-x", "-m", "not soak", "-p", "no:cacheprovider", *rewritten, *tests])
+    options = ["-q", "-x", "-m", "not soak", "-p", "no:cacheprovider", *rewritten]
+    code = pytest.main([*options, "--hypothesis-profile=mutants", *tests])
     os._exit(int(code))
 
 

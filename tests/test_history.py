@@ -118,7 +118,7 @@ def test_put_tells_whether_it_was_news() -> None:
 def test_neither_uid_nor_end() -> None:
     """A record that cannot be told from others is not kept."""
     history = History()
-    assert not history.put("", Migration(start=NOW, handed_off=True), keep=KEEP)
+    assert history.put("", Migration(start=NOW, handed_off=True), keep=KEEP) is False
     assert len(history) == 0
 
 
