@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from exporter.model import Mismatch, Reason, Seconds
+from exporter.engine.model import Mismatch, Reason, Seconds
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)

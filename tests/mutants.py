@@ -29,13 +29,18 @@ import pytest
 
 
 MODULES = {
-    "exporter/cooldown.py": ("test_cooldown", "test_vectors"),
-    "exporter/evacuation.py": ("test_evacuation", "test_recorded"),
-    "exporter/evidence.py": ("test_evidence", "test_store", "test_evacuation", "test_checkpoint"),
-    "exporter/history.py": ("test_history",),
-    "exporter/store.py": ("test_store", "test_evidence", "test_census"),
+    "exporter/engine/cooldown.py": ("test_cooldown", "test_vectors"),
+    "exporter/engine/diagnosis.py": ("test_evacuation", "test_recorded"),
+    "exporter/engine/evidence.py": (
+        "test_evidence",
+        "test_store",
+        "test_evacuation",
+        "test_checkpoint",
+    ),
+    "exporter/engine/history.py": ("test_history",),
+    "exporter/engine/store.py": ("test_store", "test_evidence", "test_census"),
     "exporter/health.py": ("test_health",),
-    "exporter/lease.py": ("test_lease_rules",),
+    "exporter/kube/lease.py": ("test_lease_rules",),
 }
 """Each module with the tests that specify it, the most telling first; none needs a real server."""
 

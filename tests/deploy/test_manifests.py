@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.metrics import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
-from tests.alerts.files import PROMETHEUS_RULE, load_runbooks
 from tests.cluster import find_binary
-from tests.deploy.files import (
+from tests.generate.manifests import (
     ADDITIONS,
     DEPLOY,
     DESCHEDULER_IMAGE,
@@ -38,6 +37,7 @@ from tests.deploy.files import (
     render,
     render_chart,
 )
+from tests.generate.rules import PROMETHEUS_RULE, load_runbooks
 
 
 SELECTED = {"app.kubernetes.io/name": NAME}

@@ -1,0 +1,174 @@
+"""What the exporter knows about itself."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine.model import CLUSTER_RESOURCES, Resource
+from exporter.health import CheckpointHealth, Health, Restart, Staleness, Watched
+from tests.support.builders import NOW
+
+
+def watched(resource: Resource, **overrides: Any) -> Watched:
+    """A resource in all namespaces that is synced and was heard of a second ago."""
+    fields: dict[str, Any] = {"namespace": None, "synced": True, "contact": NOW - 1.0} | overrides
+    return Watched(resource=resource, **fields)
+
+
+def health(*everything: Watched) -> Health:
+    """Stale after three minutes, dead ten minutes later."""
+    return Health(stale_after=180.0, dead_after=600.0, watched=list(everything))
+
+
+@pytest.mark.parametrize(
+    ("state", "ready", "waiting"),
+    [
+        pytest.param(health(), False, [], id="nothing-watched"),
+        pytest.param(health(watched(Resource.VMIS)), True, [], id="vmis-alone"),
+        pytest.param(
+            health(watched(Resource.VMIS, synced=False)),
+            False,
+            ["virtualmachineinstances"],
+            id="vmis-not-synced",
+        ),
+        pytest.param(
+            health(watched(Resource.VMIS), watched(Resource.PODS, synced=False)),
+            False,
+            ["pods"],
+            id="pods-not-synced",
+        ),
+        pytest.param(
+            health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, refused="403")),
+            True,
+            [],
+            id="pods-refused",
+        ),
+        pytest.param(
+            health(watched(Resource.VMIS, synced=False, refused="403")),
+            False,
+            [],
+            id="vmis-refused",
+        ),
+        pytest.param(
+            health(
+                watched(Resource.VMIS, namespace="a"),
+                watched(Resource.VMIS, namespace="b", synced=False),
+            ),
+            False,
+            ["virtualmachineinstances in namespace b"],
+            id="one-of-two-namespaces",
+        ),
+    ],
+)
+def test_ready(state: Health, waiting: list[str], *, ready: bool) -> None:
+    """Ready is: VMIs are synced, every other resource is synced or refused."""
+    assert state.ready is ready
+    assert state.waiting_for() == waiting
+
+
+def test_what_is_seen() -> None:
+    """A resource is seen where it is synced and not refused, in one namespace at least."""
+    state = health(
+        watched(Resource.VMIS),
+        watched(Resource.PODS, namespace="a"),
+        watched(Resource.PODS, namespace="b", refused="403 no"),
+        watched(Resource.VMIMS, synced=False),
+    )
+    assert [state.is_seen(r) for r in CLUSTER_RESOURCES] == [True, False, True, False]
+    assert state.blind_namespaces(Resource.PODS) == {"b"}
+    assert [state.is_refused(resource) for resource in CLUSTER_RESOURCES] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert state.refused_resources() == {"pods in namespace b": "403 no"}
+
+
+@pytest.mark.parametrize(
+    ("state", "observed"),
+    [
+        pytest.param(health(), None, id="nothing"),
+        pytest.param(health(watched(Resource.VMIS, contact=None)), None, id="never-heard"),
+        pytest.param(health(watched(Resource.VMIS, synced=False)), None, id="not-synced"),
+        pytest.param(
+            health(watched(Resource.VMIS), watched(Resource.PODS, contact=NOW - 9.0)),
+            NOW - 1.0,
+            id="quiet-pods",
+        ),
+        pytest.param(
+            health(
+                watched(Resource.VMIS, namespace="a"),
+                watched(Resource.VMIS, namespace="b", contact=NOW - 9.0),
+            ),
+            NOW - 9.0,
+            id="the-quietest-namespace",
+        ),
+    ],
+)
+def test_observed_at(state: Health, observed: float | None) -> None:
+    """The last proof of contact is that of the VMIs' watch, the oldest where there are many."""
+    assert state.observed_at == observed
+
+
+@pytest.mark.parametrize(
+    ("age", "staleness", "turns_in"),
+    [
+        pytest.param(0.0, Staleness.FRESH, 180.0, id="fresh"),
+        pytest.param(179.0, Staleness.FRESH, 1.0, id="just-fresh"),
+        pytest.param(180.0, Staleness.STALE, 600.0, id="stale"),
+        pytest.param(779.0, Staleness.STALE, 1.0, id="just-stale"),
+        pytest.param(780.0, Staleness.DEAD, None, id="dead"),
+    ],
+)
+def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> None:
+    """Evidence turns stale, and dead a while later, and it is known when."""
+    state = health(watched(Resource.VMIS, contact=NOW - age))
+    assert state.staleness(NOW) is staleness
+    assert state.turns_at(NOW) == (None if turns_in is None else NOW + turns_in)
+
+
+def test_staleness_before_the_first_contact() -> None:
+    """What was never heard of is stale, and no instant changes that."""
+    assert health().staleness(NOW) is Staleness.STALE
+    assert health().turns_at(NOW) is None
+
+
+def test_restarts_are_counted_by_reason() -> None:
+    """Each resource counts why its watch was opened again."""
+    one, other = watched(Resource.VMIS), watched(Resource.PODS)
+    one.restarts[Restart.EXPIRED] += 1
+    assert (one.restarts[Restart.EXPIRED], other.restarts[Restart.EXPIRED]) == (1, 0)
+    assert one.settled
+
+
+def test_what_has_not_begun() -> None:
+    """Nothing is synced or counted of a watch that was just made, and no checkpoint is written."""
+    fresh, kept = Watched(Resource.VMIS, None), CheckpointHealth()
+    assert (fresh.synced, fresh.settled, fresh.lists, fresh.refused_objects) == (False, False, 0, 0)
+    assert kept.writes is False
+    assert (kept.unwritten_since, kept.vmis, kept.size) == (None, 0, 0)
+
+
+def test_the_checkpoint_is_asked_each_time() -> None:
+    """Whether this process writes it, and since when something is not written, may change."""
+    answers = [True, False]
+    kept = CheckpointHealth(may_write=lambda: answers.pop(0), find_unwritten=lambda: NOW)
+    assert (kept.writes, kept.writes) == (True, False)
+    assert kept.unwritten_since == NOW
+
+
+@pytest.mark.parametrize(
+    ("one", "seen"),
+    [
+        pytest.param({}, NOW - 1.0, id="all-namespaces"),
+        pytest.param({"namespace": "a"}, NOW - 1.0, id="this-one"),
+        pytest.param({"namespace": "b"}, None, id="another"),
+        pytest.param({"namespace": "a", "synced": False}, None, id="not-synced"),
+        pytest.param({"namespace": "a", "contact": None}, None, id="never-heard"),
+    ],
+)
+def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
+    """A namespace is seen through up to the last contact of the synced watch that covers it."""
+    state = health(watched(Resource.PODS, namespace="a"), watched(Resource.VMIMS, **one))
+    assert state.seen_through(Resource.VMIMS, "a") == seen
