@@ -14,11 +14,10 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tests.cluster import poll
+from tests.cluster import PATIENCE, poll
 
 
 ROOT = Path(__file__).parents[2]
-STARTS_WITHIN = 30.0
 ANYWHERE = {"listen": {"query": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}
 
 
@@ -49,7 +48,7 @@ class Program:
                 raise RuntimeError(f"ended with {self.process.returncode}:\n{self.output}")
             return next(iter(self.events("started")), None)
 
-        started = await poll(said, within=STARTS_WITHIN, what="listening")
+        started = await poll(said, what="listening")
         self.query, self.metrics = started["query"][0], started["metrics"][0]
 
     async def ready(self) -> None:
@@ -86,7 +85,7 @@ class Program:
                 total += float(value)
         return total
 
-    async def until(self, path: str, holds: Any, *, within: float = 30.0) -> Any:
+    async def until(self, path: str, holds: Any, *, within: float = PATIENCE) -> Any:
         """Ask until `holds(status, body)`; returns that body."""
 
         async def attempt() -> tuple[Any] | None:
@@ -107,7 +106,7 @@ class Program:
             verdict = await self.verdict(namespace, name, checkpoint, dryRun=True)
             return verdict if verdict["known"] and verdict["reason"] == reason else None
 
-        return await poll(attempt, within=30, what=f"{namespace}/{name} {reason}")
+        return await poll(attempt, what=f"{namespace}/{name} {reason}")
 
     def resident(self) -> int:
         """The memory that it holds now, in bytes."""
@@ -119,7 +118,7 @@ class Program:
         """Send a signal and wait for the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), 20)
+        return await asyncio.wait_for(self.process.wait(), PATIENCE)
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ honorLabels.
 import asyncio
 import json
 import random
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -153,7 +152,8 @@ class Story:
 
     async def lose_the_disk(self, kept: Path) -> None:
         """The checkpoint's directory goes, and comes back."""
-        shutil.rmtree(kept)
+        # At once, because it may be written into at this moment.
+        kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.fires("KubeVirtEvictionExporterCheckpointNotWritten")
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
@@ -183,7 +183,7 @@ class Story:
             vmi = self.cluster.vmi(NAMESPACE, name)
             return vmi is not None and bool(holds(vmi["status"]))
 
-        await poll(look, within=60, what=f"{name} {what}")
+        await poll(look, what=f"{name} {what}")
 
     async def _lose_mark(self, name: str) -> None:
         """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it."""
@@ -192,7 +192,7 @@ class Story:
             pod = self.cluster.launcher(NAMESPACE, name)
             return pod if pod and objects.EVICTION_IN_PROGRESS in objects.notes(pod) else None
 
-        pod = await poll(marked, within=60, what=f"{name} marked")
+        pod = await poll(marked, what=f"{name} marked")
         pod["metadata"]["annotations"].pop(objects.EVICTION_IN_PROGRESS)
         line = json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n"
         assert self.demo.server.inject(line, PODS.plural)
