@@ -110,7 +110,7 @@ def test_every_failure_is_shown_by_a_test() -> None:
 
 def test_what_is_odd_is_told_by_words_of_the_program() -> None:
     """Each symptom names events that are logged, metrics and exit codes that there are."""
-    sources = "\n".join(path.read_text() for path in (README.parent / "exporter").glob("*.py"))
+    sources = "\n".join(path.read_text() for path in (README.parent / "exporter").rglob("*.py"))
     families = {family.name for family in FAMILIES}
     rows = table("When something is odd")
 

@@ -401,7 +401,7 @@ class TestSafety:
         subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
         (wheel,) = tmp_path.glob("*.whl")
 
-        assert {f"exporter/page.{kind}" for kind in ("py", "html.j2", "css", "js")} <= set(
+        assert {f"exporter/server/page/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(
             zipfile.ZipFile(wheel).namelist()
         )
 
