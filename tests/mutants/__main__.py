@@ -1,9 +1,9 @@
 """`make mutants`: change one thing in a module, and see whether a test fails.
 
-A mutant that no test notices is printed as `file:line before -> after`: either a test is missing, or
-the mutant means the same as the original and is listed with its reason in `equivalent.toml`. mutmut
-runs the whole suite before it begins and cosmic-ray writes mutants into the working tree; this needs
-neither: every run is in a temporary copy, with the few test files that specify the module.
+A mutant that no test notices is printed as `file:line before -> after`: either a test is missing,
+or the mutant means the same as the original and is listed with its reason in `equivalent.toml`.
+mutmut runs the whole suite before it begins and cosmic-ray writes mutants into the working tree.
+Here every run is in a temporary copy, with the few test files that specify the module.
 """
 
 import argparse
