@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from exporter import __version__
 from exporter.cooldown import Cooldown, Finding, count_in_window, decide, explain, measure_cooldown
+from exporter.counters import HeldEviction
 from exporter.evacuation import Diagnosis, Load, advise, diagnose, may_cancel
 from exporter.evidence import Evidence
 from exporter.health import CheckpointHealth, Health, Staleness, Watched
@@ -29,6 +30,7 @@ from exporter.wire import (
     CooldownAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
+    HeldEvictionAnswer,
     LauncherAnswer,
     MigrationAnswer,
     PendingAnswer,
@@ -114,6 +116,7 @@ def explain_vmi(
     load: Load | None,
     now: Instant,
     health: Health,
+    held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
     """Everything that is known of one VMI, and what each rule makes of it."""
     staleness = health.staleness(now)
@@ -147,6 +150,7 @@ def explain_vmi(
         migrations=_write_history(evidence.history, policy, now),
         pending_migrations=_write_pending(evidence),
         launcher=_write_launcher(evidence),
+        held_evictions=[_write_held_eviction(held) for held in held_evictions],
         policy=_write_policy(policy),
         blind_spots=health.refused_resources(),
     )
@@ -375,6 +379,16 @@ def _write_launcher(evidence: Evidence) -> LauncherAnswer | None:
         ready=pod.ready,
         scheduled=pod.scheduled,
         eviction_in_progress=pod.eviction_in_progress,
+    )
+
+
+def _write_held_eviction(held: HeldEviction) -> HeldEvictionAnswer:
+    return HeldEvictionAnswer(
+        user=held.user,
+        at=write_instant(held.at),
+        times=held.times,
+        reason=held.reason,
+        denied=held.denied,
     )
 
 

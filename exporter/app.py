@@ -6,7 +6,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from exporter import __version__
 from exporter.access import Access
+from exporter.admission import Admission
 from exporter.api import Service, make_metrics_app, make_query_app
 from exporter.blocked import BlockedSet
 from exporter.counters import Counters
@@ -40,6 +41,7 @@ class Listening:
 
     query: tuple[str, ...]
     metrics: tuple[str, ...]
+    admission: tuple[str, ...] = ()
 
 
 async def run(
@@ -111,6 +113,7 @@ async def run(
                 version=__version__,
                 query=listening.query,
                 metrics=listening.metrics,
+                admission=listening.admission,
                 namespaces=settings.namespaces or "all",
                 checkpoint=str(settings.checkpoint or "none"),
                 policy=asdict(settings.policy),
@@ -233,5 +236,18 @@ async def _listeners(
         settings.tls_metrics,
         *shared,
     )
-    async with query.served() as queries, metrics.served() as others:
-        yield Listening(query=queries, metrics=others)
+    async with AsyncExitStack() as stack:
+        urls = {
+            "query": await stack.enter_async_context(query.served()),
+            "metrics": await stack.enter_async_context(metrics.served()),
+        }
+        if settings.listen.admission:
+            admission = Listener(
+                "admission",
+                Admission(service, settings.admission).make_app(),
+                settings.listen.admission,
+                settings.tls_admission,
+                *shared,
+            )
+            urls["admission"] = await stack.enter_async_context(admission.served())
+        yield Listening(**urls)

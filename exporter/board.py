@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from exporter.answers import describe_status, explain_vmi, list_evacuations
+from exporter.counters import HeldEvictions
 from exporter.evacuation import State
 from exporter.evidence import Evidence
 from exporter.health import Health, Staleness
@@ -200,6 +201,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     policy: Policy
     stuck: StuckPolicy
     blocked: list[BlockedVmi]
+    held_evictions: HeldEvictions
     closing: bool = False
 
 
@@ -372,6 +374,7 @@ def _explain(scene: Scene, evidence: Evidence, now: Instant) -> VmiAnswer:
         load=scene.store.load(),
         now=now,
         health=scene.health,
+        held_evictions=scene.held_evictions.of(evidence.vmi.uid),
     )
 
 
