@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from exporter.cooldown import decide
 from exporter.evidence import Evidence
 from exporter.health import Health, Staleness
-from exporter.model import Instant, Policy, Reason, Resource, ReviewOutcome, Seconds, Verdict
+from exporter.model import Instant, Policy, Reason, ReviewOutcome, Seconds, Verdict
 from exporter.settings import AdmissionMode, AdmissionSettings, format_duration
 from exporter.store import Store
 from exporter.text import write_span

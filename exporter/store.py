@@ -166,6 +166,10 @@ class Store:
             return None
         return pod, self._evidence(incarnation)
 
+    def sees_pods_of(self, namespace: str) -> bool:
+        """Whether every launcher pod of a namespace is known."""
+        return self.pods_seen and namespace not in self.blind.get(Resource.PODS, ())
+
     def all_evidence(self) -> Iterator[Evidence]:
         """What is known of every VMI."""
         return map(self._evidence, self._vmis.values())

@@ -1,5 +1,6 @@
 """What the API says of a VMI."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from exporter.answers import describe_status, explain_vmi, write_verdict
 from exporter.cooldown import decide
+from exporter.counters import HeldEviction
 from exporter.evidence import Evidence
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.history import History
@@ -54,6 +56,7 @@ def explained(
     *,
     now: float = NOW,
     health: Health | None = None,
+    held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
     """The explanation under the default policy, of fresh evidence."""
     return explain_vmi(
@@ -63,6 +66,7 @@ def explained(
         load=None,
         now=now,
         health=health or some_health(),
+        held_evictions=held_evictions,
     )
 
 

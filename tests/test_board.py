@@ -11,6 +11,7 @@ from exporter.answers import describe_status, explain_vmi, list_evacuations
 from exporter.blocked import BlockedSet
 from exporter.board import LOSSES, ROWS, Board, Scene, Sort, Wish, read_wish, set_up
 from exporter.cooldown import decide
+from exporter.counters import HeldEvictions
 from exporter.evacuation import State
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.model import (
@@ -48,6 +49,7 @@ def a_scene(*facts: Fact, now: Instant = NOW, **overrides: Any) -> Scene:
         "health": a_health(),
         "policy": POLICY,
         "stuck": StuckPolicy(),
+        "held_evictions": HeldEvictions(),
     } | overrides
     blocked = BlockedSet(store, fields["health"], fields["policy"], lambda: now)
     return Scene(**{"blocked": blocked.read(None).entries, **fields})

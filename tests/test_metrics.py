@@ -29,6 +29,7 @@ from exporter.model import (
     Mismatch,
     Reason,
     Resource,
+    ReviewOutcome,
     StuckPolicy,
     Trigger,
 )
@@ -106,6 +107,7 @@ def a_view() -> View:
     counters.count_request("verdicts", 0.004)
     counters.count_request("verdicts", 6.0)
     counters.expect_requests("blocked")
+    counters.reviews = Counter({ReviewOutcome.DENIED: 3})
     return view
 
 
