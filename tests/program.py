@@ -30,6 +30,7 @@ class Program:
         self._log = log
         self.query = ""
         self.metrics = ""
+        self.admission = ""
 
     @property
     def output(self) -> str:
@@ -51,6 +52,7 @@ class Program:
 
         started = await poll(said, within=STARTS_WITHIN, what="listening")
         self.query, self.metrics = started["query"][0], started["metrics"][0]
+        self.admission = next(iter(started["admission"]), "")
 
     async def ready(self) -> None:
         """Wait until it answers verdicts."""
