@@ -26,11 +26,14 @@ from exporter.lease import Lease
 from exporter.ledger import Ledger
 from exporter.listeners import DRAIN, Listener
 from exporter.metrics import Exposition, View
-from exporter.model import Instant, Resource
+from exporter.model import Instant, Resource, Seconds
 from exporter.settings import Authentication, Settings
 from exporter.store import Store
 from exporter.watch import Follower, Watch
 
+
+LINGER: Seconds = 2.0
+"""For how long an ending process still answers admission reviews."""
 
 log = structlog.stdlib.get_logger()
 
@@ -126,7 +129,10 @@ async def run(
                 log.info("stopping")
                 service.closing = True
                 blocked.close()
-                await keeping.close()
+                # Each answer closes its connection meanwhile, so that the API server leaves for
+                # another replica before its idle connections are closed under it.
+                linger = LINGER if settings.listen.admission else 0.0
+                await asyncio.gather(keeping.close(), asyncio.sleep(linger))
 
 
 @dataclass(frozen=True)

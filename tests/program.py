@@ -130,8 +130,12 @@ async def program(
     *arguments: str,
     config: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
+    measured: bool = False,
 ) -> AsyncIterator[Program]:
-    """The program for the length of the block, on ports of its own; killed if it is left over."""
+    """The program for the length of the block, on ports of its own; killed if it is left over.
+
+    Python's development mode, which makes it slow, is off where it is `measured`.
+    """
     number = time.monotonic_ns()
     file = directory / f"config-{number}.yaml"
     file.write_text(yaml.safe_dump({**ANYWHERE, **(config or {})}))
@@ -139,7 +143,8 @@ async def program(
     with log.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-X", "dev", "-W", "error::ResourceWarning", "-m", "exporter"),
+            *(() if measured else ("-X", "dev", "-W", "error::ResourceWarning")),
+            *("-m", "exporter"),
             *("--config", str(file), "--log-format", "json"),
             *arguments,
             cwd=ROOT,

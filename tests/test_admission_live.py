@@ -48,6 +48,8 @@ FAILED_OPEN = "apiserver_admission_webhook_fail_open_count"
 REFUSED = "kubevirt_eviction_exporter_refused_requests_total"
 SOAK = pytest.mark.soak
 MIB = 2**20
+CONNECTIONS = 25
+"""As many as client-go keeps open to one webhook."""
 SLACK = 0.2
 """What an eviction may take beyond the webhook's timeout."""
 _numbers = count(1)
@@ -68,7 +70,12 @@ class Ground:
 
     @asynccontextmanager
     async def exporter(
-        self, mode: str = "enforce", *, url: str | None = None, pair: Pair | None = None
+        self,
+        mode: str = "enforce",
+        *,
+        url: str | None = None,
+        pair: Pair | None = None,
+        measured: bool = False,
     ) -> AsyncIterator[Program]:
         """An exporter whose webhook judges the listed evictor; it listens, ready or not."""
         cluster = self.real.cluster
@@ -76,7 +83,8 @@ class Ground:
         login = kubeconfig(file, url or cluster.api.url, cluster.exporter)
         config = admitting(pair or self.pair, mode, self.listed.user.name)
         config["kube"] = {"syncTimeout": "10m"}
-        async with program(self.folder, "--kubeconfig", str(login), config=config) as running:
+        arguments = ("--kubeconfig", str(login))
+        async with program(self.folder, *arguments, config=config, measured=measured) as running:
             await running.listening()
             yield running
 
@@ -90,9 +98,11 @@ class Ground:
             yield
 
     @asynccontextmanager
-    async def held_back(self, mode: str = "enforce") -> AsyncIterator[Program]:
+    async def held_back(
+        self, mode: str = "enforce", *, measured: bool = False
+    ) -> AsyncIterator[Program]:
         """A ready exporter that the API server calls."""
-        async with self.exporter(mode) as exporter, self.called(exporter):
+        async with self.exporter(mode, measured=measured) as exporter, self.called(exporter):
             await exporter.ready()
             await exporter.until_verdict(self.namespace, "held", "preEviction", "cooldown")
             await self.listed.until_called(exporter, self.free)
@@ -257,7 +267,7 @@ async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
         "allowed": (ground.listed, ground.free, 201),
         "denied": (ground.listed, ground.held, 429),
     }
-    async with ground.held_back():
+    async with ground.held_back(measured=True):
         for _ in range(evictions):
             for name, (evictor, pod, code) in kinds.items():
                 answer = await evictor.evict(pod, dry_run=True)
@@ -282,7 +292,7 @@ async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
 )
 async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: int) -> None:
     """So many reviews a second on one core: none fails, and memory stays where it was."""
-    async with ground.exporter() as exporter:
+    async with ground.exporter(measured=True) as exporter:
         await exporter.ready()
         await exporter.until_verdict(ground.namespace, "held", "preEviction", "cooldown")
         os.sched_setaffinity(exporter.process.pid, {0})
@@ -292,7 +302,7 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
             for pod in (ground.held, ground.free)
         ]
         trust = ssl.create_default_context(cafile=ground.pair.authority)
-        connector = aiohttp.TCPConnector(ssl=trust, limit=25)
+        connector = aiohttp.TCPConnector(ssl=trust, limit=CONNECTIONS)
         taken: list[float] = []
         answers: Counter[bool] = Counter()
         async with aiohttp.ClientSession(exporter.admission, connector=connector) as session:
@@ -307,12 +317,17 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
             await ask(reviews[0])
             before = exporter.resident() // MIB
             began = time.perf_counter()
-            async with asyncio.TaskGroup() as group:
-                for number in range(rate * seconds):
-                    due = began + number / rate
-                    if (ahead := due - time.perf_counter()) > 0:
+            numbers = iter(range(rate * seconds))
+
+            async def keep_asking() -> None:
+                for number in numbers:
+                    if (ahead := began + number / rate - time.perf_counter()) > 0:
                         await asyncio.sleep(ahead)
-                    group.create_task(ask(reviews[number % 2]))
+                    await ask(reviews[number % 2])
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CONNECTIONS):
+                    group.create_task(keep_asking())
             lasted = time.perf_counter() - began
         after = exporter.resident() // MIB
         assert await exporter.sample(REVIEWS) == rate * seconds + 1
