@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 
 from exporter import commandline, commands
 from exporter.model import Instant, Policy, Seconds, StuckPolicy
-from exporter.settings import InvalidSettings, Settings, read_settings
+from exporter.settings import (
+    Address,
+    AdmissionMode,
+    AdmissionSettings,
+    InvalidSettings,
+    Settings,
+    read_settings,
+)
 
 
 def main() -> int:
@@ -54,7 +61,7 @@ def simulate(arguments: argparse.Namespace) -> tuple[Iterable[bytes], Instant, S
 def demo(arguments: argparse.Namespace) -> int:
     """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
     from exporter import app
-    from exporter.demo import Demo, shorten_settings
+    from exporter.demo import USER, Demo, shorten_settings
     from exporter.kube import Login
 
     try:
@@ -69,6 +76,11 @@ def demo(arguments: argparse.Namespace) -> int:
         settings = replace(settings, policy=shortened.policy)
     if settings.stuck == StuckPolicy():
         settings = replace(settings, stuck=shortened.stuck)
+    if arguments.evictor == "webhook" and not settings.listen.admission:
+        # Without TLS, as no configuration file could have it: nobody but the demo calls it.
+        listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
+        admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
+        settings = replace(settings, listen=listen, admission=admission)
     cluster = Demo(
         lambda: datetime.now(UTC),
         seed=arguments.seed,
@@ -83,7 +95,13 @@ def demo(arguments: argparse.Namespace) -> int:
         async def play_cluster() -> None:
             urls = await listening
             commands.say(commands.greet(urls, *cluster.example))
-            await cluster.run(urls.query[0], stop)
+            asks = arguments.evictor == "plugin"
+            held = arguments.evictor == "webhook"
+            await cluster.run(
+                urls.query[0] if asks else None,
+                stop,
+                webhook_url=urls.admission[0] if held else None,
+            )
 
         async with cluster:
             try:

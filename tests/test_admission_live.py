@@ -467,3 +467,20 @@ def test_the_shipped_configuration() -> None:
     assert webhook["sideEffects"] == "NoneOnDryRun"
     assert webhook["name"] == WEBHOOK
     assert "Eviction triggered evacuation" not in json.dumps(one)
+
+
+async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:
+    """`demo --evictor webhook`: the descheduler logs one, and the VM tells who asked."""
+    async with program(tmp_path, "demo", "--evictor", "webhook", "--speed", "10") as demo:
+        await demo.ready()
+
+        async def denied() -> Any:
+            errors = demo.events("eviction_failed")
+            return errors[0]["error"] if errors else None
+
+        said = await poll(denied, within=60, what="a denial")
+        assert await demo.sample(REVIEWS, outcome="denied") > 0
+        namespace, name = said.partition("VMI ")[2].partition(":")[0].split("/")
+        _, vmi = await demo.get(f"/v1/vmis/{namespace}/{name}")
+    assert said.startswith("denied by the webhook: kubevirt-eviction-exporter: VMI")
+    assert vmi["heldEvictions"][0]["denied"]
