@@ -115,8 +115,19 @@ class Evictor:
         """Make the user, who may evict and drain."""
         user = cluster.certified(name)
         await allow(cluster.admin, user, name, *EVICTS)
+        async with cls.opened(cluster, user, namespace) as evictor:
+            yield evictor
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, cluster: RealCluster, user: User, namespace: str
+    ) -> AsyncIterator["Evictor"]:
+        """A user who is there already."""
         connector = aiohttp.TCPConnector(ssl=user.tls, limit=0)
-        async with aiohttp.ClientSession(cluster.api.url, connector=connector) as session:
+        async with aiohttp.ClientSession(
+            cluster.api.url, connector=connector, headers=user.headers
+        ) as session:
             yield cls(user, cluster.api.url, namespace, session)
 
     async def evict(self, pod: str, *, dry_run: bool = False, query: bool = False) -> Answer:
