@@ -13,24 +13,28 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from exporter import app
+from exporter.admission import PATH
 from exporter.demo import Demo, controller, node, objects
 from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
 from exporter.kube import Login
-from exporter.settings import Settings, read_settings
+from exporter.settings import Address, Settings, read_settings
 from tests.alerts.files import all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.alerts.live import Alertmanager, Prometheus, Receiver
 from tests.alerts.scaling import scale
 from tests.cluster import poll
 from tests.cluster.ports import free_port
+from tests.reviewing import a_review
 
 
 FACTOR = 60.0
@@ -135,6 +139,13 @@ class Story:
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
 
+    async def call_the_webhook(self, url: str) -> None:
+        """Ask the webhook about an eviction, once it was told that nobody does."""
+        await self.receiver.fires("KubeVirtEvictionWebhookNotCalled")
+        async with aiohttp.ClientSession() as session, session.post(url, json=a_review()) as asked:
+            assert asked.status == 200
+        await self.receiver.resolves("KubeVirtEvictionWebhookNotCalled")
+
     async def fall_silent(self) -> None:
         """Say nothing for minutes, and go on."""
         self.demo.server.freeze()
@@ -228,7 +239,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
     """One run for all the tests of this module."""
     directory = tmp_path_factory.mktemp("alerts")
     clock = Clock()
-    port = free_port()
+    port, webhook = free_port(), Address("127.0.0.1", free_port())
     settings = read_settings(
         {
             "policy": {"maxMigrationCooldown": "1h"},
@@ -242,6 +253,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             },
         }
     )
+    settings = replace(settings, listen=replace(settings.listen, admission=(webhook,)))
     demo = Demo(clock.read, speed=SPEED, nodes=5)
     demo.server.bookmark_seconds = 60.0 / FACTOR
     demo.scenario = demo.cluster.plan = Play()
@@ -278,6 +290,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(story.refuse_a_permission())
                 tasks.create_task(story.send_nonsense())
+                tasks.create_task(story.call_the_webhook(f"http://{webhook}{PATH}"))
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_to_and_fro())
                 tasks.create_task(story.hold_slots())

@@ -106,6 +106,14 @@ class Theatre:
                 await self._until_called(exporter, users[0])
                 yield exporter
 
+    @asynccontextmanager
+    async def asked(self) -> AsyncIterator[Program]:
+        """An exporter for the plugin."""
+        login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
+        async with program(self.folder, *login, config={"policy": COOLDOWN}) as exporter:
+            await exporter.ready()
+            yield exporter
+
     async def _until_called(self, exporter: Program, user: str) -> None:
         """The webhook is asked before the API server looks for the pod, which is not there."""
         path = f"{PODS.path('default', 'virt-launcher-nobody')}/eviction"
@@ -159,10 +167,10 @@ async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
     pinned = set(VMS) - set(MOVABLE)
     async with AsyncExitStack() as stack:
         exporter: Program | None = None
-        if column != "nothing":
-            mode = "enforce" if column == "enforce" else "warn"
-            users = ("nobody",) if column == "plugin" else (USER,)
-            exporter = await stack.enter_async_context(theatre.exporter(mode, *users))
+        if column in ("warn", "enforce"):
+            exporter = await stack.enter_async_context(theatre.exporter(column, USER))
+        elif column == "plugin":
+            exporter = await stack.enter_async_context(theatre.asked())
         verdicts = Verdicts(exporter.query) if exporter and column == "plugin" else None
         binary = "descheduler" if verdicts else STOCK
         migrations = await stack.enter_async_context(recording(world.control.admin))
