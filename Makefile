@@ -67,20 +67,20 @@ dashboards: $(DEVELOPMENT)
 
 # The README's pictures of the status page, from the demo, with the Chromium that is installed.
 screenshots: $(DEVELOPMENT)
-	$(BIN)/python -m tests.screenshots
+	$(BIN)/python -m tests.generate.screenshots
 
 # prometheusrule.yaml and the runbook URLs, from alerts/rules.yaml; a test holds them up to date.
 rules: $(DEVELOPMENT)
-	$(BIN)/python -m tests.alerts.files
+	$(BIN)/python -m tests.generate.rules
 
-# exporter/API.md, from the OpenAPI document and the API's own answers; a test holds it up to date.
+# docs/api.md, from the OpenAPI document and the API's own answers; a test holds it up to date.
 reference: $(DEVELOPMENT)
-	$(BIN)/python -m tests.reference
+	$(BIN)/python -m tests.generate.reference
 
 # The parts of deploy/ that are derived: images, copies of the policy; a test holds them up to date.
 manifests: $(DEVELOPMENT)
 	@tests/tools/build kustomize
-	$(BIN)/python -m tests.deploy.files
+	$(BIN)/python -m tests.generate.manifests
 
 # What the image has of others, with its hashes, as CycloneDX: from the pins, without a network.
 sbom: $(DEVELOPMENT)

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from exporter import commandline, commands
-from exporter.model import Instant, Policy, Seconds, StuckPolicy
+from exporter.cli import arguments as commandline
+from exporter.cli import commands
+from exporter.engine.model import Instant, Policy, Seconds, StuckPolicy
 from exporter.settings import (
     Address,
     AdmissionMode,
@@ -62,7 +63,7 @@ def demo(arguments: argparse.Namespace) -> int:
     """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
     from exporter import app
     from exporter.demo import USER, Demo, shorten_settings
-    from exporter.kube import Login
+    from exporter.kube.client import Login
 
     try:
         settings = commands.read_settings_for(arguments)

@@ -14,22 +14,22 @@ import structlog
 from msgspec.structs import asdict
 
 from exporter import __version__
-from exporter.access import Access
-from exporter.admission import Admission
-from exporter.api import Service, make_metrics_app, make_query_app
-from exporter.blocked import BlockedSet
+from exporter.checkpoint.changes import Ledger
+from exporter.checkpoint.writer import ConfigMapKeeper, FileKeeper, Keeper
 from exporter.counters import Counters
+from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.store import Store
 from exporter.health import Health, Watched
-from exporter.keeper import ConfigMapKeeper, FileKeeper, Keeper
-from exporter.kube import ApiServer, Login
-from exporter.lease import Lease
-from exporter.ledger import Ledger
-from exporter.listeners import DRAIN, Listener
-from exporter.metrics import Exposition, View
-from exporter.model import Instant, Resource, Seconds
+from exporter.kube.client import ApiServer, Login
+from exporter.kube.lease import Lease
+from exporter.kube.reflector import Follower, Watch
+from exporter.metrics.exposition import Exposition, View
+from exporter.server.access import Access
+from exporter.server.admission import Admission
+from exporter.server.api import Service, make_metrics_app, make_query_app
+from exporter.server.blocked import BlockedSet
+from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, Settings
-from exporter.store import Store
-from exporter.watch import Follower, Watch
 
 
 LINGER: Seconds = 2.0

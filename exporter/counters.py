@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from exporter.model import Instant, Mismatch, Reason, ReviewOutcome, Seconds
+from exporter.engine.model import Instant, Mismatch, Reason, ReviewOutcome, Seconds
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.model import Instant, Resource, Seconds
+from exporter.engine.model import Instant, Resource, Seconds
 
 
 class Restart(StrEnum):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from exporter.model import Policy, Seconds, StuckPolicy
+from exporter.engine.model import Policy, Seconds, StuckPolicy
 
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Text for people: durations in the units that they think in, and words that hide nothing."""
 
-from exporter.model import Seconds
+from exporter.engine.model import Seconds
 
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from hypothesis import settings
 
-from tests.stages import RealStage, SimulatedStage, Stage, real_stage
+from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_stage
 
 
 SOAK = bool(os.environ.get("SOAK"))

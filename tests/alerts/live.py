@@ -11,12 +11,12 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from tests.alerts.files import Groups
 from tests.cluster import find_binary
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.servers import PROBE, Server
-from tests.serving import serving
+from tests.generate.rules import Groups
+from tests.support.serving import serving
 
 
 class _Ready(Server):

@@ -9,7 +9,7 @@ import copy
 import re
 from collections.abc import Callable
 
-from tests.alerts.files import Groups, all_rules
+from tests.generate.rules import Groups, all_rules
 
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}

@@ -9,8 +9,8 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tests.alerts.files import Groups, all_rules, map_expressions
 from tests.cluster import find_binary
+from tests.generate.rules import Groups, all_rules, map_expressions
 
 
 Case: TypeAlias = dict[str, Any]

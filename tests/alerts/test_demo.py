@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from alerts.demo import answers, name_alert, read_alerts, tell_changes
-from tests.serving import serving
+from tests.support.serving import serving
 
 
 def an_alert(state: str, **labels: str) -> dict[str, Any]:

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporter.evacuation import State
-from exporter.metrics import FAMILIES
-from exporter.model import CLUSTER_RESOURCES, Resource
+from exporter.engine.diagnosis import State
+from exporter.engine.model import CLUSTER_RESOURCES, Resource
+from exporter.metrics.exposition import FAMILIES
+from exporter.server.schemas import ROUTES
 from exporter.settings import Settings
-from exporter.wire import ROUTES
-from tests.alerts.files import all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.cluster.rig import Rig
 from tests.cluster.users import open_kubeconfig
-from tests.program import ROOT, Program, program
-from tests.serving import serving
-from tests.stages import RealStage
+from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.support.api_servers import RealStage
+from tests.support.program import ROOT, Program, program
+from tests.support.serving import serving
 
 
 ALERTS = all_alerts(load_groups())

@@ -26,15 +26,15 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from exporter.census import Register
 from exporter.counters import Counters
+from exporter.engine.model import CLUSTER_RESOURCES, Policy, Resource, StuckPolicy
+from exporter.engine.store import Store
+from exporter.engine.verdict_index import Register
 from exporter.health import Health, Watched
-from exporter.kube import ApiServer, Login
-from exporter.metrics import Exposition, View, sample
-from exporter.model import CLUSTER_RESOURCES, Policy, Resource, StuckPolicy
+from exporter.kube.client import ApiServer, Login
+from exporter.kube.reflector import Follower
+from exporter.metrics.exposition import Exposition, View, sample
 from exporter.settings import KubeSettings
-from exporter.store import Store
-from exporter.watch import Follower
 
 
 LIST = "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"

@@ -7,11 +7,11 @@ from base64 import b64decode
 from collections.abc import Iterable
 from pathlib import Path
 
-from exporter.checkpoint import encode, seal, shard_of, split, unseal
-from exporter.evidence import Remembered
-from exporter.history import Migration
-from exporter.keeper import DATA_KEY
-from exporter.model import Outcome
+from exporter.checkpoint.format import encode, seal, shard_of, split, unseal
+from exporter.checkpoint.writer import DATA_KEY
+from exporter.engine.evidence import Remembered
+from exporter.engine.history import Migration
+from exporter.engine.model import Outcome
 from tests.cluster.objects import Object
 
 

@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.cluster import RealCluster
-from tests.serving import serving
+from tests.support.serving import serving
 
 
 _KEPT = ("Authorization", "Content-Type", "Accept")

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from tests.cluster import poll
-from tests.keeping import FAULTS, WRITER
-from tests.program import Program, program
+from tests.support.checkpoints import FAULTS, WRITER
+from tests.support.program import Program, program
 
 
 CHECKPOINTS = ("filter", "preEviction", None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster import VMIMS, VMIS, Client, vmi, vmim
-from tests.scripts import KEPT_BY_KUBEVIRT, NODES, rfc3339
+from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339
 
 
 Object = dict[str, Any]

@@ -16,10 +16,10 @@ from tests.chaos.kept import counted_in
 from tests.cluster import VMIS, poll, vmi, vmim
 from tests.cluster.objects import Object
 from tests.cluster.users import open_kubeconfig
-from tests.keeping import BRISK, UNWRITTEN, VMIS_KEPT, until_counted, until_written
-from tests.program import Program, program
-from tests.scripts import rfc3339
-from tests.stages import SimulatedStage
+from tests.support.api_servers import SimulatedStage
+from tests.support.checkpoints import BRISK, UNWRITTEN, VMIS_KEPT, until_counted, until_written
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
 
 
 Prove: TypeAlias = Callable[[str], None]

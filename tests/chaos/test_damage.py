@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from exporter.checkpoint import shard_of
-from exporter.keeper import DATA_KEY, OWNER
-from exporter.kubevirt import CHECKPOINT_LABEL
+from exporter.checkpoint.format import shard_of
+from exporter.checkpoint.writer import DATA_KEY, OWNER
+from exporter.kube.kubevirt import CHECKPOINT_LABEL
 from tests.chaos import SEED
 from tests.chaos.kept import another_version, counted, counted_in, remembered, shard_bytes, shards
 from tests.chaos.replica import (
@@ -19,7 +19,8 @@ from tests.chaos.replica import (
 )
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
-from tests.keeping import (
+from tests.support.api_servers import RealStage
+from tests.support.checkpoints import (
     BRISK,
     FAULTS,
     NAME,
@@ -31,8 +32,7 @@ from tests.keeping import (
     until_counted,
     until_written,
 )
-from tests.program import Program, program
-from tests.stages import RealStage
+from tests.support.program import Program, program
 
 
 Prove: TypeAlias = Callable[[str], None]

@@ -22,9 +22,9 @@ from tests.chaos.replica import (
 )
 from tests.chaos.stream import Stream
 from tests.cluster import VMIMS, VMIS, poll, vmi, vmim
-from tests.keeping import BRISK, UNWRITTEN, a_keeper, keeping, migrate, until_counted
-from tests.program import Program, program
-from tests.stages import RealStage
+from tests.support.api_servers import RealStage
+from tests.support.checkpoints import BRISK, UNWRITTEN, a_keeper, keeping, migrate, until_counted
+from tests.support.program import Program, program
 
 
 Prove: TypeAlias = Callable[[str], None]

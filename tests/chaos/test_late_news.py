@@ -1,8 +1,8 @@
 """News that are heard late, after a watch was away, tell the same as a restart would."""
 
-from exporter.model import Fact, Instant
-from exporter.store import Store
-from tests.builders import KEEP, NOW, a_vmi, a_vmim
+from exporter.engine.model import Fact, Instant
+from exporter.engine.store import Store
+from tests.support.builders import KEEP, NOW, a_vmi, a_vmim
 
 
 FAILED = a_vmim(

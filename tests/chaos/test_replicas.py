@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from exporter.app import Listening, run
-from exporter.kube import Login
+from exporter.kube.client import Login
 from exporter.settings import read_settings
 from tests.chaos import SEED
 from tests.chaos.kept import counted, counted_in, shard_bytes
@@ -27,7 +27,8 @@ from tests.chaos.replica import (
 from tests.chaos.stream import Stream
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
-from tests.keeping import (
+from tests.support.api_servers import RealStage
+from tests.support.checkpoints import (
     BRISK,
     FAULTS,
     WRITER,
@@ -37,8 +38,7 @@ from tests.keeping import (
     until_counted,
     until_written,
 )
-from tests.program import ANYWHERE, Program
-from tests.stages import RealStage
+from tests.support.program import ANYWHERE, Program
 
 
 Prove: TypeAlias = Callable[[str], None]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import aiohttp
 import pytest
 
-from exporter.keeper import DATA_KEY
+from exporter.checkpoint.writer import DATA_KEY
 from tests.chaos.kept import counted, remembered, shard_bytes, shards
 from tests.chaos.proxy import Proxy
 from tests.chaos.replica import (
@@ -24,8 +24,8 @@ from tests.chaos.replica import (
 )
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, LEASES
-from tests.gate import Gate
-from tests.keeping import (
+from tests.support.api_servers import RealStage
+from tests.support.checkpoints import (
     FAULTS,
     NAME,
     UNWRITTEN,
@@ -36,8 +36,8 @@ from tests.keeping import (
     until_counted,
     until_written,
 )
-from tests.program import Program, program
-from tests.stages import RealStage
+from tests.support.program import Program, program
+from tests.support.relay import Gate
 
 
 Prove: TypeAlias = Callable[[str], None]

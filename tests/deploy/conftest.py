@@ -11,9 +11,9 @@ from tests.cluster import Client, RealCluster, poll
 from tests.cluster.binaries import find_added_crds
 from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import CRDS
-from tests.deploy.files import only, render
 from tests.deploy.secured import Pair
 from tests.deploy.server import apply
+from tests.generate.manifests import only, render
 
 
 ADDED = (

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.files import Object
+from tests.generate.manifests import Object
 
 
 KINDS = "x-kubernetes-group-version-kind"

@@ -13,8 +13,8 @@ import aiohttp
 from tests.cluster import RealCluster, poll
 from tests.cluster.access import binding
 from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
-from tests.deploy.files import NAMESPACE, Object, config_of, render
-from tests.program import ANYWHERE, Program
+from tests.generate.manifests import NAMESPACE, Object, config_of, render
+from tests.support.program import ANYWHERE, Program
 
 
 @dataclass(frozen=True)

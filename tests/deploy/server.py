@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tests.cluster import Client, RealCluster, User, poll
-from tests.deploy.files import NAME, NAMESPACE, Object, render
+from tests.generate.manifests import NAME, NAMESPACE, Object, render
 
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}

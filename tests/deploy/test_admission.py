@@ -14,7 +14,10 @@ import yaml
 
 from tests.cluster import VMIS, ApiError, Client, RealCluster, find_binary, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
-from tests.deploy.files import (
+from tests.deploy.schemas import write_schemas
+from tests.deploy.secured import Caller, Pair, runnable, somebody
+from tests.deploy.server import APPLY, Grants, account, apply, granted
+from tests.generate.manifests import (
     ADDITIONS,
     NAME,
     NAMESPACE,
@@ -25,11 +28,8 @@ from tests.deploy.files import (
     render,
     render_chart,
 )
-from tests.deploy.schemas import write_schemas
-from tests.deploy.secured import Caller, Pair, runnable, somebody
-from tests.deploy.server import APPLY, Grants, account, apply, granted
-from tests.program import program
-from tests.scripts import rfc3339
+from tests.support.lives import rfc3339
+from tests.support.program import program
 
 
 RENDERED = (*OVERLAYS, *ADDITIONS, "chart")

@@ -15,7 +15,10 @@ import pytest
 
 from tests.cluster import NAMESPACES, VMIS, ApiError, RealCluster, find_binary, namespace, vmi
 from tests.cluster.objects import Object
-from tests.deploy.files import (
+from tests.deploy.secured import Caller, Pair, runnable
+from tests.deploy.server import Paths, apply
+from tests.docs.test_readme import DEPLOYING, bare, chapter, table
+from tests.generate.manifests import (
     ADDITIONS,
     NAME,
     NAMESPACE,
@@ -25,11 +28,8 @@ from tests.deploy.files import (
     chart,
     render,
 )
-from tests.deploy.secured import Caller, Pair, runnable
-from tests.deploy.server import Paths, apply
-from tests.program import Program, program
-from tests.scripts import rfc3339
-from tests.test_readme import DEPLOYING, bare, chapter, table
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
 
 
 TEXT = chapter("Install") + chapter("Other ways", DEPLOYING)

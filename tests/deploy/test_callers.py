@@ -12,11 +12,11 @@ import pytest
 
 from tests.cluster import VMIS, RealCluster, poll, vmi
 from tests.cluster.cluster import write_certificates
-from tests.deploy.files import NAME, only, render
 from tests.deploy.secured import Caller, Pair, runnable, somebody
 from tests.deploy.server import account, applied
 from tests.deploy.test_security import table
-from tests.program import program
+from tests.generate.manifests import NAME, only, render
+from tests.support.program import program
 
 
 CALLER, SCRAPER = f"{NAME}-caller", f"{NAME}-scraper"

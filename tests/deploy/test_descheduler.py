@@ -11,11 +11,11 @@ from tests.cluster.objects import Object
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.resources import NODES, Resource
-from tests.deploy.files import NAME, NAMESPACE, containers, only, render
 from tests.deploy.secured import Caller, Pair, runnable, somebody
 from tests.deploy.server import account, applied
 from tests.deploy.test_beside import OWN_CALLER, fenced
-from tests.program import program
+from tests.generate.manifests import NAME, NAMESPACE, containers, only, render
+from tests.support.program import program
 
 
 EVICTED = "Evicted pod"

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from exporter.commands import Exit
-from exporter.model import ReviewOutcome
+from exporter.cli.commands import Exit
+from exporter.engine.model import ReviewOutcome
 from exporter.settings import AdmissionSettings, read_settings
-from tests.admitting import Answer, Evictor, add_vm
 from tests.cluster import PODS, VMIS, RealCluster, find_binary, launcher_pod, poll
 from tests.cluster.access import allow
 from tests.cluster.objects import Object
 from tests.cluster.resources import MUTATING_WEBHOOKS, SERVICE_ACCOUNTS, SERVICES
-from tests.deploy.files import NAME, NAMESPACE, ROOT, config_of, render
 from tests.deploy.test_beside import commands as install_commands
 from tests.deploy.test_beside import mounted, play_controllers, shell
-from tests.program import Program, program
-from tests.test_readme import bare
+from tests.docs.test_readme import bare
+from tests.generate.manifests import NAME, NAMESPACE, ROOT, config_of, render
+from tests.support.admission import Answer, Evictor, add_vm
+from tests.support.program import Program, program
 
 
 PAGE = ROOT / "docs" / "hold-evictions.md"

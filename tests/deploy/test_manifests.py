@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.admission import PATH
-from exporter.metrics import FAMILIES
+from exporter.metrics.exposition import FAMILIES
+from exporter.server.admission import PATH
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
-from tests.alerts.files import PROMETHEUS_RULE, load_runbooks
 from tests.cluster import find_binary
-from tests.deploy.files import (
+from tests.generate.manifests import (
     ADDITIONS,
     DEPLOY,
     DESCHEDULER_IMAGE,
@@ -39,6 +38,7 @@ from tests.deploy.files import (
     render,
     render_chart,
 )
+from tests.generate.rules import PROMETHEUS_RULE, load_runbooks
 
 
 SELECTED = {"app.kubernetes.io/name": NAME}

@@ -9,10 +9,10 @@ import pytest
 
 from tests.cluster import NAMESPACES, PODS, VMIMS, VMIS, launcher_pod, namespace, vmi, vmim
 from tests.cluster.users import open_kubeconfig
-from tests.deploy.files import containers, pod_templates, render
-from tests.program import program
-from tests.scripts import rfc3339
-from tests.stages import SimulatedStage
+from tests.generate.manifests import containers, pod_templates, render
+from tests.support.api_servers import SimulatedStage
+from tests.support.lives import rfc3339
+from tests.support.program import program
 
 
 VMS = 1000

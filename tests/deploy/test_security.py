@@ -7,7 +7,7 @@ import pytest
 
 from exporter import __version__
 from exporter.settings import read_settings
-from tests.deploy.files import (
+from tests.generate.manifests import (
     ADDITIONS,
     NAME,
     OVERLAYS,

@@ -11,7 +11,7 @@ from tests.cluster import NAMESPACES, PODS, VMIS, Client, launcher_pod, namespac
 from tests.cluster.resources import NODES
 from tests.descheduling.descheduler import Descheduler, Verdicts, build_policy
 from tests.descheduling.stage import FULL
-from tests.program import Program
+from tests.support.program import Program
 
 
 SPACE = "crowd"

@@ -8,7 +8,7 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from tests.serving import serving
+from tests.support.serving import serving
 
 
 VERDICTS = "/v1/verdicts"

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from tests.descheduling.middleman import VERDICTS, Middleman
 from tests.descheduling.stage import Stage
-from tests.gate import Gate
+from tests.support.relay import Gate
 
 
 @dataclass

@@ -19,7 +19,7 @@ from tests.descheduling.descheduler import (
 )
 from tests.descheduling.ledger import Ledger, write_ledger
 from tests.descheduling.world import World
-from tests.program import Program, program
+from tests.support.program import Program, program
 
 
 EVERY = 1.5

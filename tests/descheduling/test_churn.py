@@ -11,7 +11,7 @@ from tests.cluster import poll
 from tests.descheduling.descheduler import Descheduler, Verdicts, build_policy, log_in
 from tests.descheduling.ledger import CONTROLLER, Ledger, Rules, recording, write_ledger
 from tests.descheduling.world import World, spread
-from tests.program import Program, program
+from tests.support.program import Program, program
 
 
 LAYOUT = spread({"node-1": 12, "node-2": 8, "node-3": 8, "node-4": 8, "node-5": 4})

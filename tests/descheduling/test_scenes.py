@@ -22,7 +22,7 @@ from tests.descheduling.ledger import CONTROLLER
 from tests.descheduling.outages import Outage, killed, slow, stale, unready
 from tests.descheduling.stage import LONG, Stage
 from tests.descheduling.world import NODES, World
-from tests.program import program
+from tests.support.program import program
 
 
 PODS_IN_ALL = 2_000

@@ -11,15 +11,6 @@ from typing import Any
 import pytest
 
 from exporter.demo import objects
-from tests.admitting import (
-    EVICTS,
-    Evictor,
-    admitting,
-    configuration,
-    make_pair,
-    registered,
-    versions,
-)
 from tests.cluster import ApiError, RealCluster, find_binary, poll
 from tests.cluster.access import allow
 from tests.cluster.resources import NODES as NODE_OBJECTS
@@ -44,7 +35,16 @@ from tests.descheduling.test_churn import (
     WITHIN,
 )
 from tests.descheduling.world import World
-from tests.program import Program, program
+from tests.support.admission import (
+    EVICTS,
+    Evictor,
+    admitting,
+    configuration,
+    make_pair,
+    registered,
+    versions,
+)
+from tests.support.program import Program, program
 
 
 STOCK = "stock-descheduler"

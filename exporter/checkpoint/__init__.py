@@ -1,0 +1,1 @@
+"""The history that outlives the process: its format, and who writes it where."""

@@ -1,0 +1,270 @@
+"""The checkpoint's format: what is to outlive us of many VMIs, as bytes that prove themselves.
+
+A checkpoint is `SHARDS` shards; a VMI's UID says in which it is. A shard is sealed:
+
+    magic 4 bytes | version 2 | length of the payload 4 | BLAKE2b of all that, 16 | payload
+
+big-endian, that head the same in every version; the payload is a msgpack array of one entry per
+VMI, sorted by UID, so that the same content is the same bytes. UUIDs are packed into 16 bytes and
+whole seconds into integers, which makes some 30 bytes of a migration. A file is its sealed shards
+one after another; a ConfigMap holds one. Whatever is damaged costs the shard that it is in and no
+other.
+"""
+
+import hashlib
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
+from exporter.engine.history import Migration
+from exporter.engine.model import Instant, Outcome, Seconds
+
+
+SHARDS = 64
+"""100,000 VMIs of 17 endings each are 56 MB: of 64 shards the fullest stays below the 1 MiB that
+a ConfigMap takes."""
+VERSION = 1
+LONGEST_SHARD = 2**20 - 2**13
+"""Bytes of one sealed shard: Kubernetes takes 1 MiB of data in a ConfigMap, keys included."""
+
+_MAGIC = b"KVEC"
+_HEAD = struct.Struct(">4sHI16s")
+_UUID_BYTES = 16
+_Time: TypeAlias = int | float | None
+
+
+class Damaged(Exception):
+    """Bytes that are no whole shard; the text says what is wrong with them."""
+
+
+class UnknownVersion(Exception):
+    """A whole shard that another version of this program wrote, in a format of its own."""
+
+    def __init__(self, version: int, raw: bytes) -> None:
+        super().__init__(f"format version {version}, this program reads {VERSION}")
+        self.version = version
+        self.raw = raw
+
+
+class _Migration(Struct, array_like=True, gc=False):
+    key: bytes
+    start: _Time
+    end: _Time
+    finished_at: _Time
+    flags: int
+
+
+class _Failure(Struct, array_like=True, gc=False):
+    uid: bytes
+    end: int | float
+
+
+class _Marker(Struct, array_like=True):
+    node: str
+    requested_at: int | float
+    seen_at: int | float
+    not_before: _Time
+    failed: list[_Failure]
+    forgotten: int
+
+
+class _Entry(Struct, array_like=True):
+    uid: bytes
+    namespace: str
+    migrations: list[_Migration]
+    marker: _Marker | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[_Entry])
+
+
+def shard_of(uid: str) -> int:
+    """The shard that a VMI belongs to; the same in every process and version."""
+    return zlib.crc32(uid.encode()) % SHARDS
+
+
+def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
+    """One VMI's entry: of its migrations those that can still matter at `now`.
+
+    These are the ones that have not ended, that ended inside `window`, and the newest ending and
+    the newest success, however old: the emptied `migrationState` falls back on the first, an
+    evacuation is younger than the second. `finished_at` stands in for an end that is not known.
+    """
+    migrations = remembered.migrations
+    ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
+    newest = {max(ended)[1]} if ended else set()
+    succeeded = [one for one in ended if migrations[one[1]].outcome is Outcome.SUCCEEDED]
+    newest |= {max(succeeded)[1]} if succeeded else set()
+    over = {key for end, key in ended if end <= now - window} - newest
+    return _encoder.encode(
+        _Entry(
+            _pack_uid(remembered.uid),
+            remembered.namespace,
+            [
+                _Migration(
+                    _pack_uid(key),
+                    _pack_time(migration.start),
+                    _pack_time(migration.end),
+                    _pack_time(None if _is_past(migration.end, now) else migration.finished_at),
+                    migration.outcome | migration.handed_off << 2,
+                )
+                for key, migration in sorted(migrations.items())
+                if key not in over
+            ],
+            None if remembered.marker is None else _pack_marker(remembered.marker),
+        )
+    )
+
+
+def seal(entries: Iterable[bytes]) -> bytes:
+    """A shard of encoded entries, which are to come sorted by UID."""
+    listed = list(entries)
+    payload = b"".join((b"\xdd", struct.pack(">I", len(listed)), *listed))
+    digest = _digest(VERSION, payload)
+    return _HEAD.pack(_MAGIC, VERSION, len(payload), digest) + payload
+
+
+def unseal(raw: bytes) -> list[Remembered]:
+    """What a sealed shard holds. Raises `Damaged` or `UnknownVersion`."""
+    magic, version, length, digest = _read_head(raw)
+    if magic != _MAGIC:
+        raise Damaged(f"expected a checkpoint, which begins with {_MAGIC!r}, got {magic!r}")
+    payload = raw[_HEAD.size :]
+    if len(payload) != length:
+        raise Damaged(f"expected {length} bytes after the head, got {len(payload)}")
+    if _digest(version, payload) != digest:
+        raise Damaged("the checksum does not match the content")
+    if version != VERSION:
+        raise UnknownVersion(version, raw)
+    try:
+        return [_read_entry(entry) for entry in _decoder.decode(payload)]
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Damaged(f"the content cannot be read: {error}") from error
+
+
+def split(raw: bytes) -> Iterator[bytes]:
+    """The sealed shards of a file; what lies between whole ones comes as pieces of its own."""
+    position = 0
+    while position < len(raw):
+        end = _end_of_whole(raw, position)
+        if end is None:
+            following = raw.find(_MAGIC, position + 1)
+            end = len(raw) if following < 0 else following
+        yield raw[position:end]
+        position = end
+
+
+def _end_of_whole(raw: bytes, position: int) -> int | None:
+    """Where the whole shard that begins there ends, or None where none begins there."""
+    if not raw.startswith(_MAGIC, position) or len(raw) - position < _HEAD.size:
+        return None
+    _, version, length, digest = _HEAD.unpack_from(raw, position)
+    begin = position + _HEAD.size
+    payload = raw[begin : begin + length]
+    is_whole = len(payload) == length and _digest(version, payload) == digest
+    return begin + length if is_whole else None
+
+
+def _read_head(raw: bytes) -> tuple[bytes, int, int, bytes]:
+    if len(raw) < _HEAD.size:
+        raise Damaged(f"expected a head of {_HEAD.size} bytes, got {len(raw)}")
+    magic, version, length, digest = _HEAD.unpack_from(raw)
+    return magic, version, length, digest
+
+
+def _digest(version: int, payload: bytes) -> bytes:
+    head = struct.pack(">4sHI", _MAGIC, version, len(payload))
+    return hashlib.blake2b(head + payload, digest_size=16).digest()
+
+
+def _pack_uid(uid: str) -> bytes:
+    """A UUID as its 16 bytes; any other text behind bytes that no UTF-8 has, and never 16 long."""
+    try:
+        packed = UUID(uid)
+    except ValueError:
+        packed = None
+    if packed is not None and str(packed) == uid:
+        return packed.bytes
+    text = uid.encode()
+    return (b"\xff\xff" if len(text) == _UUID_BYTES - 1 else b"\xff") + text
+
+
+def _read_uid(uid: bytes) -> str:
+    return str(UUID(bytes=uid)) if len(uid) == _UUID_BYTES else uid.lstrip(b"\xff").decode()
+
+
+def _pack_time(instant: Instant | None) -> _Time:
+    return None if instant is None else _pack_instant(instant)
+
+
+def _pack_instant(instant: Instant) -> int | float:
+    """KubeVirt writes whole seconds, which take 5 bytes where a float takes 9."""
+    return int(instant) if float(instant).is_integer() else instant
+
+
+def _read_time(instant: _Time) -> Instant | None:
+    return None if instant is None else _read_instant(instant)
+
+
+def _read_instant(instant: float) -> Instant:
+    if not math.isfinite(instant):
+        raise ValueError(f"expected an instant, got {instant}")
+    return float(instant)
+
+
+def _pack_marker(marker: Marker) -> _Marker:
+    return _Marker(
+        marker.node,
+        _pack_instant(marker.requested_at),
+        _pack_instant(marker.seen_at),
+        _pack_time(marker.not_before),
+        [
+            _Failure(_pack_uid(uid), _pack_instant(end))
+            for uid, end in sorted(marker.failed.items())
+        ],
+        marker.forgotten,
+    )
+
+
+def _read_entry(entry: _Entry) -> Remembered:
+    return Remembered(
+        uid=_read_uid(entry.uid),
+        namespace=entry.namespace,
+        migrations={_read_uid(m.key): _read_migration(m) for m in entry.migrations},
+        marker=None if entry.marker is None else _read_marker(entry.marker),
+    )
+
+
+def _read_migration(wire: _Migration) -> Migration:
+    return Migration(
+        start=_read_time(wire.start),
+        end=_read_time(wire.end),
+        finished_at=_read_time(wire.finished_at),
+        outcome=Outcome(wire.flags & 3),
+        handed_off=bool(wire.flags & 4),
+    )
+
+
+def _read_marker(wire: _Marker) -> Marker:
+    if len(wire.failed) > FAILURES_KEPT or wire.forgotten < 0:
+        raise ValueError("expected at most 64 failures, and of the others a number")
+    return Marker(
+        node=wire.node,
+        requested_at=_read_instant(wire.requested_at),
+        seen_at=_read_instant(wire.seen_at),
+        not_before=_read_time(wire.not_before),
+        failed={_read_uid(one.uid): _read_instant(one.end) for one in wire.failed},
+        forgotten=wire.forgotten,
+    )
+
+
+def _is_past(end: Instant | None, now: Instant) -> bool:
+    return end is not None and end <= now

@@ -1,0 +1,433 @@
+"""What is the matter with an evacuation, and what can be done? Diagnosis, pure.
+
+Theory. `status.evacuationNodeName` asks KubeVirt to move a VMI off its node. KubeVirt then makes
+evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI goes; it retries for
+ever, keeps five finished VMIMs, and tells nobody. Here one VMI, its VMIMs and its pods become one
+`State` of a closed list, the first that applies in the order of `State`; whether the evacuation
+is stuck; and the next step for a person.
+
+The order is that of who must act. First what is no case for KubeVirt's retries at all (somebody
+else acts, the VMI has left already), then a migration that is under way, then what keeps every
+attempt from beginning, then why this attempt does not get on. A state that rests on what may not
+be seen is not guessed: without permission for VMIMs or pods it is `unknown`.
+
+Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
+since the request (a success ends an evacuation, so failures since the request are failures in a
+row). It latches without being remembered: failures only grow, and an attempt that began to migrate
+after `stuck.after` had passed shows that the evacuation stood still by then. External evacuations
+wait for somebody else and are stuck only where `stuck.external` gives them an age.
+
+Retry backoff (`migration.go: handleMigrationBackoff`): of the evacuation and workload-update
+VMIMs of the VMI, n failed ones before the newest, back to the first that succeeded; the newest
+stays Pending for 20 s * 2^(n-1) after the failure before it.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from exporter.engine.evidence import Evidence, Marker
+from exporter.engine.model import (
+    Hold,
+    Instant,
+    MigrationLimits,
+    Pod,
+    Priority,
+    Seconds,
+    StuckPolicy,
+    Vmim,
+)
+
+
+DIVERGED_AFTER: Seconds = 120.0
+"""For how long marker and annotation may disagree: KubeVirt needs a moment for each."""
+RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
+"""The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
+_COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
+
+
+class State(StrEnum):
+    """What an evacuation is held up by, in the order in which it is asked."""
+
+    EXTERNAL = "external"
+    STALE_MARKER = "stale_marker"
+    MIGRATION_STALLED = "migration_stalled"
+    MIGRATING = "migrating"
+    ZOMBIE_STATE = "zombie_state"
+    NOT_MIGRATABLE = "not_migratable"
+    MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
+    QUOTA = "quota"
+    BACKUP = "backup"
+    UTILITY_VOLUMES = "utility_volumes"
+    BACKOFF = "backoff"
+    TARGET_UNSCHEDULABLE = "target_unschedulable"
+    TARGET_NOT_READY = "target_not_ready"
+    CAPACITY = "capacity"
+    NO_MIGRATION = "no_migration"
+    UNKNOWN = "unknown"
+
+
+class Source(StrEnum):
+    """Who asked for an evacuation: by its VMIM's priority, else by an annotation of the VMI."""
+
+    DESCHEDULER = "descheduler"
+    """Priority system-maintenance; without one, the annotation kubevirt.io/eviction-source."""
+    OTHER = "other"
+    """Priority system-critical: a drain, or an eviction by anybody else."""
+    UNKNOWN = "unknown"
+    """Neither is to be seen, as always before KubeVirt 1.7."""
+
+
+class Cause(StrEnum):
+    """By which of the two measures an evacuation is stuck."""
+
+    AGE = "age"
+    FAILURES = "failures"
+
+
+class Load(Struct, frozen=True):
+    """How many migrations run in the cluster and out of each node, and how many may.
+
+    Only where every VMIM of the cluster and the KubeVirt object can be seen.
+    """
+
+    running: int
+    outbound: Mapping[str, int]
+    limits: MigrationLimits
+
+    def is_full(self, node: str) -> bool:
+        """Whether KubeVirt would start no migration out of this node now."""
+        return (
+            self.running >= self.limits.cluster
+            or self.outbound.get(node, 0) >= self.limits.outbound_per_node
+        )
+
+
+class Backoff(Struct, frozen=True):
+    """KubeVirt's present pause before the next attempt."""
+
+    seconds: Seconds
+    next_try: Instant
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """What is known of one evacuation.
+
+    `failed_attempts` is a lower bound: what failed before the exporter looked and was already
+    collected by KubeVirt is not in it. `backoff` is None where none holds or none can be known.
+    """
+
+    node: str
+    requested_at: Instant
+    source: Source
+    state: State
+    stuck_by: tuple[Cause, ...]
+    failed_attempts: int
+    backoff: Backoff | None
+    diverged: bool
+    attempt: Vmim | None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether somebody should look."""
+        return bool(self.stuck_by)
+
+
+def diagnose(
+    evidence: Evidence, stuck: StuckPolicy, load: Load | None, now: Instant
+) -> Diagnosis | None:
+    """The diagnosis at `now`, or None where the VMI is not evacuating."""
+    marker = evidence.marker
+    if marker is None:
+        return None
+    attempt = evidence.unfinished()
+    backoff = compute_backoff(evidence.vmims, stuck.retry_backoff)
+    holds = backoff if backoff is not None and now < backoff.next_try else None
+    state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds)
+    failed = marker.failed_since_request()
+    return Diagnosis(
+        node=marker.node,
+        requested_at=marker.requested_at,
+        source=_find_source(evidence, marker),
+        state=state,
+        stuck_by=_find_causes(
+            marker, stuck, now, state=state, began=_began(evidence, attempt), failed=failed
+        ),
+        failed_attempts=failed,
+        backoff=holds,
+        diverged=_is_diverged(evidence, marker, now),
+        attempt=attempt,
+    )
+
+
+def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
+    """The pause that holds a Pending attempt, whether or not it has passed already.
+
+    `first` is KubeVirt's first pause (20 s). None where the newest attempt is not Pending, none
+    failed before it, or the failure's instant is not known.
+    """
+    eligible = sorted(
+        (vmim for vmim in vmims if vmim.retried),
+        key=lambda vmim: (vmim.created or 0.0, vmim.name),
+        reverse=True,
+    )
+    if len(eligible) < 2 or eligible[0].phase != "Pending":
+        return None
+    failures = 0
+    for vmim in eligible[1:]:
+        if vmim.phase == "Succeeded":
+            break
+        if vmim.phase == "Failed" and not vmim.deleting:
+            failures += 1
+    last = eligible[1]
+    if not failures or last.phase != "Failed" or last.finished_at is None:
+        return None
+    seconds = first * 2.0 ** min(failures - 1, 32)
+    return Backoff(seconds=seconds, next_try=last.finished_at + seconds)
+
+
+def advise(evidence: Evidence, diagnosis: Diagnosis) -> str:
+    """The next step for a person, in a few sentences.
+
+    Retries change the state every few seconds: where they are what an evacuation is stuck by,
+    what has failed comes first, and what is so now after it.
+    """
+    step = _ADVICE[diagnosis.state]
+    if diagnosis.state is State.MULTIPLE_ACTIVE_PODS:
+        step = f"{step} ({_place(evidence)})."
+    if Cause.FAILURES not in diagnosis.stuck_by:
+        return step
+    failed = _FAILED.format(diagnosis.failed_attempts)
+    return f"{failed} {_MEANWHILE.get(diagnosis.state, step)}"
+
+
+def may_cancel(evidence: Evidence) -> bool:
+    """Whether cancelling could do no harm: a post-copy migration must run to its end.
+
+    Its memory is on both nodes, so that ending it kills the VM.
+    """
+    state = evidence.vmi.migration
+    return state is None or not (state.running and state.mode == "PostCopy")
+
+
+def _find_state(
+    evidence: Evidence,
+    attempt: Vmim | None,
+    stuck: StuckPolicy,
+    now: Instant,
+    *,
+    load: Load | None,
+    backoff: Backoff | None,
+) -> State:
+    vmi = evidence.vmi
+    if vmi.eviction_strategy == "External":
+        return State.EXTERNAL
+    if vmi.evacuation_node != vmi.node:
+        return State.STALE_MARKER
+    if _is_stalled(evidence, attempt, stuck, now):
+        return State.MIGRATION_STALLED
+    if _is_migrating(evidence, attempt):
+        return State.MIGRATING
+    if _is_zombie(evidence):
+        return State.ZOMBIE_STATE
+    if not vmi.migratable:
+        return State.NOT_MIGRATABLE
+    if not evidence.vmims_seen:
+        return State.UNKNOWN
+    if _counts_more_pods(evidence, attempt):
+        return State.MULTIPLE_ACTIVE_PODS
+    if attempt is None:
+        return _find_absence(evidence, load)
+    return _find_hold(evidence, attempt, load, backoff)
+
+
+def _find_absence(evidence: Evidence, load: Load | None) -> State:
+    """Why there is no attempt: up to 1.8 by default none is even made while the limits are full.
+
+    (`evacuation.go`, with the gate MigrationPriorityQueue off.)
+    """
+    if not evidence.pods_seen:
+        return State.UNKNOWN
+    if load is not None and load.is_full(evidence.vmi.node):
+        return State.CAPACITY
+    return State.NO_MIGRATION
+
+
+def _find_hold(
+    evidence: Evidence, attempt: Vmim, load: Load | None, backoff: Backoff | None
+) -> State:
+    """Why an attempt that has not been handed off does not get on."""
+    if attempt.hold is not None:
+        return _HOLDS[attempt.hold]
+    if backoff is not None:
+        return State.BACKOFF
+    if not evidence.pods_seen:
+        return State.UNKNOWN
+    target = _target_of(attempt, evidence.pods)
+    if target is not None:
+        return State.TARGET_UNSCHEDULABLE if target.unschedulable else State.TARGET_NOT_READY
+    if attempt.phase == "Scheduling":
+        return State.TARGET_NOT_READY
+    if load is None:
+        return State.UNKNOWN
+    return State.CAPACITY if load.is_full(evidence.vmi.node) else State.TARGET_NOT_READY
+
+
+def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, now: Instant) -> bool:
+    state = evidence.vmi.migration
+    if state is None or state.start is None:
+        return False
+    if not state.ended:
+        return now - state.start > stuck.migration_timeout
+    return (
+        attempt is not None
+        and attempt.phase == "Running"
+        and attempt.uid == state.uid
+        and state.end is not None
+        and now - state.end > stuck.migration_timeout
+    )
+
+
+def _is_migrating(evidence: Evidence, attempt: Vmim | None) -> bool:
+    state = evidence.vmi.migration
+    if state is not None and state.running:
+        return True
+    return attempt is not None and attempt.phase in _COPYING_PHASES
+
+
+def _is_zombie(evidence: Evidence) -> bool:
+    """A hand-off whose VMIM has failed or gone, and which nothing will ever end (#18087)."""
+    state = evidence.vmi.migration
+    if state is None or not state.uid or state.start is not None or state.ended:
+        return False
+    if not evidence.vmims_seen:
+        return False
+    owner = next((vmim for vmim in evidence.vmims if vmim.uid == state.uid), None)
+    return owner is None or owner.phase == "Failed"
+
+
+def _counts_more_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
+    target = "" if attempt is None else attempt.uid
+    active = [
+        pod
+        for pod in evidence.pods
+        if not pod.finished and not (target and pod.migration_uid == target)
+    ]
+    return len(active) > 1
+
+
+def _place(evidence: Evidence) -> str:
+    """Where the VM runs: the pod where there is but one that it can be, else only the node."""
+    node, launcher = evidence.vmi.node, evidence.launcher
+    active = [pod for pod in evidence.pods if not pod.finished and pod.node == node]
+    return (
+        f"on {node}" if launcher is None or active != [launcher] else f"{launcher.name} on {node}"
+    )
+
+
+def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
+    mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
+    return next(mine, None)
+
+
+def _find_source(evidence: Evidence, marker: Marker) -> Source:
+    """The priority of the newest attempt decides; the annotation may be of an older request."""
+    attempts = [v for v in evidence.vmims if v.evacuates == marker.node and v.priority is not None]
+    newest = max(attempts, key=lambda v: (v.created or 0.0, v.name), default=None)
+    if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
+        return Source.DESCHEDULER
+    if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
+        return Source.OTHER
+    return Source.DESCHEDULER if evidence.vmi.evicted_by_descheduler else Source.UNKNOWN
+
+
+def _find_causes(
+    marker: Marker,
+    stuck: StuckPolicy,
+    now: Instant,
+    *,
+    state: State,
+    began: Instant | None,
+    failed: int,
+) -> tuple[Cause, ...]:
+    if state is State.EXTERNAL:
+        waits = stuck.external is not None and now - marker.requested_at > stuck.external
+        return (Cause.AGE,) if waits else ()
+    causes = []
+    due = marker.requested_at + stuck.after
+    in_time = state is State.MIGRATING and (began is None or began <= due)
+    if now > due and not in_time:
+        causes.append(Cause.AGE)
+    if failed >= stuck.failed_attempts:
+        causes.append(Cause.FAILURES)
+    return tuple(causes)
+
+
+def _began(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
+    """When the attempt under way began to migrate: before that it waited, however long."""
+    state = evidence.vmi.migration
+    if state is not None and state.running:
+        return state.start
+    if attempt is None:
+        return None
+    return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
+
+
+def _is_diverged(evidence: Evidence, marker: Marker, now: Instant) -> bool:
+    """KubeVirt still evacuates, while the descheduler, lacking the annotation, thinks it over."""
+    launcher = evidence.launcher
+    if launcher is None or launcher.eviction_in_progress or marker.lacking_since is None:
+        return False
+    return now - marker.lacking_since >= DIVERGED_AFTER
+
+
+_HOLDS = {
+    Hold.QUOTA: State.QUOTA,
+    Hold.BACKUP: State.BACKUP,
+    Hold.UTILITY_VOLUMES: State.UTILITY_VOLUMES,
+}
+
+_ADVICE = {
+    State.EXTERNAL: "Strategy External: whoever drains the node must move or stop this VM;"
+    " KubeVirt never will.",
+    State.STALE_MARKER: "The VM has left that node already; cancel the evacuation to clear the"
+    " marker.",
+    State.MIGRATION_STALLED: "The migration under way has outlived stuck.migrationTimeout: look at"
+    " its VMIM and at the launcher's log; abort it by deleting the VMIM, unless it is post-copy.",
+    State.MIGRATING: "Wait: a migration is under way.",
+    State.ZOMBIE_STATE: "The last hand-off was never ended (KubeVirt #18087): only stopping and"
+    " starting the VM helps, or KubeVirt 1.9.",
+    State.NOT_MIGRATABLE: "The VM cannot be migrated: its LiveMigratable condition says why."
+    " Change that, shut it down, or cancel the evacuation.",
+    State.MULTIPLE_ACTIVE_PODS: "More than one launcher pod of this VM is active: delete the"
+    " stale one, and never the one that runs the VM",
+    State.QUOTA: "A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.",
+    State.BACKUP: "A backup of this VM is running: wait for it, or end it.",
+    State.UTILITY_VOLUMES: "Utility volumes are attached: detach them, or wait for their owner.",
+    State.BACKOFF: "KubeVirt pauses after a failure and tries again by itself: the failed VMIMs"
+    " say why they failed.",
+    State.TARGET_UNSCHEDULABLE: "No node can take the target pod: its PodScheduled condition says"
+    " why (resources, affinity, CPU model, node selectors).",
+    State.TARGET_NOT_READY: "The target pod is not running yet: look at its events (images,"
+    " volumes).",
+    State.CAPACITY: "KubeVirt's migration limits are reached: wait for other migrations, or raise"
+    " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
+    State.NO_MIGRATION: "Nothing moves this VM now. After a failure KubeVirt may take two minutes"
+    " to try again; if it stays so, look at virt-controller and at the VM's events.",
+    State.UNKNOWN: "The exporter may not see what it would need to tell: see its blind"
+    " spots, and whether it watches only some namespaces.",
+}
+_FAILED = (
+    "Failed attempts: at least {}. The failed VMIMs say why (status.migrationState.failureReason,"
+    " conditions), else the events do: see the runbook KubeVirtEvacuationFailingRepeatedly."
+)
+_MEANWHILE = {
+    State.MIGRATING: "Now the next attempt is under way.",
+    State.BACKOFF: "Now KubeVirt pauses before the next attempt.",
+    State.TARGET_NOT_READY: "Now the next attempt waits for its target pod.",
+    State.CAPACITY: "Now the next attempt waits for others: KubeVirt's migration limits are"
+    " reached.",
+    State.NO_MIGRATION: "Now there is no attempt; KubeVirt may take two minutes to make the next.",
+}
+"""What a retry goes through, told after what has failed: none of it is what to wait for."""

@@ -1,0 +1,191 @@
+"""What is known of a VMI's migrations: one record per migration, joined from every source.
+
+A record is keyed by the migration's UID (VMIM UID = `migrationState.migrationUid`), so a list, a
+watch, a replay and a restart are all the same idempotent `put`. A record without a UID is keyed
+by the second of its end.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Seconds
+
+
+class Migration(Struct, frozen=True, gc=False):
+    """One migration. `finished_at` stands in for `end` until a real end is known."""
+
+    start: Instant | None = None
+    end: Instant | None = None
+    finished_at: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    handed_off: bool = False
+
+    @property
+    def known_end(self) -> Instant | None:
+        """Its end as written, or what stands in for it; None where it has not ended."""
+        return self.finished_at if self.end is None else self.end
+
+
+class Ending(Struct, frozen=True, gc=False):
+    """A migration that has ended, its end settled against the reader's clock.
+
+    `written_end` is the end as written, up to `CLOCK_SKEW` later than `end`.
+    """
+
+    end: Instant
+    written_end: Instant
+    start: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+
+    @property
+    def duration(self) -> Seconds:
+        """How long it took: 0 where the start is unknown or later than the end."""
+        return 0.0 if self.start is None else max(0.0, self.written_end - self.start)
+
+
+def settle(end: Instant | None, now: Instant) -> Instant | None:
+    """An end as it may be used at `now`: a little ahead is now, far ahead is not an end."""
+    if end is None or end > now + CLOCK_SKEW:
+        return None
+    return min(end, now)
+
+
+def join(one: Migration, other: Migration) -> Migration:
+    """Both records' knowledge of one migration; commutative, associative and idempotent."""
+    return Migration(
+        start=_earliest(one.start, other.start),
+        end=_latest(one.end, other.end),
+        finished_at=_latest(one.finished_at, other.finished_at),
+        outcome=max(one.outcome, other.outcome),
+        handed_off=one.handed_off or other.handed_off,
+    )
+
+
+def is_end_key(key: str) -> bool:
+    """Whether a record's key is the second of its end, for want of a UID."""
+    return key.startswith("@")
+
+
+class History:
+    """The migrations of one VMI incarnation. Reads never change it; `revision` grows as it does."""
+
+    __slots__ = ("_records", "revision")
+
+    def __init__(self) -> None:
+        self._records: dict[str, Migration] = {}
+        self.revision = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def put(self, uid: str, migration: Migration, *, keep: int) -> bool:
+        """Join what is known of one migration; True where that was news.
+
+        `keep` bounds the records: the newest that failed, the newest that ended otherwise (so
+        that a policy which leaves failures out forgets none of these), and as many not ended.
+        A record with neither a UID nor an end cannot be told from others and is not kept.
+        """
+        key = uid or _end_key(migration.end)
+        if not key:
+            return False
+        known = self._records.get(key)
+        joined = migration if known is None else join(known, migration)
+        if joined == known:
+            return False
+        self._records[key] = joined
+        self.revision += 1
+        if len(self._records) > keep:
+            self._forget(keep)
+        return True
+
+    def outcome(self, uid: str, end: Instant | None) -> Outcome:
+        """How the migration of this UID (or, without one, this end) ended, by all that told."""
+        record = self._records.get(uid or _end_key(end))
+        return Outcome.UNKNOWN if record is None else record.outcome
+
+    def newest_success(self) -> Instant | None:
+        """The latest end of a migration that is known to have succeeded."""
+        ends = (r.known_end for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
+        return max((end for end in ends if end is not None), default=None)
+
+    def records(self) -> dict[str, Migration]:
+        """Every record by its key, as stored."""
+        return dict(self._records)
+
+    def written_ends(self) -> Iterator[Instant]:
+        """Every instant that is told as an end, believed or not."""
+        for record in self._records.values():
+            if record.end is not None:
+                yield record.end
+            if record.finished_at is not None:
+                yield record.finished_at
+
+    def endings(self, now: Instant, *, count_failed: bool = True) -> list[Ending]:
+        """The handed-off migrations that have ended by `now`, oldest first.
+
+        `count_failed=False` leaves failures out.
+        """
+        settled = []
+        named_seconds = set()
+        for key, record in self._records.items():
+            ending = _ending(record, now)
+            if ending is None:
+                continue
+            if not is_end_key(key):
+                named_seconds.add(int(ending.written_end))
+            settled.append((key, record, ending))
+        endings = []
+        for key, record, ending in settled:
+            if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
+                continue
+            if is_end_key(key) and int(ending.written_end) in named_seconds:
+                continue
+            endings.append(ending)
+        endings.sort(key=_by_end)
+        return endings
+
+    def _forget(self, keep: int) -> None:
+        failed: list[tuple[Instant, str]] = []
+        ended: list[tuple[Instant, str]] = []
+        open_ended: list[str] = []
+        for key, record in self._records.items():
+            end = record.known_end
+            if end is None:
+                open_ended.append(key)
+            elif record.outcome is Outcome.FAILED:
+                failed.append((end, key))
+            else:
+                ended.append((end, key))
+        for _, key in sorted(failed)[:-keep] + sorted(ended)[:-keep]:
+            del self._records[key]
+        for key in open_ended[:-keep]:
+            del self._records[key]
+
+
+def _end_key(end: Instant | None) -> str:
+    return "" if end is None else f"@{int(end)}"
+
+
+def _ending(record: Migration, now: Instant) -> Ending | None:
+    for written in (record.end, record.finished_at):
+        end = settle(written, now)
+        if end is not None and written is not None:
+            return Ending(end=end, written_end=written, start=record.start, outcome=record.outcome)
+    return None
+
+
+def _by_end(ending: Ending) -> Instant:
+    return ending.written_end
+
+
+def _earliest(one: Instant | None, other: Instant | None) -> Instant | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def _latest(one: Instant | None, other: Instant | None) -> Instant | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)

@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, reflectors, KubeVirt's objects, the Lease."""

@@ -1,0 +1,1 @@
+"""HTTP: the query API, its listeners, and who may call it."""

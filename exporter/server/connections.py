@@ -1,0 +1,108 @@
+"""Connections of a listener: how many, how long, and what they get that speak no right HTTP."""
+
+import asyncio
+import socket
+import ssl
+
+import structlog
+from aiohttp import web
+
+from exporter.counters import Counters
+from exporter.engine.model import Seconds
+from exporter.server.problems import answer_problem
+from exporter.server.schemas import Problem
+from exporter.settings import Limits
+
+
+LONGEST_LINE = 8190
+"""Bytes of a request's first line, and of each of its headers."""
+MOST_HEADERS = 64
+LINGERING: Seconds = 1.0
+"""For how long the rest of a body is read that was refused, so that the refusal is heard."""
+HANDSHAKE: Seconds = 10.0
+PAUSE: Seconds = 0.1
+"""Before the next attempt to accept, where the process has no file descriptors left."""
+
+log = structlog.stdlib.get_logger()
+
+
+class Connections:
+    """Takes connections for `server`, at most `limits.connections` at a time.
+
+    One more is closed at once, before it costs a TLS handshake and its 256 kB of buffers, and
+    counted under `listener`. A connection is closed once it has been idle, or has not ended a
+    request's head, for `limits.idleTimeout`.
+    """
+
+    def __init__(
+        self, listener: str, server: web.Server, limits: Limits, counters: Counters
+    ) -> None:
+        self._listener = listener
+        self._server = server
+        self._limits = limits
+        self._counters = counters
+        self._greeted: set[asyncio.Task[None]] = set()
+
+    async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Take what comes at a listening socket, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("connection_not_accepted", listener=self._listener, why=str(error))
+                await asyncio.sleep(PAUSE)
+                continue
+            if len(self._server.connections) + len(self._greeted) >= self._limits.connections:
+                connection.close()
+                self._counters.refused_connections[self._listener] += 1
+                continue
+            greeting = loop.create_task(self._greet(connection, tls))
+            self._greeted.add(greeting)
+            greeting.add_done_callback(self._greeted.discard)
+
+    async def _greet(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make_protocol,
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE,
+            )
+        except (OSError, TimeoutError):
+            connection.close()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        return _Connection(
+            self._server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # what AppRunner passes for none
+            keepalive_timeout=self._limits.idle_timeout,
+            max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
+            max_headers=MOST_HEADERS,
+            lingering_time=LINGERING,
+        )
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's own, but for the answer to what is no HTTP: a problem+json, and no traceback."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
+        if status >= 500:
+            log.error("request_failed", method=request.method, exc_info=exc)
+        title = detail = "Internal error"
+        if status < 500:
+            title = "Not HTTP as it is taken here"
+            detail = message.splitlines()[0][:200] if message else title
+        response = answer_problem(Problem(title=title, status=status, detail=detail))
+        response.force_close()
+        return response

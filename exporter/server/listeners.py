@@ -1,0 +1,183 @@
+"""Addresses bound and served: TCP with or without TLS, unix sockets with their mode and group."""
+
+import asyncio
+import errno
+import os
+import shutil
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from exporter.counters import Counters
+from exporter.engine.model import Seconds
+from exporter.logs import Trouble
+from exporter.server.certificates import Certificates, UnusableCertificate
+from exporter.server.connections import Connections
+from exporter.settings import Address, AuthSettings, Limits, Tls
+
+
+DRAIN: Seconds = 5.0
+"""How long requests under way may take to end at shutdown."""
+CERTIFICATES_READ_EVERY: Seconds = 10.0
+BACKLOG = 1024
+
+log = structlog.stdlib.get_logger()
+
+
+class CannotListen(Exception):
+    """An address cannot be listened on; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """One of the listeners: what it serves, where, and to how many. `name` is for people."""
+
+    name: str
+    app: web.Application
+    addresses: tuple[Address, ...]
+    tls: Tls
+    auth: AuthSettings
+    limits: Limits
+    counters: Counters
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[tuple[str, ...]]:
+        """Serve for the length of the block; the URLs as bound. Raises `CannotListen`."""
+        certificates = self._read_certificates()
+        runner = web.AppRunner(
+            self.app, access_log=None, shutdown_timeout=DRAIN, handler_cancellation=True
+        )
+        await runner.setup()
+        if runner.server is None:
+            raise RuntimeError("the runner was not set up")
+        connections = Connections(self.name, runner.server, self.limits, self.counters)
+        bound: list[socket.socket] = []
+        jobs: list[asyncio.Task[None]] = []
+        urls: list[str] = []
+        try:
+            for address in self.addresses:
+                listening = await self._bind(address)
+                bound += listening
+                tls = None if certificates is None or address.path else certificates.context
+                jobs += [asyncio.create_task(connections.accept(one, tls)) for one in listening]
+                urls.append(_url(address, listening[0], secure=tls is not None))
+            if certificates is not None:
+                jobs.append(asyncio.create_task(self._renew(certificates)))
+            yield tuple(urls)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            for one in bound:
+                one.close()
+            await runner.cleanup()
+            _remove_paths(self.addresses[: len(urls)])
+
+    def _read_certificates(self) -> Certificates | None:
+        if self.tls.cert_file is None:
+            return None
+        try:
+            return Certificates(self.name, self.tls)
+        except UnusableCertificate as error:
+            raise CannotListen(str(error)) from error
+
+    async def _renew(self, certificates: Certificates) -> None:
+        """Take the files' content when it changes, for ever; trouble is told once."""
+        trouble = Trouble("certificate_not_renewed")
+        while True:
+            await asyncio.sleep(CERTIFICATES_READ_EVERY)
+            try:
+                if certificates.renew():
+                    log.info("certificate_renewed", listener=self.name)
+            except UnusableCertificate as error:
+                trouble.note(str(error))
+            else:
+                trouble.end()
+
+    async def _bind(self, address: Address) -> list[socket.socket]:
+        """The sockets that listen on an address: of a host name one per address that it has."""
+        try:
+            if not address.path:
+                return await _bind_port(address)
+            if await _is_served(address.path):
+                raise CannotListen(f"{address}: another process listens there")
+            return [_bind_path(Path(address.path), self.auth.socket_mode, self.auth.socket_group)]
+        except (OSError, LookupError) as error:
+            if not address.path and getattr(error, "errno", None) == errno.EADDRINUSE:
+                raise CannotListen(
+                    f"listen.{self.name}: {address} is in use: does another exporter (or `make"
+                    f" run`) run here? Another address: `listen.{self.name}` in a --config file"
+                ) from error
+            raise CannotListen(f"{address}: {getattr(error, 'strerror', '') or error}") from error
+
+
+async def _bind_port(address: Address) -> list[socket.socket]:
+    """Raises OSError. A port of 0 becomes the same free one everywhere."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    bound: list[socket.socket] = []
+    port = address.port
+    try:
+        for family, _, _, _, (host, *_) in dict.fromkeys(found):
+            bound.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+            bound[-1].settimeout(0.0)
+            port = bound[-1].getsockname()[1]
+    except OSError:
+        for one in bound:
+            one.close()
+        raise
+    return bound
+
+
+def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
+    """A unix socket that nobody else may open before it has its mode and group.
+
+    One that a process left behind is replaced. Raises OSError or LookupError.
+    """
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listening.bind(str(path))
+        if group is not None:
+            shutil.chown(path, group=int(group) if group.isdigit() else group)
+        path.chmod(mode)
+        listening.listen(BACKLOG)
+        listening.settimeout(0.0)
+    except (OSError, LookupError):
+        listening.close()
+        raise
+    finally:
+        os.umask(before)
+    return listening
+
+
+def _remove_paths(addresses: tuple[Address, ...]) -> None:
+    for address in addresses:
+        if address.path:
+            Path(address.path).unlink(missing_ok=True)
+
+
+async def _is_served(path: str) -> bool:
+    """Whether somebody answers on a unix socket: binding would take it from them unasked."""
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def _url(address: Address, listening: socket.socket, *, secure: bool) -> str:
+    if address.path:
+        return f"unix:{Path(address.path)}"
+    port = listening.getsockname()[1]
+    return f"http{'s' if secure else ''}://{Address(address.host, port)}"

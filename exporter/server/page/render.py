@@ -1,0 +1,314 @@
+"""The page at `/`: a board as HTML, with no asset but what stands in it."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+from msgspec import Struct
+
+from exporter.engine.diagnosis import State
+from exporter.engine.model import Instant, Reason, Seconds
+from exporter.health import Staleness
+from exporter.server.page.model import Board, Sort, read_instant
+from exporter.server.schemas import MigrationAnswer, VmiAnswer, write_instant
+from exporter.settings import format_duration
+from exporter.text import split_span
+
+
+SPANS: tuple[Seconds, ...] = tuple(
+    60.0 * minutes
+    for minutes in (5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 240, 360, 540, 720, 1080, 1440, 2880)
+)
+"""How much of the past a timeline shows: the first of these that holds all that is to be shown."""
+AHEAD = 0.06
+"""How far a timeline reaches beyond now at least, as a part of the past that it shows."""
+ROOM = 28.0
+"""The least percent ahead of now in which its end can be labelled."""
+_DAY: Seconds = 86_400.0
+_FOLDER = Path(__file__).parent
+
+
+class Bar(Struct, frozen=True):
+    """A stretch of a timeline; both ends in percent of its width."""
+
+    x: float
+    width: float
+    kind: str
+
+
+class Timeline(Struct, frozen=True, kw_only=True):
+    """A VM's migrations, failures, cooldown and request of an evacuation, in percent of its width.
+
+    `told` is the same in words.
+    """
+
+    bars: tuple[Bar, ...]
+    failures: tuple[float, ...]
+    cooldown: Bar | None
+    requested: float | None
+    told: str
+
+
+class Axis(Struct, frozen=True):
+    """What the timelines of one page share, so that they can be compared: from when to when."""
+
+    since: Instant
+    now: Instant
+    until: Instant
+
+    def place(self, instant: Instant) -> float:
+        """Where an instant lies, in percent of the width; what is outside lies at the edge."""
+        share = (instant - self.since) / (self.until - self.since)
+        return round(100 * min(max(share, 0.0), 1.0), 2)
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether there is room to say where it ends."""
+        return self.place(self.now) <= 100 - ROOM
+
+    @property
+    def past(self) -> Seconds:
+        """How much of the past it shows."""
+        return self.now - self.since
+
+
+def render_page(board: Board, *, linked: bool) -> str:
+    """The page as HTML, every text from outside escaped.
+
+    `linked`: the listener that it is on serves the API too, so that the page may link there.
+    """
+    cluster = board.cluster
+    vms = None if cluster is None else cluster.vms
+    shown = () if vms is None else (*vms.evacuations.shown, *(one.vmi for one in vms.held.shown))
+    axis = measure_axis(shown, board)
+    now = board.now
+
+    def when(instant: Instant | str | None) -> Markup:
+        return tell_when(instant, now)
+
+    def timeline(vmi: VmiAnswer) -> Timeline:
+        return draw_timeline(vmi, axis)
+
+    return _TEMPLATE.render(
+        board=board,
+        trust=board.trust,
+        cluster=cluster,
+        vms=vms,
+        wish=board.wish,
+        linked=linked,
+        axis=axis,
+        timeline=timeline,
+        when=when,
+        verdict=tell_trust(board),
+        title=_title(board),
+        states=list(State),
+        reasons=list(Reason),
+        sorts=list(Sort),
+        style=Markup(_STYLE),  # noqa: S704 (our own file)
+        script=Markup(_SCRIPT),  # noqa: S704 (same)
+    )
+
+
+def tell_trust(board: Board) -> tuple[str, str]:
+    """Whether what is told can be trusted: one word for how far, and a sentence or two."""
+    trust = board.trust
+    if trust.closing:
+        return "no", "This process is ending."
+    if not trust.ready:
+        waiting = ", ".join(trust.waiting_for) or "the first look at the cluster"
+        return "no", f"Not ready: waiting for {waiting}. Until then verdicts are answered 503."
+    heard = "never"
+    if trust.observed_at is not None:
+        heard = _ago(board.now - read_instant(trust.observed_at))
+    match trust.staleness:
+        case Staleness.FRESH if trust.losses:
+            refused = ", ".join(loss.resource for loss in trust.losses)
+            return "mostly", f"Synced, last contact {heard}; but it may not see {refused}."
+        case Staleness.FRESH:
+            return "yes", f"Synced, last contact {heard}."
+        case Staleness.STALE:
+            turns = (
+                ""
+                if trust.turns_at is None
+                else f" In {tell_duration(trust.turns_at - board.now)} only cooldowns still block."
+            )
+            return "barely", f"Stale: the last contact was {heard}.{turns}"
+        case Staleness.DEAD:
+            return "no", f"Dead: the last contact was {heard}; only cooldowns still block."
+
+
+def tell_duration(seconds: Seconds) -> str:
+    """A duration for a person: the two greatest units that it has, as in "1 h 5 min"."""
+    parts = split_span(max(0, math.floor(seconds)), 2)
+    return " ".join(f"{count} {'min' if unit == 'm' else unit}" for count, unit in parts) or "0 s"
+
+
+def tell_when(instant: Instant | str | None, now: Instant) -> Markup:
+    """An instant as a person and as a machine reads it: how far from now, and in UTC."""
+    if instant is None:
+        return Markup('<span class="none">never</span>')
+    text = write_instant(instant) if isinstance(instant, float) else instant
+    moment = read_instant(text)
+    far = f"in {tell_duration(moment - now)}" if moment - now >= 1 else _ago(now - moment)
+    clock = datetime.fromtimestamp(moment, tz=UTC)
+    same_day = moment // _DAY == now // _DAY
+    told = clock.strftime("%H:%M:%S" if same_day else "%d %b %H:%M")
+    return Markup(
+        '<time datetime="{}"><span class="far">{}</span> <span class="at">{} UTC</span></time>'
+    ).format(text, far, told)
+
+
+def measure_axis(vmis: tuple[VmiAnswer, ...], board: Board) -> Axis:
+    """The axis that holds the window of history as far as anything of these VMs is in it."""
+    now = board.now
+    earliest, latest = now, now
+    for vmi in vmis:
+        for migration in vmi.migrations:
+            begin = migration.start or migration.end
+            if begin is not None:
+                earliest = min(earliest, read_instant(begin))
+        if vmi.evacuation is not None:
+            earliest = min(earliest, read_instant(vmi.evacuation.requested_at))
+        if vmi.cooldown is not None:
+            latest = max(latest, read_instant(vmi.cooldown.not_before))
+    window = board.policy.migration_history_window or _DAY
+    past = min(next((span for span in SPANS if span >= now - earliest), window), window)
+    return Axis(now - past, now, max(latest, now + AHEAD * past))
+
+
+def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
+    """One VM on the axis; what ended before it is left out."""
+    seen = [one for one in vmi.migrations if _span(one, axis.now)[1] >= axis.since]
+    failed = [one for one in seen if one.outcome == "failed"]
+    cooldown = None
+    if vmi.cooldown is not None and read_instant(vmi.cooldown.not_before) > axis.now:
+        ends = read_instant(vmi.cooldown.ended_at), read_instant(vmi.cooldown.not_before)
+        cooldown = _bar(axis, *ends, "cooldown")
+    return Timeline(
+        bars=tuple(_bar(axis, *_span(one, axis.now), _kind(one)) for one in seen),
+        failures=tuple(axis.place(_span(one, axis.now)[1]) for one in failed),
+        cooldown=cooldown,
+        requested=(
+            None
+            if vmi.evacuation is None
+            else axis.place(read_instant(vmi.evacuation.requested_at))
+        ),
+        told=_tell_timeline(vmi, axis, seen=len(seen), failed=len(failed)),
+    )
+
+
+def _tell_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> str:
+    count = {0: "no migration", 1: "1 migration"}.get(seen, f"{seen} migrations")
+    parts = [f"{count} in the last {tell_duration(axis.past)}"]
+    if failed:
+        parts.append(f"{failed} failed")
+    if any(_is_under_way(one) for one in vmi.migrations):
+        parts.append("one under way")
+    if vmi.evacuation is not None:
+        asked = axis.now - read_instant(vmi.evacuation.requested_at)
+        parts.append(f"evacuation asked for {_ago(asked)}")
+    if vmi.cooldown is not None:
+        left = read_instant(vmi.cooldown.not_before) - axis.now
+        if left > 0:
+            parts.append(f"cooling down for {tell_duration(left)} more")
+    return ", ".join(parts)
+
+
+def _span(migration: MigrationAnswer, now: Instant) -> tuple[Instant, Instant]:
+    """From when to when it lasted, as far as that is known; one under way lasts until now."""
+    start = None if migration.start is None else read_instant(migration.start)
+    end = None if migration.end is None else read_instant(migration.end)
+    if end is None:
+        end = now if start is None or _is_under_way(migration) else start
+    return (end if start is None else start), end
+
+
+def _is_under_way(migration: MigrationAnswer) -> bool:
+    """Whether nothing says that it is over; what failed may not say when."""
+    return migration.end is None and migration.outcome == "unknown"
+
+
+def _kind(migration: MigrationAnswer) -> str:
+    return "running" if _is_under_way(migration) else migration.outcome
+
+
+def _bar(axis: Axis, begin: Instant, end: Instant, kind: str) -> Bar:
+    x = axis.place(begin)
+    return Bar(x, round(max(0.0, axis.place(end) - x), 2), kind)
+
+
+def _ago(seconds: Seconds) -> str:
+    return "now" if seconds < 1 else f"{tell_duration(seconds)} ago"
+
+
+def _title(board: Board) -> str:
+    if board.cluster is None:
+        return "not ready"
+    if board.cluster.stuck:
+        return f"{board.cluster.stuck} stuck"
+    return f"{board.cluster.held} held"
+
+
+def _vmi_path(vmi: VmiAnswer) -> str:
+    return f"/v1/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}"
+
+
+def _seconds_since(end: str, begin: str) -> Seconds:
+    return read_instant(end) - read_instant(begin)
+
+
+def _compile() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters |= {
+        "duration": tell_duration,
+        "setting": format_duration,
+        "path": _vmi_path,
+        "since": _seconds_since,
+        "instant": read_instant,
+    }
+    return environment.get_template("page.html.j2")
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8").strip()
+
+
+def _hash(text: str) -> str:
+    """What a Content-Security-Policy names a text by that stands in the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_TEMPLATE = _compile()
+"""Compiled before anybody is answered, because that takes 50 ms."""
+_STYLE, _SCRIPT = _read("page.css"), _read("page.js")
+PAGE_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src {_hash(_STYLE)}",
+            f"script-src {_hash(_SCRIPT)}",
+            "img-src data:",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""What the page is answered with: nothing may come into it but what is in it."""

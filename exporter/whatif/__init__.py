@@ -1,0 +1,1 @@
+"""Recordings of a cluster, and what another policy would have done."""

@@ -1,0 +1,299 @@
+"""What policies would have done, beside each other: a table for people, JSON for machines."""
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from typing import Any, TextIO, TypeAlias
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from exporter.engine.model import Instant, Policy, Reason, Seconds
+from exporter.kube.kubevirt import stamp
+from exporter.settings import format_duration
+from exporter.text import escape, split_span
+from exporter.whatif.replay import (
+    Account,
+    Comparison,
+    Contender,
+    Histogram,
+    StuckEvacuation,
+    Timeline,
+)
+
+
+STUCK_SHOWN = 10
+"""How many stuck evacuations the table names; the JSON has more."""
+PLAIN_WIDTH = 200
+"""Columns where there is no terminal, so that no line is cut for want of one."""
+WIDEST = 1_000
+
+_Row: TypeAlias = tuple[str, list[str]]
+
+_REASONS = {
+    Reason.COOLDOWN: "  cooling down",
+    Reason.MIGRATION_IN_PROGRESS: "  a migration in progress",
+    Reason.EVACUATION_IN_PROGRESS: "  an evacuation in progress",
+}
+
+
+def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: bool) -> None:
+    """Print the table; `width` None: there is no terminal, lines may be as long as they are."""
+    text = StringIO()
+    console = Console(
+        file=text,
+        width=width or PLAIN_WIDTH,
+        force_terminal=colored,
+        no_color=not colored,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    console.print(_headline(comparison))
+    console.print()
+    console.print(_table(comparison))
+    stuck = _gather_stuck(comparison)
+    if stuck:
+        console.print()
+        console.print("Stuck evacuations, those that lasted longest first")
+        table = _stuck_table(stuck, len(comparison.accounts))
+        # A terminal that is too narrow breaks the lines: names and instants are not cut short.
+        boundless = console.options.update(width=WIDEST)
+        console.width = max(console.width, Measurement.get(console, boundless, table).maximum)
+        console.print(table)
+    for line in text.getvalue().splitlines():
+        print(line.rstrip(), file=stream)
+
+
+def to_json(comparison: Comparison, remarks: Sequence[str] = ()) -> dict[str, Any]:
+    """The same, and more of it: instants as RFC 3339, durations in seconds."""
+    return {
+        "began": stamp(comparison.began),
+        "ended": stamp(comparison.ended),
+        "events": comparison.events,
+        "vms": comparison.vms,
+        "vmSeconds": round(comparison.vm_seconds, 3),
+        "remarks": list(remarks),
+        "policies": [_tell_account(account, comparison) for account in comparison.accounts],
+    }
+
+
+def share_of(part: float, whole: float) -> float:
+    """A share, 0 where there is nothing to share."""
+    return part / whole if whole else 0.0
+
+
+def _headline(comparison: Comparison) -> str:
+    return (
+        f"{stamp(comparison.began)} to {stamp(comparison.ended)}"
+        f" ({_span(comparison.ended - comparison.began)}), {comparison.events:,} events,"
+        f" {comparison.vms:,} VMs"
+    )
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("")
+    for account in comparison.accounts:
+        table.add_column(Text(account.contender.name), justify="right")
+    for name, cells in _rows(comparison):
+        style = None if name.startswith(" ") else "bold"
+        table.add_row(Text(name, style=style or ""), *map(Text, cells))
+    return table
+
+
+def _rows(comparison: Comparison) -> Iterator[_Row]:
+    accounts = comparison.accounts
+
+    def each(of: Any) -> list[str]:
+        return [of(account) for account in accounts]
+
+    yield "Cooldown, cap, window", each(lambda a: _settings_of(a.contender.policy))
+    yield "Guards: pending, evacuations", each(lambda a: _guards_of(a.contender.policy))
+    yield "", each(lambda _: "")
+    yield "Evictions asked for", each(lambda a: f"{a.asked:,}")
+    yield "  allowed", each(lambda a: _part(a.allowed, a.asked))
+    yield "  refused", each(lambda a: _part(a.refused_in_all, a.asked))
+    for reason, name in _REASONS.items():
+        yield f"  {name}", each(lambda a, r=reason: f"{a.refused.get(r, 0):,}")
+    yield "Evictions nobody is asked about", each(lambda a: f"{a.others:,}")
+    yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
+    yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
+    yield "  VMs that migrated", each(lambda a: f"{a.migrations.per_vm.total:,}")
+    yield "  per VM: mean", each(lambda a: f"{_mean(a.migrations.per_vm):.1f}")
+    for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
+        yield f"  per VM: {name}", each(lambda a, s=share: f"{a.migrations.per_vm.quantile(s):,}")
+    yield "  per VM: most", each(lambda a: f"{a.migrations.per_vm.most:,}")
+    yield "Time under cooldown", each(lambda a: _span(a.cooldown_seconds))
+    whole = comparison.vm_seconds
+    yield "  of all VMs' time", each(lambda a: f"{share_of(a.cooldown_seconds, whole):.2%}")
+    yield "VMs that reached the cap", each(lambda a: f"{a.vms_at_cap:,}")
+    yield "Stuck evacuations found", each(lambda a: f"{a.stuck.found:,}")
+    yield "  of them alerted", each(lambda a: f"{a.stuck.alerted:,}")
+    for name, pick in (
+        ("request to alert", lambda a: a.stuck.minutes_to_alert),
+        ("alert to end", lambda a: a.stuck.minutes_alerting),
+    ):
+        yield f"  {name}: half within", each(lambda a, p=pick: _minutes(p(a), 0.5))
+        yield f"  {name}: longest", each(lambda a, p=pick: _minutes(p(a), 1.0))
+
+
+def _gather_stuck(comparison: Comparison) -> list[tuple[StuckEvacuation, list[str]]]:
+    """Each stuck evacuation once, with those in whose world it was; the longest first."""
+    found: dict[tuple[str, str, Instant], tuple[StuckEvacuation, list[str]]] = {}
+    for account in comparison.accounts:
+        for one in account.stuck.longest:
+            key = (one.namespace, one.name, one.stuck_at)
+            found.setdefault(key, (one, []))[1].append(account.contender.name)
+
+    def lasted(entry: tuple[StuckEvacuation, list[str]]) -> Seconds:
+        one = entry[0]
+        return (comparison.ended if one.ended_at is None else one.ended_at) - one.requested_at
+
+    return sorted(found.values(), key=lasted, reverse=True)[:STUCK_SHOWN]
+
+
+def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], worlds: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("VM", "from", "requested", "alert after", "lasted", "at the alert", "in"):
+        table.add_column(name)
+    for one, names in stuck:
+        after = None if one.alerted_at is None else one.alerted_at - one.requested_at
+        lasted = None if one.ended_at is None else one.ended_at - one.requested_at
+        table.add_row(
+            Text(escape(f"{one.namespace}/{one.name}")),
+            Text(escape(one.node)),
+            stamp(one.requested_at),
+            "none" if after is None else _span(after),
+            "not over" if lasted is None else _span(lasted),
+            f"{one.state}, {one.source}",
+            Text("all" if len(names) == worlds else ", ".join(names)),
+        )
+    return table
+
+
+def _tell_account(account: Account, comparison: Comparison) -> dict[str, Any]:
+    stuck, migrations = account.stuck, account.migrations
+    return {
+        "name": account.contender.name,
+        **_tell_settings(account.contender),
+        "evictions": {
+            "asked": account.asked,
+            "allowed": account.allowed,
+            "refused": {reason: account.refused.get(reason, 0) for reason in Reason},
+            "notAsked": account.others,
+        },
+        "migrations": {
+            "ended": migrations.ended,
+            "failed": migrations.failed,
+            "perVm": _tell_histogram(migrations.per_vm),
+        },
+        "cooldown": {
+            "seconds": round(account.cooldown_seconds, 3),
+            "share": round(share_of(account.cooldown_seconds, comparison.vm_seconds), 6),
+            "vmsAtCap": account.vms_at_cap,
+        },
+        "stuck": {
+            "found": stuck.found,
+            "alerted": stuck.alerted,
+            "openAtEnd": stuck.open_at_end,
+            "byState": dict(sorted(stuck.by_state.items())),
+            "minutesToAlert": _tell_histogram(stuck.minutes_to_alert),
+            "minutesAlerting": _tell_histogram(stuck.minutes_alerting),
+            "longest": [_tell_stuck(one) for one in stuck.longest],
+        },
+        "overTime": {
+            "allowed": _tell_timeline(account.allowed_over_time),
+            "refused": _tell_timeline(account.refused_over_time),
+            "cooldownSeconds": _tell_timeline(account.cooling_over_time),
+        },
+    }
+
+
+def _tell_settings(contender: Contender) -> dict[str, Any]:
+    policy, stuck = contender.policy, contender.stuck
+    return {
+        "policy": {
+            "migrationCooldown": policy.migration_cooldown,
+            "maxMigrationCooldown": policy.max_migration_cooldown,
+            "migrationHistoryWindow": policy.migration_history_window,
+            "countFailedMigrations": policy.count_failed_migrations,
+            "guards": {
+                "pendingMigrations": policy.guard_pending_migrations,
+                "evacuations": policy.guard_evacuations,
+            },
+        },
+        "stuckPolicy": {
+            "after": stuck.after,
+            "failedAttempts": stuck.failed_attempts,
+            "migrationTimeout": stuck.migration_timeout,
+            "external": stuck.external,
+        },
+    }
+
+
+def _tell_histogram(histogram: Histogram) -> dict[str, Any]:
+    return {
+        "count": histogram.total,
+        "mean": round(_mean(histogram), 3),
+        "p50": histogram.quantile(0.5),
+        "p99": histogram.quantile(0.99),
+        "max": histogram.most,
+        "counts": {str(value): times for value, times in sorted(histogram.counts.items())},
+    }
+
+
+def _tell_timeline(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "binSeconds": timeline.width,
+        "bins": [round(amount, 3) for amount in timeline.bins],
+    }
+
+
+def _tell_stuck(one: StuckEvacuation) -> dict[str, Any]:
+    return {
+        "namespace": one.namespace,
+        "name": one.name,
+        "evacuationNodeName": one.node,
+        "source": one.source,
+        "requestedAt": stamp(one.requested_at),
+        "stuckAt": stamp(one.stuck_at),
+        "alertedAt": None if one.alerted_at is None else stamp(one.alerted_at),
+        "endedAt": None if one.ended_at is None else stamp(one.ended_at),
+        "state": one.state,
+        "stuckBy": list(one.causes),
+    }
+
+
+def _settings_of(policy: Policy) -> str:
+    if policy.max_migration_cooldown and policy.max_migration_cooldown < 1:
+        return "none"
+    values = (
+        policy.migration_cooldown,
+        policy.max_migration_cooldown,
+        policy.migration_history_window,
+    )
+    return " ".join(format_duration(seconds) for seconds in values)
+
+
+def _guards_of(policy: Policy) -> str:
+    guards = (policy.guard_pending_migrations, policy.guard_evacuations)
+    return " ".join("on" if guard else "off" for guard in guards)
+
+
+def _part(part: int, whole: int) -> str:
+    return f"{part:,} ({share_of(part, whole):.0%})"
+
+
+def _mean(histogram: Histogram) -> float:
+    return share_of(histogram.sum, histogram.total)
+
+
+def _minutes(histogram: Histogram, share: float) -> str:
+    return _span(histogram.quantile(share) * 60.0) if histogram.total else "-"
+
+
+def _span(seconds: Seconds) -> str:
+    """A duration for people, in its two greatest units."""
+    return " ".join(f"{count}{unit}" for count, unit in split_span(round(seconds), 2)) or "0s"

@@ -1,0 +1,166 @@
+"""The plot of a comparison, through Matplotlib: it is the optional extra `plot`, so that this
+module is imported only where a plot is asked for.
+"""
+
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+
+from exporter.kube.kubevirt import stamp
+from exporter.whatif.replay import Comparison, Histogram, Timeline
+
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's, which people with any colour vision can tell apart."""
+MARKS = ("o", "s", "^", "D", "v", "P")
+
+
+LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
+"""Matplotlib's dates end with the year 9999, and an axis reaches beyond what is drawn on it."""
+
+
+class CannotDraw(Exception):
+    """The comparison is none that can be drawn; the text says why."""
+
+
+def draw(comparison: Comparison, path: Path) -> None:
+    """Write the plot as PNG or SVG, by the path's suffix; equal comparisons give equal files.
+
+    Raises OSError, or CannotDraw.
+    """
+    if comparison.ended > LAST_DRAWN:
+        raise CannotDraw(f"there is no calendar to draw {stamp(comparison.ended)} on")
+    mpl.rcParams["svg.hashsalt"] = "kubevirt-eviction-exporter"
+    figure = Figure(figsize=(11, 10), layout="constrained")
+    over_time, cooling, per_vm = figure.subplots(3, 1, height_ratios=(5, 3, 4))
+    names = [account.contender.name for account in comparison.accounts]
+    figure.suptitle(f"What would these settings have done? {', '.join(names)}", fontsize=14)
+    cooling.sharex(over_time)
+    _draw_evictions(over_time, comparison)
+    _draw_cooling(cooling, comparison)
+    _draw_migrations(per_vm, comparison)
+    for axes in (over_time, cooling, per_vm):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+        axes.set_axisbelow(True)
+    figure.savefig(path, dpi=110, metadata=_metadata(path))
+
+
+def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
+    """How many were allowed (solid) and refused (dashed) by each instant."""
+    axes.set_title("Evictions so far: allowed (solid), refused (dashed)", loc="left")
+    for number, account in enumerate(comparison.accounts):
+        color, mark, width = _look(number, comparison)
+        for timeline, line in (
+            (account.allowed_over_time, "-"),
+            (account.refused_over_time, "--"),
+        ):
+            sums = list(accumulate(timeline.bins))
+            axes.plot(
+                _days(timeline),
+                sums,
+                line,
+                color=color,
+                marker=mark,
+                markevery=(number * len(sums) // 20, max(len(sums) // 7, 1)),
+                markersize=3.5 + width,
+                linewidth=width,
+                label=account.contender.name if line == "-" else None,
+            )
+    axes.set_ylabel("evictions")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="upper left")
+
+
+def _draw_cooling(axes: Axes, comparison: Comparison) -> None:
+    """How many VMs were under cooldown, on average over each stretch of time."""
+    axes.set_title("VMs under cooldown", loc="left")
+    for number, account in enumerate(comparison.accounts):
+        color, _, width = _look(number, comparison)
+        timeline = _coarser(account.cooling_over_time, bins=168)
+        axes.step(
+            _days(timeline),
+            [seconds / timeline.width for seconds in timeline.bins],
+            where="post",
+            color=color,
+            linewidth=0.6 * width,
+        )
+    axes.set_ylabel("VMs")
+    axes.set_ylim(bottom=0)
+    locator = AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
+    formatter = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
+    formatter.formats[2] = "%a %d"
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(formatter)
+
+
+def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
+    """How many VMs migrated at least so often: the further right, the more one VM was moved."""
+    axes.set_title("VMs that migrated at least so many times", loc="left")
+    for number, account in enumerate(comparison.accounts):
+        color, mark, width = _look(number, comparison)
+        times, vms = _at_least(account.migrations.per_vm)
+        axes.step(
+            times,
+            vms,
+            where="pre",
+            color=color,
+            linewidth=width,
+            marker=mark,
+            markersize=2.5 + width,
+        )
+        if times:
+            axes.annotate(
+                f"{account.contender.name}: {times[-1]}",
+                (times[-1], vms[-1]),
+                textcoords="offset points",
+                xytext=(7, 6 + 12 * number),
+                color=color,
+            )
+    if any(account.migrations.per_vm.total for account in comparison.accounts):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("migrations of one VM")
+    axes.set_ylabel("VMs")
+
+
+def _look(number: int, comparison: Comparison) -> tuple[str, str, float]:
+    """Colour, mark and width: the first is the widest, and is seen below one that is equal."""
+    width = 1.4 + 1.6 * (len(comparison.accounts) - 1 - number)
+    return COLORS[number % len(COLORS)], MARKS[number % len(MARKS)], width
+
+
+def _days(timeline: Timeline) -> list[float]:
+    """When each bin begins, as Matplotlib counts: in days since 1970."""
+    return [
+        (timeline.began + number * timeline.width) / 86_400 for number in range(len(timeline.bins))
+    ]
+
+
+def _coarser(timeline: Timeline, *, bins: int) -> Timeline:
+    """The same in at most so many bins."""
+    together = -(-len(timeline.bins) // bins) or 1
+    sums = [
+        sum(timeline.bins[first : first + together])
+        for first in range(0, len(timeline.bins), together)
+    ]
+    return Timeline(timeline.began, timeline.width * together, sums)
+
+
+def _at_least(histogram: Histogram) -> tuple[list[int], list[int]]:
+    values = sorted(histogram.counts)
+    from_above = list(accumulate(histogram.counts[value] for value in reversed(values)))
+    return values, from_above[::-1]
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Without the instant of drawing, and without Matplotlib's version."""
+    return {"Date": None} if path.suffix == ".svg" else {"Software": None}

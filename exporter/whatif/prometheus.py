@@ -1,0 +1,426 @@
+"""Migrations as a Prometheus remembers them, from KubeVirt's own metrics, as recorded events.
+
+For clusters of which there is no recording. KubeVirt's gauges tell of each VM the last migration
+(`vmistats_collector.go`) and which VMIMs exist by outcome (`migrationstats_collector.go`), so a
+range query over them tells when each began and ended. What they do not tell is in `REMARKS`, and
+what follows from it is decided here, once:
+
+- an evacuation is a migration that KubeVirt named `kubevirt-evacuation-...`; it was asked for when
+  its first migration began, or when the first attempt of it was seen failed; one that goes on
+  when the range begins was asked for before, and nobody is asked about it;
+- it goes on after a failure, for KubeVirt tries again, and is over where no attempt follows within
+  `RETRIED_WITHIN`;
+- a migration whose end was never seen has ended when it was seen last, at an unknown instant.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.credentials import (
+    UnsafeAddress,
+    UnusableFile,
+    check_address,
+    read_token,
+    read_trust,
+)
+from exporter.engine.model import (
+    Instant,
+    MigrationState,
+    Outcome,
+    Resource,
+    Seconds,
+    Trigger,
+    Vmi,
+    Vmim,
+)
+from exporter.engine.store import Key
+from exporter.kube.kubevirt import stamp
+from exporter.whatif.recording import Kind, Recorded
+
+
+STARTS = "kubevirt_vmi_migration_start_time_seconds"
+ENDS = "kubevirt_vmi_migration_end_time_seconds"
+SUCCEEDED = "kubevirt_vmi_migration_succeeded"
+FAILED = "kubevirt_vmi_migration_failed"
+METRICS = (STARTS, ENDS, SUCCEEDED, FAILED)
+
+MOST_POINTS = 1_000
+"""Points of a series in one answer: Prometheus refuses more than 11,000, and memory is ours."""
+ANSWER_WITHIN: Seconds = 120.0
+RETRIED_WITHIN: Seconds = 900.0
+"""KubeVirt's longest pause between attempts is 320 s (five failures are kept), and an attempt that
+finds no node lasts 300 s."""
+KEPT_VMIMS = 5
+"""How many finished VMIMs KubeVirt keeps of a VM."""
+
+_EXPECTED = "expected http://HOST:PORT or https://HOST:PORT"
+_EVACUATION = "kubevirt-evacuation-"
+_WORKLOAD_UPDATE = "kubevirt-workload-update-"
+
+REMARKS = (
+    """\
+Played from Prometheus, which tells less than a recording:
+- Who asked for an evacuation is not known: each counts as the descheduler's, drains too.
+- When it was asked for is not known: it counts from its first migration's start, or from when an
+  attempt that never began was seen failed.
+- VMs are known by name: one made anew goes on as the old one, one that never migrated is not
+  there, and a migration shorter than the step may be missing.""",
+)
+
+
+class NoRanges(Exception):
+    """Prometheus did not answer, or not as one; the text says what it said."""
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """Where to ask, and with which token and authorities."""
+
+    url: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+
+@dataclass
+class Span:
+    """One migration as the metrics tell of it; `vm` is the VM's name, `node` one it was on.
+
+    `seen_at` and `last_seen_at` are of samples.
+    """
+
+    namespace: str
+    name: str
+    vm: str
+    seen_at: Instant
+    last_seen_at: Instant
+    node: str = ""
+    start: Instant | None = None
+    end: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+
+    @property
+    def evacuates(self) -> bool:
+        """Whether KubeVirt's evacuation controller made it."""
+        return self.name.startswith(_EVACUATION)
+
+    @property
+    def trigger(self) -> Trigger:
+        """What it was made for, by its name."""
+        if self.evacuates:
+            return Trigger.EVACUATION
+        is_update = self.name.startswith(_WORKLOAD_UPDATE)
+        return Trigger.WORKLOAD_UPDATE if is_update else Trigger.OTHER
+
+
+Spans = dict[Key, Span]
+
+
+class _Series(Struct):
+    metric: dict[str, str]
+    values: list[tuple[float, str]]
+
+
+class _Data(Struct, frozen=True):
+    result: list[_Series] = []
+
+
+class _Answer(Struct):
+    status: str
+    data: _Data = _Data()
+    error: str = ""
+
+
+def cut_windows(began: Instant, ended: Instant, step: Seconds) -> Iterator[tuple[Instant, Instant]]:
+    """The range in windows of at most `MOST_POINTS` steps, which share no point."""
+    at = began
+    while at <= ended:
+        until = min(at + (MOST_POINTS - 1) * step, ended)
+        yield at, until
+        at = until + step
+
+
+async def fetch(
+    prometheus: Prometheus,
+    began: Instant,
+    ended: Instant,
+    *,
+    step: Seconds,
+    told: Callable[[Instant], None] = lambda _now: None,
+) -> Spans:
+    """Every migration that the metrics tell of in that time. Raises `NoRanges`.
+
+    `told` is called with the instant up to which was read.
+    """
+    spans: Spans = {}
+    timeout = aiohttp.ClientTimeout(total=ANSWER_WITHIN)
+    try:
+        check_address(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
+        trust, headers = read_trust(prometheus.ca_file), read_token(prometheus.token_file)
+    except (UnsafeAddress, UnusableFile) as trouble:
+        raise NoRanges(str(trouble)) from None
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=trust), headers=headers, timeout=timeout
+    ) as session:
+        for since, until in cut_windows(began, ended, step):
+            for metric in METRICS:
+                fields = {
+                    "query": metric,
+                    "start": stamp(since),
+                    "end": stamp(until),
+                    "step": f"{step:g}",
+                }
+                for series in await _ask(session, prometheus.url, fields):
+                    note_series(spans, metric, series.metric, series.values)
+            told(until)
+    if not spans:
+        raise NoRanges(
+            f"{prometheus.url} has no kubevirt_vmi_migration_* between {stamp(began)} and"
+            f" {stamp(ended)}: does it scrape KubeVirt?"
+        )
+    return spans
+
+
+def note_series(
+    spans: Spans, metric: str, labels: Mapping[str, str], values: list[tuple[float, str]]
+) -> None:
+    """Take in one series of one window; windows come in their order."""
+    namespace = labels.get("exported_namespace") or labels.get("namespace", "")
+    by_vmim = metric in (SUCCEEDED, FAILED)
+    name = labels.get("vmim" if by_vmim else "migration_name", "")
+    vm = labels.get("vmi" if by_vmim else "name", "")
+    if not name or not vm or not values:
+        return
+    seen_at, last_seen_at = values[0][0], values[-1][0]
+    span = spans.setdefault((namespace, name), Span(namespace, name, vm, seen_at, last_seen_at))
+    span.seen_at = min(span.seen_at, seen_at)
+    span.last_seen_at = max(span.last_seen_at, last_seen_at)
+    if metric == STARTS:
+        span.start = _number(values[-1][1])
+        span.node = span.node or labels.get("node", "")
+    elif metric == ENDS:
+        span.end = _number(values[-1][1])
+        span.outcome = max(span.outcome, _STATUSES.get(labels.get("status", ""), span.outcome))
+    elif any(_number(value) for _, value in values):
+        found = Outcome.FAILED if metric == FAILED else Outcome.SUCCEEDED
+        span.outcome = max(span.outcome, found)
+
+
+def tell(spans: Spans, began: Instant, ended: Instant) -> Iterator[Recorded]:
+    """The events that these migrations were, in their order, from `began` to `ended`."""
+    by_vm: dict[Key, list[Span]] = {}
+    for span in spans.values():
+        by_vm.setdefault((span.namespace, span.vm), []).append(span)
+    stories = [_Story(key, by_vm[key], began, ended) for key in sorted(by_vm)]
+    for story in stories:
+        yield from story.before()
+    yield Recorded(began, Kind.SYNCED, Resource.VMIS)
+    yield Recorded(began, Kind.SYNCED, Resource.VMIMS)
+    yield from heapq.merge(*(story.events() for story in stories), key=lambda event: event.at)
+    yield Recorded(ended, Kind.ENDED)
+
+
+@dataclass
+class _Story:
+    """What happened to one VM."""
+
+    key: Key
+    spans: list[Span]
+    began: Instant
+    ended: Instant
+    vmi: Vmi = field(init=False)
+    vmims: list[str] = field(default_factory=list)
+    running: Span | None = None
+
+    def __post_init__(self) -> None:
+        namespace, name = self.key
+        self.spans.sort(key=lambda span: (_begin_of(span), span.name))
+        node = next((span.node for span in self.spans if span.node), "")
+        self.vmi = Vmi(
+            namespace=namespace,
+            name=name,
+            uid=f"{namespace}/{name}",
+            node=node,
+            eviction_strategy="LiveMigrate",
+            migratable=True,
+        )
+
+    def before(self) -> Iterator[Recorded]:
+        """What was so already when the range begins."""
+        for span in self._spans_before():
+            self.vmims.append(span.name)
+            yield self._tell(self.began, _vmim(span, ended=True), Kind.ADDED)
+            self.vmi = replace(self.vmi, migration=_state(span, ended=True))
+        going = self._going_at_beginning()
+        if going is not None and going.evacuates:
+            self.vmi = self._mark(going)
+        if going is not None and self._began_before(going):
+            self.running = going
+            yield self._tell(self.began, self._name(_vmim(going, ended=False)), Kind.ADDED)
+            self.vmi = replace(self.vmi, migration=_state(going, ended=False))
+        yield self._tell(self.began, self.vmi, Kind.ADDED)
+
+    def events(self) -> Iterator[Recorded]:
+        """What happened from then on."""
+        before = self._spans_before()
+        spans = [span for span in self.spans if span not in before]
+        for span, following in zip_longest(spans, spans[1:]):
+            begins, ends = _begin_of(span), self._end_of(span)
+            if begins > self.ended:
+                return
+            if span.evacuates and not self.vmi.evacuation_node:
+                yield self._put(begins, self._mark(span))
+            if span.start is not None and span is not self.running:
+                yield self._tell(begins, self._name(_vmim(span, ended=False)), Kind.ADDED)
+                yield self._put(begins, replace(self.vmi, migration=_state(span, ended=False)))
+            if ends is None:
+                return
+            yield from self._finish(span, ends)
+            over_at = ends + RETRIED_WITHIN
+            if self.vmi.evacuation_node and (
+                following is None or not following.evacuates or _begin_of(following) > over_at
+            ):
+                if over_at > self.ended:
+                    return
+                until = over_at if following is None else min(over_at, _begin_of(following))
+                yield self._put(until, replace(self.vmi, evacuation_node=""))
+
+    def _finish(self, span: Span, ends: Instant) -> Iterator[Recorded]:
+        """It is over: the VMIM is final, the VMI says so if it was handed to it."""
+        yield self._tell(ends, self._name(_vmim(span, ended=True)), Kind.MODIFIED)
+        changed = self.vmi
+        if span.start is not None:
+            changed = replace(changed, migration=_state(span, ended=True))
+        if span.outcome is not Outcome.FAILED:
+            changed = replace(changed, evacuation_node="")
+        yield self._put(ends, changed)
+        self.vmims.append(span.name)
+        while len(self.vmims) > KEPT_VMIMS:
+            yield Recorded(
+                ends,
+                Kind.DELETED,
+                Resource.VMIMS,
+                namespace=span.namespace,
+                name=self.vmims.pop(0),
+            )
+
+    def _spans_before(self) -> list[Span]:
+        """Those that had ended by then, as the metrics still told."""
+        return [
+            span
+            for span in self.spans
+            if (span.seen_at if span.start is None else span.end or math.inf) <= self.began
+        ]
+
+    def _going_at_beginning(self) -> Span | None:
+        """What runs when the range begins, or is the next attempt of an evacuation under way."""
+        before = self._spans_before()
+        span = next((span for span in self.spans if span not in before), None)
+        if span is None or self._began_before(span):
+            return span
+        last = before[-1] if before else None
+        if last is None or last.end is None or last.outcome is not Outcome.FAILED:
+            return None
+        is_retry = last.evacuates and span.evacuates
+        return span if is_retry and _begin_of(span) <= last.end + RETRIED_WITHIN else None
+
+    def _began_before(self, span: Span) -> bool:
+        return span.start is not None and span.start < self.began
+
+    def _mark(self, span: Span) -> Vmi:
+        """The VMI as it is to leave its node."""
+        node = span.node or self.vmi.node or "unknown"
+        return replace(self.vmi, evacuation_node=node, node=node)
+
+    def _end_of(self, span: Span) -> Instant | None:
+        """When it was over; None where it was not."""
+        if span.end is not None:
+            return max(span.end, _begin_of(span))
+        if span.start is None:
+            return span.seen_at
+        return None if span.last_seen_at >= self.ended else span.last_seen_at
+
+    def _name(self, vmim: Vmim) -> Vmim:
+        return replace(vmim, evacuates=self.vmi.evacuation_node) if vmim.evacuates else vmim
+
+    def _put(self, at: Instant, vmi: Vmi) -> Recorded:
+        self.vmi = vmi
+        return self._tell(at, vmi, Kind.MODIFIED)
+
+    @staticmethod
+    def _tell(at: Instant, fact: Vmi | Vmim, kind: Kind) -> Recorded:
+        resource = Resource.VMIS if isinstance(fact, Vmi) else Resource.VMIMS
+        return Recorded(at, kind, resource, fact)
+
+
+def _vmim(span: Span, *, ended: bool) -> Vmim:
+    phase = "Running"
+    if ended:
+        phase = "Failed" if span.outcome is Outcome.FAILED else "Succeeded"
+    return Vmim(
+        namespace=span.namespace,
+        name=span.name,
+        uid=f"{span.namespace}/{span.name}",
+        vmi_name=span.vm,
+        created=_begin_of(span),
+        phase=phase,
+        finished=ended,
+        finished_at=(span.seen_at if span.start is None else span.end) if ended else None,
+        handed_off=span.start is not None,
+        start=span.start,
+        end=span.end if ended else None,
+        outcome=span.outcome if ended else Outcome.UNKNOWN,
+        evacuates=span.node if span.evacuates else "",
+        trigger=span.trigger,
+    )
+
+
+def _state(span: Span, *, ended: bool) -> MigrationState:
+    return MigrationState(
+        uid=f"{span.namespace}/{span.name}",
+        start=span.start,
+        ended=ended,
+        end=span.end if ended else None,
+        outcome=span.outcome if ended else Outcome.UNKNOWN,
+    )
+
+
+def _begin_of(span: Span) -> Instant:
+    return span.seen_at if span.start is None else span.start
+
+
+_STATUSES = {"succeeded": Outcome.SUCCEEDED, "failed": Outcome.FAILED}
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value == value and abs(value) < 1e11 else None  # noqa: PLR0124 (NaN)
+
+
+async def _ask(
+    session: aiohttp.ClientSession, url: str, fields: Mapping[str, str]
+) -> Iterable[_Series]:
+    where = f"{url.rstrip('/')}/api/v1/query_range"
+    try:
+        async with session.post(where, data=fields) as response:
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise NoRanges(f"{where}: {str(error) or type(error).__name__}") from error
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except msgspec.MsgspecError:
+        raise NoRanges(f"{where}: {response.status}, and no answer of Prometheus's API") from None
+    if answer.status != "success":
+        raise NoRanges(f"{where}: {response.status} {answer.error}")
+    return answer.data.result

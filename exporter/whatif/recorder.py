@@ -1,0 +1,232 @@
+"""Writes what a cluster says to a recording: the exporter's own watch, and a store that keeps tape.
+
+What is written is what the store took in, so that a relist repeats nothing, and what it lacks is
+recorded as deleted.
+"""
+
+import asyncio
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from exporter.engine.model import (
+    CLUSTER_RESOURCES,
+    Fact,
+    Instant,
+    MigrationLimits,
+    Pod,
+    Policy,
+    Resource,
+    Seconds,
+    Vmi,
+    Vmim,
+)
+from exporter.engine.store import Key, Store
+from exporter.health import Health
+from exporter.kube.client import ApiServer, Login
+from exporter.kube.reflector import Watch
+from exporter.settings import Settings
+from exporter.whatif import recording
+from exporter.whatif.recording import Kind
+
+
+FLUSHED_EVERY: Seconds = 5.0
+"""How much of a recording a crash may cost."""
+_RESOURCES: dict[type, Resource] = {
+    Vmi: Resource.VMIS,
+    Vmim: Resource.VMIMS,
+    Pod: Resource.PODS,
+    MigrationLimits: Resource.KUBEVIRTS,
+}
+
+log = structlog.stdlib.get_logger()
+
+
+class CannotRecord(Exception):
+    """The file cannot be written; the text says why."""
+
+
+class Tape:
+    """A file of lines, compressed where its name ends in .gz. An existing file is left alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("xb")
+        except FileExistsError:
+            raise CannotRecord(f"{path}: is there already, and is not overwritten") from None
+        except OSError as error:
+            raise CannotRecord(f"{path}: {error.strerror}") from error
+        # Without a name and a time, so that equal lines are equal bytes.
+        self._deflate = (
+            zlib.compressobj(wbits=16 + zlib.MAX_WBITS) if path.suffix == ".gz" else None
+        )
+        self.size = 0
+        self.lines = 0
+
+    def write(self, line: bytes) -> None:
+        """Add a line, with its end."""
+        self.lines += 1
+        self._add(line if self._deflate is None else self._deflate.compress(line))
+
+    def flush(self) -> None:
+        """Hand all that was added to the file, so that it can be read."""
+        if self._deflate is not None:
+            self._add(self._deflate.flush(zlib.Z_SYNC_FLUSH))
+        self._naming(self._file.flush)
+
+    def close(self) -> None:
+        """End the file."""
+        if self._deflate is not None:
+            self._add(self._deflate.flush())
+        self._naming(self._file.close)
+
+    def discard(self) -> None:
+        """End the file and remove it: nothing worth keeping is in it."""
+        with suppress(OSError):  # it may be gone because no more could be written
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _add(self, body: bytes) -> None:
+        self.size += len(body)
+        self._naming(lambda: self._file.write(body))
+
+    def _naming(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            raise CannotRecord(f"{self._path}: {error.strerror}") from error
+
+
+class Recorder(Store):
+    """A store that writes down what it is told, as far as that is news.
+
+    `counts` are the events written, by resource and kind.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__(endings_kept=Policy().endings_kept)
+        self.counts: Counter[tuple[Resource, Kind]] = Counter()
+        self._tape = tape
+        self._refused: set[str] = set()
+        tape.write(recording.write_header())
+
+    def put(self, fact: Fact) -> None:
+        """An object exists and says this."""
+        resource = _RESOURCES[type(fact)]
+        revision, known = self.revision, self.count(resource)
+        super().put(fact)
+        if self.revision == revision:
+            return
+        kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
+        self._write(resource, kind, recording.write_fact(self.heard_at, kind, resource, fact))
+
+    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
+        """An object is gone."""
+        known = self.count(resource)
+        super().remove(resource, namespace, name, uid)
+        if self.count(resource) < known:
+            line = recording.write_deletion(self.heard_at, resource, namespace, name, uid)
+            self._write(resource, Kind.DELETED, line)
+
+    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+        """A complete list held just these."""
+        gone = super().retain(resource, keys, namespace)
+        self._refused.discard(resource)
+        line = recording.write_note(self.heard_at, Kind.SYNCED, resource)
+        self._write(resource, Kind.SYNCED, line)
+        return gone
+
+    def note_refusals(self, health: Health, now: Instant) -> None:
+        """Write down which resources may not be seen in any namespace watched, once each."""
+        for resource in CLUSTER_RESOURCES:
+            is_unseen = health.is_refused(resource) and not health.is_seen(resource)
+            if is_unseen and resource not in self._refused:
+                self._refused.add(resource)
+                line = recording.write_note(now, Kind.REFUSED, resource)
+                self._write(resource, Kind.REFUSED, line)
+
+    def end(self, now: Instant) -> None:
+        """The recording ends here and now, and not with its last event."""
+        self._tape.write(recording.write_note(now, Kind.ENDED))
+
+    def _write(self, resource: Resource, kind: Kind, line: bytes) -> None:
+        self.counts[resource, kind] += 1
+        self._tape.write(line)
+
+
+async def record(
+    settings: Settings,
+    login: Login,
+    stop: asyncio.Event,
+    *,
+    path: Path,
+    clock: Callable[[], Instant],
+    lasts: Seconds | None = None,
+    rng: random.Random | None = None,
+) -> None:
+    """Record the cluster to a file until `stop` is set, or for so long.
+
+    Raises `CannotRecord`, `NotSynced`, `KubeVirtMissing` or `NoCredentials`.
+    """
+    tape = Tape(path)
+    recorder = Recorder(tape)
+    health = Health(settings.kube.stale_after, settings.kube.dead_after)
+    try:
+        async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
+            watch = Watch(
+                api,
+                recorder,
+                health,
+                settings.kube,
+                namespaces=settings.namespaces,
+                clock=clock,
+                changed=lambda: recorder.note_refusals(health, clock()),
+                rng=rng or random.Random(),  # noqa: S311 (jitter)
+            )
+            log.info("recording", file=str(path), lasts=lasts)
+            await _run_until(watch, tape, stop, clock=clock, lasts=lasts)
+        recorder.end(clock())
+    finally:
+        if recorder.counts:
+            tape.close()
+        else:
+            tape.discard()
+    events = {f"{kind} {resource}": n for (resource, kind), n in sorted(recorder.counts.items())}
+    refused = sum(watched.refused_objects for watched in health.watched)
+    log.info("recorded", file=str(path), size=tape.size, refused_objects=refused, **events)
+
+
+async def _run_until(
+    watch: Watch,
+    tape: Tape,
+    stop: asyncio.Event,
+    *,
+    clock: Callable[[], Instant],
+    lasts: Seconds | None,
+) -> None:
+    """Watch until told to stop or until the time is over, and flush now and then."""
+    began = clock()
+    tasks = {asyncio.create_task(watch.run()), asyncio.create_task(stop.wait())}
+    try:
+        done: set[asyncio.Task[object]] = set()
+        while not done:
+            left = FLUSHED_EVERY if lasts is None else lasts - (clock() - began)
+            if left <= 0:
+                return
+            done, _ = await asyncio.wait(
+                tasks, timeout=min(left, FLUSHED_EVERY), return_when=asyncio.FIRST_COMPLETED
+            )
+            tape.flush()
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,300 @@
+"""The rules: accepted by the tools, true to the metrics, each alert fired and silent on purpose."""
+
+import copy
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.metrics.exposition import FAMILIES
+from exporter.settings import Settings
+from tests.alerts.scaling import map_durations, read_duration, scale
+from tests.alerts.scrapes import SCRAPES, Scrape
+from tests.cluster import find_binary
+from tests.generate.rules import (
+    CASES,
+    PINT,
+    PROMETHEUS_RULE,
+    RULES,
+    RUNBOOK_BASE,
+    all_alerts,
+    all_rules,
+    derive_prometheus_rule,
+    derive_rules,
+    load_groups,
+    map_expressions,
+    runbook_url,
+)
+
+
+ALERTS = all_alerts(load_groups())
+BY_NAME = {family.name: family for family in FAMILIES}
+PROMETHEUS = RULES.parent / "prometheus.yaml"
+METRICS_PORT = Settings().listen.metrics[0].port
+METRIC = re.compile(r"(?<![\w:])(?:kubevirt|descheduler)_\w+(?![\w:])")
+RECORDED = re.compile(r"\b\w+:\w+:\w+\b")
+SERIES = re.compile(r"(\w+)(?:\{(.*)\})?$")
+PINT_LINT = ("--no-color", "--offline", "--config", str(PINT), "lint", "--fail-on", "info")
+
+
+def run(tool: str, *arguments: object) -> tuple[int, str]:
+    """The exit code of a tool, and what it said."""
+    done = subprocess.run(
+        [find_binary(tool), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def lint(path: Path) -> tuple[int, str]:
+    """What pint says of a rule file, of any severity."""
+    return run("pint", *PINT_LINT, "--min-severity", "info", path)
+
+
+def write(path: Path, document: object) -> Path:
+    """The document as a YAML file."""
+    path.write_text(yaml.safe_dump(document, sort_keys=False, width=1000))
+    return path
+
+
+def cases() -> list[dict[str, Any]]:
+    """Every promtool case."""
+    return [case for path in CASES for case in yaml.safe_load(path.read_text())["tests"]]
+
+
+def test_promtool_accepts_the_rules() -> None:
+    """`promtool check rules` with every lint, each of them fatal."""
+    code, said = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
+
+    assert code == 0, said
+
+
+def test_the_prometheus_of_make_alerts_scrapes_the_demo() -> None:
+    """Its configuration is valid, has our rules and the exporter's own port."""
+    code, said = run("promtool", "check", "config", PROMETHEUS)
+    config = yaml.safe_load(PROMETHEUS.read_text())
+    (scrape,) = config["scrape_configs"]
+
+    assert code == 0, said
+    assert "1 rule files found" in said
+    assert [PROMETHEUS.parent / path for path in config["rule_files"]] == [RULES]
+    assert scrape["static_configs"] == [{"targets": [f"127.0.0.1:{METRICS_PORT}"]}]
+    assert scrape["honor_labels"] is True
+
+
+def test_pint_has_nothing_to_say() -> None:
+    """Not even for information."""
+    code, said = lint(RULES)
+
+    assert code == 0, said
+    assert "problem" not in said.lower(), said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "complaint"),
+    [
+        ("max by (source, instance) (", "max by (source) (", "`instance` label should be removed"),
+        ("runbooks/Other.md", "runbooks/KubeVirtVMChurning.md", "runbook_url"),
+        ("severity: page", "severity: warning", "severity"),
+        ("record: stuck", "record: vmi:kubevirt_vmi_evacuation_stuck:max", "rule/name"),
+        ("for: 2h", "for: 30m", "maximum"),
+        ("{{ $labels.pod }}", "{{ $labels.resource }}", "pod"),
+    ],
+)
+def test_pint_sees_what_breaks_the_conventions(
+    tmp_path: Path, wrong: str, right: str, complaint: str
+) -> None:
+    """Replicas kept apart, a foreign runbook, an unknown severity, a label that is never there."""
+    broken = tmp_path / "rules.yaml"
+    broken.write_text(RULES.read_text().replace(right, wrong))
+    code, said = lint(broken)
+
+    assert code != 0
+    assert complaint in said
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_cases_hold_as_they_are_written(path: Path) -> None:
+    """`promtool test rules`, on the file itself."""
+    code, said = run("promtool", "test", "rules", path)
+
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("scrape", SCRAPES, ids=lambda scrape: scrape.name)
+def test_cases_hold_under_every_scrape(scrape: Scrape, tmp_path: Path) -> None:
+    """Two replicas give one alert, with and without honorLabels, and in a tenant's Prometheus."""
+    write(tmp_path / "rules.yaml", scrape.rules(load_groups()))
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m"}
+    tests = [scrape.case(case) for case in cases()]
+    path = write(tmp_path / "cases.yaml", {**document, "tests": tests})
+    code, said = run("promtool", "test", "rules", path)
+
+    assert code == 0, said
+
+
+def test_each_alert_fires_and_each_stays_silent_for_a_reason() -> None:
+    """Every alert has a case in which it fires, and one named "silent, because ...."."""
+    fired: set[str] = set()
+    silent: set[str] = set()
+    for case in cases():
+        names = {one["alertname"] for one in case["alert_rule_test"]}
+        firing = {one["alertname"] for one in case["alert_rule_test"] if one["exp_alerts"]}
+        assert bool(firing) != case["name"].startswith("silent, because "), case["name"]
+        fired |= firing
+        silent |= names - firing
+
+    assert fired == set(ALERTS)
+    assert silent == set(ALERTS)
+
+
+def test_every_metric_in_a_rule_exists() -> None:
+    """No rule reads a metric, or a label of it, that the exporter does not have."""
+    recorded = {rule["record"] for rule in all_rules(load_groups()) if "record" in rule}
+    for rule in all_rules(load_groups()):
+        expression = rule["expr"]
+        texts = [expression, *rule.get("annotations", {}).values()]
+        assert {name for text in texts for name in RECORDED.findall(text)} <= recorded
+        for name in METRIC.findall(expression):
+            assert name in BY_NAME, f"{rule.get('alert', rule.get('record'))}: {name}"
+        for name, matchers in re.findall(r"(?<!:)\b(\w+)\{([^}]*)\}", expression):
+            labels = set(re.findall(r"(\w+)\s*[!=]", matchers))
+            assert labels <= set(BY_NAME[name].labels), name
+
+
+def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
+    """The cases feed the rules nothing that the exporter would not write."""
+    for case in cases():
+        for one in case["input_series"]:
+            match = SERIES.match(one["series"])
+            assert match is not None
+            if match[1] == "up":
+                continue
+            labels = set(re.findall(r'(\w+)="', match[2] or "")) - {"instance"}
+            assert labels == set(BY_NAME[match[1]].labels), one["series"]
+
+
+def test_each_recording_rule_is_read_by_an_alert() -> None:
+    """A recording rule that nothing reads would be somebody else's interface."""
+    texts = [
+        text
+        for alert in ALERTS.values()
+        for text in (alert["expr"], *alert["annotations"].values())
+    ]
+    for rule in all_rules(load_groups()):
+        if "record" in rule:
+            assert any(rule["record"] in text for text in texts), rule["record"]
+
+
+def test_files_are_derived_from_one_source_and_one_base_url() -> None:
+    """`make rules` would change nothing, and the base URL stands nowhere else."""
+    text = RULES.read_text()
+
+    assert derive_rules(text) == text
+    assert derive_prometheus_rule(text) == PROMETHEUS_RULE.read_text()
+    assert text.count(RUNBOOK_BASE) == len(ALERTS)
+    for name, alert in ALERTS.items():
+        assert alert["annotations"]["runbook_url"] == runbook_url(name)
+
+
+def test_prometheus_rule_holds_the_same_groups() -> None:
+    """What the operator loads is what promtool has tested."""
+    document = yaml.safe_load(PROMETHEUS_RULE.read_text())
+
+    assert document["apiVersion"] == "monitoring.coreos.com/v1"
+    assert document["kind"] == "PrometheusRule"
+    assert document["spec"] == load_groups()
+
+
+def test_slots_threshold_is_said_to_be_edited() -> None:
+    """The one number that belongs to the descheduler's configuration is marked in both files."""
+    for path in (RULES, PROMETHEUS_RULE):
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        at = lines.index("- alert: KubeVirtDeschedulerSlotsHeld")
+        assert lines[at - 1].startswith("# EDIT the 5: ")
+        assert lines[at + 1].endswith(">= 5")
+
+
+@pytest.mark.parametrize("factor", [1, 7, 45, 60])
+def test_scaling_changes_durations_alone(factor: float) -> None:
+    """Every duration is the original's part, and everything else is letter by letter the same."""
+    original = load_groups()
+    scaled = scale(original, factor)
+
+    found: list[list[float]] = []
+    blank = []
+    for groups in (original, scaled):
+        durations: list[float] = []
+
+        def note(text: str, into: list[float] = durations) -> str:
+            into.append(read_duration(text))
+            return "DURATION"
+
+        blank.append(map_durations(groups, note))
+        found.append(durations)
+    assert blank[0] == blank[1]
+    assert [round(one / factor) for one in found[0]] == found[1]
+    # Nothing that is left looks like a duration: thirteen for, one keep_firing_for, four offsets
+    # and three ranges were all.
+    assert len(found[0]) == len(ALERTS) + 8
+    for rule in all_rules(blank[0]):
+        assert not re.search(r"\b\d+(ms|[smhdwy])\b", rule["expr"])
+
+
+def test_scaled_rules_are_accepted(tmp_path: Path) -> None:
+    """Promtool takes the scaled rules as it takes the original."""
+    path = write(tmp_path / "rules.yaml", scale(load_groups(), 60))
+    code, said = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", path)
+
+    assert code == 0, said
+
+
+def test_scaling_reaches_every_kind_of_duration() -> None:
+    """Ranges, subqueries with their steps, offsets of both signs; not strings, not names."""
+    groups = {
+        "groups": [
+            {
+                "rules": [
+                    {
+                        "alert": "A1h",
+                        "expr": 'max_over_time(a_5m{x="[1h]"}[1h:1m] offset -1d) + b offset 1h30m',
+                        "for": "10m",
+                        "keep_firing_for": "1h",
+                        "labels": {"within": "1h"},
+                    }
+                ]
+            }
+        ]
+    }
+    untouched = copy.deepcopy(groups)
+    rule = scale(groups, 60)["groups"][0]["rules"][0]
+
+    assert groups == untouched
+    assert rule == {
+        "alert": "A1h",
+        "expr": 'max_over_time(a_5m{x="[1h]"}[60000ms:1000ms] offset -1440000ms)'
+        " + b offset 90000ms",
+        "for": "10000ms",
+        "keep_firing_for": "60000ms",
+        "labels": {"within": "1h"},
+    }
+
+
+def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:
+    """The two-replica cases fail on a rule that returns one result per replica."""
+    scrape = next(one for one in SCRAPES if one.honors_labels)
+    apart = map_expressions(
+        load_groups(), lambda text: text.replace("max by (", "max by (instance, ")
+    )
+    write(tmp_path / "rules.yaml", apart)
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m"}
+    firing = [case for case in cases() if not case["name"].startswith("silent")]
+    path = write(
+        tmp_path / "cases.yaml", {**document, "tests": [scrape.case(case) for case in firing]}
+    )
+    code, said = run("promtool", "test", "rules", path)
+
+    assert code != 0
+    assert "KubeVirtEvacuationStuck" in said

@@ -1,0 +1,131 @@
+"""The Dockerfile's own steps, run in a clean place: no container engine is needed to know them."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def instructions(name: str) -> list[str]:
+    """The arguments of every instruction of a name, continuation lines joined."""
+    joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
+    lines = [line for line in joined.splitlines() if line.startswith(f"{name} ")]
+    return [line.removeprefix(f"{name} ") for line in lines]
+
+
+def test_it_runs_the_program_as_nobody() -> None:
+    """The entry point is the module in exec form, the user a number that is not root's."""
+    assert json.loads(instructions("ENTRYPOINT")[0]) == ["python", "-m", "exporter"]
+    user, group = instructions("USER")[0].split(":")
+    assert int(user) > 0
+    assert int(group) > 0
+
+
+def test_only_what_is_copied_is_sent() -> None:
+    """What COPY takes from the context is let through by .dockerignore, and nothing else is."""
+    copied = {line.split()[0] for line in instructions("COPY") if not line.startswith("--from")}
+    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = {line[1:] for line in ignore if line.startswith("!")}
+
+    assert ignore[0] == "*"
+    assert copied == allowed
+    assert all((ROOT / path).exists() for path in copied)
+
+
+def test_every_base_is_a_tagged_slim_python() -> None:
+    """Both stages build on the same tagged image, so that the copied environment fits."""
+    bases = {line.split()[0] for line in instructions("FROM")}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.\d+-slim-\w+", bases.pop())
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file system that the steps make, below a directory."""
+    root = tmp_path_factory.mktemp("image")
+    subprocess.run([sys.executable, "-m", "venv", str(root / "venv")], check=True)
+    for step in instructions("RUN"):
+        for command in step.split("&&"):
+            words = [
+                word.replace("/venv/", f"{root}/venv/")
+                .replace("/requirements.txt", str(ROOT / "requirements/runtime.txt"))
+                .replace("/app/", f"{root}/app/")
+                for word in shlex.split(command)
+            ]
+            if words[1:4] == ["-m", "venv", "/venv"]:
+                continue
+            if words[0] == "python":
+                shutil.copytree(
+                    ROOT / "exporter",
+                    root / "app/exporter",
+                    ignore=shutil.ignore_patterns("__pycache__"),
+                )
+                words[0] = f"{root}/venv/bin/python"
+            subprocess.run(words, check=True, capture_output=True)
+    return root
+
+
+def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the entry point where the image would, with nothing of this checkout on the path."""
+    entry = json.loads(instructions("ENTRYPOINT")[0])
+    python = image / "venv/bin/python"
+    return subprocess.run(
+        [str(python), *entry[1:], *arguments],
+        cwd=image / "app",
+        env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_its_steps_make_a_program_that_runs(image: Path) -> None:
+    """From the pinned requirements alone the program starts and answers."""
+    answer = run(image, "--version")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", answer.stdout)
+
+
+def test_it_needs_no_writable_file_system(image: Path) -> None:
+    """Running it leaves no file behind in the program's directory."""
+    before = sorted(image.joinpath("app").rglob("*"))
+    config = image / "config.yaml"
+    config.write_text("policy: {migrationCooldown: 15m}\n", encoding="utf-8")
+    answer = run(image, "check", "--config", str(config))
+    assert answer.returncode == 0, answer.stderr
+    assert sorted(image.joinpath("app").rglob("*")) == before
+
+
+def test_it_has_no_installer_in_it(image: Path) -> None:
+    """The installer goes once the dependencies are in."""
+    assert list(image.glob("venv/lib/python*/site-packages/pip")) == []
+
+
+def test_it_has_what_the_bill_of_materials_lists(image: Path) -> None:
+    """Nothing is installed but the pinned requirements, of which `make sbom` is made."""
+    pinned = (ROOT / "requirements/runtime.txt").read_text(encoding="utf-8")
+    wanted = set(re.findall(r"^([a-z0-9._-]+)==([^\s;]+)(?: ;.*)?(?= \\$)", pinned, re.MULTILINE))
+    metadata = image.glob("venv/lib/python*/site-packages/*.dist-info/METADATA")
+    found = {
+        (re.sub(r"[-_.]+", "-", named[1]).lower(), named[2])
+        for named in (
+            re.search(
+                r"^Name: (\S+)$.*?^Version: (\S+)$", path.read_text(), re.DOTALL | re.MULTILINE
+            )
+            for path in metadata
+        )
+        if named
+    }
+
+    # Before Python 3.12 a new environment has setuptools; the image's Python is newer.
+    assert {one for one in found if one[0] != "setuptools"} <= wanted
+    assert {name for name, _ in found} >= {"aiohttp", "msgspec", "structlog"}

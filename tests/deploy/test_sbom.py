@@ -1,0 +1,97 @@
+"""The bill of materials: what `make sbom` writes is what the image is installed from."""
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter import __version__
+
+
+ROOT = Path(__file__).parents[2]
+PINNED = ROOT / "requirements/runtime.txt"
+_PIN = re.compile(
+    r"^([a-z0-9._-]+)==([^\s;]+).*\\\n((?:    --hash=sha256:\S+(?: \\)?\n)+)", re.MULTILINE
+)
+
+
+def pins() -> dict[tuple[str, str], set[str]]:
+    """Name and version of each pinned requirement, with its hashes."""
+    text = PINNED.read_text(encoding="utf-8")
+    found = {
+        (name, version): set(re.findall(r"sha256:([0-9a-f]{64})", hashes))
+        for name, version, hashes in _PIN.findall(text)
+    }
+    assert len(found) == len(re.findall("^[a-z]", text, re.MULTILINE))
+    return found
+
+
+@pytest.fixture(scope="module")
+def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `make sbom` writes; nothing is to be installed for it, and no network asked."""
+    directory = tmp_path_factory.mktemp("dist")
+    make = shutil.which("make")
+    assert make
+    nowhere = "http://127.0.0.1:1"
+    command = [make, "sbom", "--old-file=.venv/.development", f"DIST={directory}"]
+    made = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "http_proxy": nowhere, "https_proxy": nowhere},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    assert [path.name for path in directory.iterdir()] == ["sbom.cdx.json"]
+    read: dict[str, Any] = json.loads((directory / "sbom.cdx.json").read_text(encoding="utf-8"))
+    return read
+
+
+def test_it_lists_exactly_the_pinned_requirements(bill: dict[str, Any]) -> None:
+    """Each of them with its version and every hash that may be installed, and nothing else."""
+    listed = {
+        (one["name"], one["version"]): {
+            digest["content"]
+            for reference in one["externalReferences"]
+            for digest in reference["hashes"]
+            if digest["alg"] == "SHA-256"
+        }
+        for one in bill["components"]
+    }
+
+    assert listed == pins()
+    assert len(bill["components"]) == len(listed)
+    assert {one["purl"] for one in bill["components"]} == {
+        f"pkg:pypi/{name}@{version}" for name, version in listed
+    }
+
+
+def test_it_says_of_what_it_is_the_bill(bill: dict[str, Any]) -> None:
+    """CycloneDX, of this version of the exporter, under its licence."""
+    assert bill["bomFormat"] == "CycloneDX"
+    about = bill["metadata"]["component"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (about["name"], about["version"]) == (project["name"], __version__)
+    assert about["licenses"][0]["license"]["id"] == project["license"]
+
+
+def test_it_is_not_committed() -> None:
+    """The folder that it is written to is ignored: it is made of the pins, which are."""
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+    assert "/dist/" in ignored
+
+
+def test_every_requirement_is_hashed() -> None:
+    """Those of the image and of development: a package that was replaced is not installed."""
+    for name in ("runtime", "development"):
+        text = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
+        blocks = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)
+        assert all("--hash=sha256:" in block for block in blocks if block.strip())
+        assert not re.search(r"^(?:-|https?:|\S+ @ )", text, re.MULTILINE)

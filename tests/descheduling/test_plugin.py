@@ -1,0 +1,94 @@
+"""The descheduler's plugin: its Go tests under the race detector, its cost, and its image."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+FOLDER = Path(__file__).parents[2] / "deploy/descheduler"
+DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+
+# Compiling Kubernetes' libraries for the race detector takes minutes where nothing is cached.
+pytestmark = pytest.mark.timeout(1800)
+
+
+def run_go(*arguments: str, cgo: bool = False) -> str:
+    """What `go` prints; a failure is the test's, with all of it.
+
+    Without cgo the flags are those of `tests/tools/build`, so that what it compiled is used.
+    `make check` vets; vetting in tests would only compile more.
+    """
+    flags = "-mod=readonly -buildvcs=false" if cgo else "-mod=readonly -trimpath -buildvcs=false"
+    env = os.environ | {"CGO_ENABLED": str(int(cgo)), "GOWORK": "off", "GOFLAGS": flags}
+    done = subprocess.run(
+        ["go", *arguments], cwd=FOLDER, env=env, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.fail(f"go {' '.join(arguments)}:\n{done.stdout}{done.stderr}", pytrace=False)
+    return done.stdout
+
+
+def test_its_tests_pass_under_the_race_detector(prove: Callable[[str], None]) -> None:
+    """The plugin against real HTTP servers and a fake clock: no failure and no race."""
+    compiler = run_go("env", "CC").strip()
+    if shutil.which(compiler) is None:
+        pytest.fail(
+            f"Go's race detector needs a C compiler and {compiler} is not on the PATH"
+            " (Debian: gcc and libc6-dev; or set CC)",
+            pytrace=False,
+        )
+    output = run_go("test", "-race", "-vet=off", "-count=1", "-v", "./verdicts/...", cgo=True)
+    passed = re.findall(r"^--- PASS: (\w+)", output, re.MULTILINE)
+    assert "TestNewLeaksNothing" in passed
+    prove(f"descheduler plugin: {len(passed)} tests passed under the race detector")
+    for line in re.findall(r"proven: (.+)", output):
+        prove(f"descheduler plugin: {line}")
+
+
+def test_the_policy_is_one_that_the_descheduler_takes() -> None:
+    """`policy.yaml` passes the descheduler's own loader, the plugin at both points."""
+    run_go("test", "-vet=off", "-count=1", ".")
+
+
+def test_an_allowed_pod_costs_less_than_a_microsecond(prove: Callable[[str], None]) -> None:
+    """`Filter` for a pod that is not blocked, with 5,000 VMIs that are, allocates nothing."""
+    output = run_go("test", "-vet=off", "-run=^$", "-bench=FilterAllowed", "-count=3", "./verdicts")
+    found = re.findall(r"^Benchmark\S+\s+\d+\s+([\d.]+) ns/op\s+(\d+) B/op", output, re.MULTILINE)
+    costs = [float(nanoseconds) for nanoseconds, _ in found]
+    assert len(costs) == 3, output
+    assert {size for _, size in found} == {"0"}
+    assert min(costs) < 1000
+    prove(f"descheduler plugin: Filter of an allowed pod, 5000 blocked: {min(costs):g} ns, 0 bytes")
+
+
+def test_its_image_stands_in_for_the_stock_one() -> None:
+    """The binary is where the stock image has it, run by a number that is not root's."""
+    entry = re.findall(r"^ENTRYPOINT (.+)", DOCKERFILE, re.MULTILINE)
+    assert json.loads(entry[0]) == ["/bin/descheduler"]
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", DOCKERFILE, re.MULTILINE)
+
+
+def test_only_what_is_copied_is_sent() -> None:
+    """The build context is what COPY takes, without the tests, and all of it is there."""
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    copied = {source for line in lines for source in line.split()}
+    ignore = (FOLDER / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert ignore[0] == "*"
+    assert {line[1:] for line in ignore if line.startswith("!")} == copied
+    assert ignore[-1] == "**/*_test.go"
+    assert all((FOLDER / path).exists() for path in copied)
+
+
+def test_the_image_is_built_with_the_go_of_the_module() -> None:
+    """The builder's Go is the version that go.mod asks for."""
+    asked = re.search(r"^go (\d+\.\d+)", (FOLDER / "go.mod").read_text(), re.MULTILINE)
+    built = re.search(r"^FROM golang:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)
+    assert asked
+    assert built
+    assert built[1] == asked[1]

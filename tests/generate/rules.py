@@ -1,0 +1,112 @@
+"""The files of `alerts/`, read, and what is derived from its one source.
+
+`python -m tests.alerts.files` (`make rules`) writes what is derived: prometheusrule.yaml, and the
+runbook URLs in rules.yaml from the one base below.
+"""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+
+Rule: TypeAlias = dict[str, Any]
+Groups: TypeAlias = dict[str, list[dict[str, Any]]]
+
+RUNBOOK_BASE = "https://github.com/kubevirt-eviction-exporter/exporter/blob/main/alerts/runbooks"
+"""Where the runbooks are published: the one place to change it."""
+
+ALERTS = Path(__file__).parents[2] / "alerts"
+RULES = ALERTS / "rules.yaml"
+PROMETHEUS_RULE = ALERTS / "prometheusrule.yaml"
+RUNBOOKS = ALERTS / "runbooks"
+PINT = ALERTS / "pint.hcl"
+CASES = sorted((Path(__file__).parents[1] / "alerts").glob("*.yaml"))
+
+_HEAD = """\
+# Derived from rules.yaml by `make rules`: edit that file. The labels are those of KubeVirt's own
+# PrometheusRule; add what your Prometheus selects rules by.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: kubevirt-eviction-exporter
+  labels:
+    app.kubernetes.io/name: kubevirt-eviction-exporter
+    k8s-app: kubevirt
+    prometheus.kubevirt.io: "true"
+spec:
+"""
+_ALERT = re.compile(r"^ +- alert: (\w+)$|^( +runbook_url: )>-\n +\S+$", re.MULTILINE)
+
+
+def load_groups(path: Path = RULES) -> Groups:
+    """A rule file."""
+    groups: Groups = yaml.safe_load(path.read_text())
+    return groups
+
+
+def all_rules(groups: Groups) -> list[Rule]:
+    """Every rule of a rule file, in order."""
+    return [rule for group in groups["groups"] for rule in group["rules"]]
+
+
+def all_alerts(groups: Groups) -> dict[str, Rule]:
+    """The alerts of a rule file by name."""
+    return {rule["alert"]: rule for rule in all_rules(groups) if "alert" in rule}
+
+
+def map_expressions(groups: Groups, change: Callable[[str], str]) -> Groups:
+    """The rules with every expression changed."""
+    changed = copy.deepcopy(groups)
+    for rule in all_rules(changed):
+        rule["expr"] = change(rule["expr"])
+    return changed
+
+
+def load_runbooks() -> dict[str, str]:
+    """The text of each runbook by the name of its file."""
+    return {path.stem: path.read_text() for path in sorted(RUNBOOKS.iterdir())}
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """The insides of a runbook's fences of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def runbook_url(alert: str) -> str:
+    """Where an alert's runbook is published."""
+    return f"{RUNBOOK_BASE}/{alert}.md"
+
+
+def derive_rules(text: str) -> str:
+    """The text of rules.yaml with every runbook URL derived from the base."""
+    alert = ""
+
+    def replace(match: re.Match[str]) -> str:
+        nonlocal alert
+        if match[1]:
+            alert = match[1]
+            return match[0]
+        indent = " " * (len(match[2]) - len(match[2].lstrip()) + 2)
+        return f"{match[2]}>-\n{indent}{runbook_url(alert)}"
+
+    return _ALERT.sub(replace, text)
+
+
+def derive_prometheus_rule(text: str) -> str:
+    """The text of prometheusrule.yaml: that of rules.yaml, comments and all, under a head."""
+    groups = text[text.index("groups:\n") :]
+    return _HEAD + re.sub(r"^(?=.)", "  ", groups, flags=re.MULTILINE)
+
+
+def main() -> None:
+    """Write what is derived."""
+    RULES.write_text(derive_rules(RULES.read_text()))
+    PROMETHEUS_RULE.write_text(derive_prometheus_rule(RULES.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""`make screenshots`: the README's pictures of the page, anew from the demo."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from tests.support.browser import chromium, standing_demo
+
+
+FOLDER = Path(__file__).parents[2] / "dashboards"
+
+
+COLOURS = 256
+SCALE = 1.5
+"""Pixels of a picture to one of the page: sharp on most screens."""
+
+
+class Shot(NamedTuple):
+    """One picture: the file's name, the window, what is asked for, the part at its top."""
+
+    name: str
+    window: dict[str, Any]
+    query: str = ""
+    part: str = "header"
+
+
+SHOTS = (
+    Shot("status-light", {"viewport": {"width": 1200, "height": 1000}, "color_scheme": "light"}),
+    Shot(
+        "status-dark",
+        {"viewport": {"width": 1200, "height": 1000}, "color_scheme": "dark"},
+        query="?sort=name",
+        part="#held",
+    ),
+    Shot("status-narrow", {"viewport": {"width": 360, "height": 1180}, "color_scheme": "light"}),
+)
+
+
+async def take() -> None:
+    """Write every picture."""
+    async with standing_demo() as demo, chromium() as browser:
+        for shot in SHOTS:
+            context = await browser.new_context(device_scale_factor=SCALE, **shot.window)
+            page = await context.new_page()
+            await page.goto(f"{demo.query}/{shot.query}")
+            await page.evaluate(
+                "part => scrollTo(0, document.querySelector(part).offsetTop - 24)", shot.part
+            )
+            path = FOLDER / f"{shot.name}.png"
+            _write(await page.screenshot(), path)
+            await context.close()
+            print(f"{path.relative_to(FOLDER.parent)}: {path.stat().st_size} bytes")
+
+
+def _write(picture: bytes, path: Path) -> None:
+    """With a palette: a page has few colours, and a third of the bytes will do."""
+    with Image.open(io.BytesIO(picture)) as image:
+        few = image.convert("RGB").quantize(
+            COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
+        few.save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(take())

@@ -1,0 +1,216 @@
+"""The two API servers that the watcher is tested against, behind one face.
+
+What a test does to the cluster goes through the same HTTP client on both, so that a test cannot
+know which of them it plays on.
+"""
+
+import asyncio
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+from exporter.demo.apiserver import SimulatedApiServer
+from exporter.demo.store import Store as SimulatedStore
+from exporter.kube.client import Login
+from tests.cluster import (
+    EXPORTER_READS,
+    NAMESPACES,
+    Client,
+    RealCluster,
+    Resource,
+    User,
+    namespace,
+)
+from tests.cluster.users import kubeconfig
+
+
+_numbers = count(1)
+
+
+class Stage(ABC):
+    """An API server to play on. `admin` may do everything, `login` what the exporter may."""
+
+    name: str
+    admin: Client
+    login: Login
+
+    async def make_namespace(self) -> str:
+        """A namespace that no other test knows."""
+        name = f"ns-{next(_numbers)}"
+        await self.admin.create(NAMESPACES, namespace(name))
+        return name
+
+    @abstractmethod
+    async def limited_login(self, reads: Iterable[Resource]) -> Login:
+        """Credentials that may read these resources and no others."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where the server listens."""
+
+    @abstractmethod
+    def login_at(self, url: str) -> Login:
+        """The exporter's credentials, for the same server at another address."""
+
+    @abstractmethod
+    async def next_second(self) -> None:
+        """Have the server's clock show another second than now."""
+
+    @abstractmethod
+    async def restart(self) -> None:
+        """Kill the server and start it again with the same data and address."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Kill the server."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start a stopped server."""
+
+    @abstractmethod
+    async def force_gone(self) -> None:
+        """Break the watches, and answer every version from before with 410."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Say nothing any more, with every connection open."""
+
+    @abstractmethod
+    def thaw(self) -> None:
+        """Go on."""
+
+
+class RealStage(Stage):
+    """etcd and kube-apiserver, built from their sources."""
+
+    name = "real"
+
+    def __init__(self, cluster: RealCluster) -> None:
+        self.cluster = cluster
+        self.admin = cluster.admin
+        self.login = Login(kubeconfig=cluster.kubeconfig(cluster.exporter))
+
+    @property
+    def url(self) -> str:
+        return self.cluster.api.url
+
+    def login_at(self, url: str) -> Login:
+        path = self.cluster.directory / f"gate-{next(_numbers)}.kubeconfig"
+        return Login(kubeconfig=kubeconfig(path, url, self.cluster.exporter))
+
+    async def next_second(self) -> None:
+        await asyncio.sleep(1 - time.time() % 1)
+
+    async def limited_login(self, reads: Iterable[Resource]) -> Login:
+        user = await self.cluster.user(f"limited-{next(_numbers)}", reads)
+        return Login(kubeconfig=self.cluster.kubeconfig(user))
+
+    async def restart(self) -> None:
+        await self.cluster.api.restart()
+        await self.cluster.settle()
+
+    async def stop(self) -> None:
+        self.cluster.api.kill()
+
+    async def start(self) -> None:
+        await self.cluster.api.start()
+        await self.cluster.settle()
+
+    async def force_gone(self) -> None:
+        await self.cluster.force_gone()
+
+    def freeze(self) -> None:
+        self.cluster.api.freeze()
+
+    def thaw(self) -> None:
+        self.cluster.api.thaw()
+
+
+@dataclass(frozen=True)
+class Nobody(User):
+    """The user of a server that asks for no proof."""
+
+    name: str = "nobody"
+    authority: Path = Path()
+
+    @property
+    def tls(self) -> bool:  # type: ignore[override]
+        """Plain HTTP needs none."""
+        return True
+
+
+class SimulatedStage(Stage):
+    """The simulated API server of the demo."""
+
+    name = "simulated"
+
+    def __init__(self) -> None:
+        self._ahead = timedelta()
+        self.server = SimulatedApiServer(SimulatedStore(self._clock), bookmark_seconds=0.5)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def login_at(self, url: str) -> Login:
+        return Login(url=url)
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls) -> AsyncIterator[Self]:
+        """A stage of its own, closed with the block."""
+        stage = cls()
+        async with stage.server as server, Client(server.url, Nobody()) as admin:
+            stage.admin, stage.login = admin, Login(url=server.url)
+            try:
+                yield stage
+            finally:
+                server.thaw()
+
+    async def next_second(self) -> None:
+        self._ahead += timedelta(seconds=1)
+
+    def _clock(self) -> datetime:
+        return datetime.now(UTC) + self._ahead
+
+    async def limited_login(self, reads: Iterable[Resource]) -> Login:
+        for resource in set(EXPORTER_READS) - set(reads):
+            self.server.answer(resource.plural, 403)
+        return self.login
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def stop(self) -> None:
+        await self.server.__aexit__(None, None, None)
+
+    async def start(self) -> None:
+        await self.server.__aenter__()
+
+    async def force_gone(self) -> None:
+        self.server.compact()
+        await self.restart()
+
+    def freeze(self) -> None:
+        self.server.freeze()
+
+    def thaw(self) -> None:
+        self.server.thaw()
+
+
+@asynccontextmanager
+async def real_stage() -> AsyncIterator[RealStage]:
+    """A control plane of its own, in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="exporter-cluster-") as directory:
+        async with RealCluster(Path(directory)) as cluster:
+            yield RealStage(cluster)

@@ -1,0 +1,140 @@
+"""The page in a real Chromium: the browser, and a demo that stands still at a lively moment."""
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+from playwright.async_api import Browser, async_playwright
+
+from exporter import app
+from exporter.demo import Demo, shorten_settings
+from exporter.kube.client import Login
+from exporter.settings import Address, Listen, read_settings
+from tests.cluster import poll
+
+
+HASTE = 25.0
+"""How many of the demo's seconds pass in one of ours, until it stands still."""
+EPOCH = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC).timestamp()
+LIVELY = 200.0
+"""How many of the demo's seconds it plays at least."""
+ANYWHERE = (Address("127.0.0.1", 0),)
+
+
+class NoChromium(Exception):
+    """There is no Chromium on the PATH."""
+
+
+@dataclass
+class Clock:
+    """A clock that runs `HASTE` times faster, until it is stopped."""
+
+    stopped_at: float | None = None
+    _began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def __call__(self) -> float:
+        """The instant now."""
+        if self.stopped_at is not None:
+            return self.stopped_at
+        return EPOCH + HASTE * (asyncio.get_running_loop().time() - self._began)
+
+    def stop(self) -> None:
+        """Let it be this instant from now on."""
+        self.stopped_at = self()
+
+
+@dataclass(frozen=True)
+class Still:
+    """A demo that stands still: its two listeners."""
+
+    query: str
+    metrics: str
+    clock: Clock
+
+    async def get(self, path: str) -> Any:
+        """What the query listener answers, decoded."""
+        async with aiohttp.ClientSession() as session, session.get(self.query + path) as answer:
+            return await answer.json() if "json" in answer.content_type else await answer.text()
+
+
+@asynccontextmanager
+async def standing_demo(seed: int = 1) -> AsyncIterator[Still]:
+    """The demo, played until a good deal goes on in it and then stopped, for the block's length."""
+    clock = Clock()
+    settings = read_settings(dict(shorten_settings()))
+    settings = replace(settings, listen=Listen(query=ANYWHERE, metrics=ANYWHERE))
+    listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
+    stop, still = asyncio.Event(), asyncio.Event()
+    cluster = Demo(lambda: datetime.fromtimestamp(clock(), tz=UTC), seed=seed)
+    async with cluster:
+        exporter = asyncio.create_task(
+            app.run(
+                settings,
+                Login(url=cluster.url),
+                stop,
+                clock=clock,
+                rng=random.Random(seed),
+                on_listening=listening.set_result,
+            )
+        )
+        try:
+            urls = await listening
+            demo = Still(urls.query[0], urls.metrics[0], clock)
+            playing = asyncio.create_task(cluster.run(demo.query, still))
+            await poll(lambda: _find_lively(demo), within=60, what="a lively moment")
+            clock.stop()
+            still.set()
+            await playing
+            await poll(lambda: _find_settled(demo), within=10, what="a store that has settled")
+            yield demo
+        finally:
+            stop.set()
+            await exporter
+
+
+async def _find_lively(demo: Still) -> bool | None:
+    """Many kinds of evacuation at once, some stuck, and VMs of which the cooldown runs."""
+    if demo.clock() < EPOCH + LIVELY:
+        return None
+    evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
+    blocked = (await demo.get("/v1/blocked"))["blocked"]
+    states = {one["state"] for one in evacuations}
+    reasons = [one["reason"] for one in blocked]
+    lively = (
+        len(states) >= 4
+        and any(one["stuck"] for one in evacuations)
+        and any(one["backoff"] for one in evacuations)
+        and reasons.count("cooldown") >= 4
+        and len(set(reasons)) >= 2
+    )
+    return lively or None
+
+
+async def _find_settled(demo: Still) -> bool | None:
+    """Nothing more is heard: two looks that are some watch events apart are the same."""
+    paths = ("/v1/evacuations", "/v1/blocked")
+    before = [await demo.get(path) for path in paths]
+    await asyncio.sleep(0.5)
+    return before == [await demo.get(path) for path in paths] or None
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """The Chromium of this machine. Raises `NoChromium`."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    if executable is None:
+        raise NoChromium("not run: there is no chromium on the PATH")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=executable, args=arguments)
+        try:
+            yield browser
+        finally:
+            await browser.close()

@@ -1,0 +1,221 @@
+"""Builders of what tests are about: facts, and the JSON objects that they are read from.
+
+Each gives a plain, valid thing; a test overrides what it is about.
+"""
+
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from exporter.engine.evidence import Evidence
+from exporter.engine.history import History, Migration
+from exporter.engine.model import Fact, Instant, MigrationState, Outcome, Pod, Policy, Vmi, Vmim
+from exporter.engine.store import Store
+
+
+Json: TypeAlias = dict[str, Any]
+
+NOW: Instant = 1_800_000_000.0
+NAMESPACE = "shop"
+NAME = "db1"
+UID = "uid-of-db1"
+KEEP = 64
+
+
+def rfc3339(instant: Instant) -> str:
+    """An instant as Kubernetes writes it: whole seconds, UTC."""
+    return datetime.fromtimestamp(instant, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def a_policy(**overrides: Any) -> Policy:
+    """15 min floor, 6 h cap, 24 h window, both guards on."""
+    return Policy(**overrides)
+
+
+def a_state(**overrides: Any) -> MigrationState:
+    """A migration that took a minute and succeeded ten minutes ago."""
+    fields: Json = {
+        "uid": "m1",
+        "start": NOW - 660.0,
+        "end": NOW - 600.0,
+        "outcome": Outcome.SUCCEEDED,
+    } | overrides
+    fields.setdefault("ended", fields["end"] is not None)
+    return MigrationState(**fields)
+
+
+def a_running_state(**overrides: Any) -> MigrationState:
+    """A migration that began a minute ago."""
+    fields: Json = {"uid": "m1", "start": NOW - 60.0} | overrides
+    return MigrationState(**fields)
+
+
+def a_vmi(**overrides: Any) -> Vmi:
+    """A VMI on node n1 that was created a day ago and never migrated."""
+    fields: Json = {
+        "namespace": NAMESPACE,
+        "name": NAME,
+        "uid": UID,
+        "created": NOW - 86_400.0,
+        "node": "n1",
+    } | overrides
+    return Vmi(**fields)
+
+
+def a_vmim(**overrides: Any) -> Vmim:
+    """A VMIM of that VMI, waiting since two minutes ago."""
+    fields: Json = {
+        "namespace": NAMESPACE,
+        "name": "mig-1",
+        "uid": "m1",
+        "vmi_name": NAME,
+        "created": NOW - 120.0,
+        "phase": "Pending",
+    } | overrides
+    return Vmim(**fields)
+
+
+def an_ended_vmim(**overrides: Any) -> Vmim:
+    """A VMIM that was handed off and succeeded ten minutes ago, after a minute."""
+    fields: Json = {
+        "phase": "Succeeded",
+        "finished": True,
+        "finished_at": NOW - 599.0,
+        "handed_off": True,
+        "start": NOW - 660.0,
+        "end": NOW - 600.0,
+        "outcome": Outcome.SUCCEEDED,
+    } | overrides
+    return a_vmim(**fields)
+
+
+def a_pod(**overrides: Any) -> Pod:
+    """The launcher pod of that VMI, running on its node."""
+    fields: Json = {
+        "namespace": NAMESPACE,
+        "name": "virt-launcher-db1-x",
+        "uid": "uid-of-pod",
+        "vmi_uid": UID,
+        "node": "n1",
+        "phase": "Running",
+        "created": NOW - 86_400.0,
+        "ready": True,
+        "scheduled": True,
+    } | overrides
+    return Pod(**fields)
+
+
+def a_migration(**overrides: Any) -> Migration:
+    """A handed-off migration that took a minute and succeeded ten minutes ago."""
+    fields: Json = {
+        "start": NOW - 660.0,
+        "end": NOW - 600.0,
+        "outcome": Outcome.SUCCEEDED,
+        "handed_off": True,
+    } | overrides
+    return Migration(**fields)
+
+
+def a_history(**migrations: Migration) -> History:
+    """A history of these migrations, each under its UID."""
+    history = History()
+    for uid, migration in migrations.items():
+        history.put(uid, migration, keep=KEEP)
+    return history
+
+
+def some_evidence(**overrides: Any) -> Evidence:
+    """Evidence of a VMI that never migrated, with everything to be seen."""
+    fields: Json = {"vmi": a_vmi(), "history": History(), "launcher": a_pod()} | overrides
+    return Evidence(**fields)
+
+
+def a_metadata_json(**overrides: Any) -> Json:
+    """The metadata of a namespaced object, created a day ago."""
+    return {
+        "namespace": NAMESPACE,
+        "name": NAME,
+        "uid": UID,
+        "creationTimestamp": rfc3339(NOW - 86_400.0),
+        "resourceVersion": "7",
+    } | overrides
+
+
+def a_state_json(**overrides: Any) -> Json:
+    """`migrationState` of a migration that took a minute and succeeded ten minutes ago."""
+    return {
+        "migrationUid": "m1",
+        "sourceNode": "n1",
+        "targetNode": "n2",
+        "startTimestamp": rfc3339(NOW - 660.0),
+        "endTimestamp": rfc3339(NOW - 600.0),
+        "completed": True,
+    } | overrides
+
+
+def a_vmi_json(*, metadata: Json | None = None, **status: Any) -> Json:
+    """A VMI on node n1; keywords go into its status."""
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": a_metadata_json() | (metadata or {}),
+        "spec": {"evictionStrategy": "LiveMigrate"},
+        "status": {"phase": "Running", "nodeName": "n1"} | status,
+    }
+
+
+def a_vmim_json(*, metadata: Json | None = None, vmi_name: str = NAME, **status: Any) -> Json:
+    """A VMIM of that VMI, waiting since two minutes ago; keywords go into its status."""
+    own = {"name": "mig-1", "uid": "m1", "creationTimestamp": rfc3339(NOW - 120.0)}
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": a_metadata_json() | own | (metadata or {}),
+        "spec": {"vmiName": vmi_name},
+        "status": {"phase": "Pending"} | status,
+    }
+
+
+def a_pod_json(
+    *,
+    metadata: Json | None = None,
+    labels: Json | None = None,
+    annotations: Json | None = None,
+    node: str = "n1",
+    **status: Any,
+) -> Json:
+    """The launcher pod of that VMI; further keywords go into its status."""
+    own = {
+        "name": "virt-launcher-db1-x",
+        "uid": "uid-of-pod",
+        "labels": {"kubevirt.io": "virt-launcher", "kubevirt.io/created-by": UID} | (labels or {}),
+        "annotations": {"kubevirt.io/domain": NAME} | (annotations or {}),
+    }
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "Ready", "status": "True"},
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": a_metadata_json() | own | (metadata or {}),
+        "spec": {"nodeName": node},
+        "status": {"phase": "Running", "conditions": conditions} | status,
+    }
+
+
+def transitions_json(**instants: Instant) -> list[Json]:
+    """`phaseTransitionTimestamps`, one entry per keyword."""
+    return [
+        {"phase": phase, "phaseTransitionTimestamp": rfc3339(instant)}
+        for phase, instant in instants.items()
+    ]
+
+
+def a_store(*facts: Fact, keep: int = KEEP, heard_at: Instant = 0.0) -> Store:
+    """A store that may see everything and was told this, in this order."""
+    store = Store(endings_kept=keep)
+    store.vmims_seen = store.pods_seen = True
+    store.heard_at = heard_at
+    for fact in facts:
+        store.put(fact)
+    return store

@@ -1,0 +1,106 @@
+"""What tests of the checkpoint share: who may keep one, and when it holds what it should."""
+
+import time
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import EXPORTER_READS, VMIMS, VMIS, Client, RealCluster, User, poll, vmim
+from tests.cluster.access import allow
+from tests.cluster.resources import CONFIG_MAPS, LEASES
+from tests.support.lives import rfc3339
+from tests.support.program import Program
+
+
+NAME = "history"
+BRISK = {"checkpointInterval": "500ms", "leaseDuration": "2s"}
+"""`kube` settings for tests: what takes a quarter of a minute takes a second or two."""
+
+UNWRITTEN = "kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds"
+WRITER = "kubevirt_eviction_exporter_checkpoint_writer"
+VMIS_KEPT = "kubevirt_eviction_exporter_checkpoint_vmis"
+FAULTS = "kubevirt_eviction_exporter_checkpoint_faults_total"
+
+_numbers = count(1)
+
+
+async def a_keeper(cluster: RealCluster, namespace: str) -> Path:
+    """The kubeconfig of a new account that may read the cluster and keep `NAME` in a namespace."""
+    name = f"keeper-{next(_numbers)}"
+    user: User = await cluster.user(name, EXPORTER_READS)
+    shards = [f"{NAME}-{shard:02d}" for shard in range(64)]
+    maps = {"apiGroups": [""], "resources": [CONFIG_MAPS.plural]}
+    leases = {"apiGroups": [LEASES.group], "resources": [LEASES.plural]}
+    await allow(
+        cluster.admin,
+        user,
+        f"{name}-checkpoint",
+        {**maps, "verbs": ["list", "watch"]},
+        {**maps, "verbs": ["get", "create", "patch"], "resourceNames": shards},
+        {**leases, "verbs": ["get", "create", "update"], "resourceNames": [NAME]},
+        namespace=namespace,
+    )
+    return cluster.kubeconfig(user)
+
+
+def keeping(namespace: str, **kube: str) -> dict[str, Any]:
+    """The settings of a replica that keeps `NAME` in that namespace, brisk unless told."""
+    return {"checkpoint": f"configmap:{namespace}/{NAME}", "kube": {**BRISK, **kube}}
+
+
+async def count_in_window(exporter: Program, namespace: str, name: str) -> int:
+    """How many migrations of a VMI count; -1 while nothing is known of it."""
+    verdict = await exporter.verdict(namespace, name, dryRun=True)
+    return int(verdict["migrationsInWindow"]) if verdict["known"] else -1
+
+
+async def until_counted(exporter: Program, namespace: str, name: str, migrations: int) -> None:
+    """Wait until that many migrations of a VMI count."""
+
+    async def is_so() -> bool:
+        return await count_in_window(exporter, namespace, name) == migrations
+
+    await poll(is_so, within=30, what=f"{migrations} migrations of {name}")
+
+
+async def until_written(exporter: Program, *, within: float = 30) -> None:
+    """Wait until nothing waits to be written."""
+
+    async def is_written() -> bool:
+        kept = await exporter.sample(VMIS_KEPT)
+        return kept > 0 and await exporter.sample(UNWRITTEN) == 0
+
+    await poll(is_written, within=within, what="a checkpoint")
+
+
+async def migrate(
+    admin: Client, namespace: str, name: str, *, ago: Iterable[float], forget: bool = True
+) -> None:
+    """Migrations of a VMI that ended so many seconds ago, each of ten seconds.
+
+    `forget`: their VMIMs are deleted, so that the cluster shows the last one at most.
+    """
+    now = int(time.time())
+    for seconds in sorted(ago, reverse=True):
+        migration = await admin.create(VMIMS, vmim(f"m{next(_numbers)}", namespace, of=name))
+        end = now - seconds
+        state = {
+            "migrationUid": migration["metadata"]["uid"],
+            "startTimestamp": rfc3339(end - 10),
+            "endTimestamp": rfc3339(end),
+            "completed": True,
+        }
+        final = {
+            "phase": "Succeeded",
+            "migrationState": state,
+            "phaseTransitionTimestamps": [
+                {"phase": "Scheduled", "phaseTransitionTimestamp": rfc3339(end - 12)},
+                {"phase": "Succeeded", "phaseTransitionTimestamp": rfc3339(end)},
+            ],
+        }
+        made = migration["metadata"]["name"]
+        await admin.merge(VMIS, namespace, name, {"status": {"migrationState": state}})
+        await admin.merge_status(VMIMS, namespace, made, final)
+        if forget:
+            await admin.delete(VMIMS, namespace, made)

@@ -1,0 +1,69 @@
+"""The queries of the committed dashboards, as Grafana sends them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+FOLDER = Path(__file__).parents[2] / "dashboards"
+VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>\w+)(?::\w+)?\})")
+"""A variable of Grafana; `$1`, which PromQL's label_replace knows, is none."""
+EVERYTHING = {
+    "job": ".+",
+    "namespace": ".*",
+    "node": ".+",
+    "name": "db1",
+    "__rate_interval": "2m",
+    "__range": "6h",
+}
+"""What the variables of a run may be, where nothing in particular is chosen."""
+
+
+class Query(NamedTuple):
+    """One query of a panel, its variables filled in."""
+
+    dashboard: str
+    panel: str
+    ref: str
+    expression: str
+
+
+def load_dashboards() -> dict[str, dict[str, Any]]:
+    """The dashboards as they are committed, by the names of their files."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+
+
+def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]:
+    """Every query of every panel, or of those of one dashboard, its variables filled in.
+
+    Raises KeyError for a variable that has no value.
+    """
+    for dashboard in load_dashboards().values():
+        if uid not in {None, dashboard["uid"]}:
+            continue
+        for panel in dashboard["panels"]:
+            for target in panel.get("targets", ()):
+                expression = fill(target["expr"], values)
+                yield Query(dashboard["uid"], panel["title"], target["refId"], expression)
+
+
+def variables(values: Mapping[str, str]) -> Iterator[Query]:
+    """The queries behind the variables that choose from the result of one."""
+    for dashboard in load_dashboards().values():
+        for variable in dashboard["templating"]["list"]:
+            inner = re.fullmatch(r"query_result\((.*)\)", variable["query"])
+            if inner is not None:
+                expression = fill(inner[1], values)
+                yield Query(dashboard["uid"], f"variable {variable['name']}", "A", expression)
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Put in the values of the variables."""
+    return VARIABLE.sub(lambda match: values[match["plain"] or match["braced"]], text)
+
+
+def used_variables(text: str) -> set[str]:
+    """The variables that a text names."""
+    return {match["plain"] or match["braced"] for match in VARIABLE.finditer(text)}

@@ -1,0 +1,265 @@
+"""Random lives of VMs, played on an API server the way KubeVirt writes them.
+
+A `Script` keeps its own copy of every object that it wrote and feeds a store with each of them
+directly: that store is what an undisturbed watch would know. Instants inside the objects are the
+script's own and lie in the past; nothing depends on the clock.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from exporter.engine.cooldown import decide, explain
+from exporter.engine.model import Checkpoint, Policy, Resource
+from exporter.engine.store import Store
+from exporter.kube.kubevirt import parse_object
+from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
+from tests.cluster import Resource as Served
+from tests.support.api_servers import Stage
+
+
+Object = dict[str, Any]
+
+KEPT_BY_KUBEVIRT = 5
+NODES = ("n1", "n2", "n3")
+_KINDS = {VMIS: Resource.VMIS, VMIMS: Resource.VMIMS, PODS: Resource.PODS}
+
+
+def rfc3339(instant: float) -> str:
+    """An instant as KubeVirt writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant))
+
+
+@dataclass
+class _Life:
+    """One VM: its VMI, its launcher pod, its VMIMs oldest first, and the one under way."""
+
+    name: str
+    vmi: Object
+    pod: Object
+    vmims: list[Object] = field(default_factory=list)
+    moving: Object | None = None
+    target: str = ""
+    started: float | None = None
+
+
+class Script:
+    """Plays random steps in one namespace; `expected` is what a perfect watch would know."""
+
+    def __init__(self, stage: Stage, namespace: str, seed: int, *, vms: int = 3) -> None:
+        self._stage = stage
+        self._admin = stage.admin
+        self._namespace = namespace
+        self._rng = random.Random(seed)
+        self._now = float(int(time.time()) - 5 * 3600)
+        self._lives: dict[str, _Life] = {}
+        self._names = [f"vm{number}" for number in range(vms)]
+        self._serial = 0
+        self.expected = Store(endings_kept=Policy().endings_kept)
+        self.expected.vmims_seen = self.expected.pods_seen = True
+
+    @property
+    def now(self) -> float:
+        """The script's present, at which verdicts are compared."""
+        return self._now
+
+    @property
+    def namespace(self) -> str:
+        """Where it plays."""
+        return self._namespace
+
+    async def play(self, steps: int) -> None:
+        """So many steps, each of one VM."""
+        for _ in range(steps):
+            self._now += self._rng.choice((1, 20, 90, 400))
+            await self._step(self._rng.choice(self._names))
+
+    async def mark(self, label: str) -> tuple[str, str, str]:
+        """One last object of each kind, by which a watcher shows that it has seen everything."""
+        made = await self._create(VMIS, vmi(label, self._namespace))
+        await self._create(VMIMS, vmim(label, self._namespace, of=label))
+        pod = await self._create(PODS, launcher_pod(made))
+        return label, label, str(pod["metadata"]["name"])
+
+    async def _step(self, name: str) -> None:
+        life = self._lives.get(name)
+        if life is None:
+            await self._begin_life(name)
+        elif self._rng.random() < 0.12:
+            await self._end_life(life)
+        elif life.moving is None:
+            await self._rng.choice((self._begin_move, self._begin_move, self._mark_eviction))(life)
+        else:
+            await self._go_on(life)
+
+    async def _begin_life(self, name: str) -> None:
+        """A VM takes seconds to start, so nothing of two lives shares a second."""
+        node = self._rng.choice(NODES)
+        await self._stage.next_second()
+        made = await self._create(VMIS, vmi(name, self._namespace, node=node))
+        await self._stage.next_second()
+        pod = await self._create(PODS, launcher_pod(made, node=node))
+        self._lives[name] = _Life(name, made, pod)
+
+    async def _end_life(self, life: _Life) -> None:
+        """KubeVirt deletes the VMIMs and pods of a VMI that has gone."""
+        del self._lives[life.name]
+        await self._delete(VMIS, life.vmi)
+        for one in life.vmims:
+            await self._delete(VMIMS, one)
+        await self._delete(PODS, life.pod)
+
+    async def _mark_eviction(self, life: _Life) -> None:
+        node = life.vmi["status"]["nodeName"]
+        life.vmi["status"]["evacuationNodeName"] = node
+        life.vmi = await self._replace(VMIS, life.vmi)
+        if self._rng.random() < 0.5:
+            annotation = "descheduler.alpha.kubernetes.io/eviction-in-progress"
+            life.pod["metadata"]["annotations"][annotation] = "true"
+            life.pod = await self._replace(PODS, life.pod)
+
+    async def _begin_move(self, life: _Life) -> None:
+        self._serial += 1
+        body = vmim(f"{life.name}-{self._serial}", self._namespace, of=life.name)
+        body["status"] = {"phase": "Pending", **self._transitions([], "Pending")}
+        life.moving = await self._create(VMIMS, body)
+        life.vmims.append(life.moving)
+        life.target = self._rng.choice(NODES)
+
+    async def _go_on(self, life: _Life) -> None:
+        """The next thing that can happen to a migration under way (`kubevirt.md` 1.1, 3.1)."""
+        assert life.moving is not None
+        phase = life.moving["status"]["phase"]
+        if phase in ("Pending", "Scheduling") and self._rng.random() < 0.15:
+            await self._finish(life, "Failed")
+        elif phase == "Pending":
+            await self._advance(life, "Scheduling")
+        elif phase == "Scheduling":
+            await self._advance(life, "Scheduled")
+            await self._put_state(
+                life,
+                {
+                    "migrationUid": life.moving["metadata"]["uid"],
+                    "sourceNode": life.vmi["status"]["nodeName"],
+                    "targetNode": life.target,
+                },
+            )
+        elif phase == "Scheduled":
+            await self._advance(life, "Running")
+            state = life.vmi["status"]["migrationState"]
+            await self._put_state(life, {**state, "startTimestamp": rfc3339(self._now)})
+        else:
+            await self._end_move(life)
+
+    async def _end_move(self, life: _Life) -> None:
+        failed = self._rng.random() < 0.3
+        state = {
+            **life.vmi["status"]["migrationState"],
+            "endTimestamp": rfc3339(self._now),
+            "completed": True,
+        }
+        if failed:
+            state["failed"] = True
+        else:
+            life.vmi["status"]["nodeName"] = life.target
+            life.vmi["status"].pop("evacuationNodeName", None)
+        await self._put_state(life, state)
+        if not failed:
+            await self._delete(PODS, life.pod)
+            life.pod = await self._create(PODS, launcher_pod(life.vmi, node=life.target))
+        self._now += 2
+        await self._finish(life, "Failed" if failed else "Succeeded", state)
+
+    async def _finish(self, life: _Life, phase: str, state: Object | None = None) -> None:
+        moving = life.moving
+        assert moving is not None
+        status = {"phase": phase, **self._transitions(_told(moving), phase)}
+        if state is not None:
+            status["migrationState"] = state
+        await self._put_status(life, status)
+        life.moving = None
+        finished = [one for one in life.vmims if one["status"]["phase"] in ("Succeeded", "Failed")]
+        for one in finished[:-KEPT_BY_KUBEVIRT]:
+            life.vmims.remove(one)
+            await self._delete(VMIMS, one)
+
+    async def _advance(self, life: _Life, phase: str) -> None:
+        assert life.moving is not None
+        status = {"phase": phase, **self._transitions(_told(life.moving), phase)}
+        await self._put_status(life, status)
+
+    def _transitions(self, told: list[Object], phase: str) -> Object:
+        now = {"phase": phase, "phaseTransitionTimestamp": rfc3339(self._now)}
+        return {"phaseTransitionTimestamps": [*told, now]}
+
+    async def _put_state(self, life: _Life, state: Object) -> None:
+        life.vmi["status"]["migrationState"] = state
+        life.vmi = await self._replace(VMIS, life.vmi)
+
+    async def _put_status(self, life: _Life, status: Object) -> None:
+        moving = life.moving
+        assert moving is not None
+        changed = await self._admin.merge_status(
+            VMIMS, self._namespace, moving["metadata"]["name"], status
+        )
+        self._expect(VMIMS, changed)
+        life.vmims[life.vmims.index(moving)] = changed
+        life.moving = changed
+
+    async def _create(self, served: Served, body: Object) -> Object:
+        made = await self._admin.create(served, body)
+        self._expect(served, made)
+        return made
+
+    async def _replace(self, served: Served, body: Object) -> Object:
+        changed = await self._admin.replace(served, body)
+        self._expect(served, changed)
+        return changed
+
+    async def _delete(self, served: Served, body: Object) -> None:
+        name = body["metadata"]["name"]
+        await self._admin.delete(served, self._namespace, name)
+        self.expected.remove(_KINDS[served], self._namespace, name)
+
+    def _expect(self, served: Served, body: Object) -> None:
+        self.expected.put(parse_object(_KINDS[served], msgspec.json.encode(body)).fact)
+
+
+def compare(expected: Store, seen: Store, namespace: str, now: float) -> list[str]:
+    """Every way in which the verdicts of two stores differ in one namespace."""
+    policy = Policy()
+    names = sorted(
+        {e.vmi.name for e in expected.all_evidence() if e.vmi.namespace == namespace}
+        | {e.vmi.name for e in seen.all_evidence() if e.vmi.namespace == namespace}
+    )
+    differences = []
+    for name in names:
+        one, other = expected.evidence(namespace, name), seen.evidence(namespace, name)
+        if one is None or other is None:
+            differences.append(f"{name}: {'not expected' if one is None else 'not seen'}")
+            continue
+        differences += [
+            f"{name} at {at}: {what} {left!r}, seen {right!r}"
+            for at in (now, now + 600, now + 7200)
+            for what, answer in _questions(policy, at)
+            if (left := answer(one)) != (right := answer(other))
+        ]
+    return differences
+
+
+def _questions(policy: Policy, at: float) -> Iterable[tuple[str, Callable[[Any], object]]]:
+    for checkpoint in (None, *Checkpoint):
+        yield (
+            f"verdict({checkpoint})",
+            lambda e, c=checkpoint: decide(e, policy, at, checkpoint=c),  # type: ignore[misc]
+        )
+    yield "rules", lambda e: explain(e, policy, at)
+
+
+def _told(moving: Object) -> list[Object]:
+    told: list[Object] = moving["status"].get("phaseTransitionTimestamps", [])
+    return told

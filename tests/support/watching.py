@@ -1,0 +1,126 @@
+"""A watch that runs beside a test, and what the test asks of it."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from exporter.engine.cooldown import decide
+from exporter.engine.model import Instant, Policy, Resource, Verdict
+from exporter.engine.store import Store
+from exporter.health import Health
+from exporter.kube.client import ApiServer, Login
+from exporter.kube.reflector import Follower, Watch
+from exporter.settings import KubeSettings
+
+
+QUICK = KubeSettings(sync_timeout=20.0, read_timeout=20.0, refused_retry=0.3)
+WAIT = 30.0
+
+
+@dataclass
+class Following:
+    """A running watch, its store and its health. `changes` wakes whoever waits."""
+
+    store: Store
+    health: Health
+    running: "asyncio.Task[None]"
+    changes: asyncio.Condition
+
+    async def until(
+        self, condition: Callable[[], object], *, what: str, wait: float = WAIT
+    ) -> None:
+        """Wait until the condition holds, tried anew after every change and twice a second."""
+        deadline = time.monotonic() + wait
+        while not condition():
+            if self.running.done():
+                await self.running
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {wait:g} s; {self.health}")
+            async with self.changes:
+                try:
+                    async with asyncio.timeout(0.1):
+                        await self.changes.wait()
+                except TimeoutError:
+                    pass
+
+    async def ready(self) -> None:
+        """Wait until everything is synced or refused."""
+        await self.until(lambda: self.health.ready, what="ready")
+
+    async def knows(self, namespace: str, *names: str) -> None:
+        """Wait until exactly these VMIs of a namespace are known."""
+        wanted = set(names)
+        await self.until(
+            lambda: self.names(namespace) == wanted,
+            what=f"VMIs {sorted(wanted)} in {namespace}",
+        )
+
+    def names(self, namespace: str) -> set[str]:
+        """The VMIs known of a namespace."""
+        known = (evidence.vmi for evidence in self.store.all_evidence())
+        return {vmi.name for vmi in known if vmi.namespace == namespace}
+
+    def verdict(self, namespace: str, name: str, now: Instant) -> Verdict | None:
+        """The verdict under the default policy."""
+        evidence = self.store.evidence(namespace, name)
+        return None if evidence is None else decide(evidence, Policy(), now)
+
+    def restarts(self, resource: Resource) -> dict[str, int]:
+        """Why and how often the watch of a resource was opened again."""
+        counted: dict[str, int] = {}
+        for watched in self.health.of(resource):
+            for reason, times in watched.restarts.items():
+                counted[str(reason)] = counted.get(str(reason), 0) + times
+        return counted
+
+    def refused_objects(self, resource: Resource) -> int:
+        """How many objects of a resource could not be used."""
+        return sum(one.refused_objects for one in self.health.of(resource))
+
+
+@asynccontextmanager
+async def following(
+    login: Login,
+    *,
+    namespaces: tuple[str, ...] = (),
+    settings: KubeSettings = QUICK,
+    follower: type[Follower] = Follower,
+    **changed: object,
+) -> AsyncIterator[Following]:
+    """Watch for the length of the block; `changed` are settings that differ from `settings`."""
+    kube = replace(settings, **changed)  # type: ignore[arg-type]
+    store = Store(endings_kept=Policy().endings_kept)
+    health = Health(kube.stale_after, kube.dead_after)
+    condition = asyncio.Condition()
+    telling: set[asyncio.Task[None]] = set()
+
+    async def tell() -> None:
+        async with condition:
+            condition.notify_all()
+
+    def notify() -> None:
+        task = asyncio.get_running_loop().create_task(tell())
+        telling.add(task)
+        task.add_done_callback(telling.discard)
+
+    async with ApiServer(login, read_timeout=kube.read_timeout) as api:
+        watch = Watch(
+            api,
+            store,
+            health,
+            kube,
+            namespaces=namespaces,
+            clock=time.time,
+            changed=notify,
+            rng=random.Random(1),
+            follower=follower,
+        )
+        running = asyncio.create_task(watch.run())
+        try:
+            yield Following(store, health, running, condition)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, *telling, return_exceptions=True)

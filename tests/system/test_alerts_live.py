@@ -1,0 +1,384 @@
+"""The shipped rules in a real Prometheus, and a real Alertmanager that somebody is told by.
+
+Time runs sixty times as fast everywhere at once: the simulated cluster and the exporter read one
+fast clock, and the rules are the shipped ones with every `for`, range and offset divided by the
+same factor. So KubeVirt's waits, the exporter's settings and the rules keep their proportions, and
+`stuck.after` is production's half hour. Prometheus scrapes the exporter as two replicas, without
+honorLabels.
+"""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from exporter import app
+from exporter.demo import Demo, controller, node, objects
+from exporter.demo.objects import Object
+from exporter.demo.scenario import Scenario
+from exporter.demo.store import PODS, VMIS
+from exporter.kube.client import Login
+from exporter.server.admission import PATH
+from exporter.settings import Address, Settings, read_settings
+from tests.alerts.live import Alertmanager, Prometheus, Receiver
+from tests.alerts.scaling import scale
+from tests.cluster import poll
+from tests.cluster.ports import free_port
+from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.support.reviews import a_review
+
+
+FACTOR = 60.0
+"""How much faster than the world's the clock of all is."""
+SPEED = 0.1
+"""The speed at which the simulated cluster's waits are KubeVirt's own."""
+ALERTS = all_alerts(load_groups())
+MONITORING = "monitoring"
+RESERVED = "node-5"
+HOT = ("hot-1", "hot-2", "hot-3")
+HELD = ("held-1", "held-2", "held-3", "held-4", "held-5")
+NAMESPACE = "lab"
+MOVES = 4
+
+
+class Clock:
+    """A clock that runs faster from now on."""
+
+    def __init__(self) -> None:
+        self._start = time.time()
+
+    def __call__(self) -> float:
+        """The instant."""
+        return self._start + (time.time() - self._start) * FACTOR
+
+    def read(self) -> datetime:
+        """The same for the simulated cluster."""
+        return datetime.fromtimestamp(self(), UTC)
+
+
+class Play(Scenario):
+    """The demo's scenario, and a node that belongs to a few VMs which are moved to and fro."""
+
+    def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
+        if vmi["metadata"]["name"] in HOT and RESERVED in free:
+            return RESERVED
+        return super().choose_node(vmi, [one for one in free if one != RESERVED])
+
+
+class Story:
+    """What happens in the cluster, and who is told when."""
+
+    def __init__(self, demo: Demo, receiver: Receiver) -> None:
+        self.demo = demo
+        self.cluster = demo.cluster
+        self.receiver = receiver
+
+    async def move_to_and_fro(self) -> None:
+        """Move a node's VMs until their cooldown has reached the cap, and wait until it is over."""
+        for name in HOT:
+            self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
+        await asyncio.gather(*(self._move(name) for name in HOT))
+        await self.receiver.fires("KubeVirtVMChurning", name="hot-1", node=RESERVED)
+        await self.receiver.fires("KubeVirtNodeCannotBeRelieved", node=RESERVED)
+        # The cooldowns end by themselves.
+        await self.receiver.resolves("KubeVirtVMChurning", name="hot-1")
+        await self.receiver.resolves("KubeVirtNodeCannotBeRelieved")
+
+    async def hold_slots(self) -> None:
+        """Have the descheduler ask for VMs that cannot go, and one of their pods lose its mark."""
+        for name in HELD:
+            self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
+        for name in HELD:
+            await self._until_running(name)
+            self.cluster.evict_vmi(NAMESPACE, name, descheduler=True)
+            self.cluster.change_vmi(
+                NAMESPACE, name, lambda vmi: node.set_migratable(vmi, migratable=False)
+            )
+        await self._lose_mark(HELD[0])
+        fires = self.receiver.fires
+        await fires("KubeVirtEvacuationDiverged", name=HELD[0])
+        await fires("KubeVirtEvacuationStuck", name=HELD[0])
+        await fires("KubeVirtDeschedulerSlotsHeld", source="descheduler")
+        await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-1")
+        await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-2")
+        for vmi in self._vmis():
+            namespace, name = vmi["metadata"]["namespace"], vmi["metadata"]["name"]
+            if vmi["status"].get("evacuationNodeName") and name not in HOT:
+                self.cluster.change_vmi(namespace, name, controller.cancel_evacuation)
+        resolves = self.receiver.resolves
+        await resolves("KubeVirtEvacuationStuck", name=HELD[0])
+        await resolves("KubeVirtDeschedulerSlotsHeld")
+        await resolves("KubeVirtEvacuationFailingRepeatedly")
+        await resolves("KubeVirtEvacuationDiverged")
+
+    async def refuse_a_permission(self) -> None:
+        """Grant what was refused from the start, once that has been told."""
+        await self.receiver.fires("KubeVirtEvictionExporterPermissionMissing", resource="kubevirts")
+        self.demo.server.recover("kubevirts")
+        await self.receiver.resolves("KubeVirtEvictionExporterPermissionMissing")
+
+    async def send_nonsense(self) -> None:
+        """One line that is no object."""
+        assert self.demo.server.inject(b"[]\n", VMIS.plural)
+        await self.receiver.fires("KubeVirtEvictionExporterRefusedObjects", resource=VMIS.plural)
+        await self.receiver.resolves("KubeVirtEvictionExporterRefusedObjects")
+
+    async def lose_the_disk(self, kept: Path) -> None:
+        """The checkpoint's directory goes, and comes back."""
+        shutil.rmtree(kept)
+        await self.receiver.fires("KubeVirtEvictionExporterCheckpointNotWritten")
+        kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
+        await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
+
+    async def call_the_webhook(self, url: str) -> None:
+        """Ask the webhook about an eviction, once it was told that nobody does."""
+        await self.receiver.fires("KubeVirtEvictionWebhookNotCalled")
+        async with aiohttp.ClientSession() as session, session.post(url, json=a_review()) as asked:
+            assert asked.status == 200
+        await self.receiver.resolves("KubeVirtEvictionWebhookNotCalled")
+
+    async def fall_silent(self) -> None:
+        """Say nothing for minutes, and go on."""
+        self.demo.server.freeze()
+        await self.receiver.fires("KubeVirtEvictionExporterStale", resource=VMIS.plural)
+        self.demo.server.thaw()
+        await self.receiver.resolves("KubeVirtEvictionExporterStale")
+
+    async def _move(self, name: str) -> None:
+        await self._until_running(name)
+        for _ in range(MOVES):
+            self.cluster.evict_vmi(NAMESPACE, name)
+            await self._until(
+                name, lambda status: not status.get("evacuationNodeName"), "moved away"
+            )
+        # Even: it is back.
+        await self._until(name, lambda status: status["nodeName"] == RESERVED, "back")
+
+    async def _until_running(self, name: str) -> None:
+        await self._until(name, lambda status: status.get("phase") == "Running", "running")
+
+    async def _until(self, name: str, holds: Any, what: str) -> None:
+        async def look() -> bool:
+            vmi = self.cluster.vmi(NAMESPACE, name)
+            return vmi is not None and bool(holds(vmi["status"]))
+
+        await poll(look, within=60, what=f"{name} {what}")
+
+    async def _lose_mark(self, name: str) -> None:
+        """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it."""
+
+        async def marked() -> Object | None:
+            pod = self.cluster.launcher(NAMESPACE, name)
+            return pod if pod and objects.EVICTION_IN_PROGRESS in objects.notes(pod) else None
+
+        pod = await poll(marked, within=60, what=f"{name} marked")
+        pod["metadata"]["annotations"].pop(objects.EVICTION_IN_PROGRESS)
+        line = json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n"
+        assert self.demo.server.inject(line, PODS.plural)
+
+    def _vmis(self) -> list[Object]:
+        keys = [(vm.namespace, vm.name) for vm in self.demo.scenario.vms]
+        found = [self.cluster.vmi(*key) for key in (*keys, *((NAMESPACE, one) for one in HELD))]
+        return [vmi for vmi in found if vmi is not None]
+
+
+@asynccontextmanager
+async def exporting(settings: Settings, demo: Demo, clock: Clock) -> AsyncIterator[str]:
+    """The exporter on the demo for the length of the block; the URL of its query listener."""
+    stop = asyncio.Event()
+    listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        app.run(
+            settings,
+            Login(url=demo.url),
+            stop,
+            clock=clock,
+            on_listening=listening.set_result,
+        )
+    )
+    try:
+        await asyncio.wait((running, listening), return_when=asyncio.FIRST_COMPLETED)
+        yield (await listening).query[0]
+    finally:
+        stop.set()
+        await running
+
+
+@asynccontextmanager
+async def playing(demo: Demo, query: str) -> AsyncIterator[None]:
+    """The cluster and its descheduler at work for the length of the block."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(demo.run(query, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+class Played:
+    """A story that has been told: what the receiver knows, and the Prometheus that saw it."""
+
+    def __init__(self, receiver: Receiver, prometheus: Prometheus, seconds: float) -> None:
+        self.told = receiver.told
+        self.prometheus = prometheus
+        self.seconds = seconds
+
+
+@pytest.fixture(scope="module")
+async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Played]:
+    """One run for all the tests of this module."""
+    directory = tmp_path_factory.mktemp("alerts")
+    clock = Clock()
+    port, webhook = free_port(), Address("127.0.0.1", free_port())
+    settings = read_settings(
+        {
+            "policy": {"maxMigrationCooldown": "1h"},
+            "listen": {"query": "127.0.0.1:0", "metrics": f"127.0.0.1:{port}"},
+            "checkpoint": f"file:{directory / 'kept' / 'history'}",
+            "kube": {
+                "syncTimeout": "10m",
+                "refusedRetry": "5s",
+                "staleAfter": "1h",
+                "checkpointInterval": "250ms",
+            },
+        }
+    )
+    settings = replace(settings, listen=replace(settings.listen, admission=(webhook,)))
+    demo = Demo(clock.read, speed=SPEED, nodes=5)
+    demo.server.bookmark_seconds = 60.0 / FACTOR
+    demo.scenario = demo.cluster.plan = Play()
+    targets = [
+        {
+            "targets": [f"127.0.0.1:{port}"],
+            "labels": {"instance": replica, "namespace": MONITORING, "node": "infra-1"},
+        }
+        for replica in ("a", "b")
+    ]
+    (directory / "kept").mkdir()
+    started = time.monotonic()
+    async with (
+        Receiver() as receiver,
+        Alertmanager(directory, receiver.url) as alertmanager,
+        Prometheus(
+            directory,
+            scale(load_groups(), FACTOR),
+            targets=targets,
+            alertmanager=alertmanager.address,
+        ) as prometheus,
+        demo,
+    ):
+        await receiver.fires("KubeVirtEvictionExporterAbsent")
+        demo.server.answer("kubevirts", 403)
+        demo.server.freeze()
+        async with exporting(settings, demo, clock) as query, playing(demo, query):
+            await receiver.fires("KubeVirtEvictionExporterNotSynced", resource=VMIS.plural)
+            demo.server.thaw()
+            await receiver.resolves("KubeVirtEvictionExporterNotSynced")
+            await receiver.resolves("KubeVirtEvictionExporterAbsent")
+            story = Story(demo, receiver)
+            await story.fall_silent()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(story.refuse_a_permission())
+                tasks.create_task(story.send_nonsense())
+                tasks.create_task(story.call_the_webhook(f"http://{webhook}{PATH}"))
+                tasks.create_task(story.lose_the_disk(directory / "kept"))
+                tasks.create_task(story.move_to_and_fro())
+                tasks.create_task(story.hold_slots())
+            yield Played(receiver, prometheus, time.monotonic() - started)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ALERTS)
+async def test_alert_fires_resolves_and_is_told(
+    played: Played, name: str, prove: Callable[[str], None]
+) -> None:
+    """From the very same rule file, through Alertmanager, to somebody who is told twice."""
+    told = [one for one in played.told if one["labels"]["alertname"] == name]
+    labels = [one["labels"] for one in told if one["status"] == "firing"]
+
+    assert {one["status"] for one in told} == {"firing", "resolved"}
+    rule = ALERTS[name]
+    for one in labels:
+        assert rule["labels"].items() <= one.items()
+        assert not one.keys() & {"instance", "job"}
+    for one in told:
+        assert one["annotations"]["runbook_url"] == rule["annotations"]["runbook_url"]
+        assert "<no value>" not in json.dumps(one["annotations"])
+        assert "error" not in one["annotations"]["description"]
+    prove(f"alerts: {name} fired, resolved and was told: {told[0]['annotations']['description']}")
+
+
+@pytest.mark.timeout(600)
+async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
+    """Without honorLabels the VM's namespace and node are the VM's, and its state is told."""
+    stuck = [
+        one
+        for one in played.told
+        if one["labels"]["alertname"] == "KubeVirtEvacuationStuck"
+        and one["labels"]["name"] == HELD[0]
+    ]
+
+    assert {one["labels"]["namespace"] for one in stuck} == {NAMESPACE}
+    assert {one["labels"]["exported_namespace"] for one in stuck} == {NAMESPACE}
+    assert not {one["labels"]["node"] for one in stuck} & {"infra-1", ""}
+    assert "State: not_migratable." in stuck[0]["annotations"]["description"]
+
+
+@pytest.mark.timeout(600)
+async def test_prometheus_evaluated_every_rule_without_an_error(
+    played: Played, prove: Callable[[str], None]
+) -> None:
+    """Every rule is healthy, and none of them is missing."""
+    answer = await played.prometheus.ask("rules")
+    rules = [rule for group in answer["groups"] for rule in group["rules"]]
+
+    assert len(rules) == len(all_rules(load_groups()))
+    assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
+    prove(
+        f"alerts: {len(rules)} rules in a real Prometheus for {played.seconds:.0f} s,"
+        f" each for, range and offset divided by {FACTOR:g}; {len(played.told)} messages"
+    )
+
+
+@pytest.mark.timeout(600)
+async def test_scaled_rules_parse_to_the_same_tree(played: Played) -> None:
+    """Prometheus's own parser finds nothing changed but ranges and offsets, each by the factor."""
+    original = all_rules(load_groups())
+    scaled = all_rules(scale(load_groups(), FACTOR))
+    for before, after in zip(original, scaled, strict=True):
+        trees = [
+            await played.prometheus.ask("parse_query", query=rule["expr"])
+            for rule in (before, after)
+        ]
+        assert shorten(trees[0]) == trees[1]
+
+
+@pytest.mark.timeout(600)
+async def test_queries_of_the_runbooks_are_answered(played: Played) -> None:
+    """Prometheus evaluates each of them without an error."""
+    queries = {one for text in load_runbooks().values() for one in fenced(text, "promql")}
+    for query in queries:
+        answer = await played.prometheus.ask("query", query=query)
+        assert answer["resultType"] == "vector"
+
+
+def shorten(tree: Any) -> Any:
+    """A syntax tree with its ranges and offsets divided by the factor."""
+    if isinstance(tree, list):
+        return [shorten(one) for one in tree]
+    if isinstance(tree, dict):
+        return {
+            key: round(value / FACTOR) if key in {"range", "offset"} else shorten(value)
+            for key, value in tree.items()
+        }
+    return tree

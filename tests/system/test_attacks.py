@@ -1,0 +1,363 @@
+"""What is tried on the two listeners, and what it is answered: a process, TLS, a real cluster."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.cluster import EXPORTER_READS, VMIS, User, find_binary, poll, vmi
+from tests.cluster.access import allow
+from tests.cluster.cluster import write_certificates
+from tests.cluster.resources import SERVICE_ACCOUNTS
+from tests.support.api_servers import RealStage
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
+
+
+CONNECTIONS = 500
+BODY = 100 * 2**20
+HEAD = 10 * 2**20
+MIB = 2**20
+_numbers = count(1)
+
+
+@dataclass
+class Target:
+    """The exporter as it stands in a cluster: TLS, tokens, limits."""
+
+    program: Program
+    namespace: str
+    authority: Path
+    caller: User
+    rows: list[str] = field(default_factory=list)
+
+    @property
+    def trust(self) -> ssl.SSLContext:
+        """What a caller trusts; no more is asked of it here."""
+        return ssl.create_default_context(cafile=self.authority)
+
+    async def ask(
+        self, method: str, path: str, *, token: str | None = None, **options: Any
+    ) -> tuple[int, Any]:
+        """The status and the problem or answer."""
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        headers |= options.pop("headers", {})
+        connector = aiohttp.TCPConnector(ssl=self.trust)
+        async with (
+            aiohttp.ClientSession(connector=connector, max_line_size=2**16) as session,
+            session.request(
+                method, self.program.query + path, headers=headers, **options
+            ) as response,
+        ):
+            text = await response.text()
+            is_json = response.content_type.endswith("json")
+            return response.status, json.loads(text) if is_json else text
+
+    async def send(self, *parts: bytes, pause: float = 0.0) -> bytes:
+        """What is answered to these bytes, sent as they are."""
+        host, _, port = self.program.query.removeprefix("https://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=self.trust)
+        try:
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(pause)
+            return await asyncio.wait_for(reader.read(), 20)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def ready(self) -> None:
+        """Wait until it answers."""
+
+        async def is_ready() -> bool:
+            return (await self.ask("GET", "/readyz"))[0] == 200
+
+        await poll(is_ready, within=30, what="readiness")
+
+    def note(self, attempt: str, answer: str, bound: str) -> None:
+        """A row of the table."""
+        self.rows.append(f"attack: {attempt} | {answer} | {bound}")
+
+
+async def a_caller(real: RealStage, url: str) -> User:
+    """A service account that may get and post a non-resource URL."""
+    name = f"attacker-{next(_numbers)}"
+    user = await real.cluster.user(name, [])
+    rule = {"nonResourceURLs": [url], "verbs": ["get", "post"]}
+    await allow(real.admin, user, f"{name}-asks", rule)
+    return user
+
+
+async def a_reviewer(real: RealStage) -> User:
+    """What the exporter runs as: it reads the cluster, and asks who its callers are."""
+    name = f"reviewer-{next(_numbers)}"
+    user = await real.cluster.user(name, EXPORTER_READS)
+    await allow(
+        real.admin,
+        user,
+        f"{name}-reviews",
+        {
+            "apiGroups": ["authentication.k8s.io"],
+            "resources": ["tokenreviews"],
+            "verbs": ["create"],
+        },
+        {
+            "apiGroups": ["authorization.k8s.io"],
+            "resources": ["subjectaccessreviews"],
+            "verbs": ["create"],
+        },
+    )
+    return user
+
+
+def expired(real: RealStage, user: User) -> str:
+    """A token that this very cluster signed for the user, an hour ago, for less than that."""
+    key = real.cluster.directory / "service-account.key"
+    issuer = "https://kubernetes.default.svc"
+    command = ["token", str(key), issuer, user.name, str(int(time.time()) - 60)]
+    ran = subprocess.run(
+        [str(find_binary("certificates")), *command], capture_output=True, text=True, check=True
+    )
+    return str(ran.stdout)
+
+
+@pytest.fixture(scope="module")
+async def target(
+    real: RealStage, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Target]:
+    """One process for all attempts: what one of them spoils the next would show."""
+    directory = tmp_path_factory.mktemp("attacks")
+    write_certificates(directory, "localhost")
+    namespace = await real.make_namespace()
+    await real.admin.create(VMIS, vmi("db", namespace))
+    now = int(time.time())
+    state = {
+        "migrationUid": "m1",
+        "startTimestamp": rfc3339(now - 60),
+        "endTimestamp": rfc3339(now),
+    }
+    await real.admin.merge(VMIS, namespace, "db", {"status": {"migrationState": state}})
+    pair = {
+        "certFile": str(directory / "localhost.crt"),
+        "keyFile": str(directory / "localhost.key"),
+    }
+    config = {
+        "listen": {"query": "0.0.0.0:0", "metrics": "127.0.0.1:0"},
+        "tls": {"query": pair},
+        "auth": {"query": "kubernetes"},
+        "limits": {"connections": CONNECTIONS, "requestTimeout": "1s", "idleTimeout": "3s"},
+    }
+    login = real.cluster.kubeconfig(await a_reviewer(real))
+    async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.listening()
+        exporter.query = exporter.query.replace("0.0.0.0", "localhost")  # noqa: S104 (nothing is bound)
+        caller = await a_caller(real, "/v1/*")
+        attacked = Target(exporter, namespace, directory / "ca.crt", caller)
+        await attacked.ready()
+        yield attacked
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [pytest.param(1_000, id="small"), pytest.param(10_000, id="soak", marks=pytest.mark.soak)],
+)
+async def test_every_attempt(
+    target: Target, real: RealStage, prove: Callable[[str], None], idle: int
+) -> None:
+    """Each has its answer, nothing of it stays, and a caller who may is served after all."""
+    before = target.program.resident() // MIB
+    await ask_without_leave(target, real)
+    await send_too_much(target)
+    await send_too_slowly(target)
+    await play_tricks_with_paths(target)
+    await invent_nodes(target)
+    await hold_connections(target, idle)
+    held_once = target.program.resident() // MIB
+    await hold_connections(target, idle)
+    status, answer = await verdict(target, target.caller.token or "")
+    assert (status, answer["verdicts"][0]["reason"]) == (200, "cooldown")
+    after = target.program.resident() // MIB
+    assert after < held_once + 50, "what was tried has left something behind"
+    for row in target.rows[:-1]:
+        prove(row)
+    prove(f"attack: memory before {before} MiB, after all of it {after} MiB")
+    log = target.program.output
+    assert (target.caller.token or "?") not in log
+    assert "Traceback" not in log
+
+
+async def ask_without_leave(target: Target, real: RealStage) -> None:
+    """No token, a bad one, an expired one, a revoked one, one that may not."""
+    stranger = await a_caller(real, "/metrics")
+    revoked = await a_caller(real, "/v1/*")
+    await real.admin.delete(SERVICE_ACCOUNTS, "accounts", revoked.name.rpartition(":")[2])
+    for attempt, token, expected in (
+        ("no token", None, 401),
+        ("a bad token", "eyJhbGciOiJub25lIn0.e30.", 401),
+        ("an expired token", expired(real, target.caller), 401),
+        ("a deleted account's token", revoked.token, 401),
+        ("a valid token without permission", stranger.token, 403),
+        ("a valid token with permission", target.caller.token, 200),
+    ):
+        status, answer = await verdict(target, token)
+        assert status == expected, answer
+        if status != 200:
+            assert answer["status"] == status
+            assert answer["detail"]
+            assert token is None or token not in json.dumps(answer)
+        target.note(attempt, str(status), "one answer kept for auth.cache, 4096 at most")
+    for path in ("/livez", "/readyz"):
+        assert (await target.ask("GET", path))[0] == 200
+
+
+async def send_too_much(target: Target) -> None:
+    """A body and a head beyond all measure."""
+    token = target.caller.token
+    status, problem = await target.ask(
+        "POST", "/v1/verdicts", token=token, data=BytesIO(bytes(BODY))
+    )
+    assert (status, problem["title"]) == (413, "Body too large")
+    target.note(f"a body of {BODY // 2**20} MB", "413", "limits.bodyBytes are read")
+    status, problem = await target.ask(
+        "GET", "/v1/blocked", token=token, headers={"X": "x" * 10_000}
+    )
+    assert (status, problem["status"]) == (400, 400)
+    answer = await target.send(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * HEAD + b"\r\n\r\n")
+    assert answer == b"" or answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+    target.note(f"a header of {HEAD // 2**20} MB", "400", "8 kB are read")
+    answer = await target.send(b"\x16\x03\x01\x02\x00\x01\x00 nonsense\r\n\r\n")
+    assert b" 400 " in answer.splitlines()[0]
+    assert b"application/problem+json" in answer
+    target.note("bytes that are no HTTP", "400", "nothing")
+
+
+async def send_too_slowly(target: Target) -> None:
+    """A head that never ends, a body that never comes, and nothing at all."""
+    began = time.monotonic()
+    assert await target.send(b"GET /v1/blocked HTTP/1.1\r\nHost: x\r\n") == b""
+    took = time.monotonic() - began
+    assert took < 10
+    target.note("a head that never ends", "closed", "limits.idleTimeout")
+    head = (
+        f"POST /v1/verdicts HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+        f"Authorization: Bearer {target.caller.token}\r\n\r\n"
+    )
+    answer = await target.send(head.encode(), b"{", pause=0.1)
+    assert b" 408 " in answer.splitlines()[0]
+    target.note("a body that never comes", "408", "limits.requestTimeout")
+
+
+async def play_tricks_with_paths(target: Target) -> None:
+    """No way of writing a path goes round the permission for it, or out of the API."""
+    token = target.caller.token
+    for path in (
+        "/v1/../metrics",
+        "/v1/%2e%2e/metrics",
+        "//metrics",
+        "/metrics/",
+        "/METRICS",
+        "/v1/vmis/../../metrics",
+        "/v1/vmis/%2e%2e/%2e%2e%2fmetrics",
+        "/v1/vmis/a%00b/c",
+        "/v1/vmis/" + "a" * 64 + "/b",
+        "/v1/vmis/a/b%0d%0aSet-Cookie:x=1",
+    ):
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        answer = await target.send(f"{request}Authorization: Bearer {token}\r\n\r\n".encode())
+        status = int(answer.split()[1])
+        assert status in (400, 403, 404, 422), path
+        assert b"descheduler_kubevirt" not in answer
+        assert b"Set-Cookie" not in answer.partition(b"\r\n\r\n")[0]
+    target.note("path tricks (.., %2e, //, NUL, CR LF, 64 characters)", "400, 403, 404 or 422", "-")
+
+
+async def invent_nodes(target: Target) -> None:
+    """A caller's node, pod and VM names make no series and no line of the log."""
+    candidates = [
+        {"namespace": target.namespace, "name": "db", "node": f"made-up-{n}", "pod": "x\nforged"}
+        for n in range(500)
+    ]
+    candidates += [{"namespace": f"made-up-{n}", "name": "x", "node": "y"} for n in range(500)]
+    series = await count_series(target)
+    status, answer = await target.ask(
+        "POST", "/v1/verdicts", token=target.caller.token, json={"candidates": candidates}
+    )
+    assert (status, len(answer["verdicts"])) == (200, 1000)
+    text = (await scrape(target))[1]
+    assert "made-up" not in text
+    assert await count_series(target) <= series + 2, "a block of the VM's own node, a request"
+    assert "\nforged" not in target.program.output
+    target.note("1,000 invented nodes and namespaces", "200", "no series and no log line each")
+
+
+async def hold_connections(target: Target, idle: int) -> None:
+    """Far more idle connections than are taken: the others are closed, the process stays up."""
+    host, _, port = target.program.query.removeprefix("https://").rpartition(":")
+    before = target.program.resident() // MIB
+    opened: list[asyncio.StreamWriter] = []
+    try:
+        for _ in range(idle // 100):
+            made = await asyncio.gather(
+                *(asyncio.open_connection(host, int(port)) for _ in range(100)),
+                return_exceptions=True,
+            )
+            opened += [one[1] for one in made if not isinstance(one, BaseException)]
+        held = target.program.resident() // MIB
+        refused = await refused_connections(target)
+        assert refused >= idle - CONNECTIONS - 100
+    finally:
+        for writer in opened:
+            writer.close()
+    target.note(
+        f"{idle} idle connections, {CONNECTIONS} allowed",
+        f"{refused:.0f} closed at once, the others after limits.idleTimeout",
+        f"{held - before} MiB while held, by the handshakes' buffers",
+    )
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                status, _ = await verdict(target, target.caller.token)
+            except aiohttp.ClientError:
+                continue
+            if status == 200:
+                return
+
+
+async def verdict(target: Target, token: str | None) -> tuple[int, Any]:
+    """Ask about the one VM, without counting."""
+    candidates = [{"namespace": target.namespace, "name": "db"}]
+    body = {"candidates": candidates, "dryRun": True}
+    return await target.ask("POST", "/v1/verdicts", token=token, json=body)
+
+
+async def scrape(target: Target) -> tuple[int, str]:
+    """The metrics listener's own answer: plain, on loopback."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(target.program.metrics + "/metrics") as response,
+    ):
+        return response.status, await response.text()
+
+
+async def count_series(target: Target) -> int:
+    """How many series a scrape has."""
+    text = (await scrape(target))[1]
+    return sum(not line.startswith("#") for line in text.splitlines())
+
+
+async def refused_connections(target: Target) -> float:
+    """How many connections of the query listener were closed at once."""
+    name = "kubevirt_eviction_exporter_refused_connections_total"
+    return await target.program.sample(name, listener="query")

@@ -1,0 +1,52 @@
+"""Attempts are counted beyond what KubeVirt keeps: the simulated cluster, a short backoff."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from exporter.demo import Demo
+from exporter.engine.diagnosis import diagnose
+from exporter.engine.model import Resource, StuckPolicy
+from exporter.engine.store import Store
+from exporter.kube.client import Login
+from tests.support.watching import following
+
+
+FAILING = ("lab", "failing-1")
+KEPT_BY_KUBEVIRT = 5
+
+
+async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None]) -> None:
+    """Twelve more attempts fail; never are more than five failed VMIMs of the VM there."""
+    demo = Demo(lambda: datetime.now(UTC), seed=1, speed=20.0)
+    stop = asyncio.Event()
+    most_seen = 0
+    async with demo, following(Login(url=demo.url)) as watch:
+        await watch.ready()
+        first = _failed(watch.store)
+        playing = asyncio.create_task(demo.run("http://127.0.0.1:1", stop))
+
+        def counted() -> bool:
+            nonlocal most_seen
+            evidence = watch.store.evidence(*FAILING)
+            assert evidence is not None
+            failed = [vmim for vmim in evidence.vmims if vmim.phase == "Failed"]
+            most_seen = max(most_seen, len(failed))
+            return _failed(watch.store) >= first + 12
+
+        await watch.until(counted, what="twelve more failures", wait=60.0)
+        stop.set()
+        await playing
+        # The newest failure is there a moment before KubeVirt collects the oldest.
+        assert most_seen <= KEPT_BY_KUBEVIRT + 1
+        assert first == KEPT_BY_KUBEVIRT
+        assert watch.refused_objects(Resource.VMIMS) == 0
+    prove(f"attempts: {first + 12} failures counted, {most_seen} failed VMIMs at most at a time")
+
+
+def _failed(store: Store) -> int:
+    evidence = store.evidence(*FAILING)
+    assert evidence is not None
+    found = diagnose(evidence, StuckPolicy(), store.load(), 0.0)
+    assert found is not None
+    return found.failed_attempts

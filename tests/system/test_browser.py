@@ -1,0 +1,464 @@
+"""The page in a real Chromium, on a demo that stands still at a lively moment."""
+
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import groupby
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import (  # type: ignore[import-untyped]
+    Axe,
+)
+from playwright.async_api import Browser, Page, expect
+
+from exporter.server.api import make_query_app
+from exporter.settings import format_duration
+from tests.support.browser import NoChromium, Still, chromium, standing_demo
+from tests.unit.server.page.test_model import cooling, evacuating
+from tests.unit.server.page.test_render import HOSTILE
+from tests.unit.server.test_api import Desk, served
+
+
+PERIOD = 5_000
+"""Milliseconds between two refreshes."""
+READ_ROWS = """selector => [...document.querySelectorAll(selector)].map(row => ({
+    ...row.dataset,
+    ...Object.fromEntries([...row.querySelectorAll("[data-field]")].map(field => [
+        field.dataset.field,
+        field.querySelector("time")?.getAttribute("datetime") ?? field.value ?? field.textContent,
+    ])),
+    entries: [...row.querySelectorAll(".entry")].map(entry => [
+        entry.querySelector("[data-field=checkpoint]").textContent,
+        entry.querySelector("[data-field=reason]").textContent,
+    ]),
+    rules: [...row.querySelectorAll(".rules dd")].map(rule => rule.textContent),
+    holding: [...row.querySelectorAll(".rules dt:has(strong) code")].map(one => one.textContent),
+    badge: row.querySelector(".badge")?.textContent ?? "",
+    link: row.querySelector("a")?.getAttribute("href"),
+    bars: row.querySelectorAll(".line .bar").length,
+    failures: row.querySelectorAll(".line path.failed").length,
+    progress: row.querySelector("progress")?.value ?? null,
+    whole: row.querySelector("progress")?.max ?? null,
+}))"""
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One Chromium for all tests of this file; they do not run without, but in CI they must."""
+    try:
+        async with chromium() as browser:
+            yield browser
+    except NoChromium as none:
+        if "CI" in os.environ:
+            pytest.fail(str(none))
+        pytest.skip(str(none))
+
+
+@pytest.fixture(scope="module")
+async def demo(browser: Browser) -> AsyncIterator[Still]:
+    """One demo for all tests of this file; none where there is nothing to look at it with."""
+    assert browser.is_connected()
+    async with standing_demo() as demo:
+        yield demo
+
+
+@asynccontextmanager
+async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
+    """A page that was opened; leaving it fails where anything went wrong in it or left its origin.
+
+    `faults` of the page may be said beforehand to be expected: those that a test provokes.
+    """
+    expected = options.pop("faults", ())
+    context = await browser.new_context(**options)
+    page = await context.new_page()
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    try:
+        await page.goto(url)
+        yield page
+        origin = url.split("/", 3)[2]
+        assert {one.split("/", 3)[2] for one in asked if not one.startswith("data:")} == {origin}
+        assert [one for one in faults if not any(part in one for part in expected)] == []
+    finally:
+        await context.close()
+
+
+async def rows(page: Page, selector: str) -> list[dict[str, Any]]:
+    """The rows of a table, each with what its cells say by field."""
+    found: list[dict[str, Any]] = await page.evaluate(READ_ROWS, selector)
+    return found
+
+
+async def text(page: Page, selector: str) -> str:
+    """The text of an element, spaces run together."""
+    return " ".join((await page.locator(selector).inner_text()).split())
+
+
+async def axe_faults(page: Page) -> str:
+    """What axe-core finds wrong with the page as it is."""
+    results = await Axe().run(page)
+    return str(results.generate_report()) if results.violations_count else ""
+
+
+class TestTheSame:
+    """Every claim on the page is the API's at the same instant."""
+
+    async def test_the_evacuations(self, demo: Still, browser: Browser) -> None:
+        """Every row of GET /v1/evacuations, in its order, and in each row what it says."""
+        api = await demo.get("/v1/evacuations")
+        async with visit(browser, demo.query) as page:
+            shown = await rows(page, "#evacuation-rows tbody tr")
+            as_of = await page.locator("#as-of time").get_attribute("datetime")
+
+        assert as_of == api["asOf"]
+        assert len(shown) == len(api["evacuations"]) > 5
+        for row, one in zip(shown, api["evacuations"], strict=True):
+            vmi = await demo.get(row["link"])
+            verdicts = (vmi["verdicts"]["filter"], vmi["verdicts"]["preEviction"])
+            backoff, attempt, cancel = one["backoff"], one["attempt"], one["cancel"]
+            expected = {
+                "namespace": one["namespace"],
+                "name": one["name"],
+                "node": one["node"] or "no node",
+                "state": one["state"],
+                "requestedAt": one["requestedAt"],
+                "source": one["source"],
+                "evictionStrategy": one["evictionStrategy"] or None,
+                "failedAttempts": str(one["failedAttempts"]),
+                "nextStep": one["nextStep"],
+                "reason": next((v["reason"] for v in verdicts if v["reason"]), None),
+                "stuckBy": ", ".join(one["stuckBy"]) or None,
+                "nextTryAt": backoff and backoff["nextTryAt"],
+                "backoff": backoff and str(backoff["seconds"]),
+                "phase": attempt and (attempt["phase"] or "new"),
+                "cancel": cancel and f"{cancel['method']} {cancel['path']}",
+                "rules": [rule["why"] for rule in vmi["rules"]],
+                "holding": [rule["rule"] for rule in vmi["rules"] if rule["blocks"]],
+            }
+            assert {key: row.get(key) for key in expected} == expected
+            assert ("diverged" in row) is one["diverged"]
+            assert ("Stuck by" in row["badge"]) is one["stuck"]
+            assert_drawn(row, vmi)
+
+    async def test_the_held_vms(self, demo: Still, browser: Browser) -> None:
+        """Every entry of GET /v1/blocked, and of each VM what GET /v1/vmis says of it."""
+        api = await demo.get("/v1/blocked")
+        grouped = {
+            key: list(entries)
+            for key, entries in groupby(api["blocked"], lambda e: (e["namespace"], e["name"]))
+        }
+        async with visit(browser, demo.query) as page:
+            shown = await rows(page, "#held-rows tbody tr")
+
+        assert {(row["namespace"], row["name"]) for row in shown} == set(grouped)
+        assert len(shown) == len(grouped) > 5
+        for row in shown:
+            entries = grouped[row["namespace"], row["name"]]
+            vmi = await demo.get(f"/v1/vmis/{row['namespace']}/{row['name']}")
+            release = next((e["notBefore"] for e in entries if e["notBefore"]), None)
+            assert row["entries"] == [[e["checkpoint"], e["reason"]] for e in entries]
+            assert row["node"] == entries[0]["node"]
+            assert row.get("notBefore") == release
+            assert row["migrationsInWindow"] == str(
+                vmi["verdicts"]["preEviction"]["migrationsInWindow"]
+            )
+            assert row["rules"] == [rule["why"] for rule in vmi["rules"]]
+            if release is not None:
+                left = vmi["verdicts"]["preEviction"]["retryAfterSeconds"]
+                assert row["whole"] - row["progress"] == pytest.approx(left, abs=0.01)
+            assert_drawn(row, vmi)
+
+    async def test_the_numbers(self, demo: Still, browser: Browser) -> None:
+        """The counts are those of the status, of the blocked set and of the metrics."""
+        status = await demo.get("/v1/status")
+        evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
+        blocked = (await demo.get("/v1/blocked"))["blocked"]
+        first = {(e["namespace"], e["name"]): e for e in reversed(blocked)}
+        held = Counter((e["node"], e["reason"]) for e in first.values())
+        async with visit(browser, demo.query) as page:
+            shown = await rows(page, "#node-rows tbody tr")
+            counts = {
+                name: int(await text(page, f"#count-{name}"))
+                for name in ("vmis", "movable", "held", "evacuating", "stuck")
+            }
+
+        assert counts == {
+            "vmis": status["vmis"]["known"],
+            "movable": status["vmis"]["allowed"],
+            "held": len(first),
+            "evacuating": len(evacuations),
+            "stuck": sum(one["stuck"] for one in evacuations),
+        }
+        metrics = await demo.get("/metrics")
+        assert sum(int(row["vmis"]) for row in shown) == counts["vmis"]
+        for row in shown:
+            labels = f'node="{row["name"]}",verdict="allowed"'
+            if row["movable"] != "0":
+                assert f"descheduler_kubevirt_vmis{{{labels}}} {row['movable']}.0" in metrics
+            reasons = {key: int(row[key]) for key in status["vmis"]["held"]}
+            assert reasons == {key: held[row["name"], key] for key in reasons}
+            assert int(row["vmis"]) == int(row["movable"]) + sum(reasons.values())
+
+    async def test_the_trust(self, demo: Still, browser: Browser) -> None:
+        """Readiness, contact, version, what is watched and the policy in force."""
+        status = await demo.get("/v1/status")
+        (one, *_) = (await demo.get("/v1/blocked"))["blocked"]
+        policy = (await demo.get(f"/v1/vmis/{one['namespace']}/{one['name']}"))["policy"]
+        async with visit(browser, demo.query) as page:
+            assert (await text(page, "#verdict")).startswith("Yes. Synced, last contact")
+            contact = await page.locator("#last-contact time").get_attribute("datetime")
+            assert contact == status["observedAt"]
+            assert await text(page, "#version") == status["version"]
+            assert (status["checkpoint"] is None) == ("none" in await text(page, "#checkpoint"))
+            await page.locator("#more-trust summary").click()
+            for resource in status["resources"]:
+                row = await text(page, f"#watch-{resource['resource']}")
+                assert ("synced" in row) is resource["synced"]
+            settings = await text(page, ".settings")
+        assert await demo.get("/readyz") == "ok\n"
+        for key, value in policy.items():
+            name = key.removesuffix("Seconds").replace("guardPending", "guards.pending")
+            name = name.replace("guardEvacuations", "guards.evacuations")
+            told = str(value).lower() if isinstance(value, bool) else format_duration(value)
+            assert f"policy.{name} {told}" in settings
+
+
+def assert_drawn(row: dict[str, Any], vmi: dict[str, Any]) -> None:
+    """The timeline has a bar for each migration and a mark for each failure."""
+    assert row["bars"] == len(vmi["migrations"])
+    failed = [one for one in vmi["migrations"] if one["outcome"] == "failed"]
+    assert row["failures"] == len(failed)
+
+
+class TestLooks:
+    """For every eye and hand."""
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("width", [1280, 360])
+    async def test_it_is_accessible(
+        self, demo: Still, browser: Browser, scheme: Any, width: int
+    ) -> None:
+        """axe-core finds nothing, in light and dark, wide and narrow, with everything opened."""
+        size = {"width": width, "height": 800}
+        for url in (demo.query, demo.metrics) if width > 360 else (demo.query,):
+            async with visit(browser, url, color_scheme=scheme, viewport=size) as page:
+                await page.evaluate("document.querySelectorAll('details').forEach(d => d.open = 1)")
+                assert await axe_faults(page) == ""
+                background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert (background == "rgb(18, 21, 24)") is (scheme == "dark")
+                assert await page.evaluate("document.getAnimations().length") == 0
+
+    @pytest.mark.parametrize("width", [360, 700, 1280, 2560])
+    async def test_nothing_scrolls_sideways(
+        self, demo: Still, browser: Browser, width: int
+    ) -> None:
+        """On a phone and on a wall the page is as wide as the window."""
+        size = {"width": width, "height": 780}
+        async with visit(browser, demo.query, viewport=size) as page:
+            await page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert await page.evaluate("document.documentElement.scrollWidth") == width
+
+    async def test_the_longest_names_fit(self, browser: Browser) -> None:
+        """Names as long as Kubernetes allows, and hostile ones, are text that is broken."""
+        desk = Desk()
+        long: dict[str, Any] = {"namespace": "n" * 63, "node": "m" * 253}
+        desk.store.put(cooling("v" * 253, **long))
+        desk.store.put(evacuating("w" * 253, **long))
+        for number, name in enumerate(HOSTILE):
+            desk.store.put(cooling(name, namespace=name, node=name, uid=f"h{number}"))
+        size = {"width": 360, "height": 780}
+        async with served(make_query_app(desk.service)) as session:
+            url = str(session._base_url)  # noqa: SLF001 (where the test's own server listens)
+            async with visit(browser, url, viewport=size) as page:
+                assert await page.evaluate("document.documentElement.scrollWidth") == 360
+                shown = await rows(page, "#held-rows tbody tr")
+                assert {row["name"] for row in shown} == {"v" * 253, *HOSTILE}
+                assert await page.locator("script").count() == 1
+
+    async def test_the_keyboard_reaches_everything(self, demo: Still, browser: Browser) -> None:
+        """Tab goes from the skip link over the filter to the rows, and each place is visible."""
+        async with visit(browser, demo.query) as page:
+            reached = []
+            for _ in range(14):
+                await page.keyboard.press("Tab")
+                reached.append(
+                    await page.evaluate(
+                        """() => {
+                            const at = document.activeElement, style = getComputedStyle(at);
+                            const box = at.getBoundingClientRect();
+                            if (style.outlineStyle === "none" || box.left < 0) return "unseen";
+                            return at.name || at.id || at.getAttribute("href") || at.localName;
+                        }"""
+                    )
+                )
+            (first, *_) = (await demo.get("/v1/evacuations"))["evacuations"]
+
+        path = f"/v1/vmis/{first['namespace']}/{first['name']}"
+        assert reached[:3] == ["#main", "live-pause", "summary"]
+        assert reached[3:10] == [
+            *("namespace", "node", "state", "reason", "sort", "stuck", "button"),
+        ]
+        assert reached[10:12] == [path, "summary"]
+        assert "unseen" not in reached
+
+    async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
+        """Rows, details and the filter are there; only the refresh is not, which is said."""
+        async with visit(browser, demo.query, java_script_enabled=False) as page:
+            await expect(page.locator("#live-status")).to_have_text("Load it again for news.")
+            await expect(page.locator("#live-pause")).to_be_hidden()
+            assert await page.locator("#evacuation-rows tbody tr").count() > 5
+            await page.locator("#evacuation-rows summary").first.click()
+            await expect(page.locator("#evacuation-rows .rules").first).to_be_visible()
+            await page.locator("[name=state]").select_option("external")
+            await page.get_by_role("button", name="Show").click()
+            assert "state=external" in page.url
+            states = page.locator("#evacuation-rows [data-field=state]")
+            assert await states.all_inner_texts() == ["external"]
+
+    async def test_the_filter_filters(self, demo: Still, browser: Browser) -> None:
+        """Enter in a field asks the server, the form remembers, and one link shows all again."""
+        async with visit(browser, demo.query) as page:
+            total = await page.locator("#held-rows tbody tr").count()
+            await page.locator("[name=namespace]").fill("bank")
+            await page.keyboard.press("Enter")
+            await page.wait_for_url("**namespace=bank**")
+            shown = await rows(page, "#held-rows tbody tr")
+            assert {row["namespace"] for row in shown} == {"bank"}
+            assert 0 < len(shown) < total
+            assert await page.locator("[name=namespace]").input_value() == "bank"
+            await page.locator("#clear").click()
+            assert await page.locator("#held-rows tbody tr").count() == total
+
+    async def test_nothing_else_may_run(self, demo: Still, browser: Browser) -> None:
+        """A script and a style that came into the page all the same are stopped."""
+        provoked = ("Content Security Policy",)
+        async with visit(browser, demo.query, faults=provoked) as page:
+            ran = await page.evaluate(
+                """() => {
+                    const script = document.createElement("script");
+                    script.textContent = "window.ran = true";
+                    document.body.append(script);
+                    document.body.setAttribute("style", "opacity: 0.5");
+                    return [window.ran === true, getComputedStyle(document.body).opacity];
+                }"""
+            )
+        assert ran == [False, "1"]
+
+
+class TestRefresh:
+    """The page renews itself where it stands."""
+
+    async def test_it_keeps_what_the_reader_has_done(self, demo: Still, browser: Browser) -> None:
+        """News come in; focus, scroll, what was opened and typed stay as they were."""
+        async with visit(browser, demo.query) as page:
+            await page.clock.install()
+            await page.reload()
+            await page.locator("#held-rows details summary").first.click()
+            await page.locator("[name=node]").fill("nod")
+            link = page.locator("#held-rows a").nth(2)
+            await link.focus()
+            await page.evaluate("document.activeElement.mine = true")
+            place = "document.activeElement.getBoundingClientRect().top"
+            before = await page.evaluate(place)
+            assert await page.evaluate("scrollY") > 0
+            later = await self._let_pass(demo, 2.0)
+            await page.clock.run_for(PERIOD)
+            await expect(page.locator("#as-of time")).to_have_attribute("datetime", later)
+
+            assert await page.evaluate("document.activeElement.mine === true")
+            assert await page.locator("#held-rows details[open]").count() == 1
+            assert await page.locator("[name=node]").input_value() == "nod"
+            assert await page.evaluate(place) == pytest.approx(before, abs=1)
+            api = await demo.get("/v1/blocked")
+            shown = await rows(page, "#held-rows tbody tr")
+            assert {(row["namespace"], row["name"]) for row in shown} == {
+                (e["namespace"], e["name"]) for e in api["blocked"]
+            }
+
+    async def test_it_becomes_what_the_server_sends(self, demo: Still, browser: Browser) -> None:
+        """After rows have come, gone and moved it is the page that a reload gives."""
+        async with visit(browser, demo.query) as page:
+            await page.clock.install()
+            await page.reload()
+            await page.evaluate(
+                """() => {
+                    const body = document.querySelector("#held-rows tbody");
+                    body.append(...[...body.children].reverse());
+                    body.children[1].remove();
+                    document.querySelector("#evacuations").remove();
+                    document.querySelector("#verdict").textContent = "";
+                }"""
+            )
+            later = await self._let_pass(demo, 1.0)
+            await page.clock.run_for(PERIOD)
+            await expect(page.locator("#as-of time")).to_have_attribute("datetime", later)
+            renewed = await page.locator("main").inner_html()
+            await page.reload()
+
+            assert renewed == await page.locator("main").inner_html()
+
+    async def test_it_can_be_paused(self, demo: Still, browser: Browser) -> None:
+        """While it is paused or not looked at it asks for nothing; then at once."""
+        async with visit(browser, demo.query) as page:
+            await page.clock.install()
+            await page.reload()
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            await page.get_by_role("button", name="Pause").click()
+            await page.clock.run_for(3 * PERIOD)
+            assert await text(page, "#live-status") == "Paused"
+            assert asked == []
+            async with page.expect_request(demo.query + "/"):
+                await page.get_by_role("button", name="Resume").click()
+            await expect(page.locator("#live-status")).to_have_text("Refreshes every 5 s")
+            hide = """hidden => {
+                Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+                document.dispatchEvent(new Event("visibilitychange"));
+            }"""
+            await page.evaluate(hide, True)  # noqa: FBT003
+            asked.clear()
+            await page.clock.run_for(3 * PERIOD)
+            assert asked == []
+            async with page.expect_request(demo.query + "/"):
+                await page.evaluate(hide, False)  # noqa: FBT003
+
+    async def test_it_says_when_nobody_answers(self, demo: Still, browser: Browser) -> None:
+        """Without an exporter the page stays, says as of when it is, and goes on trying."""
+        provoked = ("ERR_INTERNET_DISCONNECTED",)
+        async with visit(browser, demo.query, faults=provoked) as page:
+            await page.clock.install()
+            await page.reload()
+            as_of = await page.locator("#as-of time").get_attribute("datetime")
+            await page.context.set_offline(True)
+            await page.clock.run_for(PERIOD)
+            status = page.locator("#live-status")
+            await expect(status).to_contain_text("Cannot reach the exporter")
+            assert str(as_of)[11:19] in await text(page, "#live-status")
+            assert await page.locator("#held-rows tbody tr").count() > 5
+            await page.context.set_offline(False)
+            await page.clock.run_for(PERIOD)
+            await expect(status).to_have_text("Refreshes every 5 s")
+
+    async def _let_pass(self, demo: Still, seconds: float) -> str:
+        """Let the demo stand still a little later; returns that instant."""
+        assert demo.clock.stopped_at is not None
+        demo.clock.stopped_at += seconds
+        later: str = (await demo.get("/v1/status"))["asOf"]
+        return later
+
+
+async def test_nobody_is_named_in_the_open(demo: Still, browser: Browser) -> None:
+    """The page of the metrics listener has no VM on it, and says where they are."""
+    async with visit(browser, demo.metrics) as page:
+        body = await page.content()
+        assert await text(page, "#hidden")
+
+    names = {one["name"] for one in (await demo.get("/v1/evacuations"))["evacuations"]}
+    assert not [name for name in names if name in body]
+    assert "/v1/" not in body

@@ -1,0 +1,128 @@
+"""TLS of a listener: renewed in place, refused below 1.2, with an authority for its callers."""
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from exporter.server.certificates import Certificates, UnusableCertificate
+from exporter.settings import Tls
+from tests.cluster.cluster import write_certificates
+
+
+def a_pair(directory: Path, name: str = "localhost") -> Path:
+    """A pair for a name, signed by an authority of the directory's own."""
+    directory.mkdir(exist_ok=True)
+    write_certificates(directory, name)
+    return directory
+
+
+def tls_of(directory: Path, *, callers: Path | None = None, name: str = "localhost") -> Tls:
+    """The settings that use a directory's pair."""
+    return Tls(directory / f"{name}.crt", directory / f"{name}.key", callers)
+
+
+@asynccontextmanager
+async def serving(certificates: Certificates) -> AsyncIterator[int]:
+    """A server that says ok; its port."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"ok")
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=certificates.context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def trusting(directory: Path, client: Path | None = None) -> ssl.SSLContext:
+    """A caller that trusts a directory's authority, with a pair of its own where one is given."""
+    context = ssl.create_default_context(cafile=directory / "ca.crt")
+    context.check_hostname = False
+    if client is not None:
+        context.load_cert_chain(client / "client.crt", client / "client.key")
+    return context
+
+
+async def ask(port: int, context: ssl.SSLContext) -> bytes:
+    """What the server says. Raises ssl.SSLError or OSError where there is no handshake."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def try_to_ask(port: int, context: ssl.SSLContext) -> bytes:
+    """The same, and nothing where there is no handshake: TLS 1.3 lets a caller learn of it late."""
+    try:
+        return await ask(port, context)
+    except (ssl.SSLError, OSError):
+        return b""
+
+
+async def test_renewed_in_place(tmp_path: Path) -> None:
+    """The next handshake after a renewal has the new pair, on the same socket."""
+    files, other = a_pair(tmp_path / "a"), a_pair(tmp_path / "b")
+    certificates = Certificates("query", tls_of(files))
+    async with serving(certificates) as port:
+        assert await ask(port, trusting(files)) == b"ok"
+        assert not certificates.renew()
+        for name in ("localhost.crt", "localhost.key"):
+            shutil.copy(other / name, files / name)
+        assert certificates.renew()
+        assert await ask(port, trusting(other)) == b"ok"
+        with pytest.raises(ssl.SSLError):
+            await ask(port, trusting(files))
+
+
+async def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
+    """Half a renewal, or garbage: it is said, and what was read before is served on."""
+    files = a_pair(tmp_path / "a")
+    certificates = Certificates("query", tls_of(files))
+    async with serving(certificates) as port:
+        (files / "localhost.crt").write_text("garbage")
+        with pytest.raises(UnusableCertificate, match=r"tls.query: .*localhost.crt"):
+            certificates.renew()
+        (files / "localhost.crt").unlink()
+        with pytest.raises(UnusableCertificate, match="No such file"):
+            certificates.renew()
+        assert await ask(port, trusting(files)) == b"ok"
+
+
+async def test_callers_show_a_certificate(tmp_path: Path) -> None:
+    """With an authority for callers, none, another's and an untrusted one are turned away."""
+    files, callers = a_pair(tmp_path / "a"), a_pair(tmp_path / "c", "client")
+    stranger = a_pair(tmp_path / "d", "client")
+    certificates = Certificates("query", tls_of(files, callers=callers / "ca.crt"))
+    async with serving(certificates) as port:
+        assert await ask(port, trusting(files, callers)) == b"ok"
+        for wrong in (None, stranger):
+            assert await try_to_ask(port, trusting(files, wrong)) == b""
+        shutil.copy(stranger / "ca.crt", callers / "ca.crt")
+        assert certificates.renew()
+        assert await ask(port, trusting(files, stranger)) == b"ok"
+
+
+async def test_no_old_protocol(tmp_path: Path) -> None:
+    """TLS 1.1 gets no handshake."""
+    files = a_pair(tmp_path / "a")
+    old = trusting(files)
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with serving(Certificates("query", tls_of(files))) as port:
+        assert await try_to_ask(port, old) == b""
+
+
+@pytest.mark.parametrize("missing", ["localhost.crt", "localhost.key", "ca.crt"])
+def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
+    """At the start, too, it is said which listener and which files."""
+    files = a_pair(tmp_path / "a")
+    (files / missing).write_text("garbage")
+    with pytest.raises(UnusableCertificate, match=r"tls.metrics: .*localhost.key"):
+        Certificates("metrics", tls_of(files, callers=files / "ca.crt"))

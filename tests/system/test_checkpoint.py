@@ -1,0 +1,139 @@
+"""The checkpoint as kept: in a file and in ConfigMaps, by processes on a real API server."""
+
+import signal
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from exporter.checkpoint.changes import Ledger
+from exporter.checkpoint.format import shard_of
+from exporter.checkpoint.writer import ConfigMapKeeper
+from exporter.engine.model import Resource
+from exporter.engine.store import Store
+from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
+from exporter.kube.client import ApiServer
+from exporter.kube.lease import Lease
+from exporter.settings import ConfigMaps
+from tests.cluster import VMIS, vmi
+from tests.cluster.resources import CONFIG_MAPS
+from tests.support.api_servers import RealStage
+from tests.support.builders import KEEP, NOW, UID, a_state, a_vmi
+from tests.support.checkpoints import (
+    NAME,
+    WRITER,
+    a_keeper,
+    keeping,
+    migrate,
+    until_counted,
+    until_written,
+)
+from tests.support.program import program
+
+
+async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path) -> None:
+    """Eight migrations, their VMIMs gone: killed replicas leave all of them behind."""
+    namespace = await real.make_namespace()
+    login = str(await a_keeper(real.cluster, namespace))
+    config = keeping(namespace)
+    made = await real.admin.create(VMIS, vmi("db", namespace))
+    async with (
+        program(tmp_path, "--kubeconfig", login, config=config) as one,
+        program(tmp_path, "--kubeconfig", login, config=config) as other,
+    ):
+        await one.ready()
+        await other.ready()
+        await migrate(real.admin, namespace, "db", ago=range(100, 900, 100))
+        for replica in (one, other):
+            await until_counted(replica, namespace, "db", 8)
+            await until_written(replica)
+        assert sorted([await one.sample(WRITER), await other.sample(WRITER)]) == [0, 1]
+        for replica in (one, other):
+            await replica.end(signal.SIGKILL)
+    kept = {
+        m["metadata"]["name"]: m for m in (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+    }
+    shard = kept[f"{NAME}-{shard_of(made['metadata']['uid']):02d}"]
+    assert shard["metadata"]["labels"] == {"kubevirt-eviction-exporter/checkpoint": NAME}
+    assert set(shard["binaryData"]) == {"checkpoint"}
+    async with program(tmp_path, "--kubeconfig", login, config=config) as heir:
+        await heir.ready()
+        verdict = await heir.verdict(namespace, "db", dryRun=True)
+        assert verdict["migrationsInWindow"] == 8
+        assert await heir.end() == 0
+        assert heir.events("lease_released") or not heir.events("lease_taken")
+
+
+async def test_without_a_checkpoint_only_the_cluster_remembers(
+    real: RealStage, tmp_path: Path
+) -> None:
+    """What makes the test above prove something: with none, one migration is left."""
+    namespace = await real.make_namespace()
+    await real.admin.create(VMIS, vmi("db", namespace))
+    await migrate(real.admin, namespace, "db", ago=range(100, 900, 100))
+    async with program(tmp_path, "--kubeconfig", str(real.login.kubeconfig)) as exporter:
+        await exporter.ready()
+        assert (await exporter.verdict(namespace, "db"))["migrationsInWindow"] == 1
+
+
+class Held:
+    """A Lease that is always held."""
+
+    held = True
+
+    def __init__(self) -> None:
+        self.changed = lambda: None
+
+
+class Garbled:
+    """An API server that takes what is applied, and answers with what is no ConfigMap."""
+
+    def __init__(self) -> None:
+        self.applied = 0
+
+    async def apply(self, *_: object, **__: object) -> bytes:
+        """Answer garbage."""
+        self.applied += 1
+        return b"[]"
+
+
+def a_config_map_keeper(api: Garbled) -> tuple[ConfigMapKeeper, Ledger, CheckpointHealth]:
+    """A keeper that may write, with one VMI to write of."""
+    state = a_state()
+    store = Store(endings_kept=KEEP)
+    ledger = Ledger(store, window=86_400.0)
+    store.put(a_vmi(migration=state))
+    health = Health(180.0, 600.0, [Watched(Resource.CONFIGMAPS, "x", synced=True)])
+    keeper = ConfigMapKeeper(
+        ledger,
+        health,
+        cast("ApiServer", api),
+        ConfigMaps("x", NAME),
+        lease=cast("Lease", Held()),
+        interval=1.0,
+        clock=lambda: NOW,
+    )
+    assert health.checkpoint is not None
+    return keeper, ledger, health.checkpoint
+
+
+async def test_an_answer_that_is_no_config_map() -> None:
+    """It is counted and the shard waits to be written again; nothing ends."""
+    api = Garbled()
+    keeper, ledger, told = a_config_map_keeper(api)
+    await keeper.flush()
+    assert api.applied == 1
+    assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
+    assert ledger.changed == {shard_of(UID)}
+    assert told.unwritten_since == NOW
+
+
+async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not even sent, and counted once for each attempt to write."""
+    monkeypatch.setattr("exporter.checkpoint.writer.LONGEST_SHARD", 10)
+    api = Garbled()
+    keeper, ledger, told = a_config_map_keeper(api)
+    await keeper.flush()
+    assert api.applied == 0
+    assert told.faults == {CheckpointFault.TOO_LARGE: 1}
+    assert ledger.changed == {shard_of(UID)}

@@ -1,0 +1,279 @@
+"""All that may be asked and much that may not: the API by its own document, the parser by bytes."""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import aiohttp
+import pytest
+
+from exporter.kube.client import split_lines
+from tests.cluster import VMIS, poll, vmi
+from tests.cluster.users import open_kubeconfig
+from tests.support.api_servers import SimulatedStage
+from tests.support.program import Program, program
+from tests.unit.kube.test_kubevirt import WHOLE, attempt, raw
+
+
+Prove: TypeAlias = Callable[[str], None]
+
+REQUESTS = "kubevirt_eviction_exporter_request_duration_seconds_count"
+REFUSED = "kubevirt_eviction_exporter_refused_requests_total"
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    ("examples", "at_least"),
+    [
+        pytest.param(10, 150, id="small"),
+        pytest.param(3000, 10_000, id="soak", marks=[SOAK, pytest.mark.timeout(7000)]),
+    ],
+)
+async def test_the_api_keeps_its_own_document(
+    tmp_path: Path, prove: Prove, examples: int, at_least: int
+) -> None:
+    """Schemathesis, all phases and all checks: no 5xx, and no answer that is not as promised."""
+    async with program(tmp_path, "demo", "--speed", "5") as exporter:
+        await exporter.ready()
+        schemathesis = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("schemathesis")),
+            *("run", f"{exporter.query}/openapi.json", "--checks", "all", "--seed", "1"),
+            *("--phases", "examples,coverage,fuzzing,stateful", "-n", str(examples)),
+            *("--generation-database", "none", "--no-color", "--continue-on-failure"),
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        told = (await schemathesis.communicate())[0].decode()
+        assert schemathesis.returncode == 0, told
+        asked = await exporter.sample(REQUESTS)
+        failed = [await exporter.sample(REFUSED, status=str(status)) for status in range(500, 503)]
+    assert asked >= at_least
+    assert not any(failed)
+    prove(f"schemathesis: {asked:.0f} requests, no 5xx, no answer against the schema")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        pytest.param(20_000, id="small"),
+        pytest.param(1_000_000, id="soak", marks=[SOAK, pytest.mark.timeout(7000)]),
+    ],
+)
+def test_a_byte_mutator(inputs: int, prove: Prove) -> None:
+    """Objects with bytes changed, cut, doubled and put in raise nothing but `Refused`."""
+    rng = random.Random(8)
+    bodies = {resource: raw(value) for resource, value in WHOLE.items()}
+    read = 0
+    for _ in range(inputs):
+        resource = rng.choice(list(bodies))
+        read += bool(attempt(resource, mutate(rng, bodies[resource])))
+    assert 0 < read < inputs
+    prove(f"byte mutator: {inputs} inputs, {read} of them still objects; only refusals were raised")
+
+
+def mutate(rng: random.Random, body: bytes) -> bytes:
+    """A body with one to six places spoilt."""
+    line = bytearray(body)
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(len(line) + 1)
+        match rng.randrange(6):
+            case 0 if at < len(line):
+                line[at] = rng.randrange(256)
+            case 1:
+                line.insert(at, rng.randrange(256))
+            case 2:
+                del line[at : at + rng.randint(1, 30)]
+            case 3:
+                line[at:at] = line[at : at + rng.randint(1, 200)]
+            case 4:
+                line[at:at] = rng.choice(SPOILERS)
+            case _:
+                line[:] = line[: max(1, at)]
+    return bytes(line)
+
+
+SPOILERS = (
+    b"null",
+    b"[]",
+    b"{}",
+    b"-0",
+    b"1e999",
+    b"9" * 400,
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b"[" * 200,
+    b'{"a":' * 200,
+    b"\xff\xfe",
+    b"\r\n",
+    b'","',
+    b"NaN",
+    b"true",
+)
+
+
+def test_lines_however_they_are_cut() -> None:
+    """A stream cut anywhere, with empty lines and without an end, gives its lines once each."""
+    rng = random.Random(9)
+    for _ in range(300):
+        lines = [bytes(rng.randrange(32, 127) for _ in range(rng.randrange(40))) for _ in range(20)]
+        stream = b"\n".join(lines) + b"\n"
+        rest, got = b"", []
+        for piece in cut(rng, stream):
+            whole, rest = split_lines(rest, piece)
+            got += whole
+        assert got == [line for line in lines if line.strip()]
+        assert rest == b""
+
+
+def cut(rng: random.Random, stream: bytes) -> Iterator[bytes]:
+    """The stream in pieces of any size."""
+    at = 0
+    while at < len(stream):
+        size = rng.choice([1, 2, 7, 64, 1000])
+        yield stream[at : at + size]
+        at += size
+
+
+def hostile() -> dict[str, dict[str, Any]]:
+    """VMIs that mean harm, each with what makes it dangerous."""
+    names = {"namespace": "shop", "name": "evil", "uid": "evil-1"}
+    deep: Any = "x"
+    for _ in range(300):
+        deep = {"a": [deep]}
+    condition = {"type": "LiveMigratable", "status": "True"}
+    return {
+        "a-million-conditions": {"metadata": names, "status": {"conditions": [condition] * 10**6}},
+        "deep": {"metadata": {**names, "annotations": {"x": deep}}, "spec": deep},
+        "a-name-of-a-megabyte": {"metadata": {**names, "name": "x" * 2**20}},
+        "a-name-with-controls": {"metadata": {**names, "name": 'a\n# HELP x\r"\\{}\x1b[31m'}},
+        "a-name-of-other-planes": {"metadata": {**names, "name": "\U0001f4a9\u202e\u0000"}},
+        "a-node-like-a-series": {
+            "metadata": names,
+            "status": {"nodeName": 'n"} 1\nfake_metric{x="', "evacuationNodeName": "n\n"},
+        },
+        "an-instant-out-of-time": {
+            "metadata": names,
+            "status": {
+                "migrationState": {
+                    "migrationUid": "m",
+                    "startTimestamp": "0000-00-00T99:99:99Z",
+                    "endTimestamp": "9999-12-31T23:59:59.999999999999999999Z",
+                }
+            },
+        },
+        "numbers-for-text": {"metadata": {**names, "uid": 10**300}, "status": {"nodeName": 1e308}},
+    }
+
+
+async def test_a_cluster_that_means_harm(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """Hostile objects are taken or counted; good ones beside them are judged, the scrape holds."""
+    namespace = await simulated.make_namespace()
+    for name in ("good-1", "good-2"):
+        await simulated.admin.create(VMIS, vmi(name, namespace))
+    login = open_kubeconfig(tmp_path / "kubeconfig", simulated.url)
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        await exporter.ready()
+        for name, value in hostile().items():
+            line = b'{"type":"ADDED","object":%s}\n' % raw(value)
+            assert simulated.server.inject(line, VMIS.plural), name
+        await simulated.admin.create(VMIS, vmi("last", namespace))
+        for name in ("good-1", "good-2", "last"):
+            await exporter.until_verdict(namespace, name, "filter", None)
+        status, text = await exporter.get("/metrics")
+        assert status == 200
+        assert all(is_a_sample(line) for line in text.splitlines()), text
+        assert (await exporter.get("/v1/evacuations"))[0] == 200
+        assert (await exporter.get("/v1/blocked"))[0] == 200
+        assert await exporter.end() == 0
+        assert "Traceback" not in exporter.output
+
+
+def is_a_sample(line: str) -> bool:
+    """Whether a line of a scrape is a comment, or a sample of our or the process's metrics."""
+    return line.startswith(("# HELP ", "# TYPE ", "descheduler_kubevirt_", "kubevirt_", "process_"))
+
+
+@pytest.mark.parametrize(
+    ("clients", "seconds"),
+    [
+        pytest.param(20, 6, id="small"),
+        pytest.param(200, 180, id="soak", marks=[SOAK, pytest.mark.timeout(1200)]),
+    ],
+)
+async def test_many_clients_while_the_watch_breaks(
+    simulated: SimulatedStage, tmp_path: Path, prove: Prove, clients: int, seconds: float
+) -> None:
+    """They ask without pause while streams are cut and versions expire: no error, no leak."""
+    namespace = await simulated.make_namespace()
+    for number in range(200):
+        await simulated.admin.create(VMIS, vmi(f"vm-{number}", namespace))
+    config = {"limits": {"connections": 1000}}
+    login = open_kubeconfig(tmp_path / "kubeconfig", simulated.url)
+    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.ready()
+        before = exporter.resident() // 2**20
+        end = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            asking = [
+                tasks.create_task(ask(exporter, namespace, number, end))
+                for number in range(clients)
+            ]
+            faults = tasks.create_task(break_streams(simulated, end))
+        answered = sum(task.result() for task in asking)
+        after = exporter.resident() // 2**20
+        restarts = await exporter.sample(
+            "kubevirt_eviction_exporter_watch_restarts_total",
+            resource=VMIS.plural,
+        )
+        # Not one for each: after some the watcher waits longer before it tries again.
+        assert restarts >= 2
+        await poll(lambda: has_all(exporter, 200), within=20, what="all VMIs")
+    assert answered > clients
+    assert after < before + 150
+    prove(
+        f"load: {clients} clients for {seconds:.0f} s, {answered} answers, none an error;"
+        f" {faults.result()} faults; memory {before} MiB before, {after} MiB after"
+    )
+
+
+async def ask(exporter: Program, namespace: str, number: int, end: float) -> int:
+    """Ask in turn for everything until the end; how many answers came, each of which was right."""
+    rng = random.Random(number)
+    candidates = [{"namespace": namespace, "name": f"vm-{n}"} for n in range(200)]
+    answered = 0
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < end:
+            if rng.random() < 0.7:
+                body = {"candidates": rng.sample(candidates, 20)}
+                asked = session.post(exporter.query + "/v1/verdicts", json=body)
+            else:
+                path = rng.choice(["/v1/blocked?wait=1", "/v1/evacuations", "/metrics", "/readyz"])
+                asked = session.get(exporter.query + path)
+            async with asked as response:
+                assert response.status == 200, await response.text()
+                await response.read()
+            answered += 1
+    return answered
+
+
+async def break_streams(stage: SimulatedStage, end: float) -> int:
+    """Cut streams and expire versions in turn; how often."""
+    faults = 0
+    while time.monotonic() < end:
+        if faults % 3 == 2:
+            await stage.force_gone()
+        else:
+            stage.server.cut()
+        faults += 1
+        await asyncio.sleep(0.7)
+    return faults
+
+
+async def has_all(exporter: Program, vmis: int) -> bool:
+    """Whether that many VMIs are known."""
+    return await exporter.sample("kubevirt_eviction_exporter_objects", resource=VMIS.plural) == vmis

@@ -1,0 +1,217 @@
+"""One writer at a time: the Lease on a real API server, by candidates with clocks of their own."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from exporter.kube.client import ApiServer, Login
+from exporter.kube.lease import Lease
+from tests.cluster import poll
+from tests.cluster.resources import LEASES
+from tests.cluster.users import kubeconfig
+from tests.support.api_servers import RealStage
+from tests.support.builders import NOW
+from tests.support.relay import Gate
+
+
+NAME = "writer"
+DURATION = 2.0
+
+
+class Clock:
+    """A monotonic clock that runs, and jumps when it is told to."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return asyncio.get_running_loop().time() + self.ahead
+
+
+class Candidate:
+    """A candidate as it campaigns."""
+
+    def __init__(self, lease: Lease, clock: Clock, changes: list[bool]) -> None:
+        self.lease = lease
+        self.clock = clock
+        self.changes = changes
+        self._task: asyncio.Task[None] | None = None
+
+    def campaign(self) -> None:
+        """Begin, or go on after a pause."""
+        self._task = asyncio.create_task(self.lease.run())
+
+    async def pause(self) -> None:
+        """Do nothing any more, as a frozen process."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def until(self, *, held: bool, within: float = 10 * DURATION) -> None:
+        """Wait until it holds the Lease, or does not."""
+
+        async def is_so() -> bool:
+            return self.lease.held is held
+
+        await poll(is_so, within=within, what=f"held is {held}")
+
+
+@asynccontextmanager
+async def candidate(
+    real: RealStage, namespace: str, identity: str, gate: Gate | None = None
+) -> AsyncIterator[Candidate]:
+    """A candidate that has not begun; it may reach the server through a gate."""
+    cluster = real.cluster
+    url = cluster.api.url if gate is None else gate.url
+    login = Login(kubeconfig=kubeconfig(cluster.directory / identity, url, cluster.administrator))
+    async with ApiServer(login, read_timeout=5) as api:
+        clock, changes = Clock(), list[bool]()
+        lease = Lease(
+            api,
+            namespace,
+            NAME,
+            identity=identity,
+            duration=DURATION,
+            rng=random.Random(1),
+            wall=lambda: NOW + asyncio.get_running_loop().time(),
+            monotonic=clock,
+        )
+        lease.changed = lambda: changes.append(lease.held)
+        made = Candidate(lease, clock, changes)
+        try:
+            yield made
+        finally:
+            await made.pause()
+
+
+async def spec_of(real: RealStage, namespace: str) -> dict[str, Any]:
+    """The Lease as it stands in the cluster."""
+    spec: dict[str, Any] = (await real.admin.get(LEASES, namespace, NAME))["spec"]
+    return spec
+
+
+async def test_the_first_takes_and_keeps_it(real: RealStage) -> None:
+    """It makes the Lease, renews it, and says once that it holds it."""
+    namespace = await real.make_namespace()
+    async with candidate(real, namespace, "one") as one:
+        one.campaign()
+        await one.until(held=True)
+        spec = await spec_of(real, namespace)
+        assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("one", 2)
+        first = (await real.admin.get(LEASES, namespace, NAME))["metadata"]["resourceVersion"]
+
+        async def is_renewed() -> bool:
+            lease = await real.admin.get(LEASES, namespace, NAME)
+            return bool(lease["metadata"]["resourceVersion"] != first)
+
+        await poll(is_renewed, within=10, what="a renewal")
+        assert one.lease.held
+        assert one.changes == [True]
+        assert (await spec_of(real, namespace))["acquireTime"] == spec["acquireTime"]
+
+
+async def test_the_second_waits_and_takes_over(real: RealStage) -> None:
+    """While the first renews the second waits; a duration after the last renewal it takes."""
+    namespace = await real.make_namespace()
+    async with candidate(real, namespace, "one") as one, candidate(real, namespace, "two") as two:
+        one.campaign()
+        await one.until(held=True)
+        two.campaign()
+        await two.until(held=False)
+        await one.pause()
+        await two.until(held=True)
+        assert not one.lease.held, "it stopped believing in itself before the other took it"
+        spec = await spec_of(real, namespace)
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("two", 1)
+
+        one.campaign()
+        with capture_logs() as logs:
+            await two.pause()
+            await one.until(held=True)
+        assert [log["event"] for log in logs] == ["lease_lost", "lease_taken"]
+
+
+async def test_a_frozen_holder_does_not_believe_in_itself(real: RealStage) -> None:
+    """Its own monotonic clock tells it, before it has heard anything."""
+    namespace = await real.make_namespace()
+    async with candidate(real, namespace, "one") as one:
+        one.campaign()
+        await one.until(held=True)
+        await one.pause()
+        one.clock.ahead = DURATION
+        assert not one.lease.held
+
+
+async def test_a_thawed_holder_finds_it_taken(real: RealStage) -> None:
+    """It says so and waits, and never writes over the other."""
+    namespace = await real.make_namespace()
+    async with candidate(real, namespace, "one") as one, candidate(real, namespace, "two") as two:
+        one.campaign()
+        await one.until(held=True)
+        await one.pause()
+        two.campaign()
+        await two.until(held=True)
+        with capture_logs() as logs:
+            one.campaign()
+
+            async def has_said() -> bool:
+                return any(log["event"] == "lease_lost" for log in logs)
+
+            await poll(has_said, within=10, what="the loss")
+        assert (one.lease.held, two.lease.held) == (False, True)
+        assert one.changes[-1] is False
+        assert (await spec_of(real, namespace))["holderIdentity"] == "two"
+
+
+async def test_given_back(real: RealStage) -> None:
+    """At the end the Lease has no holder, and the next need not wait."""
+    namespace = await real.make_namespace()
+    async with candidate(real, namespace, "one") as one, candidate(real, namespace, "two") as two:
+        one.campaign()
+        await one.until(held=True)
+        await one.pause()
+        await one.lease.release()
+        assert not one.lease.held
+        assert "holderIdentity" not in await spec_of(real, namespace)
+        two.campaign()
+        await two.until(held=True, within=DURATION / 2)
+        await one.lease.release()
+        assert (await spec_of(real, namespace))["holderIdentity"] == "two"
+
+
+async def test_deleted(real: RealStage) -> None:
+    """Somebody deletes the Lease: it is made again."""
+    namespace = await real.make_namespace()
+    async with candidate(real, namespace, "one") as one:
+        one.campaign()
+        await one.until(held=True)
+        await real.admin.delete(LEASES, namespace, NAME)
+
+        async def is_back() -> bool:
+            listed = await real.admin.list(LEASES, namespace)
+            return bool(listed["items"])
+
+        await poll(is_back, within=10, what="the Lease")
+
+
+async def test_cut_off_from_the_server(real: RealStage) -> None:
+    """It loses the Lease by its own clock, says once why, and comes back."""
+    namespace = await real.make_namespace()
+    async with Gate(real.url) as gate, candidate(real, namespace, "one", gate) as one:
+        one.campaign()
+        await one.until(held=True)
+        with capture_logs() as logs:
+            await gate.shut()
+            await one.until(held=False)
+
+            async def has_said() -> bool:
+                return any(log["event"] == "lease_lost" for log in logs)
+
+            await poll(has_said, within=10, what="the loss")
+        assert [log["event"] for log in logs].count("lease_unreachable") == 1
+        gate.open()
+        await one.until(held=True)

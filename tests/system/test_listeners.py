@@ -1,0 +1,237 @@
+"""What is bound, and how: ports, sockets with their mode, TLS that is renewed, idle connections."""
+
+import asyncio
+import grp
+import os
+import shutil
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from exporter.counters import Counters
+from exporter.server import listeners
+from exporter.server.listeners import CannotListen, Listener
+from exporter.settings import AuthSettings, Limits, Tls, parse_address
+from tests.cluster import poll
+from tests.cluster.cluster import write_certificates
+
+
+def a_listener(*addresses: str, **overrides: Any) -> Listener:
+    """A listener whose one endpoint says ok."""
+
+    async def greet(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    app = web.Application()
+    app.router.add_get("/", greet)
+    fields: dict[str, Any] = {
+        "name": "query",
+        "app": app,
+        "addresses": tuple(parse_address(address) for address in addresses),
+        "tls": Tls(),
+        "auth": AuthSettings(),
+        "limits": Limits(),
+        "counters": Counters(),
+    } | overrides
+    return Listener(**fields)
+
+
+def a_pair(directory: Path) -> Tls:
+    """A pair for localhost in a directory of its own."""
+    directory.mkdir(exist_ok=True)
+    write_certificates(directory, "localhost")
+    return Tls(directory / "localhost.crt", directory / "localhost.key")
+
+
+async def ask(url: str, authority: Path | None = None) -> str:
+    """What is served there."""
+    connector: aiohttp.BaseConnector
+    if url.startswith("unix:"):
+        connector, url = aiohttp.UnixConnector(url.removeprefix("unix:")), "http://localhost"
+    elif authority is not None:
+        connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=authority))
+    else:
+        connector = aiohttp.TCPConnector()
+    async with aiohttp.ClientSession(connector=connector) as session, session.get(url) as response:
+        return await response.text()
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection to a port."""
+    host, _, port = url.rpartition("//")[2].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def test_every_address_is_served(tmp_path: Path) -> None:
+    """Ports and sockets at once; a port of 0 is a real one, a host name all its addresses."""
+    path = tmp_path / "q.sock"
+    async with a_listener("127.0.0.1:0", f"unix:{path}", "localhost:0").served() as urls:
+        assert urls[1] == f"unix:{path}"
+        assert [await ask(url) for url in urls] == ["ok"] * 3
+    assert not path.exists()
+    with pytest.raises(aiohttp.ClientError):
+        await ask(urls[0])
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660])
+async def test_the_mode_of_a_socket(tmp_path: Path, mode: int) -> None:
+    """It is what the setting says, whatever the umask."""
+    path = tmp_path / "q.sock"
+    group = grp.getgrgid(os.getgid()).gr_name
+    auth = AuthSettings(socket_mode=mode, socket_group=group)
+    async with a_listener(f"unix:{path}", auth=auth).served():
+        found = path.stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, os.getgid())
+
+
+async def test_a_group_that_nobody_has(tmp_path: Path) -> None:
+    """It is said which, and nothing listens."""
+    path = tmp_path / "q.sock"
+    auth = AuthSettings(socket_group="no-such-group")
+    with pytest.raises(CannotListen, match=f"unix:{path}: .*no-such-group"):
+        async with a_listener(f"unix:{path}", auth=auth).served():
+            pass
+
+
+async def test_a_socket_that_was_left_behind(tmp_path: Path) -> None:
+    """A killed process's socket is replaced, a living one's is not, nor is a plain file."""
+    path = tmp_path / "q.sock"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    async with a_listener(f"unix:{path}").served() as urls:
+        assert await ask(urls[0]) == "ok"
+        with pytest.raises(CannotListen, match="another process listens there"):
+            async with a_listener(f"unix:{path}").served():
+                pass
+        assert await ask(urls[0]) == "ok"
+    path.write_text("precious")
+    with pytest.raises(CannotListen):
+        async with a_listener(f"unix:{path}").served():
+            pass
+    assert path.read_text() == "precious"
+
+
+async def test_a_port_that_is_taken() -> None:
+    """It is said which, what may have taken it, and which setting gives another."""
+    async with a_listener("127.0.0.1:0").served() as urls:
+        address = urls[0].removeprefix("http://")
+        with pytest.raises(CannotListen) as taken:
+            async with a_listener(address, name="metrics").served():
+                pass
+    assert str(taken.value) == (
+        f"listen.metrics: {address} is in use: does another exporter (or `make run`) run here?"
+        " Another address: `listen.metrics` in a --config file"
+    )
+
+
+async def test_an_address_that_is_not_ours() -> None:
+    """What the system says of it is told as it is."""
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.1:9810: Cannot assign requested address"):
+        async with a_listener("192.0.2.1:9810").served():
+            pass
+
+
+async def test_tls_on_ports_and_not_on_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate that is renewed in place is served from then on, and trouble is told once."""
+    monkeypatch.setattr(listeners, "CERTIFICATES_READ_EVERY", 0.05)
+    tls, other = a_pair(tmp_path / "a"), a_pair(tmp_path / "b")
+    assert tls.cert_file is not None
+    assert tls.key_file is not None
+    authorities = [tmp_path / "a" / "ca.crt", tmp_path / "b" / "ca.crt"]
+    with capture_logs() as logs:
+        async with a_listener("localhost:0", f"unix:{tmp_path / 's'}", tls=tls).served() as urls:
+            assert urls[0].startswith("https://localhost:")
+            assert await ask(urls[0], authorities[0]) == "ok"
+            assert await ask(urls[1]) == "ok"
+            tls.cert_file.write_text("garbage")
+            await poll(lambda: said(logs, "certificate_not_renewed"), within=10, what="trouble")
+            assert await ask(urls[0], authorities[0]) == "ok"
+            shutil.copy(str(other.cert_file), tls.cert_file)
+            shutil.copy(str(other.key_file), tls.key_file)
+            await poll(lambda: said(logs, "certificate_renewed"), within=10, what="renewal")
+            assert await ask(urls[0], authorities[1]) == "ok"
+    events = [log["event"] for log in logs]
+    assert events.count("certificate_renewed") == 1
+    assert events.count("certificate_not_renewed") <= 2, "once per trouble, not per attempt"
+
+
+async def said(logs: list[Any], event: str) -> bool:
+    """Whether it was logged."""
+    return any(log["event"] == event for log in logs)
+
+
+async def test_files_that_make_no_tls(tmp_path: Path) -> None:
+    """Nothing is served without the encryption that was asked for."""
+    tls = Tls(tmp_path / "no.crt", tmp_path / "no.key")
+    with pytest.raises(CannotListen, match=r"tls.query: .*no.crt"):
+        async with a_listener("127.0.0.1:0", tls=tls).served():
+            pass
+
+
+async def test_idle_connections_are_closed() -> None:
+    """One that says nothing, one with half a head, and one that is done."""
+    limits = Limits(idle_timeout=0.2)
+    async with a_listener("127.0.0.1:0", limits=limits).served() as urls:
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost:", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+            async with connected(urls[0]) as (reader, writer):
+                writer.write(sent)
+                answer = await asyncio.wait_for(reader.read(), 10)
+            assert answer.endswith(b"ok") is sent.endswith(b"\r\n\r\n")
+
+
+async def test_no_more_connections_than_allowed() -> None:
+    """One more is closed at once and counted; when one goes another is taken."""
+    counters = Counters()
+    listener = a_listener("127.0.0.1:0", limits=Limits(connections=2), counters=counters)
+    async with listener.served() as urls:
+        async with connected(urls[0]), connected(urls[0]):
+            async with connected(urls[0]) as (reader, _):
+                assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert counters.refused_connections == {"query": 1}
+
+        async def is_served() -> bool:
+            try:
+                return await ask(urls[0]) == "ok"
+            except aiohttp.ClientError:
+                return False
+
+        await poll(is_served, within=10, what="a place")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+    ],
+    ids=["no-http", "a-long-header", "a-long-path", "many-headers"],
+)
+async def test_what_is_no_http(sent: bytes) -> None:
+    """A problem+json, and the connection is closed."""
+    async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 10)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 400 " in head.splitlines()[0]
+    assert b"application/problem+json" in head
+    assert b'"status":400' in body
+    assert b"Traceback" not in body

@@ -1,0 +1,187 @@
+"""The whole program as a process against a real kube-apiserver and etcd."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
+from tests.support.api_servers import RealStage
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
+
+
+BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
+COOLDOWNS = "descheduler_kubevirt_effective_cooldown_seconds"
+
+
+def kubeconfig(stage: RealStage) -> str:
+    """The exporter's own credentials: list and watch, and nothing else."""
+    return str(stage.login.kubeconfig)
+
+
+async def test_a_migration_from_request_to_cooldown(real: RealStage, tmp_path: Path) -> None:
+    """Pending, handed off, running, ended, failed, deleted: each verdict, each count."""
+    namespace = await real.make_namespace()
+    admin = real.admin
+    made = await admin.create(VMIS, vmi("db", namespace))
+    await admin.create(PODS, launcher_pod(made))
+    async with program(tmp_path, "--kubeconfig", kubeconfig(real)) as exporter:
+        await exporter.ready()
+        await exporter.until_verdict(namespace, "db", "filter", None)
+
+        migration = await admin.create(VMIMS, vmim("m1", namespace, of="db"))
+        await exporter.until_verdict(namespace, "db", "filter", "migration_in_progress")
+
+        uid = migration["metadata"]["uid"]
+        now = int(time.time())
+        handed_off = {"migrationUid": uid, "sourceNode": "n1", "targetNode": "n2"}
+        await admin.merge(VMIS, namespace, "db", {"status": {"migrationState": handed_off}})
+        await admin.merge_status(VMIMS, namespace, "m1", {"phase": "Scheduled"})
+        verdict = await exporter.verdict(namespace, "db", "preEviction", dryRun=True)
+        assert verdict["allowed"]
+        assert verdict["effectiveCooldownSeconds"] is None
+
+        running = {**handed_off, "startTimestamp": rfc3339(now - 1200)}
+        await admin.merge(VMIS, namespace, "db", {"status": {"migrationState": running}})
+        await admin.merge_status(VMIMS, namespace, "m1", {"phase": "Running"})
+        body = await exporter.until(
+            f"/v1/vmis/{namespace}/db",
+            lambda _, b: any(r["rule"] == "running_migration" and r["blocks"] for r in b["rules"]),
+        )
+        assert body["verdicts"]["filter"]["reason"] == "migration_in_progress"
+        assert body["verdicts"]["preEviction"]["allowed"]
+
+        before = await counts(exporter, namespace)
+        blocked = await exporter.verdict(namespace, "db", "filter")
+        assert blocked["reason"] == "migration_in_progress"
+        assert blocked["notBefore"] is None
+        after = await counts(exporter, namespace)
+        assert after == {**before, "migration_in_progress": before["migration_in_progress"] + 1}
+
+        ended = {**running, "endTimestamp": rfc3339(now), "completed": True}
+        status = {"migrationState": ended, "nodeName": "n2"}
+        await admin.merge(VMIS, namespace, "db", {"status": status})
+        final = {"phase": "Succeeded", "migrationState": ended}
+        await admin.merge_status(VMIMS, namespace, "m1", final)
+        await exporter.until_verdict(namespace, "db", "filter", None)
+        await exporter.until_verdict(namespace, "db", "preEviction", "cooldown")
+
+        before = await counts(exporter, namespace)
+        verdict = await exporter.verdict(namespace, "db", "preEviction")
+        assert verdict["reason"] == "cooldown"
+        assert verdict["effectiveCooldownSeconds"] == 1200, "as long as the migration took"
+        assert verdict["notBefore"] == rfc3339(now + 1200)
+        assert 0 < verdict["retryAfterSeconds"] <= 1200
+        assert verdict["migrationsInWindow"] == 1
+        after = await counts(exporter, namespace)
+        assert after == {**before, "cooldown": before["cooldown"] + 1, "n": before["n"] + 1,
+                         "sum": before["sum"] + 1200}  # fmt: skip
+        assert await exporter.sample(BLOCKS, namespace=namespace, node="n2") == 1
+
+        await admin.delete(VMIS, namespace, "db")
+        await exporter.until(f"/v1/vmis/{namespace}/db", lambda status, _: status == 404)
+        assert (await exporter.verdict(namespace, "db"))["mismatch"] == "unknown"
+        assert await exporter.end() == 0
+
+
+async def test_outlives_a_restart_and_a_compaction_of_the_server(
+    real: RealStage, tmp_path: Path
+) -> None:
+    """Killed and restarted, then compacted so that a real 410 occurs: verdicts stay right."""
+    namespace = await real.make_namespace()
+    admin = real.admin
+    now = int(time.time())
+    state = {
+        "migrationUid": "m-1",
+        "startTimestamp": rfc3339(now - 100),
+        "endTimestamp": rfc3339(now - 40),
+        "completed": True,
+    }
+    await admin.create(VMIS, vmi("a", namespace, status={"migrationState": state}))
+    await admin.create(VMIS, vmi("b", namespace))
+    async with program(tmp_path, "--kubeconfig", kubeconfig(real)) as exporter:
+        await exporter.ready()
+        first = await exporter.until_verdict(namespace, "a", "preEviction", "cooldown")
+
+        await real.restart()
+        await admin.delete(VMIS, namespace, "b")
+        await exporter.until(f"/v1/vmis/{namespace}/b", lambda status, _: status == 404)
+
+        await real.force_gone()
+        await admin.create(VMIS, vmi("c", namespace))
+        await exporter.until(f"/v1/vmis/{namespace}/c", lambda status, _: status == 200)
+        broke = exporter.events("watch_broke")
+        assert any(event["kind"] == "expired" and "410" in event["why"] for event in broke)
+
+        last = await exporter.verdict(namespace, "a", "preEviction", dryRun=True)
+        assert last["notBefore"] == first["notBefore"] == rfc3339(now - 40 + 900)
+        assert last["migrationsInWindow"] == 1
+        assert await exporter.end() == 0
+
+
+async def test_logs_in_with_a_client_certificate(real: RealStage, tmp_path: Path) -> None:
+    """The same role, proved by a certificate in place of a token."""
+    login = real.cluster.kubeconfig(real.cluster.certified_exporter)
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        await exporter.ready()
+        assert await exporter.end() == 0
+
+
+async def test_runs_on_list_and_watch_of_vmis_alone(real: RealStage, tmp_path: Path) -> None:
+    """Without VMIMs and pods it says so once, exports it, and goes on."""
+    login = await real.limited_login([VMIS])
+    async with program(tmp_path, "--kubeconfig", str(login.kubeconfig)) as exporter:
+        await exporter.ready()
+        refused = [event["resource"] for event in exporter.events("resource_refused")]
+        assert sorted(refused) == sorted([VMIMS.plural, PODS.plural, "kubevirts"])
+        missing = "kubevirt_eviction_exporter_permission_missing"
+        assert await exporter.sample(missing, resource=PODS.plural) == 1
+        assert await exporter.sample(missing, resource=VMIS.plural) == 0
+
+
+async def test_a_live_scrape_passes_promtool(real: RealStage, tmp_path: Path) -> None:
+    """`promtool check metrics` has nothing to say of a scrape with every family in it."""
+    namespace = await real.make_namespace()
+    now = int(time.time())
+    state = {"startTimestamp": rfc3339(now - 100), "endTimestamp": rfc3339(now - 40)}
+    await real.admin.create(VMIS, vmi("a", namespace, status={"migrationState": state}))
+    async with program(tmp_path, "--kubeconfig", kubeconfig(real)) as exporter:
+        await exporter.ready()
+        await exporter.verdict(namespace, "a")
+        text = await exporter.until("/metrics", lambda status, _: status == 200)
+    linted = subprocess.run(
+        [find_binary("promtool"), "check", "metrics"],
+        input=text,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+    assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flag", ["--kubeconfig", "environment"])
+async def test_takes_the_kubeconfig_that_it_is_given(
+    real: RealStage, tmp_path: Path, flag: str
+) -> None:
+    """A kubeconfig is found by the flag, and by KUBECONFIG as kubectl finds it."""
+    path = kubeconfig(real)
+    arguments = (flag, path) if flag == "--kubeconfig" else ()
+    environment = {} if arguments else {"KUBECONFIG": path}
+    async with program(tmp_path, *arguments, environment=environment) as exporter:
+        await exporter.ready()
+
+
+async def counts(exporter: Program, namespace: str) -> dict[str, float]:
+    """The fixed metrics, as far as this namespace's blocks move them."""
+    by_reason = {
+        reason: await exporter.sample(BLOCKS, reason=reason, namespace=namespace)
+        for reason in ("migration_in_progress", "evacuation_in_progress", "cooldown")
+    }
+    return {
+        **by_reason,
+        "n": await exporter.sample(COOLDOWNS + "_count"),
+        "sum": await exporter.sample(COOLDOWNS + "_sum"),
+    }

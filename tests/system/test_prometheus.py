@@ -1,0 +1,448 @@
+"""Migrations read from a Prometheus: the real one, with KubeVirt's metrics put into its past."""
+
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from exporter.engine.model import Outcome, Resource, Trigger, Vmi
+from exporter.kube.kubevirt import stamp
+from exporter.whatif.prometheus import (
+    ENDS,
+    FAILED,
+    MOST_POINTS,
+    RETRIED_WITHIN,
+    STARTS,
+    SUCCEEDED,
+    NoRanges,
+    Prometheus,
+    Span,
+    Spans,
+    cut_windows,
+    fetch,
+    note_series,
+    tell,
+)
+from exporter.whatif.recording import Kind, Recorded
+from exporter.whatif.replay import BUILTIN, Account, play
+from tests.alerts.live import Prometheus as PrometheusServer
+from tests.cluster import find_binary
+from tests.support.builders import NOW
+
+
+MINUTE = 60.0
+HOUR = 3600.0
+A_SERIES = {"metric": {"name": "db1", "migration_name": "m"}, "values": [[NOW, str(NOW)]]}
+"""One migration, as `STARTS` tells of it."""
+
+
+def a_span(name: str, start: float | None, end: float | None, *, failed: bool = False) -> Span:
+    """A migration of one VM; `start` and `end` count from `NOW`."""
+    began = NOW + (start or 0.0)
+    return Span(
+        namespace="shop",
+        name=name,
+        vm="db1",
+        node="n1",
+        seen_at=began,
+        last_seen_at=NOW + 24 * HOUR,
+        start=None if start is None else began,
+        end=None if end is None else NOW + end,
+        outcome=Outcome.FAILED if failed else Outcome.SUCCEEDED,
+    )
+
+
+def told(*spans: Span, hours: float = 10.0) -> list[Recorded]:
+    """What these are as events."""
+    known = {(span.namespace, span.name): span for span in spans}
+    return list(tell(known, NOW, NOW + hours * HOUR))
+
+
+def account(*spans: Span, name: str = "ours") -> Account:
+    """What a policy would have done."""
+    return play(told(*spans), [BUILTIN[name]]).accounts[0]
+
+
+def markers(events: list[Recorded]) -> list[tuple[float, str]]:
+    """When the VM's marker became what, in seconds since `NOW`."""
+    found: list[tuple[float, str]] = []
+    for event in events:
+        if isinstance(event.fact, Vmi) and (
+            not found or found[-1][1] != event.fact.evacuation_node
+        ):
+            found.append((event.at - NOW, event.fact.evacuation_node))
+    return found
+
+
+class TestTold:
+    """What migrations are as events."""
+
+    def test_an_evacuation_is_asked_for_at_its_start(self) -> None:
+        """Its marker goes with its success."""
+        events = told(a_span("kubevirt-evacuation-a", HOUR, HOUR + 60))
+
+        assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 60, "")]
+
+    def test_a_migration_by_hand_is_none(self) -> None:
+        """Nobody is asked about it."""
+        found = account(a_span("kubevirt-migrate-vm-a", HOUR, HOUR + 60))
+
+        assert (found.asked, found.migrations.ended) == (0, 1)
+
+    def test_evictions_are_answered_as_in_a_recording(self) -> None:
+        """The second comes within the cooldown of the first."""
+        found = account(
+            a_span("kubevirt-evacuation-a", HOUR, HOUR + 60),
+            a_span("kubevirt-evacuation-b", HOUR + 300, HOUR + 360),
+        )
+
+        assert (found.allowed, found.refused_in_all, found.migrations.ended) == (1, 1, 1)
+
+    def test_failures_in_a_row_are_one_evacuation(self) -> None:
+        """KubeVirt tries again: asked once, stuck at the third, over when it gives up."""
+        spans = [
+            a_span(f"kubevirt-evacuation-{n}", HOUR + n * 300, HOUR + n * 300 + 60, failed=True)
+            for n in range(4)
+        ]
+        events = told(*spans)
+        found = account(*spans, name="none")
+
+        assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 960 + RETRIED_WITHIN, "")]
+        assert (found.asked, found.migrations.failed, found.stuck.found) == (1, 4, 1)
+
+    def test_attempts_that_never_began_are_seen_by_their_failure(self) -> None:
+        """No target was found: there is no start, and they count as failures all the same."""
+        spans = [
+            a_span(f"kubevirt-evacuation-{n}", n * 600.0 + HOUR, None, failed=True)
+            for n in range(3)
+        ]
+        for span in spans:
+            span.start = None
+        found = account(*spans)
+
+        assert (found.asked, found.migrations.ended, found.stuck.found) == (1, 0, 1)
+
+    def test_what_had_ended_before_is_history_from_the_start(self) -> None:
+        """It holds up the first eviction."""
+        found = account(
+            a_span("kubevirt-evacuation-a", -120, -60), a_span("kubevirt-evacuation-b", 60, 120)
+        )
+
+        assert (found.asked, found.refused_in_all) == (1, 1)
+
+    def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
+        """Nobody is asked about it; its migration counts, and holds up the next."""
+        going = a_span("kubevirt-evacuation-a", -30, 60)
+        following = a_span("kubevirt-evacuation-b", 120, 180)
+        found = account(going, following)
+
+        assert markers(told(going, following))[:2] == [(0, "n1"), (60, "")]
+        assert (found.asked, found.refused_in_all, found.migrations.ended) == (1, 1, 1)
+
+    def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
+        """Its first attempt failed before the range, its second begins in it."""
+        spans = (
+            a_span("kubevirt-evacuation-a", -120, -60, failed=True),
+            a_span("kubevirt-evacuation-b", 120, 180),
+        )
+        found = account(*spans)
+
+        assert markers(told(*spans)) == [(0, "n1"), (180, "")]
+        assert (found.asked, found.migrations.ended) == (0, 1)
+
+    def test_a_failure_long_before_is_not_under_way(self) -> None:
+        """KubeVirt has given up, and the next is asked for."""
+        found = account(
+            a_span("kubevirt-evacuation-a", -2 * HOUR, -HOUR, failed=True),
+            a_span("kubevirt-evacuation-b", 120, 180),
+        )
+
+        assert found.asked == 1
+
+    def test_a_migration_by_hand_at_the_beginning_runs(self) -> None:
+        """It is no evacuation, and its end is counted."""
+        going = a_span("kubevirt-migrate-vm-a", -30, 60)
+
+        assert markers(told(going)) == [(0, "")]
+        assert account(going).migrations.ended == 1
+
+    def test_a_vm_that_has_not_moved_since_is_there_all_the_same(self) -> None:
+        """All that happened to it is in the first list."""
+        events = told(a_span("kubevirt-migrate-vm-a", -600, -540))
+
+        assert {event.at for event in events} == {NOW, NOW + 10 * HOUR}
+        assert sum(isinstance(event.fact, Vmi) for event in events) == 1
+
+    def test_a_migration_that_was_seen_last_without_an_end_holds_nothing_up(self) -> None:
+        """It is neither running nor cooling down."""
+        lost = a_span("kubevirt-evacuation-a", HOUR, None)
+        lost.last_seen_at = NOW + 2 * HOUR
+        found = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
+
+        assert (found.allowed, found.refused_in_all) == (2, 0)
+
+    def test_five_finished_vmims_are_kept(self) -> None:
+        """As KubeVirt keeps them: memory does not grow with the range."""
+        events = told(
+            *(a_span(f"kubevirt-migrate-vm-{n}", n * 600.0, n * 600.0 + 60) for n in range(9))
+        )
+        gone = [event.name for event in events if event.kind is Kind.DELETED]
+
+        assert gone == [f"kubevirt-migrate-vm-{n}" for n in range(4)]
+
+    def test_the_events_are_in_order_whatever_the_vms(self) -> None:
+        """And between the range's ends."""
+        spans = [a_span(f"kubevirt-evacuation-{n}", n * 50.0, n * 50.0 + 70) for n in range(20)]
+        for number, span in enumerate(spans):
+            span.vm = f"vm{number % 3}"
+        events = told(*spans)
+
+        assert [event.at for event in events] == sorted(event.at for event in events)
+        assert events[-1] == Recorded(NOW + 10 * HOUR, Kind.ENDED)
+
+
+class TestSeries:
+    """What the metrics' labels and values say."""
+
+    def test_one_migration_is_told_by_three_metrics(self) -> None:
+        """Start, end and outcome come together by the VMIM's name."""
+        spans: Spans = {}
+        labels = {"namespace": "shop", "name": "db1", "migration_name": "m", "node": "n1"}
+        note_series(spans, STARTS, labels, [(NOW, str(NOW - 5)), (NOW + 60, str(NOW - 5))])
+        note_series(spans, ENDS, labels | {"status": "failed"}, [(NOW + 60, str(NOW + 30))])
+        vmim = {"exported_namespace": "shop", "namespace": "kubevirt", "vmi": "db1", "vmim": "m"}
+        note_series(spans, FAILED, vmim, [(NOW + 60, "1")])
+
+        (span,) = spans.values()
+        assert (span.start, span.end, span.outcome) == (NOW - 5, NOW + 30, Outcome.FAILED)
+        assert (span.seen_at, span.last_seen_at, span.node) == (NOW, NOW + 60, "n1")
+
+    @pytest.mark.parametrize("value", ["NaN", "+Inf", "words", ""])
+    def test_a_value_that_is_no_instant_is_none(self, value: str) -> None:
+        """The migration is known to exist, and no more."""
+        spans: Spans = {}
+        note_series(spans, STARTS, {"name": "db1", "migration_name": "m"}, [(NOW, value)])
+
+        assert spans["", "m"].start is None
+
+    def test_without_a_name_it_is_nobody_s(self) -> None:
+        """Series of something else are passed over."""
+        spans: Spans = {}
+        note_series(spans, STARTS, {"name": "db1"}, [(NOW, "1")])
+
+        assert not spans
+
+    @pytest.mark.parametrize(
+        ("name", "trigger"),
+        [
+            ("kubevirt-evacuation-x", Trigger.EVACUATION),
+            ("kubevirt-workload-update-x", Trigger.WORKLOAD_UPDATE),
+            ("mine", Trigger.OTHER),
+        ],
+    )
+    def test_the_trigger_is_in_the_name(self, name: str, trigger: Trigger) -> None:
+        """KubeVirt's controllers name what they make."""
+        assert a_span(name, 0, 1).trigger is trigger
+
+
+@pytest.mark.parametrize("steps", [0, 1, MOST_POINTS - 1, MOST_POINTS, 3 * MOST_POINTS + 7])
+def test_windows_cover_the_range_once(steps: int) -> None:
+    """Each point is in one window, and no window has more than Prometheus answers."""
+    points: list[float] = []
+    for since, until in cut_windows(NOW, NOW + steps * 60, 60.0):
+        count = round((until - since) / 60) + 1
+        assert count <= MOST_POINTS
+        points += [since + number * 60 for number in range(count)]
+
+    assert points == [NOW + number * 60 for number in range(steps + 1)]
+
+
+def _samples(began: float) -> Iterator[str]:
+    """Three hours of one VM: evacuated, evacuated again five minutes later, one failure."""
+    lives = [
+        ("kubevirt-evacuation-a", 600, 660, "succeeded", 1000),
+        ("kubevirt-evacuation-b", 1000, 1090, "succeeded", 7200),
+        ("kubevirt-evacuation-c", 7200, 7500, "failed", 10800),
+    ]
+    for metric in (STARTS, ENDS, SUCCEEDED, FAILED):
+        yield f"# TYPE {metric} gauge"
+        for name, start, end, status, gone in lives:
+            for at in range(0, 10800, 60):
+                labels = f'namespace="shop",name="db1",node="n1",migration_name="{name}"'
+                by_vmim = f'namespace="shop",vmi="db1",vmim="{name}"'
+                if metric == STARTS and start <= at < gone:
+                    yield f"{metric}{{{labels}}} {began + start:.0f} {began + at:.0f}"
+                elif metric == ENDS and end <= at < gone:
+                    told = f'{labels},status="{status}"'
+                    yield f"{metric}{{{told}}} {began + end:.0f} {began + at:.0f}"
+                elif metric.endswith(status) and end <= at:
+                    yield f"{metric}{{{by_vmim}}} 1 {began + at:.0f}"
+    yield "# EOF"
+
+
+@asynccontextmanager
+async def remembering(directory: Path, began: float) -> AsyncIterator[str]:
+    """A real Prometheus that remembers these hours."""
+    file = directory / "past.om"
+    file.write_text("\n".join(_samples(began)) + "\n")
+    subprocess.run(
+        [
+            str(find_binary("promtool")),
+            "tsdb",
+            "create-blocks-from",
+            "openmetrics",
+            str(file),
+            str(directory / "prometheus"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    async with PrometheusServer(directory, {"groups": []}, targets=[]) as server:
+        yield server.url
+
+
+async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
+    """Two evictions five minutes apart and a failure: with a cooldown the second is refused."""
+    began = (time.time() - 6 * HOUR) // 60 * 60
+    seen: list[float] = []
+    async with remembering(tmp_path, began) as url:
+        spans = await fetch(Prometheus(url), began, began + 3 * HOUR, step=60.0, told=seen.append)
+
+    assert seen == [began + 3 * HOUR]
+    assert {name: (s.start, s.end, s.outcome) for (_, name), s in spans.items()} == {
+        "kubevirt-evacuation-a": (began + 600, began + 660, Outcome.SUCCEEDED),
+        "kubevirt-evacuation-b": (began + 1000, began + 1090, Outcome.SUCCEEDED),
+        "kubevirt-evacuation-c": (began + 7200, began + 7500, Outcome.FAILED),
+    }
+    events = list(tell(spans, began, began + 3 * HOUR))
+    ours, none = play(events, [BUILTIN["ours"], BUILTIN["none"]]).accounts
+    assert (ours.allowed, ours.refused_in_all, ours.migrations.ended) == (2, 1, 2)
+    assert (none.allowed, none.migrations.ended, none.migrations.failed) == (3, 3, 1)
+
+
+async def test_what_prometheus_refuses_is_told_in_its_words(tmp_path: Path) -> None:
+    """It divides by no step of zero."""
+    async with remembering(tmp_path, (time.time() - 6 * HOUR) // 60 * 60) as url:
+        with pytest.raises(NoRanges, match=r"400 .*zero or negative"):
+            await fetch(Prometheus(url), NOW, NOW, step=0.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (401, "no", "401, and no answer of Prometheus's API"),
+        (200, "<html>", "200, and no answer of Prometheus's API"),
+        (503, '{"status":"error","error":"busy"}', "503 busy"),
+    ],
+)
+async def test_what_is_no_prometheus_is_told(status: int, body: str, why: str) -> None:
+    """The address and what came from there."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    application = web.Application()
+    application.router.add_post("/api/v1/query_range", answer)
+    async with TestServer(application) as server:
+        with pytest.raises(NoRanges, match=why):
+            await fetch(Prometheus(str(server.make_url("/"))), NOW, NOW + 60, step=60.0)
+
+
+async def test_nobody_there_is_told() -> None:
+    """With the address."""
+    with pytest.raises(NoRanges, match=r"127\.0\.0\.1:9"):
+        await fetch(Prometheus("http://127.0.0.1:9"), NOW, NOW + 60, step=60.0)
+
+
+async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
+    """To this machine, in the header; over plain HTTP to another never."""
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.headers["Authorization"])
+        return web.json_response({"status": "success", "data": {"result": [A_SERIES]}})
+
+    token = tmp_path / "token"
+    token.write_text("abc\n")
+    application = web.Application()
+    application.router.add_post("/api/v1/query_range", answer)
+    async with TestServer(application) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        await fetch(Prometheus(url, token_file=token), NOW, NOW + 60, step=60.0)
+    with pytest.raises(NoRanges, match="a token is sent over https"):
+        await fetch(Prometheus("http://10.0.0.1", token_file=token), NOW, NOW + 60, step=60.0)
+
+    assert set(seen) == {"Bearer abc"}
+
+
+async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
+    """Before anybody is asked, and nothing of what is in it."""
+    token = tmp_path / "token"
+    token.write_text("two words")
+    with pytest.raises(NoRanges, match="holds no token") as refused:
+        await fetch(Prometheus("http://127.0.0.1:9", token_file=token), NOW, NOW + 60, step=60.0)
+
+    assert "words" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@127.0.0.1:9", "http://me:secret@127.0.0.1:port", "me:secret@here"]
+)
+async def test_a_password_in_the_url_is_refused(url: str) -> None:
+    """It would show among the processes, and is not repeated."""
+    with pytest.raises(NoRanges, match="give a token with --token-file") as refused:
+        await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
+
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
+    """An answer of zeros would look like a quiet cluster."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response({"status": "success", "data": {"result": []}})
+
+    application = web.Application()
+    application.router.add_post("/api/v1/query_range", answer)
+    async with TestServer(application) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with pytest.raises(NoRanges) as told_so:
+            await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
+
+    assert str(told_so.value) == (
+        f"{url} has no kubevirt_vmi_migration_* between {stamp(NOW)} and {stamp(NOW + 60)}:"
+        " does it scrape KubeVirt?"
+    )
+
+
+async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+    """The token's and the authorities'."""
+    missing = tmp_path / "none"
+    for place, option in (
+        (Prometheus("https://127.0.0.1:9", token_file=missing), "--token-file"),
+        (Prometheus("https://127.0.0.1:9", ca_file=missing), "--ca-file"),
+    ):
+        with pytest.raises(NoRanges, match=f"{option} {missing}:? cannot be read: No such file"):
+            await fetch(place, NOW, NOW + 60, step=60.0)
+
+
+async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
+    """Where it would go to cannot be told."""
+    token = tmp_path / "token"
+    token.write_text("abc\n")
+    with pytest.raises(NoRanges, match="expected http://HOST:PORT"):
+        await fetch(Prometheus("http://[", token_file=token), NOW, NOW + 60, step=60.0)
+
+
+def test_both_metrics_of_a_resource_are_events_of_it() -> None:
+    """Facts of VMIs and of VMIMs, under the resource that they are of."""
+    for event in told(a_span("kubevirt-evacuation-a", 60, 120)):
+        if event.fact is not None:
+            assert event.resource is (
+                Resource.VMIS if isinstance(event.fact, Vmi) else Resource.VMIMS
+            )

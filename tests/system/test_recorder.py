@@ -1,0 +1,285 @@
+"""A real cluster, recorded: what the file says of it is what the exporter would have known."""
+
+import asyncio
+import errno
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from exporter.engine.model import Resource, Vmi
+from exporter.health import Health, Watched
+from exporter.kube.client import Login, NoCredentials
+from exporter.settings import Settings
+from exporter.whatif import recording
+from exporter.whatif.recorder import CannotRecord, Recorder, Tape, record
+from exporter.whatif.recording import Faults, Kind, Recorded
+from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
+from tests.support.api_servers import Stage
+from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_vmi
+from tests.support.relay import Gate
+from tests.support.watching import QUICK
+
+
+WAIT = 30.0
+PASSWORD = "hunter2-and-more"
+
+
+def read(path: Path) -> list[Recorded]:
+    """What a recording says, all of whose lines can be read."""
+    faults = Faults()
+    events = list(recording.read(recording.split([path.read_bytes()]), faults))
+    assert not faults.count, faults.told
+    return events
+
+
+def told(events: list[Recorded], namespace: str) -> list[tuple[Kind, Resource | None, str]]:
+    """The events of one namespace's objects, by kind, resource and name."""
+    found = []
+    for event in events:
+        names = event.fact if event.fact is not None else event
+        if getattr(names, "namespace", "") == namespace:
+            found.append((event.kind, event.resource, getattr(names, "name", "")))
+    return found
+
+
+@dataclass
+class Running:
+    """A recorder at work."""
+
+    path: Path
+    stop: asyncio.Event
+    task: "asyncio.Task[None]"
+
+    async def until(self, holds: Callable[[list[Recorded]], object]) -> list[Recorded]:
+        """Wait until the file, as it can be read by now, is as asked."""
+        deadline = time.monotonic() + WAIT
+        while True:
+            if self.task.done():
+                await self.task
+            events = read(self.path) if self.path.exists() else []
+            if holds(events):
+                return events
+            assert time.monotonic() < deadline, events
+            await asyncio.sleep(0.05)
+
+    async def end(self) -> list[Recorded]:
+        """Tell it to stop, and read what it has written."""
+        self.stop.set()
+        await self.task
+        return read(self.path)
+
+
+@asynccontextmanager
+async def recorded(
+    login: Login, path: Path, namespace: str, *, lasts: float | None = None
+) -> AsyncIterator[Running]:
+    """Record one namespace for the length of the block."""
+    stop = asyncio.Event()
+    settings = Settings(kube=QUICK, namespaces=(namespace,))
+    task = asyncio.create_task(
+        record(settings, login, stop, path=path, clock=time.time, lasts=lasts)
+    )
+    try:
+        yield Running(path, stop, task)
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def _flushes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written can be read at once."""
+    monkeypatch.setattr("exporter.whatif.recorder.FLUSHED_EVERY", 0.05)
+
+
+@pytest.mark.parametrize("name", ["cluster.ndjson", "cluster.ndjson.gz"])
+async def test_what_a_cluster_says_is_in_the_file(stage: Stage, tmp_path: Path, name: str) -> None:
+    """The first lists, changes and deletions are there in their order, and an end."""
+    namespace = await stage.make_namespace()
+    made = await stage.admin.create(VMIS, vmi("a", namespace))
+    await stage.admin.create(PODS, launcher_pod(made))
+    async with recorded(stage.login, tmp_path / name, namespace) as running:
+        await running.until(
+            lambda events: (
+                {e.resource for e in events if e.kind is Kind.SYNCED}
+                >= {*Resource} - {Resource.CONFIGMAPS, Resource.LEASES}
+            )
+        )
+        await stage.admin.create(VMIMS, vmim("m", namespace, of="a"))
+        await running.until(
+            lambda events: (Kind.ADDED, Resource.VMIMS, "m") in told(events, namespace)
+        )
+        await stage.admin.merge(VMIS, namespace, "a", {"status": {"nodeName": "n7"}})
+        await running.until(
+            lambda events: (Kind.MODIFIED, Resource.VMIS, "a") in told(events, namespace)
+        )
+        await stage.admin.delete(VMIS, namespace, "a")
+        await running.until(
+            lambda events: (Kind.DELETED, Resource.VMIS, "a") in told(events, namespace)
+        )
+        events = await running.end()
+
+    assert [kind for kind, resource, _ in told(events, namespace) if resource is Resource.VMIS] == [
+        Kind.ADDED,
+        Kind.MODIFIED,
+        Kind.DELETED,
+    ]
+    assert events[-1].kind is Kind.ENDED
+    assert [event.at for event in events] == sorted(event.at for event in events)
+    known = [event.fact for event in events if isinstance(event.fact, Vmi)]
+    assert [one.node for one in known] == ["n1", "n7"]
+
+
+async def test_no_secret_gets_into_the_file(stage: Stage, tmp_path: Path) -> None:
+    """A VMI's cloud-init password is not recorded."""
+    namespace = await stage.make_namespace()
+    made = vmi("a", namespace)
+    made["spec"]["volumes"] = [
+        {"name": "init", "cloudInitNoCloud": {"userData": f"password: {PASSWORD}"}}
+    ]
+    kept = await stage.admin.create(VMIS, made)
+    path = tmp_path / "cluster.ndjson"
+    async with recorded(stage.login, path, namespace) as running:
+        await running.until(lambda events: told(events, namespace))
+        await running.end()
+
+    assert PASSWORD in str(kept)
+    assert PASSWORD.encode() not in path.read_bytes()
+
+
+async def test_what_was_missed_is_in_the_file_after_a_new_list(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """What went while nobody could watch is deleted, what stayed is not told again."""
+    namespace = await stage.make_namespace()
+    for name in ("stays", "goes"):
+        await stage.admin.create(VMIS, vmi(name, namespace))
+    path = tmp_path / "cluster.ndjson"
+    async with (
+        Gate(stage.url) as gate,
+        recorded(stage.login_at(gate.url), path, namespace) as running,
+    ):
+        await running.until(lambda events: len(told(events, namespace)) == 2)
+        await gate.shut()
+        await stage.admin.delete(VMIS, namespace, "goes")
+        await stage.admin.create(VMIS, vmi("comes", namespace))
+        await stage.force_gone()
+        gate.open()
+        await running.until(lambda events: len(told(events, namespace)) == 4)
+        events = await running.end()
+
+    kinds = [(kind, name) for kind, _, name in told(events, namespace)]
+    assert set(kinds[:2]) == {(Kind.ADDED, "stays"), (Kind.ADDED, "goes")}
+    assert set(kinds[2:]) == {(Kind.ADDED, "comes"), (Kind.DELETED, "goes")}
+    listed = [event for event in events if event.kind is Kind.SYNCED]
+    assert sum(event.resource is Resource.VMIS for event in listed) == 2
+
+
+async def test_ends_by_itself_when_its_time_is_over(stage: Stage, tmp_path: Path) -> None:
+    """`--for` ends a recording as Ctrl-C does."""
+    namespace = await stage.make_namespace()
+    await stage.admin.create(VMIS, vmi("a", namespace))
+    path = tmp_path / "cluster.ndjson"
+    async with recorded(stage.login, path, namespace, lasts=2.0) as running:
+        await asyncio.wait_for(running.task, WAIT)
+
+    events = read(path)
+    assert events[-1].kind is Kind.ENDED
+    assert (Kind.ADDED, Resource.VMIS, "a") in told(events, namespace)
+
+
+async def test_what_may_not_be_seen_is_said_once(stage: Stage, tmp_path: Path) -> None:
+    """Without permission for pods the recording says so, and goes on."""
+    namespace = await stage.make_namespace()
+    await stage.admin.create(VMIS, vmi("a", namespace))
+    login = await stage.limited_login([VMIS, VMIMS])
+    path = tmp_path / "cluster.ndjson"
+    async with recorded(login, path, namespace) as running:
+        refused = {Resource.PODS, Resource.KUBEVIRTS}
+        await running.until(
+            lambda events: refused <= {e.resource for e in events if e.kind is Kind.REFUSED}
+        )
+        events = await running.end()
+
+    assert sum(event.kind is Kind.REFUSED for event in events) == len(refused)
+
+
+async def test_without_credentials_no_file_is_left(tmp_path: Path) -> None:
+    """A recording that never began is not there, so that the next try can have its name."""
+    path = tmp_path / "cluster.ndjson"
+    with pytest.raises(NoCredentials):
+        await record(
+            Settings(kube=replace(QUICK)),
+            Login(kubeconfig=tmp_path / "none"),
+            asyncio.Event(),
+            path=path,
+            clock=time.time,
+        )
+
+    assert not path.exists()
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
+    """A week of recording is not lost to a command typed twice."""
+    path = tmp_path / "cluster.ndjson"
+    path.write_text("a week\n")
+    with pytest.raises(CannotRecord, match="is there already"):
+        Tape(path)
+
+    assert path.read_text() == "a week\n"
+
+
+def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """The text has the path and the system's reason."""
+    with pytest.raises(CannotRecord, match="No such file or directory"):
+        Tape(tmp_path / "nowhere" / "cluster.ndjson")
+
+
+def test_a_repetition_is_no_line(tmp_path: Path) -> None:
+    """Most changes of a VMI are none of what we read: they cost nothing."""
+    tape = Tape(tmp_path / "cluster.ndjson")
+    recorder = Recorder(tape)
+    for _ in range(3):
+        recorder.put(a_vmi())
+    recorder.remove(Resource.VMIS, NAMESPACE, NAME, UID)
+    recorder.remove(Resource.VMIS, NAMESPACE, NAME, UID)
+    tape.close()
+
+    assert tape.lines == 3
+
+
+def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:
+    """A replay knows resources and no namespaces: it would believe that nothing can be seen."""
+    path = tmp_path / "cluster.ndjson"
+    tape = Tape(path)
+    recorder = Recorder(tape)
+    here = Watched(Resource.VMIMS, "here", synced=True)
+    health = Health(180.0, 600.0, [here, Watched(Resource.VMIMS, "there", refused="403")])
+    recorder.note_refusals(health, NOW)
+    here.refused = "403"
+    recorder.note_refusals(health, NOW + 1)
+    tape.close()
+
+    assert [(event.kind, event.at) for event in read(path)] == [(Kind.REFUSED, NOW + 1)]
+
+
+def test_a_recording_is_given_up_where_no_more_can_be_written(tmp_path: Path) -> None:
+    """What cannot be written cannot be ended either, and goes all the same."""
+
+    class Full(BytesIO):
+        def close(self) -> None:
+            super().close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "cluster.ndjson"
+    tape = Tape(path)
+    tape._file.close()  # noqa: SLF001 (a disk cannot be filled here)
+    tape._file = Full()  # type: ignore[assignment]  # noqa: SLF001
+    tape.discard()
+
+    assert not path.exists()

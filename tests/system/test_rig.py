@@ -1,0 +1,658 @@
+"""KubeVirt's own virt-api and virt-controller, and the player of what no test has: nodes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.demo import objects
+from exporter.demo.objects import Object
+from tests.cluster import ApiError
+from tests.cluster.recording import RECORDED, Scene
+from tests.cluster.resources import QUOTAS, VMIMS, VMIS
+from tests.cluster.rig import Rig
+from tests.support.evacuation_log import FAILED_ATTEMPTS, Diary, ask_evacuation, keep_diary
+from tests.support.program import Program, program
+
+
+BY_WEBHOOK = "virt-api's eviction webhook marked the VMI. "
+BY_EVACUATION = BY_WEBHOOK + "virt-controller's evacuation controller created the VMIMs. "
+PHASES = "virt-controller wrote the VMIM phases, the target pods and the hand-off. "
+PLAYED = "Played with the functions of exporter.demo.node: "
+FAILING = "failing/db1"
+FAILURES = 4
+
+
+@dataclass
+class Stage:
+    """The rig, the exporter that watches it, and what that says of the VMI that always fails."""
+
+    rig: Rig
+    exporter: Program
+    diary: "asyncio.Task[Diary]"
+
+
+@pytest.fixture(scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    """KubeVirt's servers and three nodes; the slowest VMI of all fails from the beginning."""
+    async with Rig.opened() as rig, rig.vmi(FAILING, "crashes", node="node-3"):
+        control = rig.cluster.control
+        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
+        async with program(tmp_path_factory.mktemp("rig"), *login) as exporter:
+            await exporter.ready()
+            await rig.evict(FAILING)
+            diary = asyncio.create_task(keep_diary(exporter, FAILING, failures=FAILURES))
+            try:
+                yield Stage(rig, exporter, diary)
+            finally:
+                diary.cancel()
+                await asyncio.gather(diary, return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def rig(stage: Stage) -> Rig:
+    """The rig alone."""
+    return stage.rig
+
+
+def _is_copying(scene: Scene) -> bool:
+    return "Running" in scene.phases and objects.is_migrating(scene.vmi)
+
+
+def _is_over(scene: Scene) -> bool:
+    left = objects.labels(scene.vmi).get(objects.MIGRATION_TARGET_NODE)
+    return bool(scene.vmims) and all(map(objects.is_final, scene.vmims)) and left is None
+
+
+async def test_a_vmi_runs_in_its_real_launcher_pod(rig: Rig) -> None:
+    """A VMI gets virt-controller's own pod, and runs once the player has bound and started it."""
+    async with rig.vmi("runs/db1", node="node-2") as scene:
+        (pod,) = scene.pods
+        assert pod["metadata"]["generateName"] == "virt-launcher-db1-"
+        assert objects.labels(pod)[objects.CREATED_BY] == scene.vmi["metadata"]["uid"]
+        assert objects.notes(pod)[objects.EVICT_ONLY] == ""
+        assert (objects.node_of(pod), objects.phase(pod)) == ("node-2", "Running")
+        assert scene.vmi["spec"]["evictionStrategy"] == "LiveMigrate"
+        assert scene.vmi["status"]["nodeName"] == "node-2"
+        assert objects.is_true(scene.vmi, "LiveMigratable")
+        assert objects.is_true(scene.vmi, "Ready")
+
+
+async def test_a_user_cannot_write_what_a_virt_handler_writes(rig: Rig) -> None:
+    """KubeVirt's webhook restores the status of a VMI that an administrator has patched."""
+    async with rig.vmi("restored/db1"):
+        patch = {"evacuationNodeName": "node-1"}
+        patched = await rig.cluster.admin.merge_status(VMIS, "restored", "db1", patch)
+
+        assert "evacuationNodeName" not in patched["status"]
+
+
+async def test_a_virt_handler_writes_the_vmis_of_its_node_alone(rig: Rig) -> None:
+    """With KubeVirt's node restriction the played handlers do all that is theirs, and no more."""
+    key = "restricted/db1"
+    gates = {"featureGates": ["NodeRestriction"]}
+    async with rig.cluster.configured(developerConfiguration=gates), rig.vmi(key) as scene:
+        stranger = rig.player.handlers["node-3"]
+        with pytest.raises(ApiError, match="only allowed to modify VMIs it owns"):
+            await stranger.replace(VMIS, scene.vmi)
+        await rig.evict(key)
+        moved = await rig.until(key, _is_over)
+
+        assert moved.phases == ["Succeeded"]
+
+
+async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None:
+    """The webhook marks the VMI, the controllers move it, and the success clears every mark."""
+    async with rig.vmi("moved/db1", "hangs"):
+        refusal = await rig.evict("moved/db1")
+        again = await rig.evict("moved/db1")
+        copying = await rig.until("moved/db1", _is_copying)
+
+        triggered = 'Eviction triggered evacuation of VMI "moved/db1"'
+        assert refusal.endswith(f"denied the request: {triggered}")
+        assert again.endswith(f"denied the request: Evacuation in progress: {triggered}")
+        requested = objects.condition(copying.vmi, "EvictionRequested")
+        assert requested is not None
+        assert requested["status"] == "True"
+        assert requested["lastTransitionTime"]
+        assert copying.marked == "node-1"
+        assert objects.notes(copying.vmi)[objects.EVICTION_SOURCE] == "descheduler"
+        (vmim,) = copying.vmims
+        assert vmim["metadata"]["generateName"] == "kubevirt-evacuation-"
+        assert objects.notes(vmim)[objects.EVACUATION] == "node-1"
+        assert objects.labels(vmim)[objects.VMI_NAME] == "db1"
+        assert vmim["metadata"]["finalizers"] == [objects.MIGRATION_FINALIZER]
+        source, target = copying.pods
+        assert objects.notes(source)[objects.EVICTION_IN_PROGRESS] == "true"
+        assert objects.EVICTION_IN_PROGRESS not in objects.notes(target)
+        assert objects.notes(target)[objects.EVICTION_SOURCE] == "descheduler"
+        await rig.record(
+            "migrating",
+            BY_EVACUATION + PHASES + PLAYED + "scheduler, kubelet, virt-handlers: prepared, "
+            "started, and copying ever since.",
+            copying,
+        )
+
+        rig.player.decide(vmim["metadata"]["uid"], "succeeds")
+        moved = await rig.until("moved/db1", _is_over)
+
+        assert moved.phases == ["Succeeded"]
+        assert moved.marked == ""
+        assert moved.vmi["status"]["nodeName"] == "node-2"
+        assert objects.condition(moved.vmi, "EvictionRequested") is None
+        assert objects.EVICTION_SOURCE not in objects.notes(moved.vmi)
+        assert moved.vmims[0]["status"]["migrationState"] == moved.state
+        assert [objects.phase(pod) for pod in moved.pods] == ["Succeeded", "Running"]
+        assert objects.notes(moved.pods[0])[objects.EVICTION_IN_PROGRESS] == "true"
+        await rig.record(
+            "succeeded",
+            BY_EVACUATION + PHASES + PLAYED + "the target's virt-handler took the VMI over and "
+            "cleared evacuationNodeName and eviction-source, the kubelet ended the source pod.",
+            moved,
+        )
+
+
+async def test_a_migration_that_libvirt_breaks_leaves_its_instants(rig: Rig) -> None:
+    """A failure after the start is on the VMI with both instants and its words; the mark stays."""
+    async with rig.vmi("broken/db1", "fails"):
+        await rig.evict("broken/db1")
+        waiting = await rig.until("broken/db1", lambda scene: scene.phases == ["Failed", "Pending"])
+
+        assert waiting.marked == "node-1"
+        assert waiting.state["failed"]
+        assert waiting.state["completed"]
+        assert waiting.state["startTimestamp"] <= waiting.state["endTimestamp"]
+        assert waiting.vmims[0]["status"]["migrationState"] == waiting.state
+        assert waiting.vmims[1]["status"]["migrationState"] == {
+            "sourcePod": waiting.pods[0]["metadata"]["name"]
+        }
+        assert ("MigrationBackoff", "backoff migrating vmi broken/db1") in await rig.events(
+            "broken"
+        )
+        await rig.record(
+            "backoff",
+            BY_EVACUATION + PHASES + "It holds the second VMIM in Pending, 20 s from the first "
+            "one's failure. " + PLAYED + "the source's virt-handler reported the failure.",
+            waiting,
+        )
+
+
+async def test_a_deleted_migration_is_aborted_and_followed_without_a_wait(rig: Rig) -> None:
+    """Deleting a migration that copies aborts it, and the next one starts without a backoff."""
+    key = "aborted/db1"
+    async with rig.vmi(key, "hangs", "hangs"):
+        await rig.evict(key)
+        first = await rig.until(key, _is_copying)
+        await rig.cluster.admin.delete(VMIMS, "aborted", first.vmims[0]["metadata"]["name"])
+        second = await rig.until(
+            key, lambda scene: _is_copying(scene) and scene.state != first.state, within=15
+        )
+
+        assert len(second.vmims) == 1
+        assert second.vmims[0]["metadata"]["uid"] != first.vmims[0]["metadata"]["uid"]
+        assert second.state["migrationUid"] == second.vmims[0]["metadata"]["uid"]
+        assert second.marked == "node-1"
+
+
+async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
+    """Where the target pod ends after its migration, the next attempt waits for a node's event."""
+    key = "between/db1"
+    async with rig.vmi(key, "fails"):
+        rig.player.beating.clear()
+        await rig.evict(key)
+        between = await rig.until(
+            key, lambda scene: _is_over(scene) and objects.active_pods(scene.pods) == 1
+        )
+        rig.player.beating.set()
+        after = await rig.until(key, lambda scene: len(scene.vmims) == 2)
+
+        assert between.phases == ["Failed"]
+        assert between.marked == "node-1"
+        assert after.phases == ["Failed", "Pending"]
+        await rig.record(
+            "further/no_migration.between_attempts",
+            BY_EVACUATION + PHASES + "It creates the next one at the next event of the node, which "
+            "is virt-handler's heartbeat at the latest. " + PLAYED + "the source's virt-handler "
+            "reported the failure, after it the kubelet the end of the target pod.",
+            between,
+        )
+
+
+async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled(rig: Rig) -> None:
+    """While no node takes the target, `evacuate/cancel` clears the mark, and no more than that."""
+    key = "cancelled/db1"
+    async with rig.vmi(key, "unschedulable"):
+        await rig.evict(key)
+        waiting = await rig.until(key, lambda scene: any(map(objects.is_unschedulable, scene.pods)))
+
+        assert waiting.phases == ["Scheduling"]
+        assert waiting.state == {}
+        await rig.record(
+            "target_unschedulable",
+            BY_EVACUATION + PHASES + PLAYED + "the scheduler found no node for the target pod.",
+            waiting,
+        )
+
+        with pytest.raises(ApiError) as refusal:
+            await rig.cluster.cancel_evacuation("db1", "cancelled", "node-2")
+        assert refusal.value.code == 500
+        await rig.cluster.cancel_evacuation("db1", "cancelled", "node-1")
+        cancelled = await rig.until(key, lambda scene: not scene.marked)
+
+        assert cancelled.phases == ["Scheduling"]
+        assert objects.condition(cancelled.vmi, "EvictionRequested") is None
+        assert objects.EVICTION_IN_PROGRESS not in objects.notes(cancelled.pods[0])
+        assert objects.notes(cancelled.vmi)[objects.EVICTION_SOURCE] == "descheduler"
+        await rig.record(
+            "cancelled",
+            "As target_unschedulable; then virt-api's evacuate/cancel subresource removed "
+            "evacuationNodeName, and virt-controller the condition and the pod's annotation.",
+            cancelled,
+        )
+
+        await rig.cluster.admin.delete(VMIMS, "cancelled", cancelled.vmims[0]["metadata"]["name"])
+        ended = await rig.until(key, lambda scene: len(scene.pods) == 1)
+
+        assert ended.vmims == []
+
+
+async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(rig: Rig) -> None:
+    """A bound target pod whose containers do not run is waited for."""
+    async with rig.vmi("unready/db1", "never ready"):
+        await rig.evict("unready/db1")
+        waiting = await rig.until(
+            "unready/db1", lambda scene: len(scene.pods) == 2 and objects.node_of(scene.pods[1])
+        )
+
+        assert waiting.phases == ["Scheduling"]
+        assert objects.phase(waiting.pods[1]) == "Pending"
+        await rig.record(
+            "target_not_ready",
+            BY_EVACUATION + PHASES + PLAYED + "the scheduler bound the target pod, and no kubelet "
+            "has started it.",
+            waiting,
+        )
+
+
+async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
+    """With strategy External the mark stays alone, while a VMI marked later has moved."""
+    async with (
+        rig.vmi("external/db1", evictionStrategy="External"),
+        rig.vmi("later/db1"),
+    ):
+        refusal = await rig.evict("external/db1")
+        await rig.evict("later/db1")
+        await rig.until("later/db1", _is_over)
+        marked = await rig.until("external/db1", lambda scene: scene.marked)
+
+        assert "Eviction triggered evacuation" in refusal
+        assert marked.vmims == []
+        assert objects.notes(marked.pods[0])[objects.EVICTION_IN_PROGRESS] == "true"
+        await rig.record(
+            "external",
+            BY_WEBHOOK + "virt-controller wrote the condition and the pod's "
+            "annotation, and creates no VMIM.",
+            marked,
+        )
+
+
+async def test_a_vmi_that_ceases_to_be_migratable_gets_no_further_migration(rig: Rig) -> None:
+    """After a failure the evacuation controller leaves a VMI alone that cannot be migrated now."""
+    key = "unmigratable/db1"
+    async with rig.vmi(key, "hangs"):
+        await rig.evict(key)
+        copying = await rig.until(key, _is_copying)
+        await rig.player.set_migratable(copying.vmi, migratable=False)
+        rig.player.decide(copying.vmims[0]["metadata"]["uid"], "fails")
+        left = await rig.until(key, _is_over)
+
+        assert left.phases == ["Failed"]
+        assert left.marked == "node-1"
+        await rig.record(
+            "not_migratable",
+            BY_EVACUATION + PHASES + "It creates no second one. " + PLAYED + "the virt-handler "
+            "judged the VMI not migratable during its migration, then reported the failure.",
+            left,
+        )
+
+
+async def test_a_vmi_that_is_not_migratable_is_not_marked(rig: Rig) -> None:
+    """The webhook refuses the eviction of such a VMI without a mark."""
+    async with rig.vmi("pinned/db1") as scene:
+        await rig.player.set_migratable(scene.vmi, migratable=False)
+        refusal = await rig.evict("pinned/db1")
+        after = await rig.look("pinned/db1")
+
+        assert refusal.endswith(
+            "VMI db1 is configured with an eviction strategy but is not live-migratable"
+        )
+        assert not after.marked
+
+
+async def test_a_source_pod_that_never_ends_blocks_the_next_evacuation(rig: Rig) -> None:
+    """With two launcher pods that have not finished, the evacuation controller waits."""
+    key = "doubled/db1"
+    async with rig.vmi(key, "keeps source"):
+        await rig.evict(key)
+        moved = await rig.until(key, _is_over)
+        refusal = await rig.cluster.evict(moved.pods[0])
+        assert refusal is not None
+        assert refusal.status["message"].endswith("Eviction request for target Pod")
+        await rig.evict(key)
+        waiting = await rig.until(key, lambda scene: scene.marked)
+
+        assert waiting.marked == "node-2"
+        assert waiting.phases == ["Succeeded"]
+        assert [objects.phase(pod) for pod in waiting.pods] == ["Running", "Running"]
+        await rig.record(
+            "multiple_active_pods",
+            BY_EVACUATION
+            + PHASES
+            + "It creates no VMIM for the second request. "
+            + PLAYED
+            + "the kubelet never ended the source pod of the migration before.",
+            waiting,
+        )
+
+
+async def test_a_lost_target_ends_the_migration_on_the_vmi(rig: Rig) -> None:
+    """A target that goes after the hand-off gives the VMI a failure with start equal to end."""
+    key = "lost/db1"
+    async with rig.vmi(key, "loses target"):
+        await rig.evict(key)
+        waiting = await rig.until(key, lambda scene: scene.phases == ["Failed", "Pending"])
+
+        assert waiting.state["failed"]
+        assert waiting.state["startTimestamp"] == waiting.state["endTimestamp"]
+        assert "failureReason" not in waiting.state
+
+
+async def test_a_ready_target_that_is_lost_leaves_no_zombie(rig: Rig) -> None:
+    """1.8.4 ends the migration on the VMI even where the target's ports were published."""
+    key = "zombie/db1"
+    async with rig.vmi(key, "loses ready target"):
+        await rig.evict(key)
+        waiting = await rig.until(key, lambda scene: scene.phases == ["Failed", "Pending"])
+
+        assert waiting.state["targetDirectMigrationNodePorts"]
+        assert waiting.state["failed"]
+        assert waiting.state["startTimestamp"] == waiting.state["endTimestamp"]
+
+
+async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig) -> None:
+    """Where no further pod is allowed the migration stays Pending and says so."""
+    key = "bounded/db1"
+    async with rig.vmi(key):
+        hard = {"hard": {"pods": "1"}}
+        quota: Object = {
+            "apiVersion": "v1",
+            "kind": QUOTAS.kind,
+            "metadata": {"name": "one-pod", "namespace": "bounded"},
+            "spec": hard,
+            # No controller counts here.
+            "status": hard | {"used": {"pods": "1"}},
+        }
+        await rig.cluster.admin.create(QUOTAS, quota)
+        await rig.evict(key)
+        waiting = await rig.until(
+            key,
+            lambda scene: (
+                scene.vmims and objects.is_true(scene.vmims[0], "migrationRejectedByResourceQuota")
+            ),
+        )
+
+        assert waiting.phases == ["Pending"]
+        assert len(waiting.pods) == 1
+        await rig.record(
+            "quota",
+            BY_EVACUATION + PHASES + "It wrote the VMIM's condition when kube-apiserver refused "
+            "the target pod by a ResourceQuota.",
+            waiting,
+        )
+
+
+async def test_a_full_node_makes_the_next_evacuation_wait_without_a_migration(rig: Rig) -> None:
+    """By default 1.8.4 creates no VMIM while as many leave the node as may."""
+    async with (
+        rig.vmi("full-1/db1", "hangs"),
+        rig.vmi("full-2/db1", "hangs"),
+        rig.vmi("full-3/db1"),
+    ):
+        for key in ("full-1/db1", "full-2/db1"):
+            await rig.evict(key)
+            await rig.until(key, _is_copying)
+        others = [await rig.look("full-1/db1"), await rig.look("full-2/db1")]
+        await rig.evict("full-3/db1")
+        waiting = await rig.until("full-3/db1", lambda scene: scene.marked)
+
+        assert waiting.vmims == []
+        await rig.record(
+            "no_migration",
+            BY_WEBHOOK + "virt-controller creates no VMIM while two migrations leave the node "
+            "(its gate MigrationPriorityQueue is off, as by default).",
+            waiting,
+            others,
+        )
+
+        gates = {"featureGates": ["MigrationPriorityQueue"]}
+        async with rig.cluster.configured(developerConfiguration=gates):
+            queued = await rig.until("full-3/db1", lambda scene: scene.vmims)
+
+            assert queued.phases == ["Pending"]
+            assert queued.vmims[0]["spec"]["priority"] == "system-maintenance"
+            assert len(queued.pods) == 1
+            await rig.record(
+                "capacity",
+                BY_EVACUATION + PHASES + "With the gate MigrationPriorityQueue it queues the VMIM "
+                "in Pending; two other VMIs are leaving the same node.",
+                queued,
+                others,
+            )
+
+
+async def test_a_mark_that_comes_too_late_stays(rig: Rig) -> None:
+    """Marked for a node that it has left, a VMI keeps the mark and is not migrated again."""
+    key = "stale/db1"
+    async with rig.vmi(key), rig.cluster.virt_api() as virt_api:
+        await rig.evict(key)
+        await rig.until(key, _is_over)
+        # The webhook's reading of the VMI and its patch are two requests; the patch tests nothing.
+        late = {
+            "metadata": {"annotations": {objects.EVICTION_SOURCE: "descheduler"}},
+            "status": {"evacuationNodeName": "node-1"},
+        }
+        await virt_api.merge(VMIS, "stale", "db1", late)
+        marked = await rig.until(
+            key, lambda scene: objects.condition(scene.vmi, "EvictionRequested")
+        )
+
+        assert marked.vmi["status"]["nodeName"] == "node-2"
+        assert marked.marked == "node-1"
+        assert marked.phases == ["Succeeded"]
+        assert objects.notes(marked.pods[1])[objects.EVICTION_IN_PROGRESS] == "true"
+        await rig.record(
+            "stale_marker",
+            BY_EVACUATION + PHASES + PLAYED + "the migration. Then the test repeated the webhook's "
+            "patch in virt-api's name, as a webhook does that had read the VMI before its end; "
+            "virt-controller wrote the condition and the pod's annotation.",
+            marked,
+        )
+
+
+async def test_a_backup_holds_a_migration_back(rig: Rig) -> None:
+    """While a backup of the VMI runs, its migration is Pending with a condition."""
+    key = "copied/db1"
+    async with rig.vmi(key) as scene:
+
+        def back_up(vmi: Object) -> None:
+            backup = {"backupName": "nightly", "startTimestamp": "2026-01-01T00:00:00Z"}
+            vmi["status"]["changedBlockTracking"] = {"state": "Enabled", "backupStatus": backup}
+
+        await rig.player.write(scene.vmi, back_up)
+        await rig.evict(key)
+        waiting = await rig.until(
+            key,
+            lambda scene: (
+                scene.vmims and objects.is_true(scene.vmims[0], "migrationBlockedByBackup")
+            ),
+        )
+
+        assert waiting.phases == ["Pending"]
+        await rig.record(
+            "backup",
+            BY_EVACUATION + PHASES + "It wrote the VMIM's condition. The test wrote the VMI's "
+            "changedBlockTracking, in a virt-handler's name.",
+            waiting,
+        )
+
+
+async def test_utility_volumes_hold_a_migration_back(rig: Rig) -> None:
+    """While utility volumes are attached the migration is Pending with a condition."""
+    key = "utility/db1"
+    gates = {"featureGates": ["UtilityVolumes"]}
+    async with rig.cluster.configured(developerConfiguration=gates), rig.vmi(key):
+        async with rig.cluster.virt_api() as virt_api:
+            volumes = [{"name": "scratch", "claimName": "scratch", "type": "MemoryDump"}]
+            await virt_api.merge(VMIS, "utility", "db1", {"spec": {"utilityVolumes": volumes}})
+        await rig.evict(key)
+        waiting = await rig.until(
+            key,
+            lambda scene: (
+                scene.vmims and objects.is_true(scene.vmims[0], "migrationBlockedByUtilityVolumes")
+            ),
+        )
+
+        assert waiting.phases == ["Pending"]
+        await rig.record(
+            "utility_volumes",
+            BY_EVACUATION + PHASES + "It wrote the VMIM's condition. The test added the utility "
+            "volume in virt-api's name; there is no such claim.",
+            waiting,
+        )
+
+
+async def test_five_finished_migrations_are_kept(rig: Rig) -> None:
+    """Of seven migrations asked for by hand, none of which waited, the newest five are there."""
+    key = "collected/db1"
+    async with rig.vmi(key, "crashes"):
+        made = []
+        for _ in range(7):
+            migration = await rig.cluster.migrate("db1", "collected")
+            made.append(migration["metadata"]["uid"])
+            await rig.until(key, _is_over)
+        scene = await rig.until(key, lambda scene: len(scene.vmims) == 5)
+
+        assert scene.phases == ["Failed"] * 5
+        assert {one["metadata"]["uid"] for one in scene.vmims} == set(made[-5:])
+
+
+async def test_each_failure_doubles_the_wait_for_the_next_attempt(rig: Rig) -> None:
+    """Four failures in a row are 20, 40 and 80 s apart, and the fifth attempt waits 160 s."""
+    scene = await rig.until(
+        FAILING, lambda scene: scene.phases == ["Failed"] * 4 + ["Pending"], within=200
+    )
+
+    waits = [
+        _instant(later, "Scheduling") - _instant(earlier, "Failed")
+        for earlier, later in zip(scene.vmims, scene.vmims[1:-1], strict=False)
+    ]
+    for wait, seconds in zip(waits, (20, 40, 80), strict=True):
+        assert timedelta(seconds=seconds - 1) <= wait <= timedelta(seconds=seconds + 5)
+    for failed in scene.vmims[:-1]:
+        assert list(failed["status"]["migrationState"]) == ["sourcePod"]
+        assert "finalizers" not in failed["metadata"]
+    assert scene.state == {}
+    assert scene.marked == "node-3"
+    await rig.record(
+        "further/backoff.fourth",
+        BY_EVACUATION + PHASES + "It holds the fifth VMIM in Pending, 160 s from the fourth "
+        "one's failure. " + PLAYED + "the kubelet reported each target pod Failed before it was "
+        "ready, so nothing was handed off.",
+        scene,
+    )
+
+
+async def test_the_exporter_tells_every_step_of_it(
+    stage: Stage, prove: Callable[[str], None]
+) -> None:
+    """Counted, explained and measured at each failure; gone when the evacuation is cancelled."""
+    scene = await stage.rig.until(
+        FAILING, lambda scene: scene.phases == ["Failed"] * FAILURES + ["Pending"], within=200
+    )
+    diary = await asyncio.wait_for(asyncio.shield(stage.diary), 30)
+    told = await ask_evacuation(stage.exporter, FAILING)
+    requested = objects.condition(scene.vmi, "EvictionRequested")
+
+    assert sorted(diary.states) == list(range(FAILURES + 1))
+    assert {failed: diary.backoffs[failed] for failed in range(1, FAILURES + 1)} == {
+        1: {20.0},
+        2: {40.0},
+        3: {80.0},
+        4: {160.0},
+    }
+    for failed in range(1, FAILURES + 1):
+        assert "backoff" in diary.states[failed]
+        assert diary.stuck[failed] == ({("failures",)} if failed >= 3 else {()})
+    assert diary.measured == set(range(FAILURES + 1))
+    for failed, states in sorted(diary.states.items()):
+        prove(f"rig: after {failed} real failures: {', '.join(sorted(states))}")
+    assert told is not None
+    assert requested is not None
+    # The mark is there a moment before the condition, and the exporter may see it so.
+    condition = datetime.fromisoformat(requested["lastTransitionTime"])
+    earlier = condition - datetime.fromisoformat(told["requestedAt"])
+    assert timedelta(0) <= earlier <= timedelta(seconds=3)
+    assert (told["source"], told["state"]) == ("descheduler", "backoff")
+    assert told["attempt"]["name"] == scene.vmims[-1]["metadata"]["name"]
+
+    namespace, name = FAILING.split("/")
+    node = told["cancel"]["body"]["evacuationNodeName"]
+    await stage.rig.cluster.cancel_evacuation(name, namespace, node)
+    await stage.exporter.until(f"/v1/vmis/{FAILING}", lambda _, body: body["evacuation"] is None)
+    assert await stage.exporter.sample(FAILED_ATTEMPTS, namespace=namespace) == 0
+
+
+async def test_the_exporter_tells_of_a_success(stage: Stage) -> None:
+    """An evacuation that succeeds is gone from the list, and its VMI cools down."""
+    async with stage.rig.vmi("watched/db1", "succeeds"):
+        await stage.rig.evict("watched/db1")
+        await stage.exporter.until(
+            "/v1/vmis/watched/db1", lambda _, body: body["evacuation"] is not None
+        )
+        await stage.rig.until("watched/db1", _is_over)
+        verdict = await stage.exporter.until_verdict("watched", "db1", "preEviction", "cooldown")
+
+        assert verdict["migrationsInWindow"] == 1
+        assert await ask_evacuation(stage.exporter, "watched/db1") is None
+
+
+def _instant(vmim: Object, phase: str) -> Any:
+    found = objects.transition(vmim, phase)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.rglob("*.json")), ids=lambda path: path.stem)
+def test_every_recorded_file_says_what_it_is(path: Path) -> None:
+    """A recorded file names its state, who wrote it and the version, and holds whole objects."""
+    kept = json.loads(path.read_bytes())
+
+    assert set(kept) | {"others"} == {
+        "state",
+        "source",
+        "kubevirt",
+        "now",
+        "vmi",
+        "vmims",
+        "pods",
+        "kubevirt_cr",
+        "others",
+    }
+    assert kept["state"] == path.name.partition(".")[0]
+    assert {one["kind"] for one in kept["pods"]} == {"Pod"}
+    assert "managedFields" not in path.read_text()

@@ -1,0 +1,157 @@
+"""Random lives of VMs under random faults: a disturbed watch ends where a perfect one does."""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import pytest
+
+from exporter.engine.model import CLUSTER_RESOURCES
+from exporter.health import Restart
+from exporter.kube.reflector import Backoff, Follower
+from tests.support.api_servers import RealStage, SimulatedStage, Stage
+from tests.support.lives import Script, compare
+from tests.support.relay import Gate
+from tests.support.watching import Following, following
+
+
+Prove: TypeAlias = Callable[[str], None]
+
+REAL = 5
+SHUT_STEPS = 12
+
+
+class Brisk(Follower):
+    """The follower as it is, with short pauses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._backoff = Backoff(random.Random(1), first=0.01, most=0.5)
+
+
+class Merging(Brisk):
+    """A broken follower: a list adds to what was known and replaces nothing."""
+
+    def _forget_unlisted(self, _listing: object) -> int:
+        return 0
+
+
+class Stubborn(Brisk):
+    """A broken follower: a 410 does not make it forget its version."""
+
+    def _forget_version(self) -> None:
+        return
+
+
+@pytest.mark.parametrize(("broken", "count", "noticed"), [(Merging, 20, 4), (Stubborn, 3, 3)])
+async def test_the_comparison_notices_a_broken_watch(
+    simulated: SimulatedStage,
+    prove: Prove,
+    broken: type[Follower],
+    count: int,
+    noticed: int,
+) -> None:
+    """With relist changed to merge, or the 410 branch removed, the same sequences differ."""
+    wrong = 0
+    for seed in range(count):
+        try:
+            differences = await play(simulated, seed, follower=broken, fault=gone, wait=2.0)
+        except TimeoutError:
+            differences = ["never caught up"]
+        wrong += bool(differences)
+    prove(f"sequences: with a {broken.__name__} watch {wrong} of {count} with a 410 differ")
+
+    assert wrong >= noticed
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.soak)])
+async def test_verdicts_after_faults_equal_an_undisturbed_runs(
+    simulated: SimulatedStage, prove: Prove, count: int
+) -> None:
+    """Each sequence on the simulated server: cut, 410 or restart, then the same verdicts."""
+    met = await play_all(simulated, range(count))
+    prove(f"sequences: {count} on the simulated server, no verdict differs; faults {met}")
+
+
+async def test_verdicts_after_faults_equal_an_undisturbed_runs_on_the_real_server(
+    real: RealStage, prove: Prove
+) -> None:
+    """The same on the real server, its restarts and compactions included."""
+    met = await play_all(real, range(REAL))
+    prove(f"sequences: {REAL} on the real server, no verdict differs; faults {met}")
+
+
+async def play_all(stage: Stage, seeds: range) -> dict[str, int]:
+    """Play every seed, each with a fault in turn: none may differ. Returns the faults."""
+    met: dict[str, int] = {}
+    for seed in seeds:
+        fault = (cut, gone, restart)[seed % 3]
+        met[fault.__name__] = met.get(fault.__name__, 0) + 1
+        differences = await play(stage, seed, follower=Brisk, fault=fault)
+        assert not differences, "\n".join([f"seed {seed}, {fault.__name__}", *differences])
+    return met
+
+
+async def play(
+    stage: Stage,
+    seed: int,
+    *,
+    follower: type[Follower],
+    fault: Callable[[Stage, Gate, Script], Awaitable[Restart | None]],
+    wait: float = 30.0,
+) -> list[str]:
+    """One sequence with one fault in its middle; returns how the verdicts differ after it."""
+    namespace = await stage.make_namespace()
+    script = Script(stage, namespace, seed)
+    async with (
+        Gate(stage.url) as gate,
+        following(stage.login_at(gate.url), namespaces=(namespace,), follower=follower) as watch,
+    ):
+        await script.play(15)
+        await watch.ready()
+        expected = await fault(stage, gate, script)
+        await script.play(10)
+        await caught_up(watch, script, wait)
+        if expected is not None:
+            assert sum(watch.restarts(r).get(expected, 0) for r in CLUSTER_RESOURCES) >= 1
+        return compare(script.expected, watch.store, namespace, script.now)
+
+
+async def caught_up(watch: Following, script: Script, wait: float) -> None:
+    """Wait until the watch has seen the last object of every kind."""
+    label, _, pod = await script.mark("last")
+    store, namespace = watch.store, script.namespace
+
+    def seen() -> bool:
+        evidence = store.evidence(namespace, label)
+        return (
+            evidence is not None
+            and bool(evidence.vmims)
+            and evidence.launcher is not None
+            and evidence.launcher.name == pod
+        )
+
+    await watch.until(seen, what="the last objects", wait=wait)
+
+
+async def cut(_stage: Stage, gate: Gate, script: Script) -> Restart:
+    """The connection breaks, life goes on, the connection comes back."""
+    await gate.shut()
+    await script.play(SHUT_STEPS)
+    gate.open()
+    return Restart.UNREACHABLE
+
+
+async def gone(stage: Stage, gate: Gate, script: Script) -> Restart:
+    """As `cut`, and what happened meanwhile is forgotten by the server: a 410."""
+    await gate.shut()
+    await script.play(SHUT_STEPS)
+    await stage.force_gone()
+    gate.open()
+    return Restart.EXPIRED
+
+
+async def restart(stage: Stage, _gate: Gate, script: Script) -> None:
+    """The server is killed and started again, and life goes on at once."""
+    await stage.restart()
+    await script.play(SHUT_STEPS)

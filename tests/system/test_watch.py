@@ -1,0 +1,442 @@
+"""The watcher on the wire, the same tests on the simulated and on the real API server."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from exporter.engine.model import Reason, Resource
+from exporter.health import Restart
+from exporter.kube.client import Login
+from exporter.kube.reflector import Follower, KubeVirtMissing, NotSynced
+from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
+from tests.support.api_servers import SimulatedStage, Stage
+from tests.support.relay import Gate
+from tests.support.watching import following
+
+
+def rfc3339(instant: float) -> str:
+    """An instant as KubeVirt writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant))
+
+
+class _Paging(Follower):
+    """A follower that never asks for a streamed list."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._streams_lists = False
+
+
+class TestOnBothServers:
+    """What must hold whichever server it is."""
+
+    async def test_reads_what_was_there_before(self, stage: Stage) -> None:
+        """Objects that existed before the start are in the first list."""
+        namespace = await stage.make_namespace()
+        made = await stage.admin.create(VMIS, vmi("old", namespace))
+        await stage.admin.create(VMIMS, vmim("m", namespace, of="old"))
+        await stage.admin.create(PODS, launcher_pod(made))
+        async with following(stage.login, namespaces=(namespace,)) as watch:
+            await watch.ready()
+            evidence = watch.store.evidence(namespace, "old")
+
+        assert evidence is not None
+        assert evidence.vmi.node == "n1"
+        assert [one.name for one in evidence.vmims] == ["m"]
+        assert evidence.launcher is not None
+        assert evidence.launcher.ready
+
+    async def test_follows_creations_changes_and_deletions(self, stage: Stage) -> None:
+        """What happens after the list arrives by the watch, without another list."""
+        namespace = await stage.make_namespace()
+        async with following(stage.login, namespaces=(namespace,)) as watch:
+            await watch.ready()
+            await stage.admin.create(VMIS, vmi("a", namespace))
+            await stage.admin.create(VMIS, vmi("b", namespace))
+            await watch.knows(namespace, "a", "b")
+            await stage.admin.merge(VMIS, namespace, "a", {"status": {"nodeName": "n7"}})
+            await watch.until(
+                lambda: (e := watch.store.evidence(namespace, "a")) and e.vmi.node == "n7",
+                what="a on n7",
+            )
+            await stage.admin.delete(VMIS, namespace, "b")
+            await watch.knows(namespace, "a")
+            assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
+
+    async def test_lists_in_pages_where_asked_to(self, stage: Stage) -> None:
+        """A paged list of five objects in pages of two is whole, and the watch goes on from it."""
+        namespace = await stage.make_namespace()
+        for number in range(5):
+            await stage.admin.create(VMIS, vmi(f"v{number}", namespace))
+        async with following(
+            stage.login, namespaces=(namespace,), follower=_Paging, page_size=2
+        ) as watch:
+            await watch.ready()
+            assert watch.names(namespace) == {f"v{number}" for number in range(5)}
+            await stage.admin.create(VMIS, vmi("later", namespace))
+            await watch.until(lambda: "later" in watch.names(namespace), what="later")
+            assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
+
+    async def test_resumes_after_a_restart_of_the_server(self, stage: Stage) -> None:
+        """What changed while the server was away is known after it, deletions included."""
+        namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("stays", namespace))
+        await stage.admin.create(VMIS, vmi("goes", namespace))
+        async with following(stage.login, namespaces=(namespace,)) as watch:
+            await watch.ready()
+            await stage.restart()
+            await stage.admin.delete(VMIS, namespace, "goes")
+            await stage.admin.create(VMIS, vmi("comes", namespace))
+            await watch.knows(namespace, "stays", "comes")
+            assert sum(watch.restarts(Resource.VMIS).values()) >= 1
+
+    async def test_outlives_a_server_that_is_away(self, stage: Stage) -> None:
+        """While nothing answers what was known stays known; when it answers the watch goes on."""
+        namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("a", namespace))
+        async with following(stage.login, namespaces=(namespace,)) as watch:
+            await watch.ready()
+            await stage.stop()
+            await watch.until(
+                lambda: watch.restarts(Resource.VMIS).get(Restart.UNREACHABLE, 0) >= 2,
+                what="two failed attempts",
+            )
+            assert watch.names(namespace) == {"a"}
+            await stage.start()
+            await stage.admin.create(VMIS, vmi("b", namespace))
+            await watch.knows(namespace, "a", "b")
+
+    async def test_lists_anew_when_its_version_is_gone(self, stage: Stage) -> None:
+        """After a 410 a new list replaces what was known: a deletion that was missed heals."""
+        namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("stays", namespace))
+        await stage.admin.create(VMIS, vmi("goes", namespace))
+        async with (
+            Gate(stage.url) as gate,
+            following(stage.login_at(gate.url), namespaces=(namespace,)) as watch,
+        ):
+            await watch.ready()
+            await gate.shut()
+            await stage.admin.delete(VMIS, namespace, "goes")
+            await stage.admin.create(VMIS, vmi("comes", namespace))
+            await stage.force_gone()
+            assert watch.names(namespace) == {"stays", "goes"}
+            gate.open()
+            await watch.knows(namespace, "stays", "comes")
+            assert watch.restarts(Resource.VMIS)[Restart.EXPIRED] >= 1
+            assert watch.health.of(Resource.VMIS)[0].lists == 2
+
+    async def test_resumes_a_stream_that_was_cut(self, stage: Stage) -> None:
+        """A broken connection is resumed from the last version, without a new list."""
+        namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("a", namespace))
+        async with (
+            Gate(stage.url) as gate,
+            following(stage.login_at(gate.url), namespaces=(namespace,)) as watch,
+        ):
+            await watch.ready()
+            await gate.shut()
+            await stage.admin.create(VMIS, vmi("b", namespace))
+            await stage.admin.delete(VMIS, namespace, "a")
+            gate.open()
+            await watch.knows(namespace, "b")
+            assert watch.health.of(Resource.VMIS)[0].lists == 1
+
+    async def test_outlives_a_connection_that_is_half_open(self, stage: Stage) -> None:
+        """A connection that lets nothing through is given up after the read timeout."""
+        namespace = await stage.make_namespace()
+        async with (
+            Gate(stage.url) as gate,
+            following(stage.login_at(gate.url), namespaces=(namespace,), read_timeout=1.5) as watch,
+        ):
+            await watch.ready()
+            gate.stall()
+            await stage.admin.create(VMIS, vmi("a", namespace))
+            await watch.until(
+                lambda: watch.restarts(Resource.VMIS).get(Restart.SILENT), what="silence"
+            )
+            gate.open()
+            await watch.knows(namespace, "a")
+
+    async def test_notices_a_peer_that_says_nothing(self, stage: Stage) -> None:
+        """A frozen server is noticed by the read timeout, and the watch goes on after it."""
+        namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("a", namespace))
+        async with following(stage.login, namespaces=(namespace,), read_timeout=1.5) as watch:
+            await watch.ready()
+            stage.freeze()
+            try:
+                await watch.until(
+                    lambda: watch.restarts(Resource.VMIS).get(Restart.SILENT), what="silence"
+                )
+            finally:
+                stage.thaw()
+            await stage.admin.create(VMIS, vmi("b", namespace))
+            await watch.knows(namespace, "a", "b")
+
+    async def test_goes_without_what_it_may_not_see(self, stage: Stage) -> None:
+        """Without permission for VMIMs and pods it is ready all the same, and says so."""
+        namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("a", namespace))
+        login = await stage.limited_login([VMIS])
+        async with following(login, refused_retry=60.0) as watch:
+            await watch.ready()
+            assert watch.health.is_refused(Resource.VMIMS)
+            assert watch.health.is_refused(Resource.PODS)
+            assert "forbidden" in watch.health.of(Resource.PODS)[0].refused
+            assert not watch.store.vmims_seen
+            assert "a" in watch.names(namespace)
+
+    async def test_watches_the_named_namespaces_only(self, stage: Stage) -> None:
+        """In namespaced mode another namespace's VMIs are not known."""
+        mine, other = await stage.make_namespace(), await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("a", mine))
+        await stage.admin.create(VMIS, vmi("a", other))
+        async with following(stage.login, namespaces=(mine,)) as watch:
+            await watch.ready()
+            assert watch.names(other) == set()
+            assert watch.names(mine) == {"a"}
+
+    async def test_reads_kubevirts_migration_limits(self, stage: Stage) -> None:
+        """The limits of the KubeVirt object are read, with KubeVirt's defaults beside them."""
+        namespace = await stage.make_namespace()
+        body = {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "namespace": namespace},
+            "spec": {"configuration": {"migrations": {"parallelMigrationsPerCluster": 9}}},
+        }
+        await stage.admin.create(KUBEVIRTS, body)
+        try:
+            async with following(stage.login, namespaces=(namespace,)) as watch:
+                await watch.ready()
+                limits = watch.store.limits
+                assert limits is not None
+                assert (limits.cluster, limits.outbound_per_node) == (9, 2)
+        finally:
+            await stage.admin.delete(KUBEVIRTS, namespace, "kubevirt")
+
+    async def test_a_migration_blocks_and_then_cools_down(self, stage: Stage) -> None:
+        """A start without an end blocks at filter, its end at preEviction."""
+        namespace = await stage.make_namespace()
+        now = time.time()
+        await stage.admin.create(VMIS, vmi("a", namespace))
+        async with following(stage.login, namespaces=(namespace,)) as watch:
+            await watch.ready()
+            state = {"migrationUid": "m-1", "startTimestamp": rfc3339(now - 60)}
+            patch = {"status": {"migrationState": state}}
+            await stage.admin.merge(VMIS, namespace, "a", patch)
+            await watch.until(
+                lambda: (
+                    (v := watch.verdict(namespace, "a", now))
+                    and v.reason is Reason.MIGRATION_IN_PROGRESS
+                ),
+                what="in progress",
+            )
+            state["endTimestamp"] = rfc3339(now - 10)
+            await stage.admin.merge(VMIS, namespace, "a", patch)
+            await watch.until(
+                lambda: (v := watch.verdict(namespace, "a", now)) and v.reason is Reason.COOLDOWN,
+                what="cooldown",
+            )
+            verdict = watch.verdict(namespace, "a", now)
+            assert verdict is not None
+            assert verdict.not_before == int(now - 10) + 900
+
+
+class TestOnTheSimulatedServer:
+    """Faults that a healthy real server cannot be made to show."""
+
+    async def test_pages_where_streaming_lists_are_refused(self, simulated: SimulatedStage) -> None:
+        """A server without the WatchList feature is listed in pages, and is not asked again."""
+        namespace = await simulated.make_namespace()
+        await simulated.admin.create(VMIS, vmi("a", namespace))
+        simulated.server.refuse_streaming_lists()
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            assert watch.names(namespace) == {"a"}
+            asked = [one for one in simulated.server.requests if one.resource.plural == VMIS.plural]
+            streamed = [one for one in asked if "sendInitialEvents" in one.query]
+            assert len(streamed) == 1
+            assert any("limit" in one.query for one in asked)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}\n',
+            b'{"type":"MODIFIED","object":{"metadata":{"name":"x","uid":"u"}}}\n',
+            b'{"type":"DELETED","object":{"metadata":{"name":"x","uid":"u"}}}\n',
+        ],
+        ids=["bookmark", "modified", "deleted"],
+    )
+    async def test_pages_where_streaming_lists_are_ignored(
+        self, simulated: SimulatedStage, line: bytes
+    ) -> None:
+        """A server that knows no `sendInitialEvents` tells of other things before a list's end."""
+
+        async def ignore(request: web.Request) -> web.StreamResponse:
+            if "sendInitialEvents" not in request.query:
+                raise web.HTTPTemporaryRedirect(simulated.url + str(request.rel_url))
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(line)
+            await asyncio.sleep(60)
+            return response
+
+        namespace = await simulated.make_namespace()
+        await simulated.admin.create(VMIS, vmi("a", namespace))
+        app = web.Application()
+        app.router.add_get("/{path:.*}", ignore)
+        async with (
+            TestServer(app) as server,
+            following(Login(url=str(server.make_url("")).rstrip("/"))) as watch,
+        ):
+            await watch.ready()
+            assert watch.names(namespace) == {"a"}
+
+    async def test_knows_of_a_vmi_whose_status_cannot_be_read(
+        self, simulated: SimulatedStage
+    ) -> None:
+        """A VMI that nothing but the name and UID can be read of exists, and is allowed."""
+        namespace = await simulated.make_namespace()
+        body = vmi("odd", namespace)
+        body["status"]["migrationState"] = "oops"
+        await simulated.admin.create(VMIS, body)
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            verdict = watch.verdict(namespace, "odd", time.time())
+            assert verdict is not None
+            assert verdict.allowed
+            assert watch.refused_objects(Resource.VMIS) == 1
+
+    async def test_refuses_garbage_and_goes_on(self, simulated: SimulatedStage) -> None:
+        """Lines that are no events are counted; the stream that they came in goes on."""
+        namespace = await simulated.make_namespace()
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            await simulated.server.watched(VMIS.plural)
+            for line in (
+                b"this is not JSON\n",
+                b'{"type":"SHRUGGED","object":{"metadata":{"name":"x"}}}\n',
+                b'{"type":"ADDED"}\n',
+                b"[]\n\n\xff\xfe\n",
+            ):
+                simulated.server.inject(line, VMIS.plural)
+            await simulated.admin.create(VMIS, vmi("a", namespace))
+            await watch.knows(namespace, "a")
+            assert watch.refused_objects(Resource.VMIS) == 5
+            assert watch.restarts(Resource.VMIS) == {}
+
+    async def test_keeps_what_it_knew_of_an_object_that_turns_bad(
+        self, simulated: SimulatedStage
+    ) -> None:
+        """An object without a UID is refused; what was known under its name is kept."""
+        namespace = await simulated.make_namespace()
+        await simulated.admin.create(VMIS, vmi("a", namespace))
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            await simulated.server.watched(VMIS.plural)
+            changed = {
+                "metadata": {"namespace": namespace, "name": "a"},
+                "status": {"nodeName": "x"},
+            }
+            line = json.dumps({"type": "MODIFIED", "object": changed}) + "\n"
+            simulated.server.inject(line.encode(), VMIS.plural)
+            await watch.until(lambda: watch.refused_objects(Resource.VMIS), what="refused")
+            evidence = watch.store.evidence(namespace, "a")
+            assert evidence is not None
+            assert evidence.vmi.node == "n1"
+
+    async def test_resumes_a_stream_cut_in_the_middle_of_a_line(
+        self, simulated: SimulatedStage
+    ) -> None:
+        """Half a line is dropped with its stream, and nothing is lost."""
+        namespace = await simulated.make_namespace()
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            await simulated.server.watched(VMIS.plural)
+            assert simulated.server.cut(VMIS.plural, mid_line=True) == 1
+            await simulated.admin.create(VMIS, vmi("a", namespace))
+            await watch.knows(namespace, "a")
+            assert watch.refused_objects(Resource.VMIS) == 0
+
+    async def test_waits_as_long_as_an_overloaded_server_asks(
+        self, simulated: SimulatedStage
+    ) -> None:
+        """A 429 is tried again, and not before its Retry-After."""
+        simulated.server.answer(VMIS.plural, 429, retry_after=1, times=1)
+        began = time.monotonic()
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            assert time.monotonic() - began >= 1
+            assert watch.restarts(Resource.VMIS) == {Restart.OVERLOADED: 1}
+
+    async def test_retries_a_server_that_fails(self, simulated: SimulatedStage) -> None:
+        """A 500 is tried again after a pause."""
+        simulated.server.answer(VMIS.plural, 500, times=2)
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            assert watch.restarts(Resource.VMIS) == {Restart.UNREACHABLE: 2}
+
+    async def test_sees_what_is_permitted_later(self, simulated: SimulatedStage) -> None:
+        """A resource that was refused is asked for again, and used once it is permitted."""
+        simulated.server.answer(PODS.plural, 403)
+        async with following(simulated.login, refused_retry=0.1) as watch:
+            await watch.ready()
+            assert watch.health.is_refused(Resource.PODS)
+            simulated.server.recover(PODS.plural)
+            await watch.until(lambda: watch.store.pods_seen, what="pods seen")
+            assert not watch.health.is_refused(Resource.PODS)
+
+    async def test_believes_no_passing_refusal(self, simulated: SimulatedStage) -> None:
+        """A server that has just started may answer 403 or 404 once or twice."""
+        simulated.server.answer(VMIMS.plural, 404, times=2)
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            assert watch.store.vmims_seen
+
+    async def test_says_that_kubevirt_is_missing(self, simulated: SimulatedStage) -> None:
+        """404 on VMIs ends the watch with an error of its own."""
+        simulated.server.answer(VMIS.plural, 404)
+        async with following(simulated.login) as watch:
+            with pytest.raises(KubeVirtMissing, match="waitForKubeVirt"):
+                await watch.running
+
+    async def test_waits_for_kubevirt_where_told_to(self, simulated: SimulatedStage) -> None:
+        """With kube.waitForKubeVirt a 404 on VMIs is waited out, beyond the sync timeout."""
+        simulated.server.answer(VMIS.plural, 404)
+        async with following(simulated.login, wait_for_kubevirt=True, sync_timeout=0.5) as watch:
+            await watch.until(
+                lambda: watch.restarts(Resource.VMIS).get(Restart.ABSENT, 0) >= 5, what="404s"
+            )
+            simulated.server.recover()
+            await watch.ready()
+
+    async def test_says_that_it_could_not_sync_and_why(self, simulated: SimulatedStage) -> None:
+        """VMIs that may not be listed within the sync timeout end the watch, with the reason."""
+        simulated.server.answer(VMIS.plural, 403)
+        async with following(simulated.login, sync_timeout=1.0) as watch:
+            with pytest.raises(NotSynced, match=r"within 1 s .*403"):
+                await watch.running
+
+    async def test_gives_up_a_server_that_is_not_there(self) -> None:
+        """Nobody listening is an error of the sync timeout, not of the first attempt."""
+        async with following(Login(url="http://127.0.0.1:1"), sync_timeout=1.0) as watch:
+            with pytest.raises(NotSynced, match="Connect"):
+                await watch.running
+
+    async def test_a_bookmark_is_proof_of_contact(self, simulated: SimulatedStage) -> None:
+        """On a quiet cluster the last contact moves with the server's bookmarks."""
+        async with following(simulated.login) as watch:
+            await watch.ready()
+            before = watch.health.observed_at
+            assert before is not None
+            await watch.until(
+                lambda: (watch.health.observed_at or 0) > before + 0.3, what="a bookmark"
+            )
+            assert watch.restarts(Resource.VMIS) == {}

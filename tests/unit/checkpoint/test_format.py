@@ -1,0 +1,259 @@
+"""The checkpoint's format: whole content comes back whole, and damage is always noticed."""
+
+import hashlib
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.checkpoint.format import (
+    LONGEST_SHARD,
+    SHARDS,
+    VERSION,
+    Damaged,
+    UnknownVersion,
+    encode,
+    seal,
+    shard_of,
+    split,
+    unseal,
+)
+from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
+from exporter.engine.history import Migration
+from exporter.engine.model import Outcome
+from tests.support.builders import NAMESPACE, NOW, UID, a_migration
+
+
+WINDOW = 86_400.0
+UUIDS = st.uuids().map(str)
+UIDS = UUIDS | st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+INSTANTS = st.integers(0, 2**33).map(float) | st.floats(0, 1e10)
+MIGRATIONS = st.builds(
+    Migration,
+    start=st.none() | INSTANTS,
+    end=st.none() | INSTANTS,
+    finished_at=st.none() | INSTANTS,
+    outcome=st.sampled_from(Outcome),
+    handed_off=st.booleans(),
+)
+MARKERS = st.builds(
+    Marker,
+    node=st.text(st.characters(codec="utf-8"), min_size=1),
+    requested_at=INSTANTS,
+    seen_at=INSTANTS,
+    not_before=st.none() | INSTANTS,
+    failed=st.dictionaries(UIDS, INSTANTS, max_size=FAILURES_KEPT),
+    forgotten=st.integers(0, 2**40),
+)
+REMEMBERED = st.builds(
+    Remembered,
+    uid=UIDS,
+    namespace=st.text(st.characters(codec="utf-8")),
+    migrations=st.dictionaries(UIDS | st.just("@1800000000"), MIGRATIONS, max_size=8),
+    marker=st.none() | MARKERS,
+)
+
+
+def remembered(**overrides: Any) -> Remembered:
+    """A VMI that migrated once and is being evacuated."""
+    fields: dict[str, Any] = {
+        "uid": UID,
+        "namespace": NAMESPACE,
+        "migrations": {"m1": a_migration()},
+        "marker": Marker(node="n1", requested_at=NOW - 60, seen_at=NOW - 50, failed={"e1": NOW}),
+    } | overrides
+    return Remembered(**fields)
+
+
+def sealed(*listed: Remembered, now: float = NOW, window: float = float("inf")) -> bytes:
+    """A shard that holds these."""
+    return seal(encode(one, now=now, window=window) for one in listed)
+
+
+@given(st.lists(REMEMBERED, max_size=5))
+def test_comes_back_whole(listed: list[Remembered]) -> None:
+    """What was sealed before all ends is what is unsealed, whatever the UIDs look like."""
+    assert unseal(sealed(*listed, now=-1.0)) == listed
+
+
+def test_the_same_content_is_the_same_bytes() -> None:
+    """The order in which migrations were learnt leaves no trace: nothing is written for it."""
+    one, other = a_migration(), a_migration(end=NOW - 100.0)
+    assert sealed(remembered(migrations={"m1": one, "m2": other})) == sealed(
+        remembered(migrations={"m2": other, "m1": one})
+    )
+
+
+@pytest.mark.parametrize("uid", ["123456789012345", "1234567890123456", "x", str(UUID(int=7))])
+def test_uids_of_any_length(uid: str) -> None:
+    """A UID as long as a packed UUID is not taken for one."""
+    assert unseal(sealed(remembered(uid=uid)))[0].uid == uid
+
+
+class TestWhatIsKept:
+    """Of the migrations those that can still matter."""
+
+    def test_endings_inside_the_window(self) -> None:
+        """What ended before the window is left out."""
+        kept = {"m1": a_migration(), "m2": a_migration(end=NOW - WINDOW + 1)}
+        older = {"m3": a_migration(end=NOW - WINDOW), "m4": a_migration(end=NOW - 2 * WINDOW)}
+        shard = sealed(remembered(migrations=kept | older), window=WINDOW)
+        assert unseal(shard)[0].migrations == kept
+
+    def test_the_newest_ending_and_the_newest_success(self) -> None:
+        """However old: a cooldown and an evacuation's request can rest on them."""
+        failed = a_migration(end=NOW - 2 * WINDOW, outcome=Outcome.FAILED)
+        succeeded = a_migration(end=NOW - 3 * WINDOW)
+        older = a_migration(end=NOW - 4 * WINDOW)
+        told = {"m1": older, "m2": succeeded, "m3": failed}
+        shard = sealed(remembered(migrations=told), window=WINDOW)
+        assert unseal(shard)[0].migrations == {"m2": succeeded, "m3": failed}
+
+    def test_one_end_of_each(self) -> None:
+        """What stands in for an end is left out once that end is known and past."""
+        told = {"m1": a_migration(finished_at=NOW), "m2": a_migration(end=None, finished_at=NOW)}
+        kept = unseal(sealed(remembered(migrations=told), window=WINDOW))[0].migrations
+        assert kept == {"m1": a_migration(), "m2": told["m2"]}
+
+    def test_what_has_not_ended(self) -> None:
+        """A start is kept: its end may come while nobody watches."""
+        running = {"m1": Migration(start=NOW - 60.0, handed_off=True)}
+        shard = sealed(remembered(migrations=running), window=WINDOW)
+        assert unseal(shard)[0].migrations == running
+
+
+class TestDamage:
+    """Whatever is wrong with the bytes, it is said, and nothing is made up."""
+
+    WHOLE = sealed(remembered(), remembered(uid=str(UUID(int=3))))
+
+    def test_every_byte(self) -> None:
+        """Each byte, changed in each of eight ways, is noticed."""
+        for position in range(len(self.WHOLE)):
+            for bit in range(8):
+                damaged = bytearray(self.WHOLE)
+                damaged[position] ^= 1 << bit
+                with pytest.raises(Damaged):
+                    unseal(bytes(damaged))
+
+    def test_every_length(self) -> None:
+        """A shard that was cut off, or has something behind it, is noticed."""
+        for length in range(len(self.WHOLE)):
+            with pytest.raises(Damaged):
+                unseal(self.WHOLE[:length])
+        with pytest.raises(Damaged, match="after the head"):
+            unseal(self.WHOLE + b"x")
+
+    @given(st.binary(max_size=200))
+    def test_content_that_proves_itself_and_makes_no_sense(self, payload: bytes) -> None:
+        """A right checksum over a wrong content is damage too."""
+        with suppress(Damaged):
+            unseal(of_version(VERSION, payload))
+
+    @pytest.mark.parametrize(
+        "marker",
+        [
+            Marker(node="n", requested_at=float("nan")),
+            Marker(node="n", requested_at=NOW, seen_at=float("inf")),
+            Marker(node="n", requested_at=NOW, forgotten=-1),
+            Marker(node="n", requested_at=NOW, failed={str(n): NOW for n in range(65)}),
+        ],
+        ids=["no-instant", "no-end", "negative", "too-many"],
+    )
+    def test_numbers_that_cannot_be(self, marker: Marker) -> None:
+        """An instant is finite, a number of failures is none below 0."""
+        with pytest.raises(Damaged):
+            unseal(sealed(remembered(marker=marker)))
+
+
+def of_version(version: int, payload: bytes = b"?") -> bytes:
+    """A whole shard as that version would write it, made from the format's description."""
+    head = b"KVEC" + struct.pack(">HI", version, len(payload))
+    return head + hashlib.blake2b(head + payload, digest_size=16).digest() + payload
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, 65_535])
+def test_another_version(version: int) -> None:
+    """Whole, but not ours to read: its bytes come with the error, to be kept."""
+    raw = of_version(version)
+    with pytest.raises(UnknownVersion, match=f"version {version}") as unknown:
+        unseal(raw)
+    assert (unknown.value.version, unknown.value.raw) == (version, raw)
+
+
+class TestFile:
+    """A file is shards one after another, and damage costs the shard that it is in."""
+
+    SHARDS = tuple(sealed(remembered(uid=str(UUID(int=n)))) for n in range(4))
+
+    def test_whole(self) -> None:
+        """The shards come as they were put."""
+        assert list(split(b"".join(self.SHARDS))) == list(self.SHARDS)
+        assert list(split(b"")) == []
+
+    def test_every_byte(self) -> None:
+        """With any one byte changed all other shards are still read."""
+        whole = b"".join(self.SHARDS)
+        for position in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[position] ^= 0xFF
+            readable = self.readable(bytes(damaged))
+            hit = position // len(self.SHARDS[0])
+            assert readable == [s for n, s in enumerate(self.SHARDS) if n != hit]
+
+    def test_every_length(self) -> None:
+        """Cut off anywhere, what was whole before it is still read."""
+        whole = b"".join(self.SHARDS)
+        for length in range(len(whole)):
+            assert self.readable(whole[:length]) == list(
+                self.SHARDS[: length // len(self.SHARDS[0])]
+            )
+
+    @given(st.binary(max_size=300))
+    def test_garbage(self, raw: bytes) -> None:
+        """Anything is split into pieces that make it up again."""
+        assert b"".join(split(raw)) == raw
+
+    @staticmethod
+    def readable(raw: bytes) -> list[bytes]:
+        """The shards in it that are whole."""
+        whole = []
+        for piece in split(raw):
+            try:
+                unseal(piece)
+            except Damaged:
+                continue
+            whole.append(piece)
+        return whole
+
+
+def test_a_hundred_thousand_vmis_fit(prove: Callable[[str], None]) -> None:
+    """Of 17 endings each, more than the default policy keeps: no shard exceeds a ConfigMap."""
+    draw = random.Random(5)
+    size = len(an_entry(draw, endings=17))
+    counts = Counter(shard_of(str(UUID(int=draw.getrandbits(128)))) for _ in range(100_000))
+    fullest = max(counts.values()) * size
+    prove(
+        f"a checkpoint takes {len(an_entry(draw, endings=1))} bytes of a VMI with one ending,"
+        f" {size} with 17; 100,000 of the latter make shards of at most {fullest} bytes"
+    )
+    assert len(counts) == SHARDS
+    assert fullest < LONGEST_SHARD
+
+
+def an_entry(draw: random.Random, *, endings: int) -> bytes:
+    """A VMI as a cluster has it: UUIDs, a namespace, endings in whole seconds."""
+    uids = [str(UUID(int=draw.getrandbits(128))) for _ in range(endings + 1)]
+    migrations = {
+        uid: a_migration(end=NOW - 60.0 * n, finished_at=NOW - 60.0 * n + 1)
+        for n, uid in enumerate(uids[1:])
+    }
+    told = remembered(uid=uids[0], namespace="production", migrations=migrations, marker=None)
+    return encode(told, now=NOW, window=WINDOW)

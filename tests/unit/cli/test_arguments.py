@@ -1,0 +1,80 @@
+"""What can be typed."""
+
+import argparse
+import re
+import shlex
+
+import pytest
+
+from exporter.cli.arguments import make_parser, parse
+from exporter.cli.commands import Exit
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--nonsense"], id="unknown-flag"),
+        pytest.param(["explode"], id="unknown-command"),
+        pytest.param(["check"], id="check-without-file"),
+        pytest.param(["--log-level", "loud"], id="unknown-level"),
+        pytest.param(["--log-format", "xml"], id="unknown-format"),
+        pytest.param(["demo", "--speed", "0"], id="speed-zero"),
+        pytest.param(["demo", "--speed", "fast"], id="speed-in-words"),
+        pytest.param(["demo", "--speed", "nan"], id="speed-nan"),
+        pytest.param(["demo", "--vms", "0"], id="no-vms"),
+        pytest.param(["demo", "--nodes", "-1"], id="negative-nodes"),
+        pytest.param(["--config"], id="flag-without-value"),
+        pytest.param(["record"], id="record-without-file"),
+        pytest.param(["record", "--output", "x", "--for", "soon"], id="for-in-words"),
+        pytest.param(["record", "--output", "x", "--for", "0"], id="for-nothing"),
+        pytest.param(["replay", "--from", "monday"], id="from-in-words"),
+        pytest.param(["replay", "--scenario", "month"], id="unknown-scenario"),
+        pytest.param(["replay", "--scenario", "week-pilot", "--days", "1e300"], id="for-ages"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be understood is told, with the usage."""
+    with pytest.raises(SystemExit) as end:
+        parse(arguments)
+
+    assert end.value.code == Exit.USAGE
+    assert "usage: python -m exporter" in capsys.readouterr().err
+
+
+def list_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command by its name; that of the main job under ""."""
+    parser = make_parser()
+    subparsers = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))  # noqa: SLF001 (argparse lists them nowhere else)
+    (commands,) = subparsers
+    return {"": parser, **commands.choices}
+
+
+PARSERS = list_parsers()
+
+
+@pytest.mark.parametrize("command", PARSERS)
+def test_the_help_has_an_example_that_can_be_typed(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command's `--help` fits 80 columns and ends in an example that is understood."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = PARSERS[command].format_help()
+    example = re.search(r"Example:\n  python -m exporter(.*)", text)
+
+    assert example is not None
+    assert parse(shlex.split(example[1])).command == (command or None)
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_every_option_and_command_is_explained() -> None:
+    """Nothing can be typed of which `--help` does not say what it is for."""
+    for parser in PARSERS.values():
+        assert parser.description
+        for action in parser._actions:  # noqa: SLF001 (argparse lists them nowhere else)
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+                explained = {choice.dest for choice in action._choices_actions if choice.help}  # noqa: SLF001
+                assert explained == set(action.choices)
+            else:
+                assert action.help, action.dest

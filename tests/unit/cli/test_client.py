@@ -1,0 +1,387 @@
+"""What asking a running exporter takes, and what is said where it does not answer."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from exporter.cli.client import CannotAsk, InvalidPlace, NoSuchVmi, Place, connect, understand
+from exporter.server.api import make_metrics_app, make_query_app
+from exporter.server.problems import answer_problem
+from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
+from tests.cluster.cluster import write_certificates
+from tests.cluster.ports import free_port
+from tests.support.serving import serving
+from tests.unit.server.test_api import Desk
+
+
+TOKEN = Path("token")
+
+
+def answering(
+    status: int = 200,
+    body: bytes = b"{}",
+    media: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> web.Application:
+    """A server that answers everything alike; what it was asked is in its `asked`."""
+    app = web.Application()
+
+    async def answer(request: web.Request) -> web.Response:
+        app[ASKED].append(request)
+        return web.Response(status=status, body=body, content_type=media, headers=headers)
+
+    app[ASKED] = []
+    app.router.add_route("*", "/{any:.*}", answer)
+    return app
+
+
+ASKED = web.AppKey("ASKED", list[web.Request])
+
+
+def refusing(status: int, title: str, detail: str) -> web.Application:
+    """A server that answers everything with a problem."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return answer_problem(Problem(title=title, status=status, detail=detail))
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", answer)
+    return app
+
+
+async def read(place: Place, path: str = "/v1/status") -> bytes:
+    """One answer."""
+    async with connect(place) as exporter:
+        return await exporter.read(path)
+
+
+async def trouble(place: Place) -> str:
+    """What is said where there is no answer."""
+    with pytest.raises(CannotAsk) as told:
+        await read(place)
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        pytest.param("localhost:9810", "expected http://HOST:PORT", id="no-scheme"),
+        pytest.param("ftp://here", "expected http://HOST:PORT", id="other-scheme"),
+        pytest.param("http://", "expected http://HOST:PORT", id="no-host"),
+        pytest.param("http://here:port", "expected http://HOST:PORT", id="no-port"),
+        pytest.param("http://[::1", "expected http://HOST:PORT", id="half-an-address"),
+        pytest.param("unix:query.sock", "expected http://HOST:PORT", id="relative-socket"),
+        pytest.param("http://a..b", "expected http://HOST:PORT", id="empty-label"),
+        pytest.param(f"http://{'a' * 64}", "expected http://HOST:PORT", id="long-label"),
+        pytest.param("http://here/?a=b", "expected http://HOST:PORT", id="query"),
+        pytest.param("http://me:secret@here", "--token-file", id="password"),
+        pytest.param("ftp://me:secret@here", "--token-file", id="password-other-scheme"),
+        pytest.param("http://me:secret@here:port", "--token-file", id="password-no-port"),
+    ],
+)
+def test_what_is_no_place_is_refused(url: str, said: str) -> None:
+    """It is said what was expected, and a password is not repeated."""
+    with pytest.raises(InvalidPlace) as refused:
+        Place(url)
+
+    assert said in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_key_alone_is_refused(tmp_path: Path) -> None:
+    """It would be left out, and the refusal of the other side would not say so."""
+    with pytest.raises(InvalidPlace, match="--cert-file"):
+        Place(key_file=tmp_path / "key")
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        pytest.param("https://exporter.example:9810", True, id="tls"),
+        pytest.param("unix:/run/query.sock", True, id="socket"),
+        pytest.param("http://127.0.0.1:9810", True, id="loopback"),
+        pytest.param("http://[::1]:9810", True, id="loopback-6"),
+        pytest.param("http://localhost:9810", True, id="localhost"),
+        pytest.param("http://exporter.example:9810", False, id="another-host"),
+        pytest.param("http://10.0.0.1:9810", False, id="another-address"),
+        pytest.param("http://localhost.example:9810", False, id="looks-like-localhost"),
+    ],
+)
+def test_a_token_is_never_sent_in_plain_text(url: str, sent: bool) -> None:
+    """Only where nobody can listen on the way."""
+    Place(url)
+    if sent:
+        Place(url, token_file=TOKEN)
+    else:
+        with pytest.raises(InvalidPlace, match="https, a unix socket or to this machine"):
+            Place(url, token_file=TOKEN)
+
+
+@pytest.mark.parametrize("slash", ["", "/"], ids=["bare", "slash"])
+async def test_asks_over_http(slash: str) -> None:
+    """The answer is the API's own, whether or not the URL ends in a slash."""
+    desk = Desk()
+    desk.cool()
+    async with serving(make_query_app(desk.service)) as url:
+        status = understand(await read(Place(url + slash)), StatusAnswer)
+        async with connect(Place(url + slash)) as exporter:
+            vmi = understand(await exporter.read_vmi("shop", "db1"), VmiAnswer)
+
+    assert status.ready
+    assert vmi.verdicts.pre_eviction.reason == "cooldown"
+
+
+@pytest.mark.parametrize("slashes", ["", "//"], ids=["one-slash", "three-slashes"])
+async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
+    """`unix:/path` and `unix:///path` are the same."""
+    socket = tmp_path / "query.sock"
+    runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
+    await runner.setup()
+    await web.UnixSite(runner, socket).start()
+    status = understand(await read(Place(f"unix:{slashes}{socket}")), StatusAnswer)
+    await runner.cleanup()
+
+    assert status.ready
+
+
+async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
+    """With `--ca-file` it is trusted; without, that is the option which is named."""
+    write_certificates(tmp_path, "localhost")
+    trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
+    runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
+    port = runner.addresses[0][1]
+    url = f"https://localhost:{port}"
+    answered = await read(Place(url, ca_file=tmp_path / "ca.crt"))
+    untrusted = await trouble(Place(url))
+    in_plain = await trouble(Place(f"http://localhost:{port}"))
+    await runner.cleanup()
+
+    assert understand(answered, StatusAnswer).ready
+    assert "is not trusted" in untrusted
+    assert "--ca-file" in untrusted
+    assert "is it https://?" in in_plain
+
+
+async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
+    """A listener with `clientCAFile` lets in who has a pair, and is told of to who has none."""
+    for name in ("localhost", "caller"):
+        write_certificates(tmp_path, name)
+        (tmp_path / "ca.crt").rename(tmp_path / f"{name}-ca.crt")
+    trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "caller-ca.crt")
+    trust.verify_mode = ssl.CERT_REQUIRED
+    trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
+    runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
+    nobody = Place(
+        f"https://localhost:{runner.addresses[0][1]}", ca_file=tmp_path / "localhost-ca.crt"
+    )
+    caller = replace(nobody, cert_file=tmp_path / "caller.crt", key_file=tmp_path / "caller.key")
+    answered = await read(caller)
+    refused = await trouble(nobody)
+    await runner.cleanup()
+
+    assert understand(answered, StatusAnswer).ready
+    assert "does it want a client certificate (--cert-file, --key-file)?" in refused
+
+
+async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
+    """With the options that named it."""
+    write_certificates(tmp_path, "one")
+    certificate = tmp_path / "one.crt"
+    for key, said in ((None, "not in PEM, not a pair"), (tmp_path / "none", "No such file")):
+        told = await trouble(Place("https://localhost:1", cert_file=certificate, key_file=key))
+
+        assert f"--cert-file {certificate}, --key-file {key}: " in told
+        assert said in told
+
+
+async def test_tls_where_there_is_none_is_told() -> None:
+    """https:// to a plain listener says what to try."""
+    async with serving(answering()) as url:
+        said = await trouble(Place(url.replace("http", "https")))
+
+    assert "speaks no TLS" in said
+    assert "is it http://?" in said
+
+
+async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
+    """As it is in the file at that moment, without the line's end."""
+    (tmp_path / "token").write_text("first\n")
+    app = answering()
+    async with serving(app) as url, connect(Place(url, token_file=tmp_path / "token")) as exporter:
+        await exporter.read("/a")
+        (tmp_path / "token").write_text("second")
+        await exporter.read("/b")
+
+    assert [one.headers["Authorization"] for one in app[ASKED]] == [
+        "Bearer first",
+        "Bearer second",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(None, "cannot be read: No such file", id="missing"),
+        pytest.param("", "holds no token", id="empty"),
+        pytest.param("a\r\nX-Evil: 1", "holds no token", id="lines"),
+        pytest.param("ä", "cannot be read", id="not-ascii"),
+    ],
+)
+async def test_a_bad_token_file_is_told(tmp_path: Path, content: str | None, said: str) -> None:
+    """With the option that named it, and nothing of what is in it."""
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    async with serving(answering()) as url:
+        told = await trouble(Place(url, token_file=file))
+
+    assert f"--token-file {file} {said}" in told
+    assert "Evil" not in told
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(None, "cannot be read: No such file", id="missing"),
+        pytest.param("nonsense", "not in PEM", id="garbage"),
+    ],
+)
+async def test_a_bad_authority_is_told(tmp_path: Path, content: str | None, said: str) -> None:
+    """With the option that named it."""
+    file = tmp_path / "ca.crt"
+    if content is not None:
+        file.write_text(content)
+    told = await trouble(Place("https://localhost:1", ca_file=file))
+
+    assert f"--ca-file {file}: {said}" in told
+
+
+async def test_nobody_there_is_told(tmp_path: Path) -> None:
+    """Where nothing listens: the URL, why, and the options that say another."""
+    port = free_port()
+    for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/nothing.sock"):
+        said = await trouble(Place(url))
+
+        assert f"{url} cannot be reached" in said
+        assert "--url URL or EXPORTER" in said
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        pytest.param(refusing(401, "Who are you?", "no token"), "--token-file FILE", id="no-token"),
+        pytest.param(refusing(403, "Not allowed", "no"), "-exporter-caller", id="no-role"),
+        pytest.param(
+            refusing(503, "Nobody to ask", "the API server is away"),
+            "the API server is away; try again",
+            id="nobody-to-ask",
+        ),
+        pytest.param(refusing(500, "Internal error", "its log says why"), "its log", id="fault"),
+        pytest.param(answering(body=b"<html>", media="text/html"), "is no exporter", id="a-page"),
+        pytest.param(answering(404, b"{}"), "is no exporter: it answered 404", id="other-json"),
+        pytest.param(answering(500, b"\xff"), "is no exporter: it answered 500", id="bytes"),
+        pytest.param(
+            answering(302, headers={"Location": "http://elsewhere.example/"}),
+            "is no exporter: it answered 302",
+            id="redirect",
+        ),
+    ],
+)
+async def test_what_is_no_answer_is_told(app: web.Application, said: str) -> None:
+    """What came instead, and what helps."""
+    async with serving(app) as url:
+        assert said in await trouble(Place(url))
+
+
+async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
+    """Who gave one already is not told to give one."""
+    (tmp_path / "token").write_text("old")
+    async with serving(refusing(401, "Who are you?", "unknown token")) as url:
+        said = await trouble(Place(url, token_file=tmp_path / "token"))
+
+    assert "may have run out" in said
+
+
+async def test_an_exporter_that_is_not_ready_is_told() -> None:
+    """With what it waits for."""
+    desk = Desk()
+    desk.health.watched[0].synced = False
+    async with serving(make_query_app(desk.service)) as url, connect(Place(url)) as exporter:
+        with pytest.raises(CannotAsk, match="503 Not synced yet: waiting for virtualmachine"):
+            await exporter.read("/v1/blocked")
+
+
+async def test_the_metrics_listener_is_told_apart() -> None:
+    """Who asks the wrong one of the two is told which is right."""
+    async with serving(make_metrics_app(Desk().service)) as url:
+        assert "Ask the query listener" in await trouble(Place(url))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [pytest.param("db9", False, id="vmi"), pytest.param("virt-launcher-db1-x", True, id="pod")],
+)
+async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
+    """An answer of its own kind; a pod's name is known for one."""
+    async with (
+        serving(make_query_app(Desk().service)) as url,
+        connect(Place(url)) as exporter,
+    ):
+        with pytest.raises(NoSuchVmi) as missing:
+            await exporter.read_vmi("shop", name)
+
+    assert f"no VMI '{name}' in namespace 'shop'" in str(missing.value)
+    assert ("a pod's name" in str(missing.value)) is hint
+
+
+async def test_a_name_is_no_path() -> None:
+    """Whatever is in a name stays in its place."""
+    app = answering()
+    async with serving(app) as url, connect(Place(url)) as exporter:
+        await exporter.read_vmi("a/../b", "c?d#e%2F")
+
+    assert app[ASKED][0].raw_path == "/v1/vmis/a%2F..%2Fb/c%3Fd%23e%252F"
+
+
+async def test_what_speaks_no_http_is_told() -> None:
+    """Whatever listens there is named as no exporter."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
+        url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+        assert f"{url} is no exporter: " in await trouble(Place(url))
+
+
+async def test_who_says_nothing_is_told() -> None:
+    """A server that takes the question and is silent costs one time-out."""
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as silent:
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        async with connect(Place(url), patience=0.2) as exporter:
+            with pytest.raises(CannotAsk, match=r"did not answer within 0.2 s"):
+                await exporter.read("/v1/status")
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[", b"\xff"], ids=["fields", "json", "bytes"])
+def test_what_is_not_understood_is_told(body: bytes) -> None:
+    """An answer of another version's names the way round."""
+    with pytest.raises(CannotAsk, match="another version"):
+        understand(body, StatusAnswer)

@@ -1,0 +1,604 @@
+"""What can be typed, and what it exits with."""
+
+import argparse
+import asyncio
+import fcntl
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from exporter import __version__
+from exporter.cli.arguments import parse
+from exporter.cli.commands import (
+    EXIT_MEANINGS,
+    Exit,
+    check,
+    read_settings_for,
+    write_recording,
+)
+from exporter.engine.model import Hold
+from exporter.server.api import make_metrics_app, make_query_app
+from exporter.whatif import recording
+from exporter.whatif.recorder import CannotRecord
+from exporter.whatif.recording import Faults, Kind
+from tests.support.api_servers import RealStage
+from tests.support.builders import a_vmi, a_vmim
+from tests.support.serving import serving
+from tests.unit.cli.test_client import refusing
+from tests.unit.cli.test_replay import a_recording
+from tests.unit.server.test_api import Desk
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`python -m exporter` with these arguments, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "exporter", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def written(directory: Path, text: str) -> Path:
+    """A configuration file."""
+    path = directory / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_version_is_told() -> None:
+    """`--version` tells the version and nothing else."""
+    done = run("--version")
+
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+
+
+def test_a_valid_configuration_is_called_so(tmp_path: Path) -> None:
+    """`check` of a valid file exits with 0."""
+    path = written(tmp_path, "policy: {migrationCooldown: 1h30m}\n")
+    done = run("check", "--config", str(path))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}: valid\n", "")
+
+
+def test_every_fault_is_told_with_its_path(tmp_path: Path) -> None:
+    """`check` of a bad file exits with 2 and one line per fault."""
+    path = written(
+        tmp_path,
+        """
+policy: {migrationCooldown: soon, maxMigrationCooldown: -1h, guards: {evacuation: true}}
+listen: {query: nowhere}
+stuck: {failedAttempts: 0}
+namespaces: shop
+checkpoint: somewhere
+nonsense: 1
+""",
+    )
+    done = run("check", "--config", str(path))
+
+    assert done.returncode == 2
+    assert {line.split(":")[0] for line in done.stderr.splitlines()} == {
+        "policy.migrationCooldown",
+        "policy.maxMigrationCooldown",
+        "policy.guards.evacuation",
+        "listen.query",
+        "stuck.failedAttempts",
+        "namespaces",
+        "checkpoint",
+        "nonsense",
+    }
+    assert "Traceback" not in done.stderr
+
+
+def test_the_main_job_refuses_the_same(tmp_path: Path) -> None:
+    """The main job and the demo end with 2 over a bad file, before anything else."""
+    path = written(tmp_path, "polcy: {}\n")
+    for done in (run("--config", str(path)), run("demo", "--config", str(path))):
+        assert (done.returncode, done.stderr) == (2, "polcy: unknown key: did you mean policy?\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("policy: [", id="broken"),
+        pytest.param("policy: &a [*a]", id="endless"),
+        pytest.param("- policy", id="list"),
+        pytest.param("!!python/object/apply:os.getcwd []", id="code"),
+        pytest.param("a: 1\na: 2", id="twice"),
+        pytest.param("2001-99-99", id="no-date"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text that is no YAML, or no mapping, is one fault."""
+    assert check(written(tmp_path, text)) is Exit.USAGE
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "missing.yaml"], ids=["directory", "missing"])
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory or a missing file is told as such."""
+    assert check(tmp_path / name) is Exit.USAGE
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing written is nothing wrong."""
+    assert check(written(tmp_path, "")) is Exit.OK
+    assert "valid" in capsys.readouterr().out
+
+
+def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an operator should know of a valid file is told with it."""
+    path = written(tmp_path, "policy: {migrationCooldown: 0, migrationHistoryWindow: 24h}")
+
+    assert check(path) is Exit.OK
+    out = capsys.readouterr().out
+    assert "policy.migrationCooldown: 0 means no floor" in out
+    assert "policy.migrationHistoryWindow: 24h" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "format_", "level"),
+    [
+        pytest.param([], "console", "debug", id="the-file-s"),
+        pytest.param(["--log-level", "error"], "console", "error", id="level"),
+        pytest.param(["--log-format", "json"], "json", "debug", id="format"),
+        pytest.param(["--log-level", "error", "demo"], "console", "error", id="before-demo"),
+        pytest.param(["demo", "--log-level", "error"], "console", "error", id="after-demo"),
+    ],
+)
+def test_flags_go_before_the_file(
+    tmp_path: Path, arguments: list[str], format_: str, level: str
+) -> None:
+    """The log flags are stronger than the file, wherever they stand."""
+    path = written(tmp_path, "log: {format: console, level: debug}")
+    settings = read_settings_for(parse(["--config", str(path), *arguments]))
+
+    assert (settings.log.format, settings.log.level) == (format_, level)
+
+
+def test_without_a_file_all_is_default() -> None:
+    """No `--config`: the defaults."""
+    arguments = parse([])
+    settings = read_settings_for(arguments)
+
+    assert isinstance(arguments, argparse.Namespace)
+    assert str(settings.listen.query[0]) == "127.0.0.1:9810"
+    assert str(settings.listen.metrics[0]) == "0.0.0.0:9811"
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    """The codes are told apart, and 0 to 2 mean what they mean everywhere."""
+    assert set(EXIT_MEANINGS) == set(Exit)
+    assert len(set(Exit)) == len(Exit.__members__)
+    assert (Exit.OK, Exit.FAILED, Exit.USAGE) == (0, 1, 2)
+
+
+def imported(*arguments: str) -> set[str]:
+    """The modules that a command has imported once it has ended."""
+    code = (
+        "import sys\n"
+        "from exporter.__main__ import main\n"
+        f"sys.argv = ['exporter', *{arguments!r}]\n"
+        "main()\n"
+        "print('\\n' + ','.join(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stderr.splitlines()[-1].split(","))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed", "spared"),
+    [
+        pytest.param(
+            ("--kubeconfig", "/nothing"),
+            {"exporter.app", "structlog", "aiohttp"},
+            {"rich", "matplotlib", "exporter.demo", "exporter.cli.client", "exporter.cli.terminal"},
+            id="main-job",
+        ),
+        pytest.param(
+            ("explain", "--url", "unix:/nothing", "shop/db1"),
+            {"exporter.cli.client", "exporter.cli.terminal"},
+            {"matplotlib", "prometheus_client", "structlog", "exporter.demo", "exporter.app"},
+            id="explain",
+        ),
+        pytest.param(
+            ("check", "--config", "/dev/null"),
+            {"exporter.settings"},
+            {"rich", "matplotlib", "aiohttp", "structlog", "exporter.demo", "exporter.app"},
+            id="check",
+        ),
+        pytest.param(
+            ("replay", "/dev/null"),
+            {"exporter.whatif.replay", "rich"},
+            {"matplotlib", "aiohttp", "structlog", "exporter.demo", "exporter.kube.client"},
+            id="replay",
+        ),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(
+    arguments: tuple[str, ...], needed: set[str], spared: set[str]
+) -> None:
+    """No command waits for the libraries of another."""
+    modules = imported(*arguments)
+
+    assert needed <= modules
+    assert not spared & modules
+
+
+@pytest.fixture
+async def exporter() -> AsyncIterator[str]:
+    """The URL of a query listener; db1 cools down, db2 is evacuated."""
+    desk = Desk()
+    desk.cool()
+    desk.store.put(a_vmi(name="db2", uid="u2", evacuation_node="n1", migratable=True))
+    desk.store.put(a_vmim(vmi_name="db2", name="e1", uid="e1", evacuates="n1", hold=Hold.QUOTA))
+    async with serving(make_query_app(desk.service)) as url:
+        yield url
+
+
+async def ask(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """`python -m exporter` with these arguments, while this process goes on answering."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-X", "dev", "-m", "exporter", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_explain_answers(exporter: str) -> None:
+    """A VM that is held is an answer: exit 0, the sentence first."""
+    code, out, err = await ask("explain", "--url", exporter, "shop/db1")
+
+    assert (code, err) == (Exit.OK, "")
+    assert out.startswith("shop/db1 may not be moved now: it cools down")
+
+
+async def test_status_answers(exporter: str) -> None:
+    """Of the exporter that the environment names, where no option does."""
+    code, out, err = await ask("status", EXPORTER=exporter)
+
+    assert (code, err) == (Exit.OK, "")
+    assert out.startswith("To be trusted")
+    assert "shop/db1" in out
+    assert "shop/db2" in out
+
+
+async def test_json_is_the_api_s_own(exporter: str) -> None:
+    """What the API answers, indented; of `status` the three answers that it rests on."""
+    _, vmi, _ = await ask("explain", "--json", "--url", exporter, "shop/db1")
+    _, status, _ = await ask("status", "--json", "--url", exporter)
+
+    assert json.loads(vmi)["verdicts"]["preEviction"]["reason"] == "cooldown"
+    assert json.loads(status)["status"]["vmis"]["known"] == 2
+    assert json.loads(status)["evacuations"]["evacuations"][0]["name"] == "db2"
+    assert json.loads(status)["blocked"]["blocked"][0]["name"] == "db1"
+
+
+async def test_status_before_the_sync_is_an_answer() -> None:
+    """Not ready is what was asked for; the lists that nobody can give are null."""
+    desk = Desk()
+    desk.health.watched[0].synced = False
+    async with serving(make_query_app(desk.service)) as url:
+        code, out, err = await ask("status", "--url", url)
+        _, body, _ = await ask("status", "--json", "--url", url)
+
+    assert (code, err) == (Exit.OK, "")
+    assert out.startswith("Not ready: the exporter waits for virtualmachineinstances")
+    assert (json.loads(body)["evacuations"], json.loads(body)["blocked"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param(("shop/db9",), Exit.NO_SUCH_VMI, "no VMI 'db9'", id="no-such-vmi"),
+        pytest.param(("--url", "unix:/no", "a/b"), Exit.CANNOT_ASK, "--url URL", id="nobody"),
+        pytest.param(("--url", "here:1", "a/b"), Exit.USAGE, "expected http://", id="url"),
+        pytest.param(("db1",), Exit.USAGE, "expected NAMESPACE/NAME", id="no-namespace"),
+        pytest.param(("a/b/c",), Exit.USAGE, "expected NAMESPACE/NAME", id="three"),
+        pytest.param(("/b",), Exit.USAGE, "expected NAMESPACE/NAME", id="empty-namespace"),
+        pytest.param(("a/..",), Exit.USAGE, "expected NAMESPACE/NAME", id="a-path"),
+        pytest.param(("a/\udcff",), Exit.USAGE, "expected NAMESPACE/NAME", id="no-text"),
+    ],
+)
+async def test_what_cannot_be_answered_has_its_code(
+    exporter: str, arguments: tuple[str, ...], code: Exit, said: str
+) -> None:
+    """Nothing on standard output, one reason on standard error, no traceback."""
+    done, out, err = await ask("explain", *arguments, EXPORTER=exporter)
+
+    assert (done, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+async def test_an_exporter_of_another_version_is_told() -> None:
+    """What cannot be shown is no traceback; as JSON it is there."""
+    status = {
+        "version": "9",
+        "asOf": "noon",
+        "observedAt": "2027-01-15T08:00:00Z",
+        "ready": False,
+        "staleness": "fresh",
+        "waitingFor": [],
+        "resources": [],
+        "blindSpots": {},
+        "checkpoint": None,
+        "vmis": None,
+    }
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(status)
+
+    app = web.Application()
+    app.router.add_get("/v1/status", answer)
+    async with serving(app) as url:
+        code, out, err = await ask("status", "--url", url)
+        _, told, _ = await ask("status", "--json", "--url", url)
+
+    assert (code, out) == (Exit.CANNOT_ASK, "")
+    assert err.endswith("'noon' is no instant; --json shows its answer as it is\n")
+    assert json.loads(told)["status"]["asOf"] == "noon"
+
+
+async def test_the_wrong_listener_is_told() -> None:
+    """The metrics listener tells nothing of VMs; who asked it is sent on."""
+    async with serving(make_metrics_app(Desk().service)) as url:
+        code, _, err = await ask("status", "--url", url)
+
+    assert code == Exit.CANNOT_ASK
+    assert "query listener" in err
+
+
+async def test_what_a_server_says_is_only_text() -> None:
+    """A refusal cannot colour the terminal, nor write a line of its own."""
+    async with serving(refusing(500, "No", "a\x1b[2J\nb")) as url:
+        _, _, err = await ask("status", "--url", url)
+
+    assert r"a\x1b[2J\nb" in err
+    assert err.count("\n") == 1
+
+
+async def test_who_reads_no_further_ends_it(exporter: str) -> None:
+    """A pipe that is closed early, as by `head`, is no fault."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "exporter", "status", "--url", exporter),
+        stdout=writer,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(writer)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+
+    assert (process.returncode, err) == (Exit.OK, b"")
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["colours", "no-color"])
+async def test_a_terminal_gets_colours(exporter: str, plain: bool) -> None:
+    """On a terminal there are some, and no line is wider than it; NO_COLOR takes them away."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    wanted = {"TERM": "xterm", **({"NO_COLOR": "1"} if plain else {})}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "exporter", "explain", "--url", exporter, "shop/db1"),
+        stdout=theirs,
+        env={key: value for key, value in os.environ.items() if key != "NO_COLOR"} | wanted,
+    )
+    os.close(theirs)
+    await asyncio.wait_for(process.wait(), 60)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        text = terminal.read(65536).decode()
+
+    assert ("\x1b[" in text) is not plain
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "shop/db1 may not be moved now" in bare
+    assert max(len(line) for line in bare.splitlines()) <= 80
+
+
+A_DAY = ("--from", "2026-01-05T00:00:00Z", "--to", "2026-01-06T00:00:00Z")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """The path of a recording of one VM, evicted twice within its cooldown."""
+    path = tmp_path / "cluster.ndjson"
+    path.write_bytes(a_recording())
+    return str(path)
+
+
+def test_replay_answers(recorded: str) -> None:
+    """The table on standard output, what it cost on standard error."""
+    done = run("replay", recorded, "--policy", "ours")
+
+    assert done.returncode == Exit.OK
+    assert re.search(r"Evictions asked for +2\n +allowed +1 \(50%\)", done.stdout)
+    assert re.fullmatch(r"played .* events in .* s, .* MiB at most\n", done.stderr)
+
+
+def test_replay_answers_machines(recorded: str, tmp_path: Path) -> None:
+    """`--json`, and a picture beside it."""
+    plot = tmp_path / "cluster.png"
+    done = run("replay", recorded, "--json", "--plot", str(plot))
+    policies = json.loads(done.stdout)["policies"]
+
+    assert [policy["name"] for policy in policies] == ["reference", "ours", "none"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
+    """Recorded and played, or played at once: the same answer."""
+    path = tmp_path / "week.ndjson.gz"
+    scenario = ("--scenario", "week-pilot", "--days", "0.02")
+    made = run("record", *scenario, "--output", str(path))
+
+    assert made.returncode == Exit.OK
+    assert re.fullmatch(rf"{path}: [\d,]+ lines, [\d,]+ bytes\n", made.stdout)
+    assert run("replay", str(path)).stdout == run("replay", *scenario).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        pytest.param([], Exit.USAGE, "expected one of FILE", id="no-source"),
+        pytest.param(["{}", "--scenario", "week-pilot"], Exit.USAGE, "expected one of", id="two"),
+        pytest.param(["--prometheus", "http://x"], Exit.USAGE, "expected --from", id="no-range"),
+        pytest.param(
+            ["--prometheus", "http://x", *A_DAY, "--step", "1ms"], Exit.USAGE, "--step", id="step"
+        ),
+        pytest.param(["{}", "--policy", "theirs"], Exit.USAGE, "--policy theirs", id="policy"),
+        pytest.param(["{}", "--plot", "x.jpg"], Exit.USAGE, "ends in .png", id="plot"),
+        pytest.param(["{}.not"], Exit.CANNOT_REPLAY, "No such file", id="no-file"),
+        pytest.param(["/dev/null"], Exit.CANNOT_REPLAY, "no event to play", id="empty"),
+        pytest.param(["{}", "--plot", "/no/x.png"], Exit.CANNOT_RECORD, "No such file", id="where"),
+        pytest.param(
+            ["--prometheus", "http://127.0.0.1:9", *A_DAY],
+            Exit.CANNOT_REPLAY,
+            "127.0.0.1:9",
+            id="no-prometheus",
+        ),
+    ],
+)
+def test_what_cannot_be_played_has_its_code(
+    recorded: str, arguments: list[str], code: Exit, why: str
+) -> None:
+    """One line says what is wrong, and no half of an answer is printed."""
+    done = run("replay", *(argument.replace("{}", recorded) for argument in arguments))
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [
+        pytest.param(">&-", "there is no standard output for the answer", id="closed"),
+        pytest.param(">/dev/full", "standard output: No space left on device", id="full"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--json", "--policy=ours"])
+def test_an_answer_that_cannot_be_printed_is_told(
+    recorded: str, form: str, redirection: str, why: str
+) -> None:
+    """A script that goes by the exit code does not take nothing for an answer."""
+    done = subprocess.run(
+        [
+            *("/bin/sh", "-c", f'"$@" {redirection}', "sh"),
+            *(sys.executable, "-m", "exporter", "replay", recorded, form),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (Exit.CANNOT_REPLAY, f"{why}\n")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [
+        pytest.param(">&-", "there is no standard output for the answer", id="closed"),
+        pytest.param(">/dev/full", "standard output: No space left on device", id="full"),
+    ],
+)
+async def test_what_an_exporter_said_and_cannot_be_printed_is_told(
+    exporter: str, redirection: str, why: str
+) -> None:
+    """The same where somebody was asked."""
+    process = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", f'"$@" {redirection}', "sh"),
+        *(sys.executable, "-m", "exporter", "status", "--url", exporter),
+        stderr=subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+
+    assert (process.returncode, errors.decode()) == (Exit.CANNOT_ASK, f"{why}\n")
+
+
+def test_a_recording_is_never_overwritten(recorded: str) -> None:
+    """Neither by a cluster's nor by a made-up one's."""
+    scenario = ("--scenario", "week-pilot", "--days", "0.001")
+    for source in (scenario, ("--kubeconfig", recorded)):
+        done = run("record", "--output", recorded, *source)
+        assert done.returncode == Exit.CANNOT_RECORD
+        assert "is there already" in done.stdout + done.stderr
+
+    assert Path(recorded).read_bytes() == a_recording()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "why"),
+    [
+        pytest.param(KeyboardInterrupt(), Exit.INTERRUPTED, "given up", id="ctrl-c"),
+        pytest.param(CannotRecord("disk full"), Exit.CANNOT_RECORD, "disk full", id="disk-full"),
+    ],
+)
+def test_half_a_made_up_cluster_is_not_left(
+    tmp_path: Path, end: BaseException, code: Exit, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be taken for a whole one, and stand in the way of the next."""
+
+    def lines() -> Iterator[bytes]:
+        yield recording.write_header()
+        raise end
+
+    path = tmp_path / "week.ndjson"
+
+    assert write_recording(path, lines()) == code
+    assert capsys.readouterr().err == f"{why}\n"
+    assert not path.exists()
+
+
+def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:
+    """Without credentials the code is the main job's."""
+    path = tmp_path / "cluster.ndjson"
+    done = run("record", "--output", str(path), "--kubeconfig", str(tmp_path / "none"))
+
+    assert done.returncode == Exit.NO_CREDENTIALS
+    assert not path.exists()
+
+
+async def test_sigterm_ends_a_recording_whole(real: RealStage, tmp_path: Path) -> None:
+    """A real cluster is recorded until somebody says stop, and the file has its end."""
+    path = tmp_path / "cluster.ndjson.gz"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "exporter", "record", "--output", str(path)),
+        *("--kubeconfig", str(real.login.kubeconfig), "--log-format", "json"),
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stderr is not None
+    lists = 0
+    while lists < 4:
+        line = await asyncio.wait_for(process.stderr.readline(), 60)
+        assert line, "it ended"
+        lists += b'"listed"' in line
+    process.terminate()
+    await asyncio.wait_for(process.communicate(), 60)
+    events = list(recording.read(recording.split([path.read_bytes()]), Faults()))
+
+    assert process.returncode == Exit.OK
+    assert sum(event.kind is Kind.SYNCED for event in events) == 4
+    assert events[-1].kind is Kind.ENDED

@@ -1,0 +1,321 @@
+"""The dashboards as committed: whole, true to the metrics, and readable."""
+
+import itertools
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from dashboards.build import render, rewrite
+from exporter.metrics.exposition import FAMILIES
+from tests.cluster.binaries import find_binary
+from tests.support.dashboards import (
+    EVERYTHING,
+    FOLDER,
+    load_dashboards,
+    panels,
+    used_variables,
+    variables,
+)
+
+
+ROOT = FOLDER.parent
+DASHBOARDS = load_dashboards()
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+BUILT_IN = {"__rate_interval", "__range", "__url_time_range", "__data", "__all"}
+"""Variables that Grafana itself knows."""
+CHOSEN = {"job", "instance", "pod", "namespace", "name", "node", "cluster"}
+"""Labels whose values are somebody's own."""
+
+# A selector, with its function and its range where it has them: the builder writes no other.
+SELECTOR = re.compile(
+    r"(?:(?P<function>\w+)\()?(?P<metric>[a-z_]+)\{(?P<matchers>[^}]*)\}(?:\[(?P<range>[^]]+)\])?"
+)
+MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+AGGREGATION = re.compile(r"by \(([^)]*)\)")
+
+METRICS = {family.name: family for family in FAMILIES}
+SUFFIXES = ("_bucket", "_count", "_sum")
+FOREIGN = {"process_start_time_seconds": "gauge"}
+"""Metrics of the client library."""
+
+
+class Panel(NamedTuple):
+    dashboard: str
+    json: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        title: str = self.json["title"]
+        return title
+
+    @property
+    def queries(self) -> list[str]:
+        return [target["expr"] for target in self.json["targets"]]
+
+
+PANELS = [
+    Panel(uid, panel)
+    for uid, board in DASHBOARDS.items()
+    for panel in board["panels"]
+    if panel["type"] != "row"
+]
+SELECTORS = [
+    (panel, match)
+    for panel in PANELS
+    for query in panel.queries
+    for match in SELECTOR.finditer(query)
+]
+
+each_dashboard = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS)
+each_panel = pytest.mark.parametrize("panel", PANELS, ids=[panel.title for panel in PANELS])
+
+
+def _family(metric: str) -> tuple[str, set[str]]:
+    """The type and the labels of a metric; KeyError where the exporter has none of the name."""
+    if metric in FOREIGN:
+        return FOREIGN[metric], set()
+    base = next((metric.removesuffix(s) for s in SUFFIXES if metric.endswith(s)), metric)
+    family = METRICS.get(metric) or METRICS[base]
+    if family.type == "histogram":
+        assert metric != base, f"{metric} is a histogram"
+        return "counter", {*family.labels, *(("le",) if metric.endswith("_bucket") else ())}
+    assert metric == family.name
+    return family.type, set(family.labels)
+
+
+def test_the_json_is_what_the_code_builds() -> None:
+    """The committed files are the built ones, all of them, and no other is there."""
+    built = render()
+    assert sorted(built) == sorted(FOLDER.glob("*.json"))
+    for path, text in built.items():
+        assert path.read_text() == text, f"{path.name}: run python -m dashboards.build"
+
+
+def test_the_json_survives_the_model_of_grafana() -> None:
+    """The SDK's own model reads every file and writes it again without a loss."""
+    for path in FOLDER.glob("*.json"):
+        text = path.read_text()
+        assert json.loads(rewrite(text)) == json.loads(text)
+
+
+@each_dashboard
+def test_a_dashboard_can_be_provisioned(board: dict[str, Any]) -> None:
+    """It has a uid that is its file's name, no id, tags and UTC, and cannot be edited in place."""
+    assert board["uid"] in DASHBOARDS
+    assert re.fullmatch(r"[a-z-]{1,40}", board["uid"])
+    assert board["id"] is None
+    assert board["editable"] is False
+    assert "kubevirt-eviction-exporter" in board["tags"]
+    assert board["timezone"] == "utc"
+    assert board["description"]
+    assert "__inputs" not in board
+    assert board["schemaVersion"] >= 42
+
+
+def test_titles_and_ids_are_unique() -> None:
+    """No two dashboards have one title, nor two panels of one dashboard a title or an id."""
+    assert len({board["title"] for board in DASHBOARDS.values()}) == len(DASHBOARDS)
+    for board in DASHBOARDS.values():
+        titles = [panel["title"] for panel in board["panels"]]
+        assert len(set(titles)) == len(titles)
+        ids = [panel["id"] for panel in board["panels"]]
+        assert len(set(ids)) == len(ids)
+        assert 0 not in ids
+
+
+@each_panel
+def test_a_panel_asks_and_explains(panel: Panel) -> None:
+    """Its title is a question, its description says more, its values have a unit."""
+    assert panel.title.endswith("?")
+    assert panel.json["description"].endswith(".")
+    assert panel.json["description"] != panel.title
+    assert panel.json["fieldConfig"]["defaults"]["unit"]
+    assert panel.queries
+
+
+@each_panel
+def test_a_panel_asks_the_chosen_data_source(panel: Panel) -> None:
+    """It and all its queries go to the data source of the variable."""
+    assert panel.json["datasource"] == DATASOURCE
+    assert all(target["datasource"] == DATASOURCE for target in panel.json["targets"])
+
+
+@each_dashboard
+def test_panels_fill_the_grid_without_overlap(board: dict[str, Any]) -> None:
+    """Each cell of the 24 columns belongs to exactly one panel, from the top to the bottom."""
+    cells: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        for cell in itertools.product(
+            range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
+        ):
+            assert cell not in cells, (panel["title"], cells[cell])
+            cells[cell] = panel["title"]
+    height = max(y for _, y in cells) + 1
+    assert set(cells) == set(itertools.product(range(24), range(height)))
+
+
+@each_dashboard
+def test_variables_are_defined_and_used(board: dict[str, Any]) -> None:
+    """Whatever is used is defined, and whatever is defined is used."""
+    defined = {variable["name"] for variable in board["templating"]["list"]}
+    used = used_variables(json.dumps(board))
+    # A link names the variables of the dashboard that it leads to.
+    assert used - BUILT_IN <= defined
+    assert defined <= used
+
+
+@each_dashboard
+def test_variables_can_be_chosen(board: dict[str, Any]) -> None:
+    """Every variable has a label; every one that is queried asks the chosen data source."""
+    for variable in board["templating"]["list"]:
+        assert variable["label"]
+        if variable["type"] == "query":
+            assert variable["datasource"] == DATASOURCE
+            assert variable["refresh"] == 2
+            assert variable["description"]
+
+
+def test_promtool_reads_every_query(tmp_path: Path) -> None:
+    """Every query of a panel or a variable, its variables filled in, is PromQL."""
+    queries = [*panels(EVERYTHING), *variables(EVERYTHING)]
+    rules = [
+        {"record": f"panel:query{number}:value", "expr": query.expression}
+        for number, query in enumerate(queries)
+    ]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    checked = subprocess.run(
+        [find_binary("promtool"), "check", "rules", file],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(queries)} rules found" in checked.stdout
+
+
+@each_panel
+def test_a_query_names_metrics_that_exist(panel: Panel) -> None:
+    """Every metric is one of the exporter's, and is selected by labels that it has."""
+    for query in panel.queries:
+        found = list(SELECTOR.finditer(query))
+        assert found
+        for match in found:
+            _, labels = _family(match["metric"])
+            for label, _, _ in MATCHER.findall(match["matchers"]):
+                assert label.removeprefix("exported_") in labels | {"job"}, match[0]
+
+
+@each_panel
+def test_a_query_selects_everything_by_braces(panel: Panel) -> None:
+    """No metric hides from the tests above by being written without a selector."""
+    for query in panel.queries:
+        rest = SELECTOR.sub("", query)
+        assert not re.search(r"kubevirt_|descheduler_|process_", rest), rest
+
+
+def test_rates_are_of_counters_and_of_counters_alone() -> None:
+    """A counter is never shown as it is, and nothing else is ever taken for one."""
+    for panel, match in SELECTORS:
+        kind, _ = _family(match["metric"])
+        is_rate = match["function"] in {"rate", "increase"}
+        assert is_rate == (kind == "counter"), (panel.title, match[0])
+        assert (match["range"] is not None) == is_rate
+
+
+def test_ranges_follow_the_view() -> None:
+    """A rate is over what Grafana says is long enough; a total is over the range in view."""
+    for panel, match in SELECTORS:
+        if match["range"] is not None:
+            assert match["range"] in {"$__rate_interval", "$__range"}, panel.title
+        if match["range"] == "$__range":
+            assert all(target["instant"] for target in panel.json["targets"])
+
+
+def test_nothing_of_any_cluster_is_written_down() -> None:
+    """A job, a namespace, a node or a name is only ever what a variable says."""
+    for panel, match in SELECTORS:
+        for label, _, value in MATCHER.findall(match["matchers"]):
+            if label.removeprefix("exported_") in CHOSEN:
+                assert value == "" or used_variables(value), (panel.title, match[0])
+
+
+def test_every_selector_keeps_to_the_chosen_jobs() -> None:
+    """The descheduler plugin has counters of the same names: a job keeps them apart."""
+    for panel, match in SELECTORS:
+        assert match["matchers"].startswith('job=~"$job"'), (panel.title, match[0])
+
+
+@each_panel
+def test_replicas_are_aggregated_away(panel: Panel) -> None:
+    """No result has a label of the scrape, but where the panel is about the replicas themselves."""
+    for query in panel.queries:
+        grouped = AGGREGATION.findall(query)
+        assert grouped or re.search(r"\b(min|max|sum|count)\(", query)
+        labels = {label.strip() for one in grouped for label in one.split(",")}
+        about_replicas = "process_start_time_seconds" in query
+        assert not labels & {"job", "instance", "pod"} or about_replicas
+
+
+@each_panel
+def test_a_legend_names_labels_of_the_result(panel: Panel) -> None:
+    """Every label in a legend is one that its query groups by."""
+    for target in panel.json["targets"]:
+        labels = {
+            label.strip() for one in AGGREGATION.findall(target["expr"]) for label in one.split(",")
+        } | set(re.findall(r'count_values\("(\w+)"', target["expr"]))
+        assert set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))) <= labels
+
+
+@pytest.mark.parametrize(
+    "panel",
+    [panel for panel in PANELS if panel.json["type"] == "table"],
+    ids=lambda panel: panel.title,
+)
+def test_a_table_shows_columns_that_there_are(panel: Panel) -> None:
+    """Every column is a label or the value of one of its queries, and every override is of one."""
+    targets = panel.json["targets"]
+    assert all(target["instant"] and target["format"] == "table" for target in targets)
+    several = len(targets) > 1
+    values = {f"Value #{target['refId']}" if several else "Value" for target in targets}
+    labels = {
+        label.strip()
+        for query in panel.queries
+        for label in AGGREGATION.findall(query)[0].split(",")
+    }
+    merge, organize = panel.json["transformations"]
+    shown, hidden = organize["options"]["renameByName"], organize["options"]["excludeByName"]
+    assert merge["id"] == "merge"
+    assert set(shown) | set(hidden) == values | labels | {"Time"}
+    assert list(organize["options"]["indexByName"]) == list(shown)
+    overridden = {one["matcher"]["options"] for one in panel.json["fieldConfig"]["overrides"]}
+    assert overridden <= set(shown.values())
+    assert panel.json["options"]["sortBy"][0]["displayName"] in shown.values()
+
+
+def test_links_lead_to_dashboards_that_there_are() -> None:
+    """A link names a uid of ours, and sets variables that the dashboard there has."""
+    urls = re.findall(r"/d/[^\"\\]+", json.dumps(DASHBOARDS))
+    assert urls
+    for url in urls:
+        uid, _, query = url.removeprefix("/d/").partition("?")
+        there = {variable["name"] for variable in DASHBOARDS[uid]["templating"]["list"]}
+        assert set(re.findall(r"var-(\w+)=", query)) <= there
+        assert set(re.findall(r"\$\{(\w+):queryparam\}", query)) <= there
+
+
+def test_descriptions_name_alerts_and_settings_that_there_are() -> None:
+    """What a description points at exists: alerts in the rule file, settings in the README."""
+    texts = " ".join(panel.json["description"] for panel in PANELS)
+    rules = yaml.safe_load((ROOT / "alerts" / "rules.yaml").read_text())["groups"]
+    alerts = {rule["alert"] for group in rules for rule in group["rules"] if "alert" in rule}
+    assert set(re.findall(r"\bKubeVirt[A-Z]\w+", texts)) <= alerts
+    readme = (ROOT / "README.md").read_text()
+    for setting in re.findall(r"\b(?:policy|stuck|kube|limits)\.[a-z]\w+", texts):
+        assert f"| `{setting}` |" in readme, setting

@@ -1,0 +1,127 @@
+"""The whole demo: served, stepped, descheduled, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+
+import aiohttp
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from exporter.demo import Demo, shorten_settings
+from tests.support.serving import serving
+
+from .facts import NOW
+from .wire import ALL_MIGRATIONS, ALL_PODS, ALL_VMIS
+
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_it_is_seeded_before_it_serves() -> None:
+    """The first list shows VMs, pods and migrations with a past."""
+    async with Demo(lambda: NOW) as demo, aiohttp.ClientSession(demo.url) as session:
+        counts = []
+        for path in (ALL_VMIS, ALL_PODS, ALL_MIGRATIONS):
+            async with session.get(path) as response:
+                counts.append(len((await response.json())["items"]))
+
+    vmis, pods, migrations = counts
+    assert vmis == 24
+    assert pods >= 24
+    assert migrations >= 20
+
+
+async def test_nothing_is_from_the_future() -> None:
+    """The past that is played before the start ends at the start."""
+    async with Demo(lambda: NOW, speed=5.0) as demo:
+        assert demo.cluster.instant == NOW
+
+
+async def test_it_runs_until_it_is_stopped() -> None:
+    """While it runs, the clock drives the cluster and the descheduler asks the exporter."""
+    started = asyncio.get_running_loop().time()
+    asked = asyncio.Event()
+
+    def clock() -> datetime:
+        return NOW + timedelta(seconds=asyncio.get_running_loop().time() - started)
+
+    async def answer(request: web.Request) -> web.Response:
+        candidates = (await request.json())["candidates"]
+        asked.set()
+        return web.json_response({"verdicts": [{"allowed": False} for _ in candidates]})
+
+    app = web.Application()
+    app.router.add_post("/v1/verdicts", answer)
+    stop = asyncio.Event()
+    async with serving(app) as exporter, Demo(clock, speed=50.0) as demo:
+        before = demo.cluster.store.revision
+        stepped = asyncio.Event()
+        demo.cluster.store.listeners.add(stepped.set)
+        running = asyncio.create_task(demo.run(exporter, stop))
+        async with asyncio.timeout(10):
+            await asked.wait()
+            await stepped.wait()
+            stop.set()
+            await running
+
+    assert demo.cluster.store.revision > before
+
+
+async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
+    """An exporter that is ending beside it is no news: neither asked again nor complained of."""
+    questions = 0
+    stop, asked = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal questions
+        questions += 1
+        asked.set()
+        await stop.wait()
+        return web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_post("/v1/verdicts", answer)
+    async with serving(app) as exporter, Demo(lambda: NOW, speed=50.0) as demo:
+        with capture_logs() as logs:
+            running = asyncio.create_task(demo.run(exporter, stop))
+            async with asyncio.timeout(10):
+                await asked.wait()
+                stop.set()
+                await running
+
+    assert questions == 1
+    assert logs == []
+
+
+async def test_it_ends_before_its_first_cycle() -> None:
+    """Stopped between two cycles it does not begin the next."""
+    stop, stepped = asyncio.Event(), asyncio.Event()
+
+    def clock() -> datetime:
+        stepped.set()
+        return NOW
+
+    async with Demo(clock) as demo:
+        stepped.clear()
+        with capture_logs() as logs:
+            running = asyncio.create_task(demo.run("http://127.0.0.1:1", stop))
+            async with asyncio.timeout(4):
+                await stepped.wait()
+                stop.set()
+                await running
+
+    assert logs == []
+
+
+async def test_the_settings_fit_the_speed() -> None:
+    """The suggested cooldowns, ages and backoff are Go durations, divided by the speed."""
+    assert shorten_settings()["policy"] == {
+        "migrationCooldown": "20s",
+        "maxMigrationCooldown": "160s",
+        "migrationHistoryWindow": "1200s",
+    }
+    assert shorten_settings(8)["policy"]["migrationCooldown"] == "2.5s"
+    assert shorten_settings(2)["kube"] == {"retryBackoff": "1s"}

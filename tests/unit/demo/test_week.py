@@ -1,0 +1,266 @@
+"""The made-up week: its shape, what is expected of it, and that it is what a recording says."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exporter.demo import week
+from exporter.demo.store import KUBEVIRTS, MIGRATIONS, PODS, VMIS
+from exporter.demo.week import (
+    ABOVE_MEAN,
+    BEGAN,
+    CYCLE,
+    SIZES,
+    Trouble,
+    Week,
+    cast_vms,
+    copy_seconds,
+)
+from exporter.engine.diagnosis import State
+from exporter.engine.model import Fact, MigrationLimits, Pod, Resource, Vmi, Vmim
+from exporter.kube.kubevirt import parse_object
+from exporter.whatif import recording
+from exporter.whatif.recording import Faults, Kind, Recorded
+from exporter.whatif.replay import BUILTIN, play
+
+
+README = Path(__file__).parents[3] / "README.md"
+RESOURCES = {
+    VMIS: Resource.VMIS,
+    MIGRATIONS: Resource.VMIMS,
+    PODS: Resource.PODS,
+    KUBEVIRTS: Resource.KUBEVIRTS,
+}
+
+
+class Told:
+    """A week that was played, and what its recording says."""
+
+    def __init__(self, days: float, seed: int = 1) -> None:
+        self.days = days
+        self.week = Week(seed, days)
+        self.faults = Faults()
+        self.lines = list(self.week.lines())
+        self.events = list(recording.read(self.lines, self.faults))
+
+    def facts(self) -> dict[tuple[Resource, str, str], Fact]:
+        """What is there at the end."""
+        found: dict[tuple[Resource, str, str], Fact] = {}
+        for event in self.events:
+            if event.resource is None:
+                continue
+            if event.fact is not None:
+                found[key_of(event.resource, event.fact)] = event.fact
+            elif event.kind is Kind.DELETED:
+                del found[event.resource, event.namespace, event.name]
+        return found
+
+    def evictions(self) -> list[datetime]:
+        """When the descheduler marked a VMI."""
+        marked: dict[str, str] = {}
+        found = []
+        for event in self.events:
+            if not isinstance(event.fact, Vmi):
+                continue
+            vmi = event.fact
+            is_new = vmi.evacuation_node != marked.get(vmi.uid, vmi.evacuation_node)
+            if is_new and vmi.evacuation_node and vmi.evicted_by_descheduler:
+                found.append(datetime.fromtimestamp(event.at, UTC))
+            marked[vmi.uid] = vmi.evacuation_node
+        return found
+
+
+def key_of(resource: Resource, fact: Fact) -> tuple[Resource, str, str]:
+    """What an object is told apart by."""
+    if isinstance(fact, Vmi | Vmim | Pod):
+        return resource, fact.namespace, fact.name
+    assert isinstance(fact, MigrationLimits)
+    return resource, "", ""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(2.0, id="two days"),
+        pytest.param(7.0, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+    ],
+)
+def told(request: pytest.FixtureRequest) -> Told:
+    """The week, or its first two days."""
+    return Told(request.param)
+
+
+class TestShape:
+    """The parameters of descheduler-sim's `week-pilot`."""
+
+    def test_148_vms_of_five_sizes(self) -> None:
+        """56 of 8 cores and 80 GiB, and so on; their dirty rates are 50 to 4000 Mbps."""
+        vms = cast_vms(1)
+        sizes = Counter((vm.cores, vm.gib) for vm in vms)
+
+        assert len({vm.name for vm in vms}) == 148
+        assert sizes == {(cores, gib): count for _, count, cores, gib in SIZES}
+        assert all(50 <= vm.dirty_mbps <= 4000 for vm in vms)
+        assert Counter(vm.trouble for vm in vms if vm.trouble) == dict.fromkeys(Trouble, 1)
+
+    def test_another_seed_is_another_week(self) -> None:
+        """And the same seed the same, byte for byte."""
+        first, again, other = (Told(0.45, seed).lines for seed in (1, 1, 2))
+
+        assert first == again
+        assert first != other
+
+    def test_a_shorter_week_is_the_beginning_of_a_longer_one(self) -> None:
+        """What is seen of the small size holds for the whole."""
+        longer = Told(0.45).lines
+
+        assert Told(0.43).lines[:-1] == longer[: len(Told(0.43).lines) - 1]
+
+    @pytest.mark.parametrize(
+        ("dirty", "gbps", "seconds"),
+        [(0.001, 10.0, 68.7), (1000.0, 10.0, 76.4), (4000.0, 10.0, 114.2), (4000.0, 5.0, 686.2)],
+    )
+    def test_copying_takes_longer_the_faster_memory_gets_dirty(
+        self, dirty: float, gbps: float, seconds: float
+    ) -> None:
+        """80 GiB over 10 Gbps are 69 s; each round sends what the one before let get dirty."""
+        sent, left, rounds = 0.0, 80.0 * 2**30 * 8, 0
+        while True:
+            sent += left
+            if left <= 0.3 * gbps * 1e9 or rounds == week.MOST_ROUNDS:
+                break
+            left *= dirty * 1e6 / (gbps * 1e9)
+            rounds += 1
+
+        assert copy_seconds(80, dirty, gbps) == pytest.approx(seconds, rel=0.01)
+        assert copy_seconds(80, dirty, gbps) == pytest.approx(sent / (gbps * 1e9), rel=1e-6)
+
+    def test_a_rate_above_the_bandwidth_ends_all_the_same(self) -> None:
+        """It is slowed down (auto-converge), and is not for ever."""
+        assert copy_seconds(80, 20_000, 1.0) < 86_400
+
+
+class TestRecording:
+    """What comes out is a recording, though nothing is shared with what reads it."""
+
+    def test_every_line_can_be_read(self, told: Told) -> None:
+        """The header, the first lists, the events, an end."""
+        header = msgspec.json.decode(told.lines[0])
+
+        assert header == {"format": recording.FORMAT, "version": recording.VERSION}
+        assert not told.faults.count, told.faults.told
+        assert {event.resource for event in told.events if event.kind is Kind.SYNCED} == set(
+            RESOURCES.values()
+        )
+        assert told.events[-1] == Recorded(
+            (BEGAN + timedelta(days=told.days)).timestamp(), Kind.ENDED
+        )
+
+    def test_says_what_the_whole_objects_would(self, told: Told) -> None:
+        """At the end, the facts are those of the cluster's own objects, which are cut for it."""
+        whole = {}
+        for resource, ours in RESOURCES.items():
+            for entry in told.week.cluster.store.shelves[resource].all():
+                fact = parse_object(ours, entry.body).fact
+                whole[key_of(ours, fact)] = fact
+
+        assert told.facts() == whole
+
+    def test_goes_on_in_time(self, told: Told) -> None:
+        """No event is older than the one before it."""
+        instants = [event.at for event in told.events]
+
+        assert instants == sorted(instants)
+        assert instants[0] == BEGAN.timestamp()
+
+    def test_comes_line_by_line(self) -> None:
+        """Who reads the beginning waits for no week."""
+        cluster = Week(1, 7.0)
+        list(islice(cluster.lines(), 250))
+
+        assert cluster.cluster.instant == BEGAN
+
+
+class TestExpectations:
+    """What the scenario's own author says of it."""
+
+    def test_is_quiet_off_peak(self, told: Told) -> None:
+        """Between 20 and 8 h the descheduler has next to nothing to do."""
+        evictions = told.evictions()
+        quiet = sum(not 8 <= at.hour < 20 for at in evictions)
+
+        assert len(evictions) > 100 * told.days / 7
+        assert quiet <= 0.02 * len(evictions)
+
+    def test_reacts_within_one_cycle(self, told: Told) -> None:
+        """On each weekday the first hotspot, at 10 h, is answered in five minutes."""
+        evictions = told.evictions()
+        for day in range(min(int(told.days), 5)):
+            hot = BEGAN + timedelta(days=day, hours=10)
+            assert any(hot <= at <= hot + CYCLE for at in evictions), hot
+
+    def test_is_proportional_per_day(self, told: Told) -> None:
+        """Working days are much alike, and the weekend has by far the least."""
+        per_day = Counter(at.weekday() for at in told.evictions())
+        weekdays = [per_day[day] for day in range(min(int(told.days), 5))]
+
+        assert max(weekdays) < 3 * min(weekdays)
+        assert min(weekdays) > 3 * max(per_day[5], per_day[6])
+
+    def test_does_not_drift(self, told: Told) -> None:
+        """At the end of it all, at midnight, no node is over-utilised."""
+        shares = told.week.node_shares(told.week.cluster.instant)
+        for number in (0, 1):
+            used = [share[number] for share in shares.values()]
+            assert max(used) - sum(used) / len(used) < ABOVE_MEAN
+
+    def test_has_something_to_find(self, told: Told, prove: Callable[[str], None]) -> None:
+        """Evacuations that get nowhere, by failures and for want of a node."""
+        found = play(told.events, [BUILTIN["ours"], BUILTIN["none"]])
+        ours, none = found.accounts
+        prove(
+            f"week-pilot, {told.days:g} days: {found.events:,} events, {ours.asked:,} evictions,"
+            f" {ours.allowed:,} allowed; {ours.migrations.ended:,} migrations, of one VM at most"
+            f" {ours.migrations.per_vm.quantile(0.9)} (90 %), without a cooldown"
+            f" {none.migrations.ended:,} and {none.migrations.per_vm.quantile(0.9)}"
+        )
+
+        assert {State.BACKOFF, State.TARGET_UNSCHEDULABLE} & set(ours.stuck.by_state)
+        assert ours.stuck.alerted >= 2
+        assert ours.allowed < none.allowed == none.asked
+        assert ours.migrations.per_vm.quantile(0.9) < none.migrations.per_vm.quantile(0.9)
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        pytest.param("0.6", id="small"),
+        pytest.param("7", id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+    ],
+)
+def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
+    """`replay --scenario week-pilot` is deterministic; what it cost is told beside the answer."""
+    command = [sys.executable, "-m", "exporter", "replay", "--scenario", "week-pilot"]
+    runs = [
+        subprocess.run([*command, "--days", days], capture_output=True, check=True)
+        for _ in range(2)
+    ]
+    cost = runs[0].stderr.decode().strip()
+    prove(f"{cost}; sha256 {hashlib.sha256(runs[0].stdout).hexdigest()[:16]}, twice")
+
+    assert runs[0].stdout == runs[1].stdout
+    assert cost.startswith("played ")
+    assert b"Evictions asked for" in runs[0].stdout
+    if days == "7":
+        table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]
+        assert table in README.read_text(encoding="utf-8")

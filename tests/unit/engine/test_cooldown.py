@@ -1,0 +1,627 @@
+"""The rules and the arithmetic of the cooldown."""
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from exporter.engine.cooldown import (
+    LONGEST_COOLDOWN,
+    RULES,
+    Cooldown,
+    back_off,
+    cap,
+    decide,
+    explain,
+    measure_cooldown,
+    not_ours,
+    work_out_cooldown,
+)
+from exporter.engine.evidence import Evidence
+from exporter.engine.history import History, Migration
+from exporter.engine.model import (
+    CLOCK_SKEW,
+    Checkpoint,
+    Instant,
+    MigrationState,
+    Mismatch,
+    Outcome,
+    Policy,
+    Reason,
+    Seconds,
+    Verdict,
+)
+from tests.support.builders import (
+    NOW,
+    a_history,
+    a_migration,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+    some_evidence,
+)
+
+
+EMPTIED = MigrationState(uid="m1")
+EVACUATING = a_vmi(evacuation_node="n1")
+
+
+def ended(
+    ago: Seconds, *, took: Seconds = 60.0, others: tuple[Seconds, ...] = (), **state: Any
+) -> Evidence:
+    """Evidence of a migration that ended so long ago, and of others that ended before."""
+    latest = a_state(uid="m0", start=NOW - ago - took, end=NOW - ago, **state)
+    history = History()
+    history.put("m0", told_by(latest), keep=64)
+    for number, other in enumerate(others, start=1):
+        history.put(f"m{number}", a_migration(start=None, end=NOW - other), keep=64)
+    return some_evidence(vmi=a_vmi(migration=latest), history=history)
+
+
+def told_by(state: MigrationState) -> Migration:
+    """The record that the store makes of a VMI's own state."""
+    return Migration(start=state.start, end=state.end, outcome=state.outcome, handed_off=True)
+
+
+def measured(evidence: Evidence, policy: Policy, now: Instant = NOW) -> Cooldown:
+    """The cooldown, where there must be one."""
+    cooldown = measure_cooldown(evidence, policy, now)
+    assert cooldown is not None
+    return cooldown
+
+
+def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[str, str]:
+    """What blocks at filter and at preEviction ("" is nothing)."""
+    filtered = decide(evidence, policy, now, checkpoint=Checkpoint.FILTER)
+    evicted = decide(evidence, policy, now, checkpoint=Checkpoint.PRE_EVICTION)
+    return filtered.reason or "", evicted.reason or ""
+
+
+# --- the rules
+
+
+@pytest.mark.parametrize(
+    ("evidence", "blocked"),
+    [
+        pytest.param(some_evidence(), ("", ""), id="never-migrated"),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=a_running_state())),
+            ("migration_in_progress", ""),
+            id="running",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=a_state(start=None, end=None, ended=True))),
+            ("", ""),
+            id="ended-at-an-unreadable-instant",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=a_state(end=None, ended=True))),
+            ("", ""),
+            id="started-and-ended-at-an-unreadable-instant",
+        ),
+        pytest.param(ended(60.0), ("", "cooldown"), id="just-ended"),
+        pytest.param(ended(900.0), ("", ""), id="ended-a-cooldown-ago"),
+        pytest.param(ended(-CLOCK_SKEW), ("", "cooldown"), id="ends-a-little-ahead"),
+        pytest.param(ended(-CLOCK_SKEW - 1), ("", ""), id="ends-far-ahead"),
+        pytest.param(
+            some_evidence(vmims=(a_vmim(),)), ("migration_in_progress", ""), id="vmim-waits"
+        ),
+        pytest.param(some_evidence(vmims=(an_ended_vmim(),)), ("", ""), id="vmim-ended"),
+        pytest.param(
+            some_evidence(
+                vmi=a_vmi(migration=EMPTIED),
+                vmims=(an_ended_vmim(uid="m0", name="mig-0"), a_vmim(phase="Scheduled")),
+            ),
+            ("migration_in_progress", ""),
+            id="handed-off-not-started",
+        ),
+        pytest.param(
+            some_evidence(vmi=EVACUATING), ("evacuation_in_progress", ""), id="evacuation-requested"
+        ),
+        pytest.param(
+            some_evidence(vmi=EVACUATING, launcher=a_pod(eviction_in_progress=True)),
+            ("", ""),
+            id="evacuation-known-to-the-descheduler",
+        ),
+        pytest.param(
+            some_evidence(vmi=EVACUATING, launcher=None), ("", ""), id="evacuation-pod-not-seen"
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(evacuation_node="n1", node="n2")),
+            ("", ""),
+            id="evacuation-has-left-the-node",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(evacuation_node="", node="")), ("", ""), id="no-node-at-all"
+        ),
+    ],
+)
+def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
+    """Each rule blocks at its own checkpoint, on its own evidence, and nothing else blocks."""
+    assert verdicts(evidence, a_policy()) == blocked
+
+
+@pytest.mark.parametrize(
+    ("guards", "evidence"),
+    [
+        pytest.param(
+            {"guard_pending_migrations": False}, some_evidence(vmims=(a_vmim(),)), id="pending"
+        ),
+        pytest.param({"guard_evacuations": False}, some_evidence(vmi=EVACUATING), id="evacuation"),
+        pytest.param(
+            {"guard_pending_migrations": False},
+            some_evidence(
+                vmi=a_vmi(migration=EMPTIED), history=a_history(m1=a_migration(end=NOW - 60.0))
+            ),
+            id="abandoned-hand-off",
+        ),
+    ],
+)
+def test_guards_off(guards: dict[str, bool], evidence: Evidence) -> None:
+    """A guard that is off says nothing, and the emptied struct is silent as in the reference."""
+    assert verdicts(evidence, a_policy()) != ("", "")
+    assert verdicts(evidence, a_policy(**guards)) == ("", "")
+
+
+def test_rules_speak_in_order() -> None:
+    """Asked with no checkpoint, the first rule of the table that blocks gives the reason."""
+    everything = some_evidence(
+        vmi=a_vmi(migration=a_state(), evacuation_node="n1"),
+        history=a_history(m1=a_migration()),
+        vmims=(a_vmim(uid="m2"),),
+    )
+    without_pending = a_policy(guard_pending_migrations=False)
+    without_guards = a_policy(guard_pending_migrations=False, guard_evacuations=False)
+    assert [
+        decide(everything, policy, NOW).reason
+        for policy in (a_policy(), without_pending, without_guards)
+    ] == [Reason.MIGRATION_IN_PROGRESS, Reason.EVACUATION_IN_PROGRESS, Reason.COOLDOWN]
+    assert [rule.name for rule in RULES] == [
+        "running_migration",
+        "pending_migration",
+        "requested_evacuation",
+        "cooldown",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "blocked"),
+    [
+        pytest.param(some_evidence(vmi=a_vmi(migration=a_running_state())), False, id="running"),
+        pytest.param(some_evidence(vmims=(a_vmim(),)), False, id="pending"),
+        pytest.param(some_evidence(vmi=EVACUATING), False, id="evacuation"),
+        pytest.param(ended(60.0), True, id="cooldown"),
+    ],
+)
+def test_dead_evidence_does_not_block(evidence: Evidence, *, blocked: bool) -> None:
+    """After ten minutes of silence only the rule that expires by itself still blocks."""
+    assert decide(evidence, a_policy(), NOW, silent=True).allowed is not blocked
+    findings = explain(evidence, a_policy(), NOW, silent=True)
+    assert any(finding.blocks for finding in findings) is blocked
+    assert [finding.silenced for finding in findings] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("state", "vmims", "seen", "blocked"),
+    [
+        pytest.param(EMPTIED, (), True, True, id="vmim-deleted"),
+        pytest.param(EMPTIED, (an_ended_vmim(),), True, True, id="vmim-finished"),
+        pytest.param(EMPTIED, (a_vmim(phase="Scheduled"),), True, False, id="vmim-unfinished"),
+        pytest.param(EMPTIED, (a_vmim(uid="m2"),), True, True, id="another-vmim-waits"),
+        pytest.param(EMPTIED, (), False, False, id="vmims-not-seen"),
+        pytest.param(MigrationState(), (a_vmim(uid="m2"),), True, False, id="no-uid-and-one-waits"),
+        pytest.param(MigrationState(), (), True, True, id="no-uid-and-none-waits"),
+        pytest.param(a_running_state(), (), True, False, id="running"),
+        pytest.param(None, (), True, False, id="no-state-at-all"),
+    ],
+)
+def test_emptied_state(
+    state: MigrationState | None, vmims: tuple[Any, ...], *, seen: bool, blocked: bool
+) -> None:
+    """An emptied struct whose VMIM is no longer unfinished falls back to the newest ending."""
+    evidence = some_evidence(
+        vmi=a_vmi(migration=state),
+        history=a_history(m0=a_migration(start=None, end=NOW - 300.0)),
+        vmims=vmims,
+        vmims_seen=seen,
+    )
+    verdict = decide(evidence, a_policy(), NOW, checkpoint=Checkpoint.PRE_EVICTION)
+    assert verdict.not_before == (NOW + 600.0 if blocked else None)
+    assert verdict.effective_cooldown == (900.0 if blocked else None)
+    assert verdict.migrations_in_window == 1
+
+
+def test_emptied_state_of_a_vmi_without_history() -> None:
+    """With no ending to fall back to, an emptied struct is silent."""
+    evidence = some_evidence(vmi=a_vmi(migration=EMPTIED))
+    assert decide(evidence, a_policy(), NOW) == Verdict(known=True)
+
+
+# --- failures
+
+
+def test_failures_count_unless_left_out() -> None:
+    """A failure cools down and doubles; `countFailedMigrations: false` leaves it out of both."""
+    failed = ended(60.0, others=(1_000.0,), outcome=Outcome.FAILED)
+    counting, leaving_out = a_policy(), a_policy(count_failed_migrations=False)
+    verdict = decide(failed, counting, NOW)
+    assert (verdict.migrations_in_window, verdict.effective_cooldown) == (2, 1_800.0)
+    verdict = decide(failed, leaving_out, NOW)
+    assert (verdict.migrations_in_window, verdict.effective_cooldown) == (1, 900.0)
+    assert verdict.allowed
+
+
+@pytest.mark.parametrize(
+    ("before", "not_before"),
+    [
+        pytest.param({"m0": a_migration(end=NOW - 300.0)}, NOW + 600.0, id="a-success-before"),
+        pytest.param({}, None, id="nothing-before"),
+    ],
+)
+@pytest.mark.parametrize("end", [NOW - 10.0, None], ids=["end-known", "end-unreadable"])
+def test_a_failure_left_out_wipes_out_no_success(
+    before: dict[str, Migration], not_before: float | None, end: float | None
+) -> None:
+    """Left out, a failure leaves the cooldown of the success before it as it was."""
+    state = a_state(uid="m9", end=end, ended=True, outcome=Outcome.FAILED)
+    history = a_history(m9=told_by(state), **before)
+    evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
+    verdict = decide(evidence, a_policy(count_failed_migrations=False), NOW)
+    assert verdict.not_before == not_before
+
+
+def test_a_failure_told_by_the_vmim_alone_is_left_out() -> None:
+    """One migration is one record: what the VMIM knows of its outcome holds for the VMI's end."""
+    state = a_state(outcome=Outcome.UNKNOWN, end=NOW - 60.0)
+    history = a_history(m1=told_by(state))
+    evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
+    policy = a_policy(count_failed_migrations=False)
+    assert decide(evidence, policy, NOW).reason is Reason.COOLDOWN
+    history.put("m1", Migration(outcome=Outcome.FAILED), keep=64)
+    assert decide(evidence, policy, NOW).allowed
+
+
+# --- the arithmetic
+
+
+@pytest.mark.parametrize(
+    ("policy", "took", "count", "effective"),
+    [
+        pytest.param({}, 60.0, 1, 900.0, id="floor"),
+        pytest.param({}, 1_500.0, 1, 1_500.0, id="duration-over-floor"),
+        pytest.param({}, 60.0, 2, 1_800.0, id="doubled"),
+        pytest.param({}, 60.0, 5, 14_400.0, id="four-times-doubled"),
+        pytest.param({}, 60.0, 6, 21_600.0, id="capped"),
+        pytest.param({}, 30_000.0, 1, 21_600.0, id="duration-over-cap"),
+        pytest.param({"max_migration_cooldown": 0.0}, 60.0, 8, 115_200.0, id="no-cap"),
+        pytest.param({"migration_cooldown": 0.0}, 60.0, 1, 60.0, id="no-floor"),
+        pytest.param({"migration_cooldown": 0.0}, 60.0, 3, 240.0, id="no-floor-doubled"),
+        pytest.param({"migration_cooldown": 0.0}, 0.0, 9, 0.0, id="no-floor-no-duration"),
+        pytest.param({"migration_history_window": 0.0}, 60.0, 9, 900.0, id="no-window"),
+        pytest.param({"migration_history_window": 30.0}, 60.0, 9, 900.0, id="all-left-the-window"),
+    ],
+)
+def test_effective_cooldown(
+    policy: dict[str, float], took: float, count: int, effective: float
+) -> None:
+    """The cooldown is min(cap, max(floor, duration) * 2^(n-1)), where 0 turns a term off."""
+    evidence = ended(60.0, took=took, others=tuple(60.0 + i for i in range(1, count)))
+    assert measured(evidence, a_policy(**policy)).effective == effective
+
+
+def test_arithmetic_is_told() -> None:
+    """Every step of the arithmetic can be read."""
+    evidence = ended(100.0, took=1_000.0, others=(500.0, 90_000.0))
+    assert measured(evidence, a_policy(max_migration_cooldown=1_500.0)) == Cooldown(
+        end=NOW - 100.0,
+        duration=1_000.0,
+        migrations_in_window=2,
+        base=1_000.0,
+        backed=2_000.0,
+        effective=1_500.0,
+        not_before=NOW + 1_400.0,
+        released_at=NOW + 1_400.0,
+        blocks=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ago", "inside"),
+    [
+        pytest.param(0.0, True, id="ends-now"),
+        pytest.param(99.0, True, id="inside"),
+        pytest.param(100.0, False, id="at-the-edge"),
+        pytest.param(-CLOCK_SKEW, True, id="a-little-ahead"),
+        pytest.param(-CLOCK_SKEW - 1.0, False, id="far-ahead"),
+    ],
+)
+def test_window(ago: float, *, inside: bool) -> None:
+    """An ending counts where now - window < end <= now."""
+    history = a_history(m0=a_migration(end=NOW - ago))
+    verdict = decide(some_evidence(history=history), a_policy(migration_history_window=100.0), NOW)
+    assert verdict.migrations_in_window == int(inside)
+
+
+def test_verdict_of_a_cooldown() -> None:
+    """A blocked verdict tells its checkpoint, reason, release, cooldown and count."""
+    assert decide(ended(100.0, others=(200.0,)), a_policy(), NOW) == Verdict(
+        known=True,
+        checkpoint=Checkpoint.PRE_EVICTION,
+        reason=Reason.COOLDOWN,
+        not_before=NOW + 1_700.0,
+        released_at=NOW + 1_700.0,
+        effective_cooldown=1_800.0,
+        migrations_in_window=2,
+    )
+
+
+def test_verdict_of_another_rule() -> None:
+    """Blocked by another rule, the cooldown is told but not its release."""
+    evidence = ended(100.0)
+    evidence = some_evidence(vmi=evidence.vmi, history=evidence.history, vmims=(a_vmim(uid="m2"),))
+    assert decide(evidence, a_policy(), NOW) == Verdict(
+        known=True,
+        checkpoint=Checkpoint.FILTER,
+        reason=Reason.MIGRATION_IN_PROGRESS,
+        effective_cooldown=900.0,
+        migrations_in_window=1,
+    )
+
+
+def test_verdict_that_allows() -> None:
+    """An allowed verdict has the effective cooldown wherever an end was read."""
+    verdict = decide(ended(1_000.0), a_policy(), NOW)
+    assert verdict.allowed
+    assert (verdict.effective_cooldown, verdict.not_before) == (900.0, None)
+
+
+def test_not_ours() -> None:
+    """A candidate that is none of the cluster's VMIs is allowed, and it is told why."""
+    verdict = not_ours(Mismatch.UID)
+    assert (verdict.known, verdict.mismatch, verdict.allowed) == (False, Mismatch.UID, True)
+
+
+def test_explain() -> None:
+    """Every rule tells what it says, an earlier one having blocked or not."""
+    evidence = some_evidence(
+        vmi=a_vmi(migration=a_state(), evacuation_node="n1"),
+        history=a_history(m1=a_migration()),
+        vmims=(a_vmim(uid="m2"),),
+    )
+    findings = explain(evidence, a_policy(guard_evacuations=False), NOW)
+    assert [(f.rule, f.enabled, f.silenced, f.blocks) for f in findings] == [
+        ("running_migration", True, False, False),
+        ("pending_migration", True, False, True),
+        ("requested_evacuation", False, False, False),
+        ("cooldown", True, False, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("floor", "ceiling", "kept"),
+    [
+        pytest.param(900.0, 21_600.0, 16, id="at-least-16"),
+        pytest.param(1.0, 2.0**20, 21, id="log2-of-cap-over-floor"),
+        pytest.param(1.0, 2.0**20 + 1, 22, id="rounded-up"),
+        pytest.param(0.0, 21_600.0, 64, id="no-floor"),
+        pytest.param(900.0, 0.0, 64, id="no-cap"),
+    ],
+)
+def test_endings_kept(floor: float, ceiling: float, kept: int) -> None:
+    """As many endings are kept as can matter."""
+    policy = a_policy(migration_cooldown=floor, max_migration_cooldown=ceiling)
+    assert policy.endings_kept == kept
+
+
+# --- the release
+
+
+def test_release_looks_ahead() -> None:
+    """As endings leave the window the cooldown shrinks, and `not_before` sees it coming.
+
+    Two endings, 50 s and 3000 s ago, in a window of 3300 s: the cooldown of 1800 s would hold
+    for 1750 s more, but in 300 s the older one leaves and 900 s are left of it.
+    """
+    cooldown = measured(ended(50.0, others=(3_000.0,)), a_policy(migration_history_window=3_300.0))
+    assert cooldown.effective == 1_800.0
+    assert cooldown.not_before == NOW + 850.0
+
+
+def test_release_at_the_moment_an_ending_leaves() -> None:
+    """Where the shorter cooldown is over already, the VMI is free when the ending leaves."""
+    policy = a_policy(migration_history_window=2_000.0)
+    cooldown = measured(ended(1_000.0, others=(1_500.0,)), policy)
+    assert cooldown.effective == 1_800.0
+    assert cooldown.not_before == NOW + 500.0
+
+
+def test_release_of_an_end_ahead_of_the_clock() -> None:
+    """The wait is the cooldown; the facts' own release is later, and the clock moves it not."""
+    evidence = ended(-200.0)
+    for later in (0.0, 50.0, 199.0):
+        cooldown = measured(evidence, a_policy(), NOW + later)
+        assert cooldown.not_before == NOW + later + cooldown.effective
+        assert cooldown.released_at == NOW + 200.0 + cooldown.effective
+
+
+POLICIES = st.builds(
+    Policy,
+    migration_cooldown=st.sampled_from([0.0, 60.0, 900.0]),
+    max_migration_cooldown=st.sampled_from([0.0, 900.0, 1_200.0, 21_600.0]),
+    migration_history_window=st.sampled_from([0.0, 600.0, 3_600.0, 86_400.0]),
+    count_failed_migrations=st.booleans(),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
+    """A VMI with up to nine migrations that ended in the last day, the last one its own state.
+
+    `ahead`: how many seconds ends may lie ahead of the clock.
+    """
+    endings = draw(
+        st.lists(
+            st.tuples(
+                st.integers(-86_400, ahead),
+                st.integers(-60, 7_200),
+                st.sampled_from([Outcome.SUCCEEDED, Outcome.FAILED]),
+            ),
+            min_size=1,
+            max_size=9,
+        )
+    )
+    endings.sort(key=lambda ending: ending[0])
+    history = History()
+    states = [
+        MigrationState(
+            uid=f"m{number}",
+            start=NOW + end - took,
+            ended=True,
+            end=NOW + end,
+            outcome=outcome,
+        )
+        for number, (end, took, outcome) in enumerate(endings)
+    ]
+    for state in states:
+        history.put(state.uid, told_by(state), keep=64)
+    own = EMPTIED if draw(st.integers(0, 4)) == 0 else states[-1]
+    return some_evidence(vmi=a_vmi(migration=own), history=history)
+
+
+@given(evidence=histories(), policy=POLICIES)
+def test_not_before_is_exact(evidence: Evidence, policy: Policy) -> None:
+    """Blocked by cooldown at every instant before `not_before`, allowed at it."""
+    verdict = decide(evidence, policy, NOW)
+    assume(not verdict.allowed)
+    assert verdict.not_before is not None
+    for part in (0.0, 0.25, 0.5, 0.9):
+        instant = NOW + part * (verdict.not_before - NOW)
+        during = decide(evidence, policy, instant)
+        assert during.reason is Reason.COOLDOWN
+        assert during.not_before == verdict.not_before
+    assert decide(evidence, policy, verdict.not_before - 0.001).reason is Reason.COOLDOWN
+    assert decide(evidence, policy, verdict.not_before).allowed
+    assert verdict.released_at == verdict.not_before
+
+
+@given(evidence=histories(ahead=300), policy=POLICIES)
+def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
+    """With ends ahead of the clock too, the facts' own release does not move and is exact."""
+    verdict = decide(evidence, policy, NOW)
+    assume(not verdict.allowed)
+    assert verdict.not_before is not None
+    assert verdict.released_at is not None
+    assert verdict.released_at >= verdict.not_before
+    just_before = decide(evidence, policy, verdict.released_at - 0.001)
+    assert just_before.reason is Reason.COOLDOWN
+    assert just_before.released_at == verdict.released_at
+    assert decide(evidence, policy, verdict.released_at).allowed
+
+
+@given(evidence=histories(ahead=1_000), policy=POLICIES, later=st.integers(0, 100_000))
+def test_no_wait_is_longer_than_the_cooldown(
+    evidence: Evidence, policy: Policy, later: int
+) -> None:
+    """Wherever the ends lie, the wait is never longer than the effective cooldown."""
+    now = NOW + later
+    verdict = decide(evidence, policy, now)
+    if verdict.not_before is not None:
+        assert verdict.effective_cooldown is not None
+        assert 0.0 < verdict.not_before - now <= verdict.effective_cooldown
+
+
+@given(
+    evidence=histories(ahead=1_000),
+    policies=st.lists(POLICIES, min_size=1, max_size=2),
+    asked=st.lists(
+        st.tuples(
+            st.integers(-2_000, 100_000),
+            st.sampled_from([None, *Checkpoint]),
+            st.booleans(),
+            st.integers(0, 1),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+)
+def test_what_is_kept_is_what_would_be_worked_out_anew(
+    evidence: Evidence,
+    policies: list[Policy],
+    asked: list[tuple[int, Checkpoint | None, bool, int]],
+) -> None:
+    """At whatever instants the same evidence is asked, it answers as if never asked before."""
+    for later, checkpoint, silent, number in asked:
+        now, policy = NOW + later, policies[number % len(policies)]
+        unasked = replace(evidence, kept=None)
+        assert decide(evidence, policy, now, checkpoint=checkpoint, silent=silent) == decide(
+            unasked, policy, now, checkpoint=checkpoint, silent=silent
+        )
+        assert measure_cooldown(evidence, policy, now) == work_out_cooldown(unasked, policy, now)
+
+
+def test_a_window_that_ends_under_a_success() -> None:
+    """With failures left out the release looks at successes alone."""
+    history = a_history(
+        m0=a_migration(start=None, end=NOW - 590.0),
+        m1=a_migration(start=None, end=NOW - 100.0),
+        m2=a_migration(start=None, end=NOW - 10.0, outcome=Outcome.FAILED),
+    )
+    state = a_state(uid="m2", end=NOW - 10.0, outcome=Outcome.FAILED)
+    evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
+    policy = a_policy(migration_history_window=600.0, count_failed_migrations=False)
+    cooldown = measured(evidence, policy)
+    assert (cooldown.migrations_in_window, cooldown.effective) == (2, 1_800.0)
+    assert cooldown.not_before == NOW + 800.0
+
+
+# --- bounds
+
+
+@given(
+    base=st.floats(0.0, LONGEST_COOLDOWN * 10),
+    fewer=st.integers(0, 10_000),
+    more=st.integers(0, 10_000),
+)
+def test_back_off_grows_with_the_count(base: float, fewer: int, more: int) -> None:
+    """More migrations never give a shorter cooldown, and none is longer than Go's longest."""
+    fewer, more = sorted((fewer, more))
+    assert 0.0 <= back_off(base, fewer) <= back_off(base, more) <= LONGEST_COOLDOWN
+
+
+@given(
+    shorter=st.floats(0.0, LONGEST_COOLDOWN * 10),
+    longer=st.floats(0.0, LONGEST_COOLDOWN * 10),
+    count=st.integers(0, 10_000),
+    limit=st.floats(0.0, LONGEST_COOLDOWN),
+)
+def test_effective_grows_with_the_duration_and_is_bounded_by_the_cap(
+    shorter: float, longer: float, count: int, limit: float
+) -> None:
+    """A longer migration never gives a shorter cooldown, and the cap bounds every one."""
+    shorter, longer = sorted((shorter, longer))
+    policy = a_policy(max_migration_cooldown=limit)
+    one, other = (cap(back_off(base, count), policy) for base in (shorter, longer))
+    assert one <= other
+    assert other <= (limit or LONGEST_COOLDOWN)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 6])
+def test_back_off_doubles_from_the_second_on(count: int) -> None:
+    """The base doubles with each migration after the first."""
+    assert back_off(900.0, count) == 900.0 * 2 ** max(0, count - 1)
+
+
+def test_nothing_overflows() -> None:
+    """No cap, 64 endings and a migration of two thousand years give Go's longest duration."""
+    longest = 2_000 * 365 * 86_400.0
+    evidence = ended(0.0, took=longest, others=tuple(float(i) for i in range(1, 64)))
+    cooldown = measured(evidence, a_policy(max_migration_cooldown=0.0))
+    assert cooldown.migrations_in_window == 64
+    assert cooldown.backed == cooldown.effective == LONGEST_COOLDOWN
+    assert cooldown.blocks

@@ -1,0 +1,549 @@
+"""The diagnosis of evacuations: every state, in its order; stuck or not; backoff; divergence."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.engine.diagnosis import (
+    Backoff,
+    Cause,
+    Diagnosis,
+    Load,
+    Source,
+    State,
+    advise,
+    compute_backoff,
+    diagnose,
+    may_cancel,
+)
+from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
+from exporter.engine.model import Hold, MigrationLimits, Pod, Priority, StuckPolicy, Trigger, Vmim
+from tests.support.builders import (
+    NOW,
+    a_pod,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    some_evidence,
+)
+
+
+RUNBOOKS = Path(__file__).parents[3] / "alerts" / "runbooks"
+STUCK = StuckPolicy()
+ROOM = Load(running=1, outbound={"n1": 1}, limits=MigrationLimits())
+FULL = Load(running=5, outbound={}, limits=MigrationLimits())
+OUTBOUND_FULL = Load(running=2, outbound={"n1": 2}, limits=MigrationLimits())
+
+
+def an_evacuation(
+    *, age: float = 60.0, marker: dict[str, Any] | None = None, **overrides: Any
+) -> Evidence:
+    """A migratable VMI on n1 that has to leave it, requested a minute ago, with nothing begun."""
+    vmi = overrides.pop("vmi", {})
+    fields: dict[str, Any] = {"node": "n1", "requested_at": NOW - age} | (marker or {})
+    pods = overrides.pop("pods", (a_pod(eviction_in_progress=True),))
+    given: dict[str, Any] = {
+        "vmi": a_vmi(
+            **{
+                "evacuation_node": "n1",
+                "eviction_strategy": "LiveMigrate",
+                "migratable": True,
+            }
+            | vmi
+        ),
+        "marker": Marker(**fields),
+        "pods": pods,
+        "launcher": pods[0] if pods else None,
+    }
+    return some_evidence(**(given | overrides))
+
+
+def an_attempt(**overrides: Any) -> Vmim:
+    """An evacuation VMIM that was made ten seconds ago and is Pending."""
+    fields: dict[str, Any] = {
+        "name": "kubevirt-evacuation-1",
+        "uid": "e1",
+        "created": NOW - 10,
+        "evacuates": "n1",
+        "trigger": Trigger.EVACUATION,
+    }
+    return a_vmim(**(fields | overrides))
+
+
+def a_failed_attempt(number: int, ended: float, **overrides: Any) -> Vmim:
+    """An evacuation VMIM that failed so many seconds ago."""
+    fields: dict[str, Any] = {
+        "name": f"kubevirt-evacuation-f{number}",
+        "uid": f"f{number}",
+        "created": NOW - ended - 60,
+        "phase": "Failed",
+        "finished": True,
+        "finished_at": NOW - ended,
+    }
+    return an_attempt(**(fields | overrides))
+
+
+def a_target(**overrides: Any) -> Any:
+    """The pod that an attempt made on n2."""
+    fields: dict[str, Any] = {
+        "name": "virt-launcher-db1-y",
+        "uid": "uid-of-target",
+        "node": "n2",
+        "migration_uid": "e1",
+    }
+    return a_pod(**(fields | overrides))
+
+
+def diagnosis(
+    evidence: Evidence, *, stuck: StuckPolicy = STUCK, load: Load | None = ROOM
+) -> Diagnosis:
+    """The diagnosis now, which must be there."""
+    found = diagnose(evidence, stuck, load, NOW)
+    assert found is not None
+    return found
+
+
+def test_no_evacuation() -> None:
+    """A VMI without a marker has no diagnosis."""
+    assert diagnose(some_evidence(), STUCK, ROOM, NOW) is None
+
+
+SOURCE = a_pod(eviction_in_progress=True)
+CASES = {
+    "external": (State.EXTERNAL, an_evacuation(vmi={"eviction_strategy": "External"})),
+    "left-already": (State.STALE_MARKER, an_evacuation(vmi={"node": "n2"})),
+    "started-long-ago": (
+        State.MIGRATION_STALLED,
+        an_evacuation(vmi={"migration": a_running_state(start=NOW - 7201)}),
+    ),
+    "never-finalised": (
+        State.MIGRATION_STALLED,
+        an_evacuation(
+            vmi={"migration": a_state(uid="e1", start=NOW - 9000, end=NOW - 7201)},
+            vmims=(an_attempt(phase="Running", handed_off=True),),
+        ),
+    ),
+    "copying": (State.MIGRATING, an_evacuation(vmi={"migration": a_running_state()})),
+    "handed-off": (
+        State.MIGRATING,
+        an_evacuation(
+            vmi={"migration": a_state(uid="e1", start=None, end=None)},
+            vmims=(an_attempt(phase="PreparingTarget", handed_off=True),),
+        ),
+    ),
+    "hand-off-never-ended": (
+        State.ZOMBIE_STATE,
+        an_evacuation(
+            vmi={"migration": a_state(uid="f1", start=None, end=None)},
+            vmims=(a_failed_attempt(1, 100),),
+        ),
+    ),
+    "hand-off-of-nobody": (
+        State.ZOMBIE_STATE,
+        an_evacuation(vmi={"migration": a_state(uid="gone", start=None, end=None)}),
+    ),
+    "not-migratable": (State.NOT_MIGRATABLE, an_evacuation(vmi={"migratable": False})),
+    "a-stale-pod": (
+        State.MULTIPLE_ACTIVE_PODS,
+        an_evacuation(pods=(SOURCE, a_target(migration_uid="older"))),
+    ),
+    "its-own-target-is-no-stale-pod": (
+        State.TARGET_NOT_READY,
+        an_evacuation(
+            vmims=(an_attempt(phase="Scheduling"),), pods=(SOURCE, a_target(ready=False))
+        ),
+    ),
+    "an-ended-pod-is-not-active": (
+        State.NO_MIGRATION,
+        an_evacuation(pods=(SOURCE, a_target(migration_uid="older", phase="Succeeded"))),
+    ),
+    "quota": (State.QUOTA, an_evacuation(vmims=(an_attempt(hold=Hold.QUOTA),))),
+    "backup": (State.BACKUP, an_evacuation(vmims=(an_attempt(hold=Hold.BACKUP),))),
+    "utility-volumes": (
+        State.UTILITY_VOLUMES,
+        an_evacuation(vmims=(an_attempt(hold=Hold.UTILITY_VOLUMES),)),
+    ),
+    "backoff": (State.BACKOFF, an_evacuation(vmims=(a_failed_attempt(1, 12), an_attempt()))),
+    "unschedulable": (
+        State.TARGET_UNSCHEDULABLE,
+        an_evacuation(
+            vmims=(an_attempt(phase="Scheduling"),),
+            pods=(SOURCE, a_target(node="", ready=False, unschedulable=True)),
+        ),
+    ),
+    "not-ready": (
+        State.TARGET_NOT_READY,
+        an_evacuation(
+            vmims=(an_attempt(phase="Scheduling"),), pods=(SOURCE, a_target(ready=False))
+        ),
+    ),
+    "no-pod-yet": (State.TARGET_NOT_READY, an_evacuation(vmims=(an_attempt(phase="Scheduling"),))),
+    "waits-with-room": (State.TARGET_NOT_READY, an_evacuation(vmims=(an_attempt(),))),
+    "nothing-begun": (State.NO_MIGRATION, an_evacuation()),
+    "all-ended": (State.NO_MIGRATION, an_evacuation(vmims=(a_failed_attempt(1, 5),))),
+    "vmims-not-seen": (State.UNKNOWN, an_evacuation(vmims_seen=False)),
+    "nothing-begun-and-pods-not-seen": (
+        State.UNKNOWN,
+        an_evacuation(pods=(), pods_seen=False),
+    ),
+    "pods-not-seen": (
+        State.UNKNOWN,
+        an_evacuation(vmims=(an_attempt(),), pods=(), pods_seen=False),
+    ),
+}
+
+
+@pytest.mark.parametrize(("state", "evidence"), CASES.values(), ids=CASES)
+def test_state(state: State, evidence: Evidence) -> None:
+    """Each situation has its one state, and a next step for a person."""
+    found = diagnosis(evidence)
+    assert found.state is state
+    assert advise(evidence, found)
+
+
+FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "now"),
+    [
+        pytest.param(
+            {"vmi": {"migration": a_running_state()}},
+            "Now the next attempt is under way.",
+            id="migrating",
+        ),
+        pytest.param(
+            {"vmims": (a_failed_attempt(1, 12), an_attempt())},
+            "Now KubeVirt pauses before the next attempt.",
+            id="backoff",
+        ),
+        pytest.param(
+            {"vmims": (an_attempt(),)},
+            "Now the next attempt waits for its target pod.",
+            id="target-not-ready",
+        ),
+        pytest.param({}, "Now there is no attempt;", id="no-migration"),
+        pytest.param(
+            {"vmims": (an_attempt(hold=Hold.QUOTA),)},
+            "A ResourceQuota refuses the target pod:",
+            id="what-has-a-remedy-keeps-it",
+        ),
+    ],
+)
+def test_advice_after_failures_begins_with_them(overrides: dict[str, Any], now: str) -> None:
+    """How many have failed and where it says why stands first, however the state flips."""
+    evidence = an_evacuation(marker=FAILING, **overrides)
+    told = advise(evidence, diagnosis(evidence))
+
+    assert told.startswith(
+        "Failed attempts: at least 14. The failed VMIMs say why"
+        " (status.migrationState.failureReason, conditions), else the events do: see the runbook"
+        " KubeVirtEvacuationFailingRepeatedly. "
+    )
+    assert now in told
+    assert "Wait" not in told
+
+
+def test_advice_after_failures_while_the_limits_are_reached() -> None:
+    """Others are waited for, and that is not why the attempts before have failed."""
+    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(),))
+    told = advise(evidence, diagnosis(evidence, load=FULL))
+
+    assert told.startswith("Failed attempts: at least 14.")
+    assert told.endswith("waits for others: KubeVirt's migration limits are reached.")
+
+
+def test_the_runbook_that_advice_names_is_there() -> None:
+    """What a person is sent to exists under that name."""
+    evidence = an_evacuation(marker=FAILING)
+    named = re.findall(r"the runbook (\w+)", advise(evidence, diagnosis(evidence)))
+
+    assert named
+    assert all((RUNBOOKS / f"{name}.md").exists() for name in named)
+
+
+def test_advice_before_too_many_failures() -> None:
+    """Two failures are no reason yet to tell of them before what is so now."""
+    evidence = an_evacuation(
+        marker={"failed": {"f1": NOW, "f2": NOW}}, vmi={"migration": a_running_state()}
+    )
+
+    assert advise(evidence, diagnosis(evidence)) == "Wait: a migration is under way."
+
+
+@pytest.mark.parametrize(
+    ("pods", "place"),
+    [
+        pytest.param(
+            (SOURCE, a_target(migration_uid="older")), "virt-launcher-db1-x on n1", id="elsewhere"
+        ),
+        pytest.param(
+            (SOURCE, a_target(migration_uid="older", node="n1")), "on n1", id="both-on-its-node"
+        ),
+        pytest.param(
+            (SOURCE, a_target(migration_uid="older"), a_target(node="n1", phase="Failed")),
+            "virt-launcher-db1-x on n1",
+            id="an-ended-one-does-not-run-it",
+        ),
+    ],
+)
+def test_advice_on_more_pods_names_the_one_that_runs_the_vm(
+    pods: tuple[Pod, ...], place: str
+) -> None:
+    """The one not to delete is named where it can be only one, and its node always."""
+    evidence = an_evacuation(pods=pods)
+
+    assert advise(evidence, diagnosis(evidence)) == (
+        "More than one launcher pod of this VM is active: delete the stale one, and never the one"
+        f" that runs the VM ({place})."
+    )
+
+
+def test_every_state_is_tried() -> None:
+    """No state is without a situation, capacity being asked below."""
+    assert {state for state, _ in CASES.values()} | {State.CAPACITY} == set(State)
+
+
+@pytest.mark.parametrize(
+    ("load", "state"),
+    [
+        pytest.param(FULL, State.CAPACITY, id="full"),
+        pytest.param(ROOM, State.NO_MIGRATION, id="room"),
+        pytest.param(None, State.NO_MIGRATION, id="not-to-be-seen"),
+    ],
+)
+def test_no_attempt(load: Load | None, state: State) -> None:
+    """Up to KubeVirt 1.8 no VMIM is made while the limits are reached."""
+    assert diagnosis(an_evacuation(), load=load).state is state
+
+
+@pytest.mark.parametrize(
+    ("load", "state"),
+    [
+        pytest.param(FULL, State.CAPACITY, id="cluster-limit"),
+        pytest.param(OUTBOUND_FULL, State.CAPACITY, id="node-limit"),
+        pytest.param(ROOM, State.TARGET_NOT_READY, id="room"),
+        pytest.param(None, State.UNKNOWN, id="not-to-be-seen"),
+    ],
+)
+def test_capacity(load: Load | None, state: State) -> None:
+    """A waiting attempt waits for capacity only where the limits are seen to be reached."""
+    assert diagnosis(an_evacuation(vmims=(an_attempt(),)), load=load).state is state
+
+
+def test_the_order() -> None:
+    """Where several apply the first of the list is told: here all but one of a full set."""
+    held = an_attempt(hold=Hold.QUOTA)
+    pods = (SOURCE, a_target(migration_uid="older"))
+    everything: dict[str, Any] = {"vmims": (a_failed_attempt(1, 5), held), "pods": pods}
+    vmi: dict[str, Any] = {"migratable": False, "eviction_strategy": "External", "node": "n2"}
+    assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.EXTERNAL
+    vmi["eviction_strategy"] = "LiveMigrate"
+    assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.STALE_MARKER
+    vmi["node"] = "n1"
+    assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.NOT_MIGRATABLE
+    vmi["migratable"] = True
+    assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.MULTIPLE_ACTIVE_PODS
+    everything["pods"] = (SOURCE,)
+    assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.QUOTA
+
+
+class TestStuck:
+    """Older than `stuck.after` and not migrating, or failed too often; it latches."""
+
+    @pytest.mark.parametrize(
+        ("evidence", "causes"),
+        [
+            pytest.param(an_evacuation(age=1800), (), id="just-not-old"),
+            pytest.param(an_evacuation(age=1801), (Cause.AGE,), id="old"),
+            pytest.param(
+                an_evacuation(age=1801, vmi={"migration": a_running_state(start=NOW - 60)},
+                              vmims=(an_attempt(created=NOW - 90, phase="Running"),)),
+                (),
+                id="old-but-migrating-since-in-time",
+            ),
+            pytest.param(
+                an_evacuation(age=4000, vmi={"migration": a_running_state(start=NOW - 60)},
+                              vmims=(an_attempt(created=NOW - 90, phase="Running"),)),
+                (Cause.AGE,),
+                id="a-new-attempt-does-not-clear-it",
+            ),
+            pytest.param(
+                an_evacuation(age=4000, vmi={"migration": a_running_state(start=NOW - 60)},
+                              vmims=(an_attempt(created=NOW - 3990, phase="Running"),)),
+                (Cause.AGE,),
+                id="an-attempt-that-waited-for-too-long-does-not-clear-it-by-starting",
+            ),
+            pytest.param(
+                an_evacuation(age=4000, vmims=(an_attempt(
+                    created=NOW - 3990, scheduled_at=NOW - 3000, phase="PreparingTarget"),)),
+                (),
+                id="handed-off-in-time",
+            ),
+            pytest.param(
+                an_evacuation(age=600, marker={"failed": {f"f{n}": NOW - n for n in range(3)}}),
+                (Cause.FAILURES,),
+                id="three-failures",
+            ),
+            pytest.param(
+                an_evacuation(
+                    age=600,
+                    marker={"failed": {f"f{n}": NOW - n for n in range(3)}},
+                    vmi={"migration": a_running_state()},
+                ),
+                (Cause.FAILURES,),
+                id="three-failures-and-migrating",
+            ),
+            pytest.param(
+                an_evacuation(age=600, marker={"failed": {"f1": NOW, "f2": NOW, "f3": NOW - 601}}),
+                (),
+                id="a-failure-from-before-the-request",
+            ),
+        ],
+    )  # fmt: skip
+    def test_causes(self, evidence: Evidence, causes: tuple[Cause, ...]) -> None:
+        """What it is stuck by, if by anything."""
+        found = diagnosis(evidence)
+        assert found.stuck_by == causes
+        assert found.stuck == bool(causes)
+
+    def test_external_for_a_day(self) -> None:
+        """An External VMI that evacuates for a day is visible and not stuck by default."""
+        evidence = an_evacuation(age=86_400, vmi={"eviction_strategy": "External"})
+        assert not diagnosis(evidence).stuck
+        assert diagnosis(evidence, stuck=StuckPolicy(external=3600.0)).stuck_by == (Cause.AGE,)
+
+    def test_failures_beyond_what_is_kept_by_name(self) -> None:
+        """Twelve times twelve failures are counted, though only the newest are kept by UID."""
+        marker = Marker(node="n1", requested_at=NOW - 100_000)
+        for number in range(144):
+            assert marker.note_failure(f"f{number}", NOW - 90_000 + number * 60)
+            assert not marker.note_failure(f"f{number}", NOW - 90_000 + number * 60)
+        assert len(marker.failed) == FAILURES_KEPT
+        assert not marker.note_failure("f0", NOW - 90_000)
+        assert marker.failed_since_request() == 144
+
+
+class TestSource:
+    """Who asked: the newest attempt's priority decides, then the annotation."""
+
+    @pytest.mark.parametrize(
+        ("priorities", "annotated", "source"),
+        [
+            pytest.param([Priority.SYSTEM_MAINTENANCE], False, Source.DESCHEDULER, id="first"),
+            pytest.param([Priority.SYSTEM_CRITICAL], True, Source.OTHER, id="old-annotation"),
+            pytest.param(
+                [Priority.SYSTEM_CRITICAL, Priority.SYSTEM_MAINTENANCE], False, Source.DESCHEDULER,
+                id="newest-decides",
+            ),
+            pytest.param([None], True, Source.DESCHEDULER, id="annotation"),
+            pytest.param([None], False, Source.UNKNOWN, id="neither"),
+            pytest.param([], False, Source.UNKNOWN, id="before-1.7"),
+        ],
+    )  # fmt: skip
+    def test_source(
+        self,
+        priorities: list[Priority | None],
+        annotated: bool,
+        source: Source,
+    ) -> None:
+        """The source by what is there to tell it."""
+        vmims = tuple(
+            an_attempt(name=f"e{n}", uid=f"e{n}", created=NOW - 100 + n, priority=priority)
+            for n, priority in enumerate(priorities)
+        )
+        evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=vmims)
+        assert diagnosis(evidence).source is source
+
+
+class TestBackoff:
+    """KubeVirt's pause: 20 s doubling with each failure since the last success."""
+
+    @pytest.mark.parametrize(
+        ("failures", "seconds"), [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320)]
+    )
+    def test_doubles(self, failures: int, seconds: float) -> None:
+        """N failures before the newest attempt: 20 s * 2^(n-1) after the last of them."""
+        failed = [a_failed_attempt(n, 10 + 100 * n) for n in range(failures)]
+        found = compute_backoff((*failed, an_attempt(created=NOW)), 20.0)
+        assert found == Backoff(seconds=seconds, next_try=NOW - 10 + seconds)
+
+    @pytest.mark.parametrize(
+        "vmims",
+        [
+            pytest.param((), id="none"),
+            pytest.param((an_attempt(),), id="first-attempt"),
+            pytest.param(
+                (a_failed_attempt(1, 10), an_attempt(phase="Scheduling")), id="not-pending"
+            ),
+            pytest.param(
+                (a_failed_attempt(1, 10, trigger=Trigger.OTHER), an_attempt()),
+                id="users-own-failed",
+            ),
+            pytest.param((a_failed_attempt(1, 10, deleting=True), an_attempt()), id="deleted"),
+            pytest.param(
+                (a_failed_attempt(1, 10, phase="Succeeded"), an_attempt()), id="succeeded-before"
+            ),
+            pytest.param(
+                (a_failed_attempt(1, 10, finished_at=None), an_attempt()), id="unknown-when"
+            ),
+        ],
+    )
+    def test_none(self, vmims: tuple[Vmim, ...]) -> None:
+        """Where nothing failed before a Pending attempt there is no pause."""
+        assert compute_backoff(vmims, 20.0) is None
+
+    def test_a_success_resets_it(self) -> None:
+        """Failures from before the last success do not count."""
+        older = a_failed_attempt(2, 900)
+        success = a_failed_attempt(1, 500, phase="Succeeded")
+        newer = a_failed_attempt(0, 10)
+        found = compute_backoff((older, success, newer, an_attempt(created=NOW)), 20.0)
+        assert found is not None
+        assert found.seconds == 20
+
+    def test_over(self) -> None:
+        """A pause that has passed holds nothing any more."""
+        found = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, 21), an_attempt())))
+        assert (found.backoff, found.state) == (None, State.TARGET_NOT_READY)
+
+
+class TestDivergence:
+    """KubeVirt evacuates, and the descheduler's annotation is not on the pod."""
+
+    @pytest.mark.parametrize(
+        ("since", "annotated", "diverged"),
+        [
+            pytest.param(119.0, False, False, id="not-yet"),
+            pytest.param(120.0, False, True, id="two-minutes"),
+            pytest.param(500.0, True, False, id="annotated"),
+            pytest.param(None, False, False, id="since-unknown"),
+        ],
+    )
+    def test_diverged(self, since: float | None, annotated: bool, diverged: bool) -> None:
+        """Only after two minutes without the annotation."""
+        marker = {"lacking_since": None if since is None else NOW - since}
+        pods = (a_pod(eviction_in_progress=annotated),)
+        assert diagnosis(an_evacuation(marker=marker, pods=pods)).diverged is diverged
+
+    def test_pods_not_seen(self) -> None:
+        """Without pods nothing is said of it."""
+        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), pods_seen=False)
+        assert not diagnosis(evidence).diverged
+
+
+@pytest.mark.parametrize(
+    ("state", "may"),
+    [
+        pytest.param(None, True, id="nothing-runs"),
+        pytest.param(a_running_state(mode="PreCopy"), True, id="pre-copy"),
+        pytest.param(a_running_state(mode="PostCopy"), False, id="post-copy"),
+        pytest.param(a_state(mode="PostCopy"), True, id="post-copy-ended"),
+    ],
+)
+def test_may_cancel(state: Any, may: bool) -> None:
+    """A post-copy migration under way must not be ended."""
+    assert may_cancel(an_evacuation(vmi={"migration": state})) is may

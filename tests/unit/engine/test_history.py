@@ -1,0 +1,290 @@
+"""The history of a VMI's migrations: one record per migration, joined in any order."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.engine.cooldown import decide
+from exporter.engine.history import Ending, History, Migration, join, settle
+from exporter.engine.model import CLOCK_SKEW, Outcome
+from tests.support.builders import (
+    KEEP,
+    NOW,
+    a_history,
+    a_migration,
+    a_policy,
+    a_state,
+    a_vmi,
+    some_evidence,
+)
+
+
+def migrations() -> st.SearchStrategy[Migration]:
+    """What one source may tell of a migration: instants of the last two days, or none."""
+    instants = st.none() | st.integers(-172_800, 400).map(lambda ago: NOW + ago)
+    return st.builds(
+        Migration,
+        start=instants,
+        end=instants,
+        finished_at=instants,
+        outcome=st.sampled_from(Outcome),
+        handed_off=st.booleans(),
+    )
+
+
+def told(*facts: tuple[str, Migration]) -> History:
+    """A history that was told this, in this order."""
+    history = History()
+    for uid, migration in facts:
+        history.put(uid, migration, keep=KEEP)
+    return history
+
+
+FACTS = st.lists(st.tuples(st.sampled_from(["", "m1", "m2", "m3"]), migrations()), max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "joined"),
+    [
+        pytest.param({"start": 5.0}, {"start": 3.0}, {"start": 3.0}, id="earliest-start"),
+        pytest.param({"end": 5.0}, {"end": 8.0}, {"end": 8.0}, id="latest-end"),
+        pytest.param({"end": None}, {"end": 8.0}, {"end": 8.0}, id="end-from-one-source"),
+        pytest.param({"start": 5.0}, {"start": None}, {"start": 5.0}, id="start-from-one-source"),
+        pytest.param(
+            {"finished_at": 4.0}, {"finished_at": 9.0}, {"finished_at": 9.0}, id="latest-phase"
+        ),
+        pytest.param(
+            {"outcome": Outcome.UNKNOWN},
+            {"outcome": Outcome.SUCCEEDED},
+            {"outcome": Outcome.SUCCEEDED},
+            id="succeeded-over-unknown",
+        ),
+        pytest.param(
+            {"outcome": Outcome.FAILED},
+            {"outcome": Outcome.SUCCEEDED},
+            {"outcome": Outcome.FAILED},
+            id="failed-over-succeeded",
+        ),
+        pytest.param(
+            {"handed_off": True}, {"handed_off": False}, {"handed_off": True}, id="handed-off-by-or"
+        ),
+    ],
+)
+def test_records_join_field_by_field(
+    one: dict[str, Any], other: dict[str, Any], joined: dict[str, Any]
+) -> None:
+    """Each field of two records joins by its own rule, whichever comes first."""
+    assert join(Migration(**one), Migration(**other)) == Migration(**joined)
+    assert join(Migration(**other), Migration(**one)) == Migration(**joined)
+
+
+@given(one=migrations(), two=migrations(), three=migrations())
+def test_join_is_a_join(one: Migration, two: Migration, three: Migration) -> None:
+    """Joining is commutative, associative and idempotent."""
+    assert join(one, two) == join(two, one)
+    assert join(join(one, two), three) == join(one, join(two, three))
+    assert join(one, one) == one
+
+
+@given(facts=FACTS, data=st.data())
+def test_order_and_repetition_change_nothing(
+    facts: list[tuple[str, Migration]], data: st.DataObject
+) -> None:
+    """The same facts in any order, any of them repeated, give the same records and verdict."""
+    repeated = data.draw(st.lists(st.sampled_from(facts), max_size=4)) if facts else []
+    shuffled = data.draw(st.permutations(facts + repeated))
+    first, second = told(*facts), told(*shuffled)
+    assert first.records() == second.records()
+    vmi = a_vmi(migration=a_state())
+    verdicts = [
+        decide(some_evidence(vmi=vmi, history=history), a_policy(), NOW)
+        for history in (first, second)
+    ]
+    assert verdicts[0] == verdicts[1]
+
+
+def test_put_tells_whether_it_was_news() -> None:
+    """Only what adds knowledge is news."""
+    history = History()
+    assert history.put("m1", a_migration(start=None), keep=KEEP)
+    assert not history.put("m1", a_migration(start=None), keep=KEEP)
+    assert history.put("m1", a_migration(), keep=KEEP)
+    assert not history.put("m1", Migration(), keep=KEEP)
+    assert len(history) == 1
+
+
+def test_neither_uid_nor_end() -> None:
+    """A record that cannot be told from others is not kept."""
+    history = History()
+    assert not history.put("", Migration(start=NOW, handed_off=True), keep=KEEP)
+    assert len(history) == 0
+
+
+def test_nameless_endings_are_keyed_by_their_second() -> None:
+    """Without a UID two ends of the same second are one migration, of two seconds two."""
+    history = told(
+        ("", a_migration(end=NOW - 60.0)),
+        ("", a_migration(end=NOW - 59.5)),
+        ("", a_migration(end=NOW - 58.0)),
+    )
+    assert [ending.end for ending in history.endings(NOW)] == [NOW - 59.5, NOW - 58.0]
+
+
+@pytest.mark.parametrize("named_handed_off", [True, False], ids=["handed-off", "not-handed-off"])
+def test_nameless_ending_yields_to_any_other_record(*, named_handed_off: bool) -> None:
+    """A record without a UID is ignored on read where another has the same end second."""
+    history = told(
+        ("", a_migration(end=NOW - 60.0)),
+        ("m1", a_migration(end=NOW - 60.0, handed_off=named_handed_off)),
+    )
+    assert len(history) == 2
+    assert len(history.endings(NOW)) == int(named_handed_off)
+
+
+def test_nameless_ending_yields_to_a_failure_that_is_left_out() -> None:
+    """A failure that does not count takes the nameless record of its second with it."""
+    history = told(
+        ("", a_migration(end=NOW - 60.0, outcome=Outcome.UNKNOWN)),
+        ("m1", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),
+    )
+    assert history.endings(NOW, count_failed=False) == []
+    assert len(history.endings(NOW)) == 1
+
+
+@pytest.mark.parametrize(
+    ("migration", "counts"),
+    [
+        pytest.param({}, True, id="succeeded"),
+        pytest.param({"outcome": Outcome.FAILED}, True, id="failed"),
+        pytest.param({"outcome": Outcome.UNKNOWN}, True, id="unknown-outcome"),
+        pytest.param({"handed_off": False}, False, id="not-handed-off"),
+        pytest.param({"end": None}, False, id="running"),
+        pytest.param({"end": None, "finished_at": NOW - 9.0}, True, id="final-phase-alone"),
+        pytest.param({"end": NOW + CLOCK_SKEW}, True, id="a-little-ahead"),
+        pytest.param({"end": NOW + CLOCK_SKEW + 1}, False, id="far-ahead"),
+        pytest.param(
+            {"end": NOW + CLOCK_SKEW + 1, "finished_at": NOW - 9.0}, True, id="far-ahead-but-final"
+        ),
+    ],
+)
+def test_what_is_an_ending(migration: dict[str, Any], *, counts: bool) -> None:
+    """An ending is a handed-off migration with an end that can be used, whatever its outcome."""
+    assert bool(a_history(m1=a_migration(**migration)).endings(NOW)) is counts
+
+
+def test_a_real_end_replaces_the_final_phase() -> None:
+    """The final phase's transition stands in for the end only until a real end is known."""
+    history = a_history(m1=a_migration(end=None, finished_at=NOW - 9.0))
+    assert [ending.end for ending in history.endings(NOW)] == [NOW - 9.0]
+    history.put("m1", a_migration(end=NOW - 11.0), keep=KEEP)
+    assert [ending.end for ending in history.endings(NOW)] == [NOW - 11.0]
+
+
+def test_endings_are_sorted_and_settled() -> None:
+    """Endings come oldest first, and one a little ahead of our clock ends now."""
+    history = a_history(
+        m1=a_migration(end=NOW + 20.0),
+        m2=a_migration(end=NOW - 90.0),
+        m3=a_migration(end=NOW - 30.0),
+    )
+    assert [ending.end for ending in history.endings(NOW)] == [NOW - 90.0, NOW - 30.0, NOW]
+
+
+@pytest.mark.parametrize(
+    ("start", "duration"),
+    [
+        pytest.param(NOW - 100.0, 40.0, id="known"),
+        pytest.param(None, 0.0, id="unknown-start"),
+        pytest.param(NOW - 10.0, 0.0, id="end-before-start"),
+    ],
+)
+def test_duration(start: float | None, duration: float) -> None:
+    """A duration is end minus start, 0 where the start is unknown or later."""
+    assert Ending(end=NOW - 60.0, written_end=NOW - 60.0, start=start).duration == duration
+
+
+@pytest.mark.parametrize(
+    ("end", "settled"),
+    [
+        pytest.param(None, None, id="none"),
+        pytest.param(NOW - 1.0, NOW - 1.0, id="past"),
+        pytest.param(NOW, NOW, id="now"),
+        pytest.param(NOW + 1.0, NOW, id="a-little-ahead"),
+        pytest.param(NOW + 300.0, NOW, id="five-minutes-ahead"),
+        pytest.param(NOW + 300.001, None, id="further-ahead"),
+    ],
+)
+def test_settle(end: float | None, settled: float | None) -> None:
+    """An end up to five minutes ahead is now; further ahead it is no end."""
+    assert settle(end, NOW) == settled
+
+
+@given(facts=st.lists(st.tuples(st.integers(0, 60), migrations()), max_size=40))
+def test_the_newest_endings_are_kept(facts: list[tuple[int, Migration]]) -> None:
+    """Whatever is forgotten, the newest `keep` endings are not, failures left out or not."""
+    keep = 4
+    bounded, whole = History(), History()
+    for number, migration in facts:
+        bounded.put(f"m{number}-{len(whole)}", migration, keep=keep)
+        whole.put(f"m{number}-{len(whole)}", migration, keep=1_000)
+    assert len(bounded) <= 3 * keep
+    for count_failed in (True, False):
+        ends = [
+            sorted(
+                (known.end, known.outcome)
+                for known in history.endings(NOW, count_failed=count_failed)
+            )
+            for history in (bounded, whole)
+        ]
+        handed_off_only = all(migration.handed_off for _, migration in facts)
+        if handed_off_only:
+            assert ends[0][-keep:] == ends[1][-keep:]
+
+
+def test_failures_push_out_no_success() -> None:
+    """However many failures follow, a policy that leaves them out finds the successes."""
+    history = History()
+    history.put("won", a_migration(end=NOW - 9_000.0), keep=2)
+    for number in range(9):
+        failure = a_migration(end=NOW - 100.0 + number, outcome=Outcome.FAILED)
+        history.put(f"lost-{number}", failure, keep=2)
+    assert [ending.end for ending in history.endings(NOW, count_failed=False)] == [NOW - 9_000.0]
+    assert [ending.end for ending in history.endings(NOW)][-2:] == [NOW - 93.0, NOW - 92.0]
+
+
+def test_open_records_are_bounded_too() -> None:
+    """Of migrations whose end never comes the ones told of last are kept."""
+    history = History()
+    for number in range(5):
+        history.put(f"m{number}", Migration(start=NOW, handed_off=True), keep=2)
+    assert sorted(history.records()) == ["m3", "m4"]
+
+
+@pytest.mark.parametrize(
+    ("uid", "end", "outcome"),
+    [
+        pytest.param("m1", None, Outcome.FAILED, id="by-uid"),
+        pytest.param("", NOW - 60.0, Outcome.SUCCEEDED, id="by-end"),
+        pytest.param("m9", NOW - 60.0, Outcome.UNKNOWN, id="no-such-uid"),
+        pytest.param("", None, Outcome.UNKNOWN, id="neither"),
+    ],
+)
+def test_outcome(uid: str, end: float | None, outcome: Outcome) -> None:
+    """The outcome of a migration is what any source told of it."""
+    history = told(
+        ("m1", a_migration(outcome=Outcome.FAILED)),
+        ("m1", a_migration(outcome=Outcome.UNKNOWN)),
+        ("", a_migration(end=NOW - 60.0)),
+    )
+    assert history.outcome(uid, end) is outcome
+
+
+def test_reads_never_change_it() -> None:
+    """Reading, and changing what was read, leaves the history as it was."""
+    history = a_history(m1=a_migration())
+    history.records().clear()
+    history.endings(NOW).clear()
+    assert list(history.records()) == ["m1"]
+    assert len(history.endings(NOW)) == 1

@@ -1,0 +1,871 @@
+"""The facts of the watched cluster: who belongs to whom, and what is forgotten when."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from exporter.engine.cooldown import decide
+from exporter.engine.diagnosis import RUNNING_PHASES
+from exporter.engine.evidence import Evidence
+from exporter.engine.history import Migration
+from exporter.engine.model import (
+    CLUSTER_RESOURCES,
+    Checkpoint,
+    Fact,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Pod,
+    Resource,
+    Verdict,
+    Vmi,
+    Vmim,
+)
+from exporter.engine.store import WAITING_LIMIT, Store
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_store,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
+
+
+OLD = NOW - 86_400.0
+"""When `a_vmi` was created."""
+
+
+def seen(store: Store, name: str = NAME) -> Evidence:
+    """What is known of the VMI, which must be known."""
+    evidence = store.evidence(NAMESPACE, name)
+    assert evidence is not None
+    return evidence
+
+
+def records(store: Store) -> dict[str, Migration]:
+    """The VMI's records."""
+    return seen(store).history.records()
+
+
+# --- VMIs
+
+
+def test_a_vmi_comes_changes_and_goes() -> None:
+    """What a VMI says last is known of it until it is deleted."""
+    store = a_store(a_vmi(), a_vmi(node="n2"))
+    assert seen(store).vmi.node == "n2"
+    assert len(store) == 1
+    assert [evidence.vmi.node for evidence in store.all_evidence()] == ["n2"]
+    store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
+    assert store.evidence(NAMESPACE, NAME) is None
+    assert len(store) == 0
+
+
+def test_history_goes_with_the_vmi() -> None:
+    """A deleted VMI takes its history with it, even if its UID came back."""
+    store = a_store(a_vmi(migration=a_state()))
+    assert list(records(store)) == ["m1"]
+    store.remove(Resource.VMIS, NAMESPACE, NAME)
+    store.put(a_vmi())
+    assert records(store) == {}
+
+
+def test_history_outlives_the_state() -> None:
+    """A hand-off empties the struct, and the ending before it stays a record."""
+    store = a_store(a_vmi(migration=a_state()), a_vmi(migration=MigrationState(uid="m2")))
+    assert sorted(records(store)) == ["m1", "m2"]
+
+
+def test_a_vmi_recreated_starts_clean() -> None:
+    """Another UID under the same name is another VMI, its deletion seen or not."""
+    store = a_store(a_vmi(migration=a_state()), a_vmi(uid="new", created=NOW))
+    assert records(store) == {}
+    assert seen(store).vmi.uid == "new"
+
+
+@pytest.mark.parametrize("resource", [Resource.VMIS, Resource.VMIMS, Resource.PODS], ids=str)
+def test_a_late_deletion_of_another_uid(resource: Resource) -> None:
+    """The deletion of an object that has been replaced already deletes nothing."""
+    store = a_store(a_vmi(), a_vmim(), a_pod())
+    names = {Resource.VMIS: NAME, Resource.VMIMS: "mig-1", Resource.PODS: "virt-launcher-db1-x"}
+    before = seen(store)
+    store.remove(resource, NAMESPACE, names[resource], "another-uid")
+    store.remove(resource, NAMESPACE, "no-such-name")
+    assert seen(store) == before
+
+
+# --- VMIMs
+
+
+@pytest.mark.parametrize(
+    ("created", "born", "belongs"),
+    [
+        pytest.param(OLD + 1, OLD, True, id="younger"),
+        pytest.param(OLD, OLD, True, id="of-the-same-second"),
+        pytest.param(OLD - 1, OLD, False, id="older"),
+        pytest.param(None, OLD, True, id="vmim-without-creation"),
+        pytest.param(OLD, None, True, id="vmi-without-creation"),
+    ],
+)
+@pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmim-first"])
+def test_belonging_by_creation(
+    created: float | None, born: float | None, *, belongs: bool, vmi_first: bool
+) -> None:
+    """A VMIM belongs to the VMI that it names unless it was created before it."""
+    facts = [a_vmi(created=born), an_ended_vmim(created=created)]
+    store = a_store(*(facts if vmi_first else reversed(facts)))
+    assert list(records(store)) == (["m1"] if belongs else [])
+    assert bool(seen(store).vmims) is belongs
+
+
+@pytest.mark.parametrize(
+    "vmi",
+    [
+        pytest.param(a_vmi(migration=a_state(uid="m1")), id="its-own-state"),
+        pytest.param(a_vmi(migration=a_state(uid="m9"), other_uids=("m1",)), id="one-half"),
+    ],
+)
+@pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmim-first"])
+def test_belonging_by_proof(vmi: Vmi, *, vmi_first: bool) -> None:
+    """A VMIM whose UID the VMI's state has named is its own, whenever it was created."""
+    facts = [vmi, an_ended_vmim(created=OLD - 50.0, start=OLD)]
+    store = a_store(*(facts if vmi_first else reversed(facts)))
+    assert records(store)["m1"].start == OLD
+    store.put(replace(vmi, migration=MigrationState(uid="m10"), other_uids=()))
+    store.put(an_ended_vmim(created=OLD - 50.0, start=OLD - 9.0))
+    assert records(store)["m1"].start == OLD - 9.0
+
+
+def test_proof_comes_later() -> None:
+    """A VMIM older than the VMI is none of its own until the VMI's state names it."""
+    store = a_store(a_vmi(), an_ended_vmim(created=OLD - 50.0))
+    assert seen(store).vmims == ()
+    store.put(a_vmi(migration=MigrationState(uid="m1")))
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
+    assert records(store)["m1"].end == NOW - 600.0
+
+
+def test_proofs_are_bounded() -> None:
+    """Of a VMI that migrates for ever only the latest migration UIDs are remembered."""
+    store = a_store(*(a_vmi(migration=MigrationState(uid=f"m{n}")) for n in range(9)), keep=2)
+    old, new = (an_ended_vmim(name=uid, uid=uid, created=OLD - 1.0) for uid in ("m6", "m7"))
+    store.put(old)
+    store.put(new)
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m7"]
+
+
+def test_a_vmim_of_another_name_or_namespace() -> None:
+    """A VMIM belongs to the VMI of its own namespace and of the name that it names."""
+    store = a_store(
+        a_vmi(),
+        a_vmim(name="a", vmi_name="db2"),
+        a_vmim(name="b", namespace="elsewhere"),
+    )
+    assert seen(store).vmims == ()
+
+
+def test_an_attempt_that_failed_before_its_hand_off() -> None:
+    """What never was handed off is no record."""
+    failed = a_vmim(phase="Failed", finished=True, finished_at=NOW, outcome=Outcome.FAILED)
+    store = a_store(a_vmi(), failed)
+    assert records(store) == {}
+    assert seen(store).vmims == (failed,)
+
+
+def test_a_deleted_vmim() -> None:
+    """Deleting a VMIM ends its pendingness and removes no record."""
+    store = a_store(a_vmi(), an_ended_vmim(), a_vmim(name="mig-2", uid="m2"))
+    assert seen(store).unfinished() is not None
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-2", "m2")
+    assert seen(store).unfinished() is None
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert seen(store).vmims == ()
+    assert list(records(store)) == ["m1"]
+
+
+def test_a_vmim_recreated_under_its_name() -> None:
+    """Another UID under a VMIM's name is another VMIM."""
+    store = a_store(a_vmi(), an_ended_vmim(), an_ended_vmim(uid="m2", end=NOW - 60.0))
+    assert sorted(records(store)) == ["m1", "m2"]
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m2"]
+
+
+def test_vmims_that_may_not_be_seen() -> None:
+    """Without permission to see VMIMs nothing is pending, and the history is the VMI's own."""
+    store = a_store(a_vmi(migration=a_state()), a_vmim(uid="m2"))
+    store.vmims_seen = False
+    assert seen(store).vmims == ()
+    assert not seen(store).vmims_seen
+
+
+def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
+    """What a VMIM told before its VMI was seen is not lost when it is deleted."""
+    store = a_store(an_ended_vmim())
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi())
+    assert list(records(store)) == ["m1"]
+    assert seen(store).vmims == ()
+
+
+def test_a_deleted_vmim_is_proven_later() -> None:
+    """What a deleted VMIM told waits for the proof that it was this VMI's."""
+    store = a_store(an_ended_vmim(created=OLD - 50.0))
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi())
+    assert records(store) == {}
+    store.put(a_vmi(migration=MigrationState(uid="m1")))
+    assert records(store)["m1"].end == NOW - 600.0
+
+
+def test_a_deleted_vmim_is_the_next_ones() -> None:
+    """What a deleted VMIM told waits for the VMI whose news comes late."""
+    store = a_store(a_vmi(), an_ended_vmim(created=NOW - 700.0))
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi(migration=MigrationState(uid="m0")))
+    store.put(a_vmi(uid="new", created=NOW - 800.0))
+    assert list(records(store)) == ["m1"]
+
+
+def test_a_deleted_vmim_that_had_nothing_to_tell() -> None:
+    """A VMIM that was deleted before its hand-off leaves nothing behind."""
+    store = a_store(a_vmim())
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi())
+    assert records(store) == {}
+
+
+def test_what_waits_is_bounded() -> None:
+    """Deleted VMIMs wait for their VMI within a bound, per VMI and in all."""
+    store = a_store(keep=2)
+    for number in range(4):
+        store.put(an_ended_vmim(name=f"mig-{number}", uid=f"m{number}"))
+        store.remove(Resource.VMIMS, NAMESPACE, f"mig-{number}")
+    for number in range(WAITING_LIMIT - 1):
+        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
+        store.remove(Resource.VMIMS, NAMESPACE, "mig")
+    store.put(a_vmi())
+    assert sorted(records(store)) == ["m2", "m3"]
+    for number in (WAITING_LIMIT, WAITING_LIMIT + 1):
+        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
+        store.remove(Resource.VMIMS, NAMESPACE, "mig")
+    store.put(a_vmi(name="vm-1", uid="1"))
+    store.put(a_vmi(name="vm-2", uid="2"))
+    assert len(seen(store, "vm-1").history) == 0
+    assert len(seen(store, "vm-2").history) == 1
+
+
+def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
+    """A VMIM that came before the news of its VMI leaves the one that had its name before."""
+    store = a_store(a_vmi(), a_vmim(created=NOW - 10.0, handed_off=True, phase="Scheduled"))
+    store.put(a_vmim(created=NOW - 10.0, handed_off=True, phase="Running"))
+    assert seen(store).vmims != ()
+    store.put(a_vmi(uid="new", created=NOW - 20.0))
+    assert [vmim.phase for vmim in seen(store).vmims] == ["Running"]
+    assert list(records(store)) == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("created", "born"),
+    [
+        pytest.param(NOW - 30.0, NOW - 20.0, id="older-than-the-new-one"),
+        pytest.param(NOW - 20.0, NOW - 20.0, id="finished-of-the-same-second"),
+        pytest.param(None, NOW - 20.0, id="no-creation"),
+        pytest.param(NOW - 10.0, None, id="vmi-without-creation"),
+    ],
+)
+def test_a_vmim_stays_bound(created: float | None, born: float | None) -> None:
+    """Bound once, a VMIM does not go over to a VMI that is not clearly older than it."""
+    store = a_store(a_vmi(), an_ended_vmim(created=created), a_vmi(uid="new", created=born))
+    assert seen(store).vmims == ()
+    assert records(store) == {}
+
+
+def test_an_unfinished_vmim_of_the_same_second_moves() -> None:
+    """What is as old as the new VMI and goes on cannot be the old one's, which has gone."""
+    store = a_store(a_vmi(), a_vmim(created=NOW - 20.0), a_vmi(uid="new", created=NOW - 20.0))
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
+
+
+def test_a_proven_vmim_stays_bound() -> None:
+    """Proof outweighs creations."""
+    store = a_store(a_vmi(migration=MigrationState(uid="m1")), a_vmim(created=NOW - 10.0))
+    store.put(a_vmi(uid="new", created=NOW - 20.0))
+    assert seen(store).vmims == ()
+
+
+# --- pods
+
+
+@pytest.mark.parametrize(
+    ("pods", "current"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param([a_pod()], "virt-launcher-db1-x", id="one"),
+        pytest.param([a_pod(vmi_uid="another")], None, id="of-another-vmi"),
+        pytest.param([a_pod(node="n2")], None, id="on-another-node"),
+        pytest.param(
+            [a_pod(name="b", created=NOW), a_pod(name="c", created=NOW - 9.0)], "b", id="newest"
+        ),
+        pytest.param([a_pod(name="b", created=None), a_pod(name="c")], "c", id="unknown-creation"),
+        pytest.param(
+            [a_pod(name="b"), a_pod(name="c", phase="Succeeded")], "b", id="running-before-ended"
+        ),
+        pytest.param([a_pod(name="b"), a_pod(name="c")], "c", id="by-name-at-last"),
+    ],
+)
+def test_the_current_launcher(pods: list[Pod], current: str | None) -> None:
+    """The current launcher is the newest pod of the VMI on the VMI's node."""
+    for order in (pods, pods[::-1]):
+        launcher = seen(a_store(a_vmi(), *order)).launcher
+        assert (launcher and launcher.name) == current
+
+
+def test_pods_change_and_go() -> None:
+    """A pod that changes, changes its VMI or goes is known so."""
+    store = a_store(a_vmi(), a_pod(), a_pod())
+    store.put(a_pod(eviction_in_progress=True))
+    launcher = seen(store).launcher
+    assert launcher is not None
+    assert launcher.eviction_in_progress
+    store.put(a_pod(name="other"))
+    store.put(a_pod(name="other", vmi_uid="another"))
+    store.put(a_pod(vmi_uid="another"))
+    assert seen(store).launcher is None
+    store.put(a_pod())
+    store.remove(Resource.PODS, NAMESPACE, "virt-launcher-db1-x", "uid-of-pod")
+    assert seen(store).launcher is None
+
+
+def test_pods_that_may_not_be_seen() -> None:
+    """Without permission to see pods, and of a VMI that is on no node, there is no launcher."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", node=""), a_pod(vmi_uid="2", node=""))
+    assert seen(store, "db2").launcher is None
+    store.put(a_pod())
+    store.pods_seen = False
+    assert seen(store).launcher is None
+
+
+# --- limits and lists
+
+
+def test_objects_are_counted() -> None:
+    """It is known how many objects of each resource are held."""
+    store = a_store()
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0, 0, 0, 0]
+    for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), MigrationLimits()):
+        store.put(fact)
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1]
+
+
+def test_limits() -> None:
+    """The CR's limits are known while it is there."""
+    store = a_store(MigrationLimits(3, 1))
+    assert store.limits == MigrationLimits(3, 1)
+    store.retain(Resource.KUBEVIRTS, {("kubevirt", "kubevirt")}, None)
+    assert store.limits == MigrationLimits(3, 1)
+    store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
+    assert store.limits is None
+    store.put(MigrationLimits(3, 1))
+    assert store.retain(Resource.KUBEVIRTS, set(), None) == 0
+    assert store.limits is None
+
+
+def test_limits_told_again_change_nothing() -> None:
+    """Each relist tells them: no answer differs, so that nobody is woken."""
+    store = a_store(MigrationLimits(3, 1))
+    revision = store.revision
+    store.put(MigrationLimits(3, 1))
+    assert store.revision == revision
+    store.put(MigrationLimits(3, 2))
+    assert (store.limits, store.revision) == (MigrationLimits(3, 2), revision + 1)
+
+
+def test_vmis_are_counted_by_node() -> None:
+    """It is known how many VMIs each node has, and no node is named that has none."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
+    assert store.nodes == {"n1": 2, "n2": 1}
+    store.put(a_vmi(name="db3", uid="3", node="n1"))
+    store.put(a_vmi(name="db2", uid="new", node="n3"))
+    assert dict(store.nodes) == {"n1": 2, "n3": 1}
+    for name in (NAME, "db2", "db3"):
+        store.remove(Resource.VMIS, NAMESPACE, name)
+    assert dict(store.nodes) == {}
+
+
+PHASES = ("", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                lambda i, phase: a_vmim(name=f"mig-{i}", uid=f"m{i}", phase=phase),
+                st.integers(1, 3),
+                st.sampled_from(PHASES),
+            ),
+            st.builds(
+                lambda name, uid: a_pod(name=name, migration_uid=uid),
+                st.sampled_from(("a", "b")),
+                st.sampled_from(("", "m1", "m2")),
+            ),
+            st.sampled_from([(Resource.VMIMS, f"mig-{i}") for i in (1, 2, 3)]),
+            st.sampled_from([(Resource.PODS, name) for name in ("a", "b")]),
+        ),
+        max_size=20,
+    )
+)
+def test_the_load_is_that_of_all_that_is_there(
+    news: list[Vmim | Pod | tuple[Resource, str]],
+) -> None:
+    """As KubeVirt counts: phases that run, and Pending where a pod is the migration's target."""
+    store = a_store(a_vmi(), MigrationLimits())
+    there: dict[str, Vmim | Pod] = {}
+    for one in news:
+        if isinstance(one, tuple):
+            store.remove(one[0], NAMESPACE, one[1])
+            there.pop(one[1], None)
+        else:
+            store.put(one)
+            there[one.name] = one
+    targets = {pod.migration_uid for pod in there.values() if isinstance(pod, Pod)}
+    running = sum(
+        vmim.phase in RUNNING_PHASES or (vmim.phase == "Pending" and vmim.uid in targets)
+        for vmim in there.values()
+        if isinstance(vmim, Vmim)
+    )
+    load = store.load()
+
+    assert load is not None
+    assert (load.running, load.outbound.get("n1", 0)) == (running, running)
+
+
+@pytest.mark.parametrize("namespace", [None, NAMESPACE], ids=["all", "one-namespace"])
+def test_a_list_replaces(namespace: str | None) -> None:
+    """What a whole list of a namespace lacks is gone; other namespaces are untouched by it."""
+    store = a_store(
+        *(
+            fact
+            for where in (NAMESPACE, "elsewhere")
+            for fact in (
+                a_vmi(namespace=where),
+                a_vmi(namespace=where, name="db2", uid="2"),
+                a_vmim(namespace=where),
+                a_pod(namespace=where, vmi_uid="2"),
+            )
+        )
+    )
+    kept = {(NAMESPACE, NAME)} | ({("elsewhere", NAME)} if namespace is None else set())
+    gone = 1 if namespace else 2
+    assert store.retain(Resource.VMIS, kept, namespace) == gone
+    assert store.retain(Resource.VMIMS, set(), namespace) == gone
+    assert store.retain(Resource.PODS, set(), namespace) == gone
+    assert len(store) == (3 if namespace else 2)
+    assert seen(store).vmims == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "changes"),
+    [
+        pytest.param(lambda store: store.put(a_vmi()), False, id="same-vmi"),
+        pytest.param(lambda store: store.put(a_vmim()), False, id="same-vmim"),
+        pytest.param(lambda store: store.put(a_pod()), False, id="same-pod"),
+        pytest.param(
+            lambda store: store.remove(Resource.VMIS, NAMESPACE, "none"), False, id="no-such-vmi"
+        ),
+        pytest.param(lambda store: store.put(a_vmi(node="n2")), True, id="vmi"),
+        pytest.param(lambda store: store.put(a_vmim(phase="Scheduled")), True, id="vmim"),
+        pytest.param(lambda store: store.put(a_pod(phase="Failed")), True, id="pod"),
+        pytest.param(
+            lambda store: store.remove(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-gone"
+        ),
+        pytest.param(
+            lambda store: store.remove(Resource.VMIMS, NAMESPACE, "mig-1"), True, id="vmim-gone"
+        ),
+        pytest.param(
+            lambda store: store.remove(Resource.PODS, NAMESPACE, "virt-launcher-db1-x"),
+            True,
+            id="pod-gone",
+        ),
+    ],
+)
+def test_revision(change: Callable[[Store], None], *, changes: bool) -> None:
+    """The revision grows with every change that could change an answer, and with no other."""
+    store = a_store(a_vmi(), a_vmim(), a_pod())
+    before = store.revision
+    change(store)
+    assert (store.revision > before) is changes
+
+
+def test_a_whole_migration() -> None:
+    """From waiting to the end the VMI is blocked without a gap, and its cooldown runs after."""
+    store = a_store(a_vmi(migration=a_state(uid="m0", end=NOW - 5_000.0, start=NOW - 5_060.0)))
+
+    def reason() -> str:
+        return decide(seen(store), a_policy(), NOW).reason or ""
+
+    story: list[tuple[Fact, str]] = [
+        (a_vmim(), "migration_in_progress"),
+        (a_vmim(phase="Scheduled", handed_off=True), "migration_in_progress"),
+        (a_vmi(migration=MigrationState(uid="m1")), "migration_in_progress"),
+        (a_vmi(migration=a_running_state()), "migration_in_progress"),
+        (a_vmi(migration=a_state(end=NOW - 1.0), node="n2"), "migration_in_progress"),
+        (an_ended_vmim(end=None, start=None, created=NOW - 120.0), "cooldown"),
+        (an_ended_vmim(end=NOW - 1.0, created=NOW - 120.0), "cooldown"),
+    ]
+    assert reason() == ""
+    for fact, expected in story:
+        store.put(fact)
+        assert reason() == expected
+    assert len(seen(store).history) == 2
+
+
+# --- any order that a cluster can produce
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A deletion."""
+
+    resource: Resource
+    name: str
+    uid: str
+
+
+News: TypeAlias = Vmi | Vmim | Gone
+
+
+@dataclass
+class Cluster:
+    """One VM's life as KubeVirt writes it (`kubevirt.md` 1.1, 3.1), told in order."""
+
+    now: float = NOW - 40_000.0
+    born: int = 0
+    attempts: int = 0
+    vmi: Vmi = field(default_factory=a_vmi)
+    vmims: dict[str, Vmim] = field(default_factory=dict)
+    news: list[News] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.give_birth()
+
+    def give_birth(self) -> None:
+        """The VMI is created."""
+        self.born += 1
+        self.say(Vmi(namespace=NAMESPACE, name=NAME, uid=f"u{self.born}", created=self.now))
+
+    def say(self, fact: Vmi | Vmim) -> None:
+        """An object is written so."""
+        self.news.append(fact)
+        if isinstance(fact, Vmi):
+            self.vmi = fact
+        else:
+            self.vmims[fact.name] = fact
+        self.now += 7.0
+
+    def change(self, vmim: Vmim, **changes: object) -> Vmim:
+        """A VMIM is written again."""
+        changed = replace(vmim, **changes)
+        self.say(changed)
+        return changed
+
+    def unfinished(self) -> Vmim | None:
+        """The VMIM that has not ended."""
+        return next((vmim for vmim in self.vmims.values() if not vmim.finished), None)
+
+    def attempt(self) -> Vmim:
+        """The unfinished VMIM, or a new one: there is never more than one."""
+        if (vmim := self.unfinished()) is not None:
+            return vmim
+        self.attempts += 1
+        number = self.attempts
+        self.say(a_vmim(name=f"mig-{number}", uid=f"m{number}", created=self.now))
+        return self.vmims[f"mig-{number}"]
+
+    def hand_off(self) -> Vmim:
+        """The VMI's struct is replaced by an empty one."""
+        vmim = self.attempt()
+        if not vmim.handed_off:
+            vmim = self.change(vmim, phase="Scheduled", handed_off=True)
+            self.say(replace(self.vmi, migration=MigrationState(uid=vmim.uid)))
+        return vmim
+
+    def start(self) -> tuple[Vmim, float]:
+        """The migration runs; since when."""
+        vmim, state = self.hand_off(), self.vmi.migration
+        assert state is not None
+        if state.start is None:
+            state = replace(state, start=self.now)
+            self.say(replace(self.vmi, migration=state))
+            vmim = self.change(vmim, phase="Running")
+        assert state.start is not None
+        return vmim, state.start
+
+    def succeed(self) -> None:
+        """The end is written before `completed`, and the VMIM copies the state at last."""
+        vmim, start = self.start()
+        end = self.now
+        state = MigrationState(uid=vmim.uid, start=start, ended=True, end=end)
+        self.say(replace(self.vmi, migration=state, node=f"n{self.attempts}"))
+        self.finish(vmim, replace(state, outcome=Outcome.SUCCEEDED), "Succeeded")
+
+    def fail(self) -> None:
+        """The end is written with the failure."""
+        vmim, start = self.start()
+        state = MigrationState(
+            uid=vmim.uid, start=start, ended=True, end=self.now, outcome=Outcome.FAILED
+        )
+        self.finish(vmim, state, "Failed")
+
+    def fail_unstarted(self) -> None:
+        """The target pod is gone before the start: start and end are the same second."""
+        vmim = self.hand_off()
+        if self.vmi.migration == MigrationState(uid=vmim.uid):
+            state = MigrationState(
+                uid=vmim.uid, start=self.now, ended=True, end=self.now, outcome=Outcome.FAILED
+            )
+            self.finish(vmim, state, "Failed")
+
+    def finish(self, vmim: Vmim, state: MigrationState, phase: str) -> None:
+        """The VMI tells its last, then the VMIM is final, then it copies the state."""
+        self.say(replace(self.vmi, migration=state))
+        vmim = self.change(
+            vmim, phase=phase, finished=True, finished_at=self.now, outcome=state.outcome
+        )
+        self.change(vmim, start=state.start, end=state.end)
+
+    def fail_early(self) -> None:
+        """Failed before hand-off: the VMI does not hear of it."""
+        vmim = self.attempt()
+        if not vmim.handed_off:
+            self.change(
+                vmim, phase="Failed", finished=True, finished_at=self.now, outcome=Outcome.FAILED
+            )
+
+    def become_a_zombie(self) -> None:
+        """The VMIM fails after hand-off and the VMI's struct stays empty."""
+        vmim = self.hand_off()
+        if self.vmi.migration == MigrationState(uid=vmim.uid):
+            self.change(
+                vmim, phase="Failed", finished=True, finished_at=self.now, outcome=Outcome.FAILED
+            )
+
+    def give_up(self) -> None:
+        """The unfinished VMIM is deleted."""
+        if (vmim := self.unfinished()) is not None:
+            self.delete(vmim)
+
+    def collect(self) -> None:
+        """The oldest finished VMIM is garbage."""
+        finished = (vmim for vmim in self.vmims.values() if vmim.finished)
+        if (vmim := next(finished, None)) is not None:
+            self.delete(vmim)
+
+    def delete(self, vmim: Vmim) -> None:
+        """A VMIM is deleted."""
+        del self.vmims[vmim.name]
+        self.news.append(Gone(Resource.VMIMS, vmim.name, vmim.uid))
+        self.now += 3.0
+
+    def recreate(self) -> None:
+        """The VM is started anew under its name; what the old one left unfinished is deleted."""
+        self.news.append(Gone(Resource.VMIS, NAME, self.vmi.uid))
+        self.now += 2.0
+        left = self.unfinished()
+        self.give_birth()
+        if left is not None:
+            failed = self.change(left, phase="Failed", finished=True, finished_at=self.now)
+            self.delete(failed)
+
+
+STEPS: dict[str, Callable[[Cluster], object]] = {
+    "succeed": Cluster.succeed,
+    "fail": Cluster.fail,
+    "fail unstarted": Cluster.fail_unstarted,
+    "fail early": Cluster.fail_early,
+    "zombie": Cluster.become_a_zombie,
+    "wait": Cluster.attempt,
+    "hand off": Cluster.hand_off,
+    "start": Cluster.start,
+    "give up": Cluster.give_up,
+    "recreate": Cluster.recreate,
+    "collect": Cluster.collect,
+}
+RNGS = st.integers(0, 2**32).map(random.Random)
+LOSSLESS = sorted(STEPS.keys() - {"collect"})
+"""Without garbage collection the final objects tell everything that counts."""
+
+
+def lived(steps: list[str]) -> Cluster:
+    """A cluster in which this has happened."""
+    cluster = Cluster()
+    for step in steps:
+        STEPS[step](cluster)
+    return cluster
+
+
+def tell(store: Store, news: News) -> None:
+    """One event of a watch."""
+    if isinstance(news, Gone):
+        store.remove(news.resource, NAMESPACE, news.name, news.uid)
+    else:
+        store.put(news)
+
+
+class Stream:
+    """The watch of one resource, as far as it has been read."""
+
+    def __init__(self, resource: Resource, news: list[News], rng: random.Random) -> None:
+        self.resource = resource
+        self.news = news
+        self.rng = rng
+        self.read = 0
+
+    def step(self, store: Store, *, lossy: bool) -> None:
+        """Read an event; or read some again, list, or miss some and list."""
+        match self.rng.randrange(8):
+            case 0:
+                self.read_again(store)
+            case 1:
+                self.relist(store)
+            case 2 if lossy:
+                self.read = min(len(self.news), self.read + self.rng.randint(1, 6))
+                self.relist(store)
+            case _ if self.read < len(self.news):
+                tell(store, self.news[self.read])
+                self.read += 1
+            case _:
+                pass
+
+    def read_again(self, store: Store) -> None:
+        """The last events again, though none from before a deletion."""
+        again: list[News] = []
+        for news in reversed(self.news[max(0, self.read - self.rng.randint(0, 4)) : self.read]):
+            if isinstance(news, Gone):
+                break
+            again.append(news)
+        for news in reversed(again):
+            tell(store, news)
+
+    def relist(self, store: Store) -> None:
+        """A whole list of what is there after the events read so far."""
+        there: dict[str, Vmi | Vmim] = {}
+        for news in self.news[: self.read]:
+            if isinstance(news, Gone):
+                there.pop(news.name, None)
+            else:
+                there[news.name] = news
+        listed = list(there.values())
+        self.rng.shuffle(listed)
+        for fact in listed:
+            store.put(fact)
+        store.retain(self.resource, {(NAMESPACE, name) for name in there}, None)
+
+
+def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> Store:
+    """A store whose two watches ran at their own pace, until both had read everything."""
+    store = a_store()
+    vmis: list[News] = []
+    vmims: list[News] = []
+    for news in cluster.news:
+        is_vmi = isinstance(news, Vmi) or (isinstance(news, Gone) and news.name == NAME)
+        (vmis if is_vmi else vmims).append(news)
+    streams = [Stream(Resource.VMIS, vmis, rng), Stream(Resource.VMIMS, vmims, rng)]
+    while any(stream.read < len(stream.news) for stream in streams):
+        rng.choice(streams).step(store, lossy=lossy)
+        if rng.randrange(10) == 0:
+            rng.shuffle(streams)
+            for _ in range(rng.randrange(12)):
+                streams[0].step(store, lossy=lossy)
+    return store
+
+
+def verdicts_of(store: Store, cluster: Cluster) -> list[Verdict]:
+    """What is answered after this, under several policies and at several instants."""
+    return [
+        decide(seen(store), policy, cluster.now + later, checkpoint=checkpoint)
+        for policy in (
+            a_policy(),
+            a_policy(count_failed_migrations=False),
+            a_policy(guard_pending_migrations=False, migration_history_window=120.0),
+        )
+        for later in (0.0, 60.0, 1_000.0)
+        for checkpoint in Checkpoint
+    ]
+
+
+@given(
+    steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14),
+    rng=RNGS,
+)
+def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -> None:
+    """However two watches interleave, repeat and relist, it ends in the same verdicts."""
+    cluster = lived(steps)
+    in_order = a_store()
+    for news in cluster.news:
+        tell(in_order, news)
+    store = watched(cluster, rng, lossy=False)
+    assert verdicts_of(store, cluster) == verdicts_of(in_order, cluster)
+    assert seen(store).history.endings(cluster.now) == seen(in_order).history.endings(cluster.now)
+
+
+@given(steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14), rng=RNGS)
+def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.Random) -> None:
+    """What a store keeps for the next caller is dropped by whatever changes it."""
+    cluster = lived(steps)
+    asked, unasked = a_store(), a_store()
+    pods = [a_pod(vmi_uid=cluster.vmi.uid, eviction_in_progress=on) for on in (True, False)]
+    for news in cluster.news:
+        for store in (asked, unasked):
+            tell(store, news)
+        if rng.randrange(3) == 0:
+            sight, pod = rng.choice((True, False)), rng.choice(pods)
+            for store in (asked, unasked):
+                store.vmims_seen = sight
+                store.put(pod)
+        if asked.evidence(NAMESPACE, NAME) is not None:
+            verdicts_of(asked, cluster)
+    if asked.evidence(NAMESPACE, NAME) is not None:
+        kept, fresh = seen(asked), seen(unasked)
+        assert verdicts_of(asked, cluster) == verdicts_of(unasked, cluster)
+        assert (kept.vmi, kept.vmims, kept.vmims_seen) == (fresh.vmi, fresh.vmims, fresh.vmims_seen)
+        assert (kept.launcher, kept.pods) == (fresh.launcher, fresh.pods)
+
+
+@given(
+    steps=st.lists(st.sampled_from(LOSSLESS), max_size=14),
+    rng=RNGS,
+)
+def test_a_final_list_says_it_all(steps: list[str], rng: random.Random) -> None:
+    """Whatever was missed before a relist, it ends in the verdicts of the final lists alone."""
+    cluster = lived(steps)
+    final: list[Fact] = [cluster.vmi, *cluster.vmims.values()]
+    rng.shuffle(final)
+    assert verdicts_of(watched(cluster, rng, lossy=True), cluster) == verdicts_of(
+        a_store(*final), cluster
+    )
+
+
+@given(
+    before=st.lists(st.sampled_from(sorted(STEPS)), max_size=10),
+    rng=RNGS,
+)
+def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> None:
+    """In every order of the news a VM recreated under its name has no history and is allowed."""
+    cluster = lived([*before, "recreate"])
+    store = watched(cluster, rng, lossy=True)
+    assert seen(store).vmi.uid == cluster.vmi.uid
+    assert records(store) == {}
+    assert decide(seen(store), a_policy(), cluster.now) == Verdict(known=True)

@@ -1,0 +1,222 @@
+"""The reference plugin's verdicts against ours, with both guards off.
+
+Every case must give the same answer but for those in `DIFFERENCES`, each of which shows a fault
+of the reference (`vectors/README.md`). Our answers there are derived by hand from the design.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from exporter.engine.cooldown import decide, not_ours
+from exporter.engine.model import Checkpoint, Mismatch, Verdict
+from exporter.engine.store import Store
+from exporter.kube.kubevirt import Changed, Deleted, parse_event, parse_object
+from exporter.settings import InvalidSettings, read_settings
+from tests.support.builders import NOW
+from tests.vectors import Kind, Probe, all_argument_cases, all_probes, render
+
+
+class Fault(StrEnum):
+    """The faults of the reference, as `vectors/README.md` lists them."""
+
+    FIRST_LIST_NOT_COUNTED = "an end first seen in a list that is not counted"
+    FAILURES_FORGOTTEN = "failures forgotten on restart"
+    MALFORMED_START_BLOCKS = "a malformed start that blocks"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where ours rightly differs: our answer, why, and by which faults of the reference."""
+
+    ours: Mapping[str, Any]
+    derivation: str
+    faults: tuple[Fault, ...] = (Fault.FIRST_LIST_NOT_COUNTED,)
+
+
+DIFFERENCES = {
+    "backoff/count-0-cap-0": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 900, "migration_count": 1},
+        "the ending in the first list = 1 -> max(900, 10) * 2^0; 300 < 900",
+    ),
+    "backoff/count-1-cap-0": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 1800, "migration_count": 2},
+        "1 VMIM ending + the one in the first list = 2 -> 900 * 2^1; 300 < 1800",
+    ),
+    "backoff/count-2-cap-0": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 3600, "migration_count": 3},
+        "2 VMIM endings + the one in the first list = 3 -> 900 * 2^2; 300 < 3600",
+    ),
+    "backoff/count-3-cap-0": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 7200, "migration_count": 4},
+        "3 VMIM endings + the one in the first list = 4 -> 900 * 2^3; 300 < 7200",
+    ),
+    "backoff/count-2-cap-1200": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 1200, "migration_count": 3},
+        "2 VMIM endings + the one in the first list = 3 -> min(900 * 2^2, 1200); 300 < 1200",
+    ),
+    "backoff/count-4-cap-1200": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 1200, "migration_count": 5},
+        "4 VMIM endings + the one in the first list = 5 -> min(900 * 2^4, 1200); 300 < 1200",
+    ),
+    "backoff/duration-base-count-1": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 3600, "migration_count": 2},
+        "1 VMIM ending + the one in the first list = 2 -> max(900, 1800) * 2^1; 2400 < 3600",
+    ),
+    "backoff/duration-base-count-2": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 7200, "migration_count": 3},
+        "2 VMIM endings + the one in the first list = 3 -> max(900, 1800) * 2^2; 2400 < 7200",
+    ),
+    "backoff/duration-base-count-3": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 14400, "migration_count": 4},
+        "3 VMIM endings + the one in the first list = 4 -> max(900, 1800) * 2^3; 2400 < 14400",
+    ),
+    "backoff/steady-state-24h": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 21600, "migration_count": 6},
+        "5 of 6 VMIM endings are younger than 86400 + the one in the first list (18000 ago)"
+        " = 6 -> min(max(900, 600) * 2^5, 21600); 18000 < 21600",
+    ),
+    "backoff/steady-state-48h": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 21600, "migration_count": 7},
+        "6 VMIM endings are younger than 172800 + the one in the first list (18000 ago) = 7"
+        " -> min(max(900, 600) * 2^6, 21600); 18000 < 21600",
+    ),
+    "live_update/unchanged-end": Difference(
+        {"migration_count": 1},
+        "the ending 60 s ago is in the first list, and the update repeats it = 1",
+    ),
+    "live_update/second-completion": Difference(
+        {"migration_count": 2},
+        "the ending 7200 s ago in the first list + the one 300 s ago = 2",
+    ),
+    "live_update/end-cleared": Difference(
+        {"migration_count": 1, "filter": "deny"},
+        "the ending 7200 s ago in the first list stays a record when a new migration clears it"
+        " = 1; a start without an end blocks at filter",
+    ),
+    "seeding/other-phases#0": Difference(
+        {"migration_count": 3},
+        "an end is proof of a hand-off (migrationState is empty before it), so each that ended"
+        " in the window counts, whatever its outcome: Succeeded + Failed + Running with an end = 3",
+        (Fault.FAILURES_FORGOTTEN, Fault.FIRST_LIST_NOT_COUNTED),
+    ),
+    "readme/count-0": Difference(
+        {"preEvictionFilter": "deny", "effective_cooldown_seconds": 900, "migration_count": 1},
+        "the ending in the first list = 1 -> max(900, 10) * 2^0; 60 < 900",
+    ),
+    "readme/malformed-start-no-end": Difference(
+        {"filter": "allow"},
+        "a start that cannot be parsed is not there, so nothing runs",
+        (Fault.MALFORMED_START_BLOCKS,),
+    ),
+}
+
+
+def answer(probe: Probe) -> dict[str, Any]:
+    """Our answer to a probe, in the words of the vectors, as far as the reference fixes it."""
+    store = load(probe)
+    policy = read_settings({"policy": probe.policy}).policy
+    evidence = None if probe.candidate is None else store.evidence(*probe.candidate)
+
+    def verdict(checkpoint: Checkpoint) -> Verdict:
+        if evidence is None:
+            return not_ours(Mismatch.UNKNOWN)
+        return decide(evidence, policy, probe.at(NOW), checkpoint=checkpoint)
+
+    filtered, evicted = verdict(Checkpoint.FILTER), verdict(Checkpoint.PRE_EVICTION)
+    whole = {
+        "filter": "allow" if filtered.allowed else "deny",
+        "preEvictionFilter": "allow" if evicted.allowed else "deny",
+        "effective_cooldown_seconds": evicted.effective_cooldown,
+        "migration_count": evicted.migrations_in_window,
+    }
+    return {field: whole[field] for field in probe.expected}
+
+
+def load(probe: Probe) -> Store:
+    """A store that has seen what the probe's case shows."""
+    store = Store(endings_kept=read_settings({"policy": probe.policy}).policy.endings_kept)
+    store.vmims_seen = True
+    for sighting in probe.sightings(NOW):
+        raw = json.dumps(sighting.object).encode()
+        if sighting.kind is Kind.LISTED:
+            store.put(parse_object(sighting.resource, raw).fact)
+            continue
+        line = json.dumps({"type": sighting.kind, "object": sighting.object}).encode()
+        event = parse_event(sighting.resource, line)
+        if isinstance(event, Deleted):
+            store.remove(sighting.resource, event.namespace, event.name, event.uid)
+        else:
+            assert isinstance(event, Changed)
+            store.put(event.fact)
+    return store
+
+
+def answer_about_arguments(probe: Probe) -> dict[str, Any]:
+    """Whether we take the arguments, or what we make of them."""
+    try:
+        policy = read_settings({"policy": probe.policy}).policy
+    except InvalidSettings:
+        return {"valid": False}
+    if "valid" in probe.expected:
+        return {"valid": True}
+    return {
+        "settled_args": {
+            "migrationCooldownSeconds": policy.migration_cooldown,
+            "maxMigrationCooldownSeconds": policy.max_migration_cooldown,
+            "migrationHistoryWindowSeconds": policy.migration_history_window,
+        }
+    }
+
+
+@pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.id)
+def test_verdict(probe: Probe) -> None:
+    """Our answer is the reference's, or the one that the design gives where that is at fault."""
+    difference = DIFFERENCES.get(probe.id)
+    assert answer(probe) == (probe.expected if difference is None else difference.ours)
+
+
+@pytest.mark.parametrize("probe", all_argument_cases(), ids=lambda probe: probe.id)
+def test_arguments(probe: Probe) -> None:
+    """Our settings take and refuse what the reference takes and refuses, and mean the same."""
+    assert answer_about_arguments(probe) == probe.expected
+
+
+def test_every_difference_is_one() -> None:
+    """The table names no case that does not exist, none that equals, and a fault for each."""
+    expected = {probe.id: probe.expected for probe in all_probes()}
+    for probe_id, difference in DIFFERENCES.items():
+        assert difference.ours != expected[probe_id], probe_id
+        assert difference.ours.keys() == expected[probe_id].keys(), probe_id
+        assert difference.faults, probe_id
+
+
+def test_counts(prove: Callable[[str], None]) -> None:
+    """Every one of the 85 cases was asked, and it is told how many equal and how many differ."""
+    cases = {probe.case_id for probe in all_probes() + all_argument_cases()}
+    different = {probe.case_id for probe in all_probes() if probe.id in DIFFERENCES}
+    prove(
+        f"reference vectors: {len(cases - different)} equal,"
+        f" {len(different)} rightly different, of {len(cases)}"
+    )
+    assert (len(cases), len(different)) == (85, 17)
+
+
+@pytest.mark.parametrize(
+    ("written", "rendered"),
+    [
+        pytest.param("@now+0s", "2027-01-15T08:00:00Z", id="now"),
+        pytest.param("@now-90s", "2027-01-15T07:58:30Z", id="earlier"),
+        pytest.param("@now+3600s;tz=+02:00", "2027-01-15T11:00:00+02:00", id="other-zone"),
+        pytest.param("@now-60s;frac=250", "2027-01-15T07:59:00.250Z", id="fraction"),
+        pytest.param("@now-60s;tz=-03:30;frac=5", "2027-01-15T04:29:00.5-03:30", id="both"),
+        pytest.param("not-a-valid-timestamp", "not-a-valid-timestamp", id="any-other-string"),
+    ],
+)
+def test_instants_are_rendered(written: str, rendered: str) -> None:
+    """An instant of a case is that instant as RFC 3339, spelled as asked."""
+    assert render({"at": [written]}, NOW) == {"at": [rendered]}

@@ -1,0 +1,949 @@
+"""KubeVirt's objects as the API server writes them, read into facts."""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from exporter.engine.model import (
+    ConfigMap,
+    Fact,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Pod,
+    Resource,
+    Vmi,
+    Vmim,
+)
+from exporter.kube.client import split_lines
+from exporter.kube.kubevirt import (
+    EVICTION_IN_PROGRESS,
+    INITIAL_EVENTS_END,
+    Bookmark,
+    Changed,
+    Deleted,
+    Failed,
+    Refused,
+    parse_event,
+    parse_instant,
+    parse_object,
+    parse_page,
+    parse_status_message,
+    write_object,
+)
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    Json,
+    a_metadata_json,
+    a_pod_json,
+    a_state_json,
+    a_vmi_json,
+    a_vmim_json,
+    rfc3339,
+    transitions_json,
+)
+
+
+DEEP = b"[" * 100_000
+KINDS = (b"ADDED", b"MODIFIED", b"DELETED", b"BOOKMARK", b"ERROR", b"OTHER")
+
+
+def raw(value: Any) -> bytes:
+    """A JSON value as the API server sends it."""
+    return json.dumps(value).encode()
+
+
+def read(resource: Resource, value: Json) -> Fact:
+    """The fact of a listed object."""
+    return parse_object(resource, raw(value)).fact
+
+
+def read_vmi(value: Json) -> Vmi:
+    """The fact of a listed VMI."""
+    fact = read(Resource.VMIS, value)
+    assert isinstance(fact, Vmi)
+    return fact
+
+
+def read_vmim(value: Json) -> Vmim:
+    """The fact of a listed VMIM."""
+    fact = read(Resource.VMIMS, value)
+    assert isinstance(fact, Vmim)
+    return fact
+
+
+def read_pod(value: Json) -> Pod:
+    """The fact of a listed pod."""
+    fact = read(Resource.PODS, value)
+    assert isinstance(fact, Pod)
+    return fact
+
+
+def a_kubevirt_json(**spec: Any) -> Json:
+    """The KubeVirt CR; keywords go into its spec."""
+    return {"metadata": a_metadata_json(namespace="kubevirt", name="kubevirt"), "spec": spec}
+
+
+# --- instants
+
+
+@pytest.mark.parametrize(
+    ("written", "instant"),
+    [
+        pytest.param("2027-01-15T08:00:00Z", NOW, id="utc"),
+        pytest.param("2027-01-15t08:00:00z", NOW, id="lower-case"),
+        pytest.param("2027-01-15T09:30:00+01:30", NOW, id="east"),
+        pytest.param("2027-01-15T04:30:00-03:30", NOW, id="west"),
+        pytest.param("2027-01-15T08:00:00+00:00", NOW, id="no-offset"),
+        pytest.param("2027-01-15T08:00:00.250Z", NOW + 0.25, id="fraction"),
+        pytest.param("2027-01-15T08:00:00.123456789Z", NOW + 0.123456789, id="nanoseconds"),
+        pytest.param("0001-01-01T00:00:00Z", -62_135_596_800.0, id="year-1"),
+        pytest.param("9999-12-31T23:59:59Z", 253_402_300_799.0, id="year-9999"),
+        pytest.param("2024-02-29T00:00:00Z", 1_709_164_800.0, id="leap-day"),
+    ],
+)
+def test_instants(written: str, instant: float) -> None:
+    """RFC 3339 in any of its spellings is Unix seconds."""
+    assert parse_instant(written) == pytest.approx(instant, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        None,
+        "",
+        0,
+        1_700_000_000,
+        1.5,
+        True,
+        [],
+        {},
+        "not-a-valid-timestamp",
+        "2027-01-15",
+        "2027-01-15T08:00:00",
+        "2027-01-15 08:00:00Z",
+        "2027-01-15T08:00Z",
+        "2027-13-15T08:00:00Z",
+        "2027-02-29T08:00:00Z",
+        "2027-01-15T24:00:00Z",
+        "2027-01-15T08:00:60Z",
+        "2027-01-15T08:00:00+24:00",
+        "2027-01-15T08:00:00+01:60",
+        "2027-01-15T08:00:00+0100",
+        "2027-01-15T08:00:00,5Z",
+        "2027-01-15T08:00:00.Z",
+        "0000-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+00:01",
+        "9999-12-31T23:59:59-00:01",
+        "٢٠٢٧-01-15T08:00:00Z",
+        " 2027-01-15T08:00:00Z",
+        "2027-01-15T08:00:00Z\n",
+        "2026-08-22 10:00:00 +0000 UTC",
+    ],
+    ids=repr,
+)
+def test_what_is_no_instant(written: object) -> None:
+    """Anything else, of whatever type, is no instant and no error."""
+    assert parse_instant(written) is None
+
+
+# --- VMIs
+
+
+def test_a_vmi() -> None:
+    """Of a VMI its identity, its nodes and its migration state are read."""
+    changed = parse_object(
+        Resource.VMIS, raw(a_vmi_json(evacuationNodeName="n1", migrationState=a_state_json()))
+    )
+    assert changed == Changed(
+        fact=Vmi(
+            namespace=NAMESPACE,
+            name=NAME,
+            uid=UID,
+            created=NOW - 86_400.0,
+            node="n1",
+            evacuation_node="n1",
+            migration=MigrationState(
+                uid="m1",
+                start=NOW - 660.0,
+                ended=True,
+                end=NOW - 600.0,
+                outcome=Outcome.SUCCEEDED,
+            ),
+            eviction_strategy="LiveMigrate",
+        ),
+        namespace=NAMESPACE,
+        name=NAME,
+        resource_version="7",
+    )
+
+
+@pytest.mark.parametrize(
+    "vmi",
+    [
+        pytest.param({"metadata": {"name": NAME, "uid": UID}}, id="no-status"),
+        pytest.param({"metadata": {"name": NAME, "uid": UID}, "status": None}, id="null-status"),
+        pytest.param({"metadata": {"name": NAME, "uid": UID}, "status": {}}, id="empty-status"),
+        pytest.param(
+            {
+                "metadata": {
+                    "name": NAME,
+                    "uid": UID,
+                    "namespace": None,
+                    "creationTimestamp": None,
+                    "resourceVersion": None,
+                },
+                "status": {"nodeName": None, "evacuationNodeName": "", "migrationState": None},
+            },
+            id="null-fields",
+        ),
+    ],
+)
+def test_a_bare_vmi(vmi: Json) -> None:
+    """An empty string, null and an absent field are all "not there"."""
+    assert read_vmi(vmi) == Vmi(namespace="", name=NAME, uid=UID)
+
+
+@pytest.mark.parametrize(
+    ("state", "read"),
+    [
+        pytest.param({}, MigrationState(), id="emptied"),
+        pytest.param({"migrationUid": "m2"}, MigrationState(uid="m2"), id="handed-off"),
+        pytest.param(
+            {"migrationUid": "m2", "startTimestamp": "", "endTimestamp": None},
+            MigrationState(uid="m2"),
+            id="not-there",
+        ),
+        pytest.param(
+            {"startTimestamp": rfc3339(NOW)}, MigrationState(start=NOW), id="started-without-uid"
+        ),
+        pytest.param({"startTimestamp": "bad"}, MigrationState(), id="malformed-start"),
+        pytest.param({"startTimestamp": 5}, MigrationState(), id="start-of-another-type"),
+        pytest.param({"endTimestamp": "bad"}, MigrationState(ended=True), id="malformed-end"),
+        pytest.param({"endTimestamp": 5}, MigrationState(ended=True), id="end-of-another-type"),
+        pytest.param({"endTimestamp": False}, MigrationState(ended=True), id="end-is-false"),
+        pytest.param(
+            {"endTimestamp": rfc3339(NOW), "completed": True, "failed": True},
+            MigrationState(ended=True, end=NOW, outcome=Outcome.FAILED),
+            id="completed-and-failed",
+        ),
+        pytest.param(
+            {"endTimestamp": rfc3339(NOW)},
+            MigrationState(ended=True, end=NOW),
+            id="ended-not-completed",
+        ),
+    ],
+)
+def test_migration_states(state: Json, read: MigrationState) -> None:
+    """Each situation of `migrationState` is told apart."""
+    assert read_vmi(a_vmi_json(migrationState=state)).migration == read
+
+
+@pytest.mark.parametrize(
+    ("halves", "uids"),
+    [
+        pytest.param({}, (), id="local"),
+        pytest.param(
+            {"sourceState": {"migrationUID": "m8"}, "targetState": {"migrationUID": "m9"}},
+            ("m8", "m9"),
+            id="decentralised",
+        ),
+        pytest.param(
+            {"sourceState": {"migrationUID": "m1"}, "targetState": {"migrationUID": "m9"}},
+            ("m9",),
+            id="one-half-is-its-own",
+        ),
+        pytest.param({"sourceState": {}, "targetState": None}, (), id="empty-halves"),
+    ],
+)
+def test_other_uids(halves: Json, uids: tuple[str, ...]) -> None:
+    """A decentralised migration has a UID in each half of its state."""
+    assert read_vmi(a_vmi_json(migrationState=a_state_json(**halves))).other_uids == uids
+
+
+# --- VMIMs
+
+
+def test_a_vmim() -> None:
+    """Of a VMIM its VMI's name, its phase and its own copy of the state are read."""
+    vmim = a_vmim_json(
+        phase="Succeeded",
+        migrationState=a_state_json(),
+        phaseTransitionTimestamps=transitions_json(Scheduled=NOW - 700.0, Succeeded=NOW - 598.0),
+    )
+    assert read_vmim(vmim) == Vmim(
+        namespace=NAMESPACE,
+        name="mig-1",
+        uid="m1",
+        vmi_name=NAME,
+        created=NOW - 120.0,
+        phase="Succeeded",
+        finished=True,
+        finished_at=NOW - 598.0,
+        scheduled_at=NOW - 700.0,
+        handed_off=True,
+        start=NOW - 660.0,
+        end=NOW - 600.0,
+        outcome=Outcome.SUCCEEDED,
+    )
+
+
+@pytest.mark.parametrize("status", [None, {}, {"phase": None}], ids=["null", "empty", "no-phase"])
+def test_a_new_vmim(status: Json | None) -> None:
+    """A VMIM that nobody has looked at yet waits."""
+    vmim = read_vmim(
+        {"metadata": {"name": "m", "uid": "u"}, "spec": {"vmiName": NAME}} | {"status": status}
+    )
+    assert vmim == Vmim(namespace="", name="m", uid="u", vmi_name=NAME)
+
+
+@pytest.mark.parametrize(
+    ("phase", "handed_off", "finished", "outcome"),
+    [
+        ("", False, False, Outcome.UNKNOWN),
+        ("Pending", False, False, Outcome.UNKNOWN),
+        ("WaitingForSync", False, False, Outcome.UNKNOWN),
+        ("Synchronizing", False, False, Outcome.UNKNOWN),
+        ("Scheduling", False, False, Outcome.UNKNOWN),
+        ("Scheduled", True, False, Outcome.UNKNOWN),
+        ("PreparingTarget", True, False, Outcome.UNKNOWN),
+        ("TargetReady", True, False, Outcome.UNKNOWN),
+        ("Running", True, False, Outcome.UNKNOWN),
+        ("Succeeded", True, True, Outcome.SUCCEEDED),
+        ("Failed", False, True, Outcome.FAILED),
+        ("SomePhaseToCome", False, False, Outcome.UNKNOWN),
+    ],
+    ids=lambda value: value or "none" if isinstance(value, str) else None,
+)
+def test_phases(phase: str, *, handed_off: bool, finished: bool, outcome: Outcome) -> None:
+    """The phase alone tells whether it was handed off, has ended, and how (a failure not when)."""
+    vmim = read_vmim(a_vmim_json(phase=phase))
+    assert (vmim.handed_off, vmim.finished, vmim.outcome) == (handed_off, finished, outcome)
+
+
+@pytest.mark.parametrize(
+    ("status", "handed_off"),
+    [
+        pytest.param({}, False, id="failed-before"),
+        pytest.param(
+            {"phaseTransitionTimestamps": transitions_json(Pending=NOW, Scheduling=NOW)},
+            False,
+            id="got-no-further-than-scheduling",
+        ),
+        pytest.param(
+            {"phaseTransitionTimestamps": transitions_json(Pending=NOW, Scheduled=NOW)},
+            True,
+            id="was-scheduled",
+        ),
+        pytest.param({"migrationState": {"sourcePod": "p"}}, False, id="source-pod-alone"),
+        pytest.param({"migrationState": {"migrationUid": "m1"}}, True, id="its-own-uid"),
+        pytest.param({"migrationState": {"migrationUid": "m2"}}, False, id="another-uid"),
+        pytest.param({"migrationState": {"endTimestamp": rfc3339(NOW)}}, True, id="an-end"),
+        pytest.param({"migrationState": {"endTimestamp": "bad"}}, False, id="a-malformed-end"),
+    ],
+)
+def test_failed_vmims(status: Json, *, handed_off: bool) -> None:
+    """A failed VMIM was handed off where its transitions or its copy of the state tell so."""
+    assert read_vmim(a_vmim_json(phase="Failed", **status)).handed_off is handed_off
+
+
+@pytest.mark.parametrize(
+    ("phase", "transitions", "finished_at"),
+    [
+        pytest.param("Failed", transitions_json(Running=NOW - 9, Failed=NOW), NOW, id="failed"),
+        pytest.param("Succeeded", transitions_json(Succeeded=NOW), NOW, id="succeeded"),
+        pytest.param("Running", transitions_json(Running=NOW), None, id="running"),
+        pytest.param("Failed", transitions_json(Running=NOW), None, id="no-entry"),
+        pytest.param("Failed", None, None, id="no-entries"),
+        pytest.param("Failed", [{"phase": "Failed"}], None, id="no-instant"),
+        pytest.param(
+            "Failed",
+            [{"phase": "Failed", "phaseTransitionTimestamp": "bad"}],
+            None,
+            id="malformed-instant",
+        ),
+    ],
+)
+def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: float | None) -> None:
+    """The final phase's transition is read, and no other's."""
+    vmim = read_vmim(a_vmim_json(phase=phase, phaseTransitionTimestamps=transitions))
+    assert vmim.finished_at == finished_at
+
+
+# --- pods and the KubeVirt CR
+
+
+def test_a_pod() -> None:
+    """Of a launcher pod its VMI, its node, its phase and two conditions are read."""
+    assert read_pod(a_pod_json(labels={"kubevirt.io/migrationJobUID": "m1"})) == Pod(
+        namespace=NAMESPACE,
+        name="virt-launcher-db1-x",
+        uid="uid-of-pod",
+        vmi_uid=UID,
+        node="n1",
+        phase="Running",
+        created=NOW - 86_400.0,
+        ready=True,
+        scheduled=True,
+        migration_uid="m1",
+    )
+
+
+@pytest.mark.parametrize("value", ["true", ""], ids=["true", "empty"])
+def test_eviction_in_progress(value: str) -> None:
+    """The descheduler asks for the annotation's presence, so its value does not matter."""
+    pod = read_pod(a_pod_json(annotations={EVICTION_IN_PROGRESS: value}))
+    assert pod.eviction_in_progress
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param({"metadata": {"name": "p"}}, id="bare"),
+        pytest.param(
+            {"metadata": {"name": "p", "labels": None, "annotations": None}, "spec": {}},
+            id="nulls",
+        ),
+        pytest.param(
+            {
+                "metadata": {"name": "p", "labels": {"kubevirt.io/created-by": 5}},
+                "status": {"conditions": [{"type": "Ready", "status": "False"}, {}]},
+            },
+            id="not-ready",
+        ),
+    ],
+)
+def test_a_bare_pod(pod: Json) -> None:
+    """What a pod does not tell is not there."""
+    assert read_pod(pod) == Pod(namespace="", name="p", uid="", vmi_uid="")
+
+
+@pytest.mark.parametrize(
+    ("phase", "finished"),
+    [("Running", False), ("Pending", False), ("Succeeded", True), ("Failed", True)],
+    ids=str,
+)
+def test_finished_pods(phase: str, *, finished: bool) -> None:
+    """A pod has ended for good in its two final phases."""
+    assert read_pod(a_pod_json(phase=phase)).finished is finished
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits"),
+    [
+        pytest.param({}, MigrationLimits(5, 2), id="defaults"),
+        pytest.param({"configuration": {"migrations": {}}}, MigrationLimits(5, 2), id="empty"),
+        pytest.param(
+            {
+                "configuration": {
+                    "migrations": {
+                        "parallelMigrationsPerCluster": 0,
+                        "parallelOutboundMigrationsPerNode": 1,
+                    }
+                }
+            },
+            MigrationLimits(0, 1),
+            id="set",
+        ),
+    ],
+)
+def test_migration_limits(spec: Json, limits: MigrationLimits) -> None:
+    """The CR's limits are read, KubeVirt's own where it sets none."""
+    assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == limits
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("resource", "value", "why", "named"),
+    [
+        pytest.param(
+            Resource.VMIS, a_vmi_json(metadata={"uid": None}), "metadata.uid", True, id="no-uid"
+        ),
+        pytest.param(
+            Resource.VMIS, a_vmi_json(metadata={"uid": ""}), "metadata.uid", True, id="empty-uid"
+        ),
+        pytest.param(
+            Resource.VMIS, a_vmi_json(metadata={"name": ""}), "metadata.name", False, id="no-name"
+        ),
+        pytest.param(
+            Resource.VMIS,
+            a_vmi_json(metadata={"name": 5}),
+            ".metadata.name",
+            False,
+            id="name-of-another-type",
+        ),
+        pytest.param(
+            Resource.VMIS,
+            a_vmi_json(migrationState="x"),
+            ".status.migrationState",
+            True,
+            id="state-of-another-type",
+        ),
+        pytest.param(Resource.VMIS, {"metadata": None}, ".metadata", False, id="null-metadata"),
+        pytest.param(Resource.VMIS, {}, "metadata", False, id="no-metadata"),
+        pytest.param(Resource.VMIS, [], "object", False, id="no-object"),
+        pytest.param(
+            Resource.VMIMS,
+            a_vmim_json(vmi_name=""),
+            "spec.vmiName",
+            True,
+            id="vmim-without-vmi",
+        ),
+        pytest.param(
+            Resource.VMIMS,
+            a_vmim_json(metadata={"name": None}),
+            "metadata.name",
+            False,
+            id="vmim-without-name",
+        ),
+        pytest.param(
+            Resource.PODS,
+            a_pod_json(metadata={"name": None}),
+            "metadata.name",
+            False,
+            id="pod-without-name",
+        ),
+    ],
+)
+def test_refused_objects(resource: Resource, value: Any, why: str, *, named: bool) -> None:
+    """What cannot be used is refused with what was expected and, if it can be read, its name."""
+    with pytest.raises(Refused) as listed:
+        parse_object(resource, raw(value))
+    with pytest.raises(Refused) as watched:
+        parse_event(resource, raw({"type": "MODIFIED", "object": value}))
+    for refusal in (listed.value, watched.value):
+        assert why in refusal.why
+        assert (refusal.name is not None) is named
+        assert (refusal.namespace == NAMESPACE) is named
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff\xfe", b'"\xff"', DEEP, b'{"metadata":' + DEEP], ids=range(6)
+)
+def test_garbage(body: bytes) -> None:
+    """Bytes that are no JSON are refused, listed, watched or as a whole list."""
+    for resource in WHOLE:
+        with pytest.raises(Refused):
+            parse_object(resource, body)
+        with pytest.raises(Refused):
+            parse_event(resource, body)
+        with pytest.raises(Refused):
+            parse_event(resource, b'{"type":"ADDED","object":' + body + b"}")
+    with pytest.raises(Refused, match="not a Kubernetes list"):
+        parse_page(body)
+    assert parse_status_message(body) == ""
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in a JSON value, itself included."""
+    yield path
+    inner: dict[Any, Any] = {}
+    if isinstance(value, dict | list):
+        inner = value if isinstance(value, dict) else dict(enumerate(value))
+    for key, one in inner.items():
+        yield from leaves(one, (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
+    """A JSON value with one place in it replaced."""
+    if not path:
+        return by
+    key, *rest = path
+    if isinstance(value, dict):
+        return value | {key: replaced(value[key], tuple(rest), by)}
+    return [replaced(one, tuple(rest), by) if at == key else one for at, one in enumerate(value)]
+
+
+WHOLE = {
+    Resource.VMIS: a_vmi_json(
+        evacuationNodeName="n1",
+        migrationState=a_state_json(
+            failed=False,
+            sourceState={"migrationUID": "m8", "node": "n1"},
+            targetState={"migrationUID": "m9"},
+        ),
+    ),
+    Resource.VMIMS: a_vmim_json(
+        phase="Failed",
+        migrationState=a_state_json(failed=True),
+        phaseTransitionTimestamps=transitions_json(Scheduled=NOW - 9, Failed=NOW),
+    ),
+    Resource.PODS: a_pod_json(
+        labels={"kubevirt.io/migrationJobUID": "m1"}, annotations={EVICTION_IN_PROGRESS: "true"}
+    ),
+    Resource.KUBEVIRTS: a_kubevirt_json(
+        configuration={
+            "migrations": {
+                "parallelMigrationsPerCluster": 5,
+                "parallelOutboundMigrationsPerNode": 2,
+            }
+        }
+    ),
+}
+WHOLE[Resource.CONFIGMAPS] = {
+    "metadata": {"namespace": NAMESPACE, "name": "x-00", "uid": "1", "resourceVersion": "7"},
+    "binaryData": {"checkpoint": "AAAA"},
+}
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1e300,
+    0.5,
+    "",
+    "x",
+    "\ud800",
+    "\x00",
+    rfc3339(NOW),
+    [],
+    [None],
+    [[]],
+    ["x"],
+    [{}],
+    {},
+    {"x": 1},
+    {"": None},
+)
+
+
+def attempt(resource: Resource, body: bytes) -> list[Fact]:
+    """Every way of reading this, where only a refusal may be raised; the facts that came of it."""
+    facts = []
+    lines = [b'{"type":"%s","object":%s}' % (kind, body) for kind in KINDS]
+    for value in (body, msgspec.Raw(body)):
+        with suppress(Refused):
+            facts.append(parse_object(resource, value).fact)
+    for line in (*lines, body):
+        with suppress(Refused):
+            event = parse_event(resource, line)
+            if isinstance(event, Changed):
+                facts.append(event.fact)
+    with suppress(Refused):
+        parse_page(body)
+    return facts
+
+
+@pytest.mark.parametrize("resource", WHOLE, ids=str)
+def test_every_wrong_type_in_every_place(resource: Resource) -> None:
+    """Whatever stands in whatever field, nothing is raised but `Refused`."""
+    whole = WHOLE[resource]
+    assert len(attempt(resource, raw(whole))) == 4
+    for path in leaves(whole):
+        for wrong in WRONG:
+            facts = attempt(resource, raw(replaced(whole, path, wrong)))
+            assert len(facts) in (0, 4)
+
+
+@given(seed=st.integers(0, 2**32), resource=st.sampled_from(sorted(WHOLE)))
+def test_mutated_objects(seed: int, resource: Resource) -> None:
+    """Several wrong values at once, and bytes cut or changed, raise nothing but `Refused`."""
+    rng = random.Random(seed)
+    value: Any = WHOLE[resource]
+    for _ in range(rng.randint(1, 4)):
+        value = replaced(value, rng.choice(list(leaves(value))), rng.choice(WRONG))
+    attempt(resource, raw(value))
+    line = bytearray(raw(value))
+    for _ in range(rng.randint(1, 4)):
+        line[rng.randrange(len(line))] = rng.randrange(256)
+    attempt(resource, bytes(line[: rng.randint(0, len(line))]))
+
+
+# --- events
+
+
+def event(kind: str, value: Any) -> bytes:
+    """One line of a watch."""
+    return raw({"type": kind, "object": value})
+
+
+@pytest.mark.parametrize("kind", ["ADDED", "MODIFIED"])
+def test_changes(kind: str) -> None:
+    """An added and a modified object are the same news: it exists and says this."""
+    changed = parse_event(Resource.VMIS, event(kind, a_vmi_json()))
+    assert isinstance(changed, Changed)
+    assert changed.modified == (kind == "MODIFIED")
+    assert replace(changed, modified=False) == parse_object(Resource.VMIS, raw(a_vmi_json()))
+
+
+def test_a_page_with_nulls() -> None:
+    """Null is "not there" in a list's metadata too: this page is the last."""
+    page = parse_page(b'{"metadata": {"resourceVersion": "5", "continue": null}, "items": null}')
+    assert (page.items, page.resource_version, page.continue_token) == ([], "5", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "deleted"),
+    [
+        pytest.param(a_vmi_json(), Deleted(NAMESPACE, NAME, UID, "7"), id="whole"),
+        pytest.param(
+            a_vmi_json(migrationState=5), Deleted(NAMESPACE, NAME, UID, "7"), id="malformed"
+        ),
+        pytest.param(
+            {"metadata": {"name": NAME, "uid": 5}}, Deleted("", NAME, "", ""), id="no-uid"
+        ),
+    ],
+)
+def test_deletions(value: Json, deleted: Deleted) -> None:
+    """An object is gone if it can be named, whatever else it says."""
+    assert parse_event(Resource.VMIS, event("DELETED", value)) == deleted
+
+
+@pytest.mark.parametrize(
+    ("annotations", "listed"),
+    [
+        pytest.param({INITIAL_EVENTS_END: "true"}, True, id="end-of-the-list"),
+        pytest.param({INITIAL_EVENTS_END: "false"}, False, id="not-true"),
+        pytest.param({}, False, id="none"),
+        pytest.param(None, False, id="null"),
+        pytest.param([], False, id="another-type"),
+    ],
+)
+@pytest.mark.parametrize("resource", WHOLE, ids=str)
+def test_bookmarks(resource: Resource, annotations: Any, *, listed: bool) -> None:
+    """A bookmark has a version, and may end the streamed list."""
+    value = {
+        "kind": "X",
+        "metadata": {
+            "resourceVersion": "9",
+            "creationTimestamp": None,
+            "annotations": annotations,
+        },
+        "spec": {},
+    }
+    assert parse_event(resource, event("BOOKMARK", value)) == Bookmark("9", listed=listed)
+
+
+@pytest.mark.parametrize(
+    ("value", "failed"),
+    [
+        pytest.param(
+            {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"},
+            Failed(410, "Expired", "too old"),
+            id="status",
+        ),
+        pytest.param({}, Failed(0, "", ""), id="empty"),
+        pytest.param("x", Failed(0, "", ""), id="another-type"),
+    ],
+)
+def test_errors(value: Any, failed: Failed) -> None:
+    """An ERROR ends the watch, readable or not."""
+    assert parse_event(Resource.PODS, event("ERROR", value)) == failed
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        pytest.param(event("SOMETHING", a_vmi_json()), "'SOMETHING'", id="unknown-type"),
+        pytest.param(event("SOMETHING", 5), "Expected `object`", id="unknown-type-and-object"),
+        pytest.param(event("DELETED", {"metadata": {}}), "DELETED without", id="nameless-deletion"),
+        pytest.param(event("DELETED", 5), "DELETED without", id="deletion-of-nothing"),
+        pytest.param(event("BOOKMARK", {}), "BOOKMARK without", id="empty-bookmark"),
+        pytest.param(raw({"type": "ADDED"}), "", id="no-object"),
+        pytest.param(raw({"object": a_vmi_json()}), "not a watch event", id="no-type"),
+        pytest.param(raw({"type": 5, "object": {}}), "not a watch event", id="type-of-type"),
+        pytest.param(raw("ADDED"), "not a watch event", id="no-event"),
+    ],
+)
+def test_refused_events(line: bytes, why: str) -> None:
+    """A line that is no usable event is refused."""
+    with pytest.raises(Refused) as refusal:
+        parse_event(Resource.VMIS, line)
+    assert why in refusal.value.why
+
+
+# --- lists
+
+
+def test_a_page() -> None:
+    """A page has raw items, a version and the token of the next one."""
+    page = parse_page(
+        raw({"metadata": {"resourceVersion": "5", "continue": "t"}, "items": [{"a": 1}, 2]})
+    )
+    assert [bytes(item) for item in page.items] == [b'{"a": 1}', b"2"]
+    assert (page.resource_version, page.continue_token) == ("5", "t")
+
+
+@pytest.mark.parametrize("items", [{}, {"items": None}, {"items": []}], ids=str)
+def test_the_last_page(items: Json) -> None:
+    """A list without items, or with null for them, is empty, and without a token the last."""
+    page = parse_page(raw({"metadata": {"resourceVersion": "5"}} | items))
+    assert (page.items, page.continue_token) == ([], "")
+
+
+def test_the_message_of_a_status() -> None:
+    """A Status tells its message, anything else none."""
+    assert parse_status_message(raw({"message": "no"})) == "no"
+    assert parse_status_message(raw({"message": None})) == ""
+
+
+# --- lines
+
+
+@given(
+    lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"")), max_size=6),
+    tail=st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"")),
+    data=st.data(),
+)
+def test_any_chunking_gives_the_same_lines(
+    lines: list[bytes], tail: bytes, data: st.DataObject
+) -> None:
+    """However the bytes are cut on their way, the same lines come out, blank ones left out."""
+    stream = b"".join(line + b"\n" for line in lines) + tail
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    got: list[bytes] = []
+    rest = b""
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        complete, rest = split_lines(rest, stream[begin:end])
+        got += complete
+    assert got == [line for line in lines if line.strip()]
+    assert rest == tail
+
+
+INSTANTS = st.sampled_from(
+    [None, "", "soon", rfc3339(NOW), rfc3339(NOW - 5), "2026-01-05T10:00:00.25Z"]
+)
+UIDS = st.sampled_from([None, "", "m1", "m2"])
+STATES = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "migrationUid": UIDS,
+        "startTimestamp": INSTANTS,
+        "endTimestamp": INSTANTS,
+        "completed": st.booleans(),
+        "failed": st.booleans(),
+        "mode": st.sampled_from(["", "PreCopy", "PostCopy"]),
+        "sourceState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
+        "targetState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
+    },
+)
+
+
+def conditions(*kinds: str) -> st.SearchStrategy[list[Json]]:
+    """Any of these conditions, met or not."""
+    one = st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(kinds),
+            "status": st.sampled_from(["True", "False"]),
+            "lastTransitionTime": INSTANTS,
+        }
+    )
+    return st.lists(one, max_size=3)
+
+
+VMI_OBJECTS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": st.just(NAME), "uid": st.just(UID), "creationTimestamp": INSTANTS},
+            optional={
+                "namespace": st.just(NAMESPACE),
+                "annotations": st.just({"kubevirt.io/eviction-source": "descheduler"}),
+            },
+        ),
+        "spec": st.fixed_dictionaries({}, optional={"evictionStrategy": st.just("External")}),
+        "status": st.fixed_dictionaries(
+            {
+                "migrationState": STATES,
+                "conditions": conditions("LiveMigratable", "EvictionRequested"),
+            },
+            optional={"nodeName": st.just("n1"), "evacuationNodeName": st.just("n1")},
+        ),
+    }
+)
+PHASES = ["", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed"]
+VMIM_OBJECTS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": st.just("mig"), "creationTimestamp": INSTANTS},
+            optional={
+                "uid": UIDS,
+                "deletionTimestamp": INSTANTS,
+                "annotations": st.sampled_from(
+                    [
+                        {},
+                        {"kubevirt.io/evacuationMigration": "n1"},
+                        {"kubevirt.io/evacuationMigration": ""},
+                        {"kubevirt.io/workloadUpdateMigration": ""},
+                    ]
+                ),
+            },
+        ),
+        "spec": st.fixed_dictionaries(
+            {"vmiName": st.just(NAME)},
+            optional={"priority": st.sampled_from(["system-critical", "user-triggered"])},
+        ),
+        "status": st.fixed_dictionaries(
+            {
+                "phase": st.sampled_from(PHASES),
+                "migrationState": STATES,
+                "phaseTransitionTimestamps": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "phase": st.sampled_from(PHASES),
+                            "phaseTransitionTimestamp": INSTANTS,
+                        }
+                    ),
+                    max_size=4,
+                ),
+                "conditions": conditions(
+                    "migrationAbortRequested",
+                    "migrationRejectedByResourceQuota",
+                    "migrationBlockedByBackup",
+                ),
+            }
+        ),
+    }
+)
+
+
+@given(VMI_OBJECTS)
+def test_a_vmi_is_written_so_that_the_same_is_read(made: Json) -> None:
+    """Whatever the object said, the smallest one that is written for its fact says it too."""
+    fact = parse_object(Resource.VMIS, raw(made)).fact
+
+    assert parse_object(Resource.VMIS, raw(write_object(fact))).fact == fact
+
+
+@given(VMIM_OBJECTS)
+def test_a_vmim_is_written_so_that_the_same_is_read(made: Json) -> None:
+    """The same of a migration, whose hand-off is told in many ways."""
+    fact = parse_object(Resource.VMIMS, raw(made)).fact
+
+    assert parse_object(Resource.VMIMS, raw(write_object(fact))).fact == fact
+
+
+@pytest.mark.parametrize("ready", ["True", "False", None])
+@pytest.mark.parametrize("scheduled", ["True", "False", None])
+def test_a_pod_is_written_so_that_the_same_is_read(
+    ready: str | None, scheduled: str | None
+) -> None:
+    """The same of a launcher pod."""
+    made = a_pod_json()
+    made["status"]["conditions"] = [
+        {"type": kind, "status": status}
+        for kind, status in (("Ready", ready), ("PodScheduled", scheduled))
+        if status is not None
+    ]
+    fact = parse_object(Resource.PODS, raw(made)).fact
+
+    assert parse_object(Resource.PODS, raw(write_object(fact))).fact == fact
+
+
+def test_a_checkpoint_is_never_written_as_an_object_of_kubevirt_s() -> None:
+    """It is no fact about VMIs."""
+    with pytest.raises(TypeError, match="says nothing about VMIs"):
+        write_object(ConfigMap(namespace="a", name="b"))

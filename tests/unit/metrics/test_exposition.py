@@ -1,0 +1,508 @@
+"""What Prometheus scrapes.
+
+`python -m tests.test_metrics` writes the golden exposition anew: read its diff.
+"""
+
+import asyncio
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
+
+from exporter import __version__
+from exporter.counters import Counters
+from exporter.engine.diagnosis import Source, State
+from exporter.engine.model import (
+    CLUSTER_RESOURCES,
+    MigrationLimits,
+    Mismatch,
+    Reason,
+    Resource,
+    ReviewOutcome,
+    StuckPolicy,
+    Trigger,
+)
+from exporter.engine.store import Store
+from exporter.engine.verdict_index import Register
+from exporter.health import Health, Restart, Watched
+from exporter.metrics.exposition import COOLING, FAMILIES, SLICE, Exposition, View, narrow, sample
+from tests.cluster import find_binary
+from tests.support.builders import (
+    KEEP,
+    NAMESPACE,
+    NOW,
+    a_pod,
+    a_policy,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
+
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+PER_VMI = {one for one in FAMILIES if one.name.startswith("kubevirt_vmi_evac")} | {*COOLING}
+
+
+def an_empty_view() -> View:
+    """A process that has just started: nothing is known and nothing was asked."""
+    store, policy = Store(endings_kept=KEEP), a_policy()
+    return View(
+        store=store,
+        register=Register(store, policy),
+        health=Health(180.0, 600.0, [Watched(resource, None) for resource in CLUSTER_RESOURCES]),
+        counters=Counters(),
+        policy=policy,
+        stuck=StuckPolicy(),
+        vmi_series=20,
+        now=NOW,
+    )
+
+
+def a_view() -> View:
+    """A process that has seen something of everything."""
+    view = an_empty_view()
+    store, counters = view.store, view.counters
+    store.put(a_vmi())
+    store.put(a_vmi(name="db2", uid="2", node="n2"))
+    store.vmims_seen = store.pods_seen = True
+    store.heard_at = NOW - 5000.0
+    store.put(
+        a_vmi(
+            name="db3",
+            uid="3",
+            node="n2",
+            evacuation_node="n2",
+            eviction_strategy="LiveMigrate",
+            eviction_requested_at=NOW - 4000.0,
+            evicted_by_descheduler=True,
+            migration=a_state(),
+        )
+    )
+    store.put(a_pod(name="virt-launcher-db3", uid="p3", vmi_uid="3", node="n2"))
+    store.put(an_ended_vmim(name="gone", uid="gone", vmi_name="db3", trigger=Trigger.EVACUATION))
+    store.put(a_vmim())
+    store.put(a_pod())
+    store.put(MigrationLimits(cluster=7, outbound_per_node=3))
+    for number, watched in enumerate(view.health.watched):
+        watched.synced, watched.contact, watched.lists = True, NOW + number, 1 + number
+    pods = view.health.of(Resource.PODS)[0]
+    pods.synced, pods.refused, pods.refused_objects = False, "403 no", 4
+    pods.restarts[Restart.DENIED] = 7
+    counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0)
+    counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5)
+    counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None)
+    counters.count_block(Reason.EVACUATION_IN_PROGRESS, 'n"3\\', "a\nb", 40_000.0)
+    counters.unknown_candidates[Mismatch.UID] = 2
+    counters.count_request("verdicts", 0.004)
+    counters.count_request("verdicts", 6.0)
+    counters.expect_requests("blocked")
+    counters.reviews = Counter({ReviewOutcome.DENIED: 3})
+    return view
+
+
+def rendered(view: View, accept: str = "") -> str:
+    """The exposition of a view, without what the process tells of itself."""
+    body, _ = scraped(Exposition(lambda: view, process=False), accept)
+    return body.decode()
+
+
+def scraped(exposition: Exposition, accept: str = "") -> tuple[bytes, str]:
+    """What it renders, with nothing else going on."""
+    parts, content_type = asyncio.run(exposition.render(accept))
+    return b"".join(parts), content_type
+
+
+def golden() -> str:
+    """The text that is checked in, whatever the version is."""
+    return rendered(a_view()).replace(f'"{__version__}"', '"VERSION"')
+
+
+def parse_strictly(text: str) -> list[Metric]:
+    """The families of an OpenMetrics exposition, by prometheus_client's own parser."""
+    return list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
+
+
+def samples(families: list[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample by its name and labels."""
+    return {
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in families
+        for one in family.samples
+    }
+
+
+def check_metrics(text: str) -> str:
+    """What promtool has to say of an exposition; nothing, where it is clean."""
+    done = subprocess.run(
+        [find_binary("promtool"), "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr + (f"exit {done.returncode}" if done.returncode else "")
+
+
+def test_equals_the_golden_exposition() -> None:
+    """A fixed store at a fixed instant renders to the text that is checked in, whole."""
+    assert golden().splitlines() == GOLDEN.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["at-the-start", "later"])
+def test_promtool_finds_nothing(view: View) -> None:
+    """The metric lint is clean."""
+    assert check_metrics(scraped(Exposition(lambda: view))[0].decode()) == ""
+
+
+def test_promtool_finds_something() -> None:
+    """The lint does speak where a rule is broken."""
+    assert "counter metrics should" in check_metrics("# HELP a b\n# TYPE a counter\na 1\n")
+
+
+def test_promtool_finds_nothing_in_the_golden_exposition() -> None:
+    """The file that is checked in is clean."""
+    assert check_metrics(GOLDEN.read_text(encoding="utf-8")) == ""
+
+
+def test_openmetrics_says_the_same() -> None:
+    """The OpenMetrics rendering parses strictly, and has the samples of the text."""
+    text = samples(list(parse_text(rendered(a_view()))))
+    openmetrics = rendered(a_view(), OPENMETRICS)
+
+    assert samples(parse_strictly(openmetrics)) == text
+    assert openmetrics.endswith("# EOF\n")
+    assert len(text) > 90
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS], ids=["text", "openmetrics"])
+def test_no_series_tells_its_creation(accept: str) -> None:
+    """There are no `_created` series."""
+    assert "_created" not in rendered(a_view(), accept)
+
+
+class _AsTheyWould(Collector):
+    """The samples of a view, given to prometheus_client to write."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family as prometheus_client has it."""
+        for family, told in sample(self._view):
+            name = family.name.removesuffix("_total") if family.type == "counter" else family.name
+            metric = Metric(name, family.help, family.type)
+            for one in told:
+                labels = dict(zip(family.labels, one.labels, strict=True))
+                suffix = "_total" if family.type == "counter" else one.suffix
+                metric.add_sample(
+                    name + suffix, labels | ({"le": one.le} if one.le else {}), one.value
+                )
+            yield metric
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+@pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["empty", "full"])
+def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
+    """Byte for byte, labels that have to be escaped included."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_AsTheyWould(view))
+    encode, content_type = choose_encoder(accept)
+
+    assert scraped(Exposition(lambda: view, process=False), accept) == (
+        encode(registry),
+        content_type,
+    )
+
+
+def test_every_family_is_sampled_in_order() -> None:
+    """The table is what is scraped: every family, once, in its order, help and type with it."""
+    text = rendered(a_view()).splitlines()
+    helps = [line.split(" ", 3)[2:] for line in text if line.startswith("# HELP ")]
+    types = [line.split(" ", 3)[2:] for line in text if line.startswith("# TYPE ")]
+
+    assert [family for family, _ in sample(a_view())] == list(FAMILIES)
+    assert helps == [[family.name, family.help] for family in FAMILIES]
+    assert types == [[family.name, family.type] for family in FAMILIES]
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_every_sample_has_the_labels_of_its_family() -> None:
+    """No sample has another number of label values than its family has labels."""
+    for family, found in sample(a_view()):
+        assert {len(one.labels) for one in found} <= {len(family.labels)}, family.name
+
+
+def test_labels_are_closed_but_for_places() -> None:
+    """No label carries a UID, free text or what Prometheus itself would add."""
+    labels = {label for family in FAMILIES for label in family.labels}
+
+    assert labels == {
+        "reason",
+        "node",
+        "namespace",
+        "version",
+        "resource",
+        "endpoint",
+        "setting",
+        "scope",
+        "name",
+        "verdict",
+        "state",
+        "source",
+        "strategy",
+        "outcome",
+        "trigger",
+        "fault",
+        "listener",
+        "status",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        pytest.param(
+            "kubevirt_eviction_exporter_unknown_candidates_total",
+            {(("reason", mismatch),) for mismatch in Mismatch},
+            id="unknown-candidates",
+        ),
+        pytest.param(
+            "kubevirt_eviction_exporter_watch_restarts_total",
+            {(("reason", why), ("resource", r)) for r in CLUSTER_RESOURCES for why in Restart},
+            id="watch-restarts",
+        ),
+        *(
+            pytest.param(
+                f"kubevirt_eviction_exporter_{name}",
+                {(("resource", resource),) for resource in CLUSTER_RESOURCES},
+                id=name,
+            )
+            for name in (
+                "synced",
+                "permission_missing",
+                "last_contact_timestamp_seconds",
+                "objects",
+                "lists_total",
+                "refused_objects_total",
+            )
+        ),
+        pytest.param(
+            "kubevirt_eviction_exporter_stuck_evacuations",
+            {(("source", source), ("state", state)) for source in Source for state in State},
+            id="stuck-evacuations",
+        ),
+        pytest.param(
+            "kubevirt_eviction_exporter_migrations_total",
+            {
+                (("outcome", outcome), ("trigger", trigger))
+                for outcome in ("succeeded", "failed")
+                for trigger in Trigger
+            },
+            id="migrations",
+        ),
+        pytest.param(
+            "descheduler_kubevirt_effective_cooldown_seconds_bucket",
+            {
+                (("le", le),)
+                for le in ("900.0", "1800.0", "3600.0", "7200.0", "14400.0", "21600.0", "+Inf")
+            },
+            id="effective-cooldown",
+        ),
+    ],
+)
+def test_closed_labels_are_there_from_the_start(
+    name: str, labels: set[tuple[tuple[str, str], ...]]
+) -> None:
+    """Before anything happens every value of a closed label has its series, at 0."""
+    found = samples(list(parse_text(rendered(an_empty_view()))))
+    own = {told: value for (one, told), value in found.items() if one == name}
+
+    assert set(own) == labels
+    assert set(own.values()) == {0.0}
+
+
+def test_a_series_goes_with_its_fact() -> None:
+    """KubeVirt's limits are told while they are known."""
+    view = a_view()
+    before = rendered(view)
+    view.store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
+
+    assert 'migration_limit{scope="cluster"} 7.0' in before
+    assert "migration_limit{" not in rendered(view)
+
+
+@pytest.mark.parametrize(
+    ("accept", "open_metrics"),
+    [
+        pytest.param("", False, id="none"),
+        pytest.param("*/*", False, id="anything"),
+        pytest.param("text/html", False, id="browser"),
+        pytest.param("text/plain;version=0.0.4", False, id="text"),
+        pytest.param("text/plain;version=1.0.0;escaping=allow-utf-8", False, id="text-one"),
+        pytest.param(OPENMETRICS, True, id="openmetrics"),
+        pytest.param(f"{OPENMETRICS};version=1.0.0", True, id="openmetrics-one"),
+        pytest.param(f"{OPENMETRICS}; version=1.0.0 ;q=0.5", True, id="spaces"),
+        pytest.param("APPLICATION/OpenMetrics-Text;Version=1.0.0", True, id="capitals"),
+        pytest.param(f"{OPENMETRICS};version=0.0.1", False, id="openmetrics-draft"),
+        pytest.param(f"{OPENMETRICS};version=2.0.0", False, id="openmetrics-two"),
+        pytest.param(
+            f"{OPENMETRICS};version=2.0.0,{OPENMETRICS};version=1.0.0;q=0.5", True, id="two-or-one"
+        ),
+        pytest.param(f"{OPENMETRICS};version=x", False, id="version-in-words"),
+        pytest.param(f"{OPENMETRICS};version=", False, id="empty-version"),
+        pytest.param(f"{OPENMETRICS};q=0", False, id="refused"),
+        pytest.param(f"{OPENMETRICS};q=0.000, text/plain", False, id="refused-in-thousandths"),
+        pytest.param(f"{OPENMETRICS};q=0.001", True, id="hardly-accepted"),
+        pytest.param(f"{OPENMETRICS};q=abc", True, id="weight-in-words"),
+        pytest.param("application/vnd.google.protobuf;proto=x;encoding=delimited", False, id="pb"),
+        pytest.param(";;,=;q=,,\x00", False, id="garbage"),
+        pytest.param(f"{OPENMETRICS};version=1.0.0," * 2000, True, id="endless"),
+    ],
+)
+def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
+    """Whatever a scraper accepts, the body is what the content type says it is."""
+    body, content_type = scraped(Exposition(an_empty_view, process=False), accept)
+
+    if open_metrics:
+        assert content_type.startswith(f"{OPENMETRICS}; version=1.0.0;")
+        assert parse_strictly(body.decode())
+    else:
+        assert content_type == PLAIN
+        assert list(parse_text(body.decode()))
+
+
+@pytest.mark.parametrize(("most", "told", "left_out"), [(9, 3, 0), (3, 3, 0), (2, 2, 1), (1, 1, 2)])
+def test_series_of_single_vmis_are_bounded(most: int, told: int, left_out: int) -> None:
+    """Those that evacuate have theirs first, and what has none is counted."""
+    view = replace(an_empty_view(), vmi_series=most)
+    view.store.put(a_vmi(name="cooling", uid="1", migration=a_state()))
+    view.store.put(a_vmi(name="evacuating", uid="2", evacuation_node="n1"))
+    view.store.put(a_vmi(name="both", uid="3", evacuation_node="n1", migration=a_state()))
+    found = samples(list(parse_text(rendered(view))))
+    names = {dict(labels)["name"] for _, labels in found if "name" in dict(labels)}
+
+    assert len(names) == told
+    assert ("cooling" in names) == (most >= 3)
+    assert found["kubevirt_eviction_exporter_vmis_left_out", ()] == left_out
+
+
+def test_series_of_single_vmis_go_with_their_fact() -> None:
+    """A VMI that evacuates no more, and whose cooldown is over, has no series."""
+    view = a_view()
+    assert 'name="db3"' in rendered(view)
+    view.store.put(a_vmi(name="db3", uid="3", node="n2", migration=a_state()))
+    evacuations = [line for line in rendered(view).splitlines() if "kubevirt_vmi_evac" in line]
+    assert all(line.startswith("#") for line in evacuations)
+    later = replace(view, now=NOW + 100_000)
+    assert 'name="db3"' not in rendered(later)
+
+
+def a_crowd(vmis: int) -> View:
+    """Many VMIs, each of which evacuates and cools down."""
+    view = replace(an_empty_view(), vmi_series=10_000)
+    for i in range(vmis):
+        view.store.put(a_vmi(name=f"db{i}", uid=f"{i}", evacuation_node="n1", migration=a_state()))
+    return view
+
+
+def test_a_scrape_is_of_one_instant() -> None:
+    """What is heard, counted or seen to fail while it is written is told by the next."""
+    view, quiet = a_crowd(2 * SLICE + 1), a_crowd(2 * SLICE + 1)
+    pieces = []
+    for number, (family, samples) in enumerate(sample(view)):
+        pieces.append((family, list(samples)))
+        view.counters.count_request("metrics", 1.0)
+        view.health.watched[0].contact = NOW + number
+        view.store.put(a_vmi(name=f"db{number}", uid=f"{number}", node="n2"))
+        view.store.put(
+            an_ended_vmim(
+                name=f"m{number}", uid=f"m{number}", vmi_name=f"db{SLICE + number}",
+                phase="Failed", evacuates="n1", created=NOW,
+            )
+        )  # fmt: skip
+        view.store.remove(Resource.VMIS, NAMESPACE, f"db{2 * SLICE - number}")
+
+    assert pieces == [(family, list(samples)) for family, samples in sample(quiet)]
+    assert pieces != [(family, list(samples)) for family, samples in sample(view)]
+
+
+def test_no_slice_is_longer_than_others() -> None:
+    """However many VMIs there are, a piece tells of so many at most, and none is missing."""
+    view = a_crowd(3 * SLICE)
+    pieces = [(family, list(samples)) for family, samples in sample(view)]
+    told = Counter(family.name for family, samples in pieces for _ in samples)
+
+    assert max(len(samples) for family, samples in pieces if family in PER_VMI) == SLICE
+    assert {told[family.name] for family in PER_VMI} == {3 * SLICE}
+
+
+async def test_others_are_answered_while_a_scrape_is_written() -> None:
+    """Between any two slices of looking and of writing everybody else has a turn."""
+    view = a_crowd(3 * SLICE)
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    await Exposition(lambda: view, process=False).render("")
+    other.cancel()
+
+    assert turns >= 2 + len(list(sample(view)))
+
+
+async def test_scrapes_wait_for_each_other() -> None:
+    """Two at once are written one after the other, so that a turn is one slice long still."""
+    view = a_crowd(3 * SLICE)
+    exposition = Exposition(lambda: view, process=False)
+    turns: list[int] = []
+
+    async def count(scrapes: int) -> tuple[list[bytes], str]:
+        rendering = asyncio.gather(*(exposition.render("") for _ in range(scrapes)))
+        turns.append(0)
+        while not rendering.done():
+            turns[-1] += 1
+            await asyncio.sleep(0)
+        return rendering.result()[-1]
+
+    await count(1)
+    one, two = await count(1), await count(2)
+
+    assert one == two
+    assert turns[2] >= 2 * turns[1] - 5
+
+
+def test_nothing_accepted_is_narrowed_to_nothing() -> None:
+    """Of a header that names no OpenMetrics nothing is handed on."""
+    assert narrow("text/plain;version=x") == ""
+
+
+def test_the_process_tells_of_itself() -> None:
+    """The usual process metrics are there."""
+    body, _ = scraped(Exposition(an_empty_view))
+
+    assert b"process_resident_memory_bytes" in body
+
+
+def test_two_applications_share_nothing() -> None:
+    """Each exposition has a registry of its own."""
+    assert rendered(an_empty_view()) != rendered(a_view())
+    assert rendered(an_empty_view()) == rendered(an_empty_view())
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(golden(), encoding="utf-8")

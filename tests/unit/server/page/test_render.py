@@ -1,0 +1,543 @@
+"""The page for people: what it says in words, and that nothing can be smuggled into it."""
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter import __version__
+from exporter.counters import HeldEviction, HeldEvictions
+from exporter.engine.diagnosis import State
+from exporter.engine.model import Outcome, Policy, Reason, Resource, Seconds
+from exporter.health import CheckpointFault, CheckpointHealth, Watched
+from exporter.server.page.model import ROWS, Scene, Wish, set_up
+from exporter.server.page.render import (
+    PAGE_HEADERS,
+    SPANS,
+    Axis,
+    draw_timeline,
+    measure_axis,
+    render_page,
+    tell_duration,
+    tell_trust,
+    tell_when,
+)
+from exporter.server.schemas import VmiAnswer
+from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim, an_ended_vmim
+from tests.unit.server.page.test_model import (
+    a_board,
+    a_health,
+    a_lively_scene,
+    a_scene,
+    cooling,
+    evacuating,
+)
+
+
+ROOT = Path(__file__).parents[4]
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "../../etc/passwd?a=b&c#d",
+    "</title></style></svg><b>",
+)
+
+
+class Element:
+    """One element of a page: its attributes, and the text in it."""
+
+    def __init__(self, tag: str, attributes: dict[str, str | None]) -> None:
+        self.tag = tag
+        self.attributes = attributes
+        self.text = ""
+
+
+class Document(HTMLParser):
+    """A page, taken apart."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[Element] = []
+        self._open: list[Element] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, dict(attrs))
+        self.elements.append(element)
+        if tag in {"td", "th", "dd"} or element.attributes.get("class") == "sub":
+            self.handle_data(" ")
+        if tag not in {"meta", "link", "input", "wbr", "img", "col"}:
+            self._open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(Element(tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop().tag == tag, "every element is closed where it should be"
+
+    def handle_data(self, data: str) -> None:
+        for element in self._open:
+            element.text += data
+
+    def all(self, tag: str) -> list[Element]:
+        """Every element of a tag."""
+        return [one for one in self.elements if one.tag == tag]
+
+    def text(self, identity: str) -> str:
+        """The text in the element of an id, spaces run together."""
+        (found,) = (one for one in self.elements if one.attributes.get("id") == identity)
+        return " ".join(found.text.split())
+
+
+def shown(scene: Scene, wish: Wish | None = None, *, named: bool = True) -> Document:
+    """The page of a scene; where it tells of single VMs it links to the API too."""
+    board = set_up(scene, wish or Wish(), NOW, named=named)
+    return Document(render_page(board, linked=named))
+
+
+class TestTrust:
+    """The first thing that is said."""
+
+    @pytest.mark.parametrize(
+        ("changes", "later", "told"),
+        [
+            pytest.param({}, 2.0, ("yes", "Synced, last contact 2 s ago."), id="fresh"),
+            pytest.param(
+                {},
+                240.0,
+                (
+                    "barely",
+                    "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block.",
+                ),
+                id="stale",
+            ),
+            pytest.param(
+                {},
+                7200.0,
+                ("no", "Dead: the last contact was 2 h ago; only cooldowns still block."),
+                id="dead",
+            ),
+            pytest.param({"closing": True}, 0.0, ("no", "This process is ending."), id="closing"),
+            pytest.param(
+                {"health": a_health(Watched(Resource.PODS, None))},
+                0.0,
+                (
+                    "no",
+                    "Not ready: waiting for pods. Until then verdicts are answered 503.",
+                ),
+                id="not-ready",
+            ),
+            pytest.param({"health": a_health()}, 0.5, ("yes", "Synced, last contact now."), id="0"),
+        ],
+    )
+    def test_it_is_said_in_a_sentence(
+        self, changes: dict[str, Any], later: Seconds, told: tuple[str, str]
+    ) -> None:
+        """Whether the answers can be trusted, since when, and what is waited for."""
+        board = a_board(a_scene(**changes), now=NOW + later)
+
+        assert tell_trust(board) == told
+        assert told[1] in " ".join(render_page(board, linked=True).split())
+
+    def test_a_missing_permission_is_said_with_its_loss(self) -> None:
+        """Which resource, what is lost by it, and what the API server says."""
+        health = a_health()
+        health.of(Resource.PODS)[0].refused = "403 <no>"
+        page = shown(a_scene(health=health))
+
+        assert page.text("verdict").startswith("Mostly. Synced")
+        assert page.text("loss-pods") == (
+            "Runs without pods. Lost: the guard evacuations, diverged evacuations, the states"
+            " that rest on pods. in the cluster: 403 <no>"
+        )
+        assert "refused" in page.text("watch-pods")
+
+    def test_the_checkpoint_is_told(self) -> None:
+        """Where it is kept, whose turn it is to write it, and what went wrong."""
+        health = a_health()
+        assert shown(a_scene(health=health)).text("checkpoint").startswith("none:")
+        health.checkpoint = CheckpointHealth(vmis=3, size=12_345)
+        health.watched.append(Watched(Resource.CONFIGMAPS, "ns", synced=True, contact=NOW))
+
+        assert shown(a_scene(health=health)).text("checkpoint") == (
+            "ConfigMaps, written by another replica; all is written, 3 VMs in 12,345 bytes"
+        )
+        health.checkpoint.may_write = lambda: True
+        health.checkpoint.find_unwritten = lambda: NOW - 90
+        health.checkpoint.faults[CheckpointFault.CONFLICT] = 2
+        assert shown(a_scene(health=health)).text("checkpoint") == (
+            "ConfigMaps, written by this process; unwritten since"
+            " 1 min 30 s ago 07:58:30 UTC conflict (2)"
+        )
+
+    def test_version_and_policy_are_told(self) -> None:
+        """The version, and the policy in the settings' own words."""
+        page = shown(a_scene(policy=Policy(migration_history_window=172_800.0)))
+
+        assert page.text("version") == __version__
+        assert page.text("policy") == "cooldown 15m, at most 6h; window 48h"
+
+    def test_until_it_is_synced_there_is_no_table(self) -> None:
+        """The page renders before the first sync, and shows nothing that is not known yet."""
+        page = shown(a_scene(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
+
+        assert page.text("verdict").startswith("No. Not ready: waiting for virtualmachineinst")
+        assert "db1" not in page.text("main")
+        assert [one.attributes.get("id") for one in page.all("table")] == ["watches"]
+
+
+class TestRows:
+    """What is said of single VMs."""
+
+    def test_an_evacuation_has_its_row(self) -> None:
+        """State, stuck in words, attempts, source and next step."""
+        page = shown(a_lively_scene())
+        row = page.text("e-uid-of-old")
+
+        assert row.startswith("bank/old on n2 Stuck by age not_migratable 1 h 6 min ago 06:53:20")
+        assert "by unknown" in row
+        assert "0 failed" in row
+        assert "The VM cannot be migrated" in row
+        assert "PUT /apis/subresources.kubevirt.io/v1/namespaces/bank/" in row
+        assert "Stuck" not in page.text("e-uid-of-young")
+        assert "held by migration_in_progress" in page.text("e-uid-of-young")
+        assert page.text("count-stuck") == "1"
+
+    def test_a_backoff_is_told(self) -> None:
+        """When KubeVirt tries next, and how long its pause is."""
+        failed = {
+            "phase": "Failed",
+            "finished": True,
+            "finished_at": NOW - 5,
+            "outcome": Outcome.FAILED,
+        }
+        from_n1 = {"vmi_name": "db1", "evacuates": "n1", "trigger": "evacuation"}
+        page = shown(
+            a_scene(
+                evacuating("db1"),
+                a_vmim(name="m1", uid="m1", created=NOW - 30, **from_n1, **failed),
+                a_vmim(name="m2", uid="m2", created=NOW - 4, **from_n1),
+            )
+        )
+
+        assert (
+            "1 failed attempt now: Pending next try in 15 s 08:00:15 UTC after a pause of 20 s"
+            in (page.text("e-uid-of-db1"))
+        )
+
+    def test_a_held_vm_has_its_row(self) -> None:
+        """By what it is held, until when, how far the cooldown has run, and why."""
+        page = shown(a_lively_scene())
+
+        assert page.text("h-uid-of-soon").startswith(
+            "shop/soon on n1 cooldown at preEviction in 10 s 08:00:10 UTC 14 min 50 s"
+        )
+        assert "14 min 50 s of 15 min" in page.text("h-uid-of-soon")
+        assert "migration_in_progress at filter the migration ends" in page.text("h-uid-of-moving")
+        assert "startTimestamp is 2027-01-15T07:59:00Z" in page.text("h-uid-of-moving")
+        (bar,) = (
+            one
+            for one in page.all("progress")
+            if one.attributes["aria-label"] == "Cooldown of shop/soon"
+        )
+        assert (bar.attributes["value"], bar.attributes["max"]) == ("890.0", "900.0")
+
+    def test_who_asked_for_its_eviction_is_told(self) -> None:
+        """Beside what holds it: the user, how long ago, and whether it was denied."""
+        asked = HeldEvictions()
+        for user, denied in (("autoscaler", False), ("descheduler", True)):
+            asked.note("uid-of-db1", HeldEviction(user, NOW - 7, Reason.COOLDOWN, denied))
+        page = shown(a_scene(cooling("db1"), held_evictions=asked))
+
+        assert "asked for by descheduler 7 s ago" in page.text("h-uid-of-db1")
+        assert "UTC, denied" in page.text("h-uid-of-db1")
+        assert "asked for by autoscaler 7 s ago" in page.text("h-uid-of-db1")
+        assert "UTC, would be denied" in page.text("h-uid-of-db1")
+
+    def test_both_reasons_are_told(self) -> None:
+        """A VM that is held at both checkpoints waits for the one, and then for the other."""
+        page = shown(a_scene(cooling("db1"), a_vmim()))
+
+        assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("h-uid-of-db1"))
+
+    def test_a_node_has_its_row(self) -> None:
+        """Its VMs, how many of them may be moved, and the others by reason."""
+        page = shown(a_lively_scene())
+
+        assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0"
+
+    @pytest.mark.parametrize("linked", [True, False])
+    def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
+        """The JSON of each VM and of the tables, where the listener serves it."""
+        html = render_page(a_board(a_lively_scene()), linked=linked)
+        links = {one.attributes["href"] for one in Document(html).all("a")}
+        api = {"/v1/vmis/bank/old", "/v1/evacuations", "/v1/blocked", "/openapi.json"}
+
+        assert {"/metrics", "/readyz"} <= links
+        assert api <= links if linked else not any("/v1/" in str(link) for link in links)
+
+    def test_more_rows_than_a_table_takes_are_counted(self) -> None:
+        """What is left out is told, with the way to it."""
+        page = shown(a_scene(*(evacuating(f"e{n}", node=f"n{n}") for n in range(ROWS + 3))))
+
+        assert page.text("more-evacuations") == "3 more evacuations: filter."
+        assert page.text("more-nodes") == "3 more nodes: filter."
+
+    def test_nothing_is_said_in_words(self) -> None:
+        """An empty table is a sentence, which tells whether it is the filter's doing."""
+        page = shown(a_scene(a_vmi()))
+        filtered = shown(a_lively_scene(), Wish(state=State.QUOTA))
+
+        assert "No VM is evacuating." in page.text("evacuations")
+        assert "No VM is held: all may be moved." in page.text("held")
+        assert "None of 3 matches." in filtered.text("evacuations")
+
+
+class TestForm:
+    """The filter."""
+
+    def test_it_shows_what_was_asked(self) -> None:
+        """The form holds what the page was asked for, and how to ask for everything."""
+        wish = Wish(namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN)
+        page = shown(a_lively_scene(), wish)
+        values = {one.attributes["name"]: one.attributes["value"] for one in page.all("input")}
+        chosen = [o.attributes["value"] for o in page.all("option") if "selected" in o.attributes]
+
+        assert (values["namespace"], values["node"]) == ("bank", "n2")
+        assert chosen == ["backoff", "cooldown", "time"]
+        assert page.text("clear") == "Show all"
+
+    def test_what_was_ignored_is_said(self) -> None:
+        """A value that makes no sense is named."""
+        page = shown(a_lively_scene(), Wish(ignored=("sort: expected <b>",)))
+
+        assert page.text("ignored-1") == "Ignored in the address: sort: expected <b>."
+
+
+class TestPrivacy:
+    """The page of a listener that asks nobody who they are."""
+
+    def test_no_name_is_told_and_why(self) -> None:
+        """No name and no namespace; but why not, where they are, and how to have them here."""
+        scene = a_lively_scene()
+        names = {e.vmi.name for e in scene.store.all_evidence()}
+        html = render_page(set_up(scene, Wish(), NOW, named=False), linked=False)
+        text = Document(html).text("main")
+
+        assert not [name for name in names if re.search(rf"\b{name}\b", text)]
+        assert not [name for name in ("shop/", "bank", "lab/") if name in text]
+        assert "page of the query listener" in text
+        assert "listen.page: true" in text
+        assert "n2" in text
+        assert "not_migratable 1" in text
+
+
+class TestSafety:
+    """What comes from a cluster is text."""
+
+    def test_a_hostile_name_is_text(self) -> None:
+        """Whatever names, nodes, UIDs and refusals hold, no element and no attribute is made."""
+        health = a_health()
+        health.watched.append(Watched(Resource.CONFIGMAPS, HOSTILE[0], refused=HOSTILE[1]))
+        plain = shown(a_lively_scene())
+        facts = [
+            fact
+            for number, text in enumerate(HOSTILE)
+            for fact in (
+                cooling(text, namespace=text, node=text, uid=f"{number}{text}"),
+                evacuating(f"e{text}", namespace=text, node=text, uid=f"e{number}{text}"),
+            )
+        ]
+        wish = Wish(namespace="", node="", ignored=HOSTILE)
+        page = shown(a_scene(*facts, health=health), wish)
+
+        assert [one.tag for one in page.elements].count("script") == 1
+        assert {one.tag for one in page.elements} <= {e.tag for e in plain.elements} | {"p", "div"}
+        allowed = {name for one in plain.elements for name in one.attributes}
+        assert {name for one in page.elements for name in one.attributes} <= allowed
+        for text in HOSTILE:
+            assert f"{text}/{text}" in page.text("held")
+        for one in page.all("a"):
+            assert re.fullmatch(r"#\w+|/[\w/%.-]*", one.attributes["href"] or "")
+
+    def test_a_hostile_wish_is_text(self) -> None:
+        """What the address asks for comes back as the value of a field, and as nothing else."""
+        for text in HOSTILE:
+            page = shown(a_lively_scene(), Wish(namespace=text))
+            values = [one.attributes.get("value") for one in page.all("input")]
+
+            assert text in values
+            assert len(page.all("script")) == 1
+
+    def test_the_policy_names_what_is_in_the_page(self) -> None:
+        """The style and the script have the hashes of the header, and there are no others."""
+        page = shown(a_lively_scene())
+        policy = dict(
+            part.split(" ", 1) for part in PAGE_HEADERS["Content-Security-Policy"].split("; ")
+        )
+        for tag in ("style", "script"):
+            (element,) = page.all(tag)
+            digest = base64.b64encode(hashlib.sha256(element.text.encode()).digest()).decode()
+            assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+        assert policy["default-src"] == "'none'"
+        assert "unsafe" not in str(policy)
+        assert PAGE_HEADERS["Cache-Control"] == "no-store"
+
+    def test_nothing_comes_from_elsewhere(self) -> None:
+        """No attribute has a style, a handler or the address of another origin."""
+        for element in shown(a_lively_scene()).elements:
+            for name, value in element.attributes.items():
+                assert name != "style"
+                assert not name.startswith("on")
+                if name in {"src", "href", "action"} and element.tag != "link":
+                    assert str(value).startswith(("/", "#"))
+
+    def test_every_id_is_given_once(self) -> None:
+        """What renews the page finds each row by its id."""
+        ids = [e.attributes["id"] for e in shown(a_lively_scene()).elements if "id" in e.attributes]
+
+        assert len(ids) == len(set(ids))
+
+    def test_the_wheel_has_all_of_it(self, tmp_path: Path) -> None:
+        """Template, style and script are in the wheel, beside the module that reads them."""
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+        (wheel,) = tmp_path.glob("*.whl")
+
+        assert {f"exporter/page.{kind}" for kind in ("py", "html.j2", "css", "js")} <= set(
+            zipfile.ZipFile(wheel).namelist()
+        )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.0, "0 s"),
+        (-3.0, "0 s"),
+        (59.9, "59 s"),
+        (60.0, "1 min"),
+        (61.0, "1 min 1 s"),
+        (3600.0, "1 h"),
+        (3601.0, "1 h"),
+        (3660.0, "1 h 1 min"),
+        (86_400.0, "1 d"),
+        (90_061.0, "1 d 1 h"),
+        (9e9, "104166 d 16 h"),
+    ],
+)
+def test_durations_are_told_to_people(seconds: Seconds, told: str) -> None:
+    """At most two units, the greatest first, and never a negative one."""
+    assert tell_duration(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("instant", "told"),
+    [
+        (None, '<span class="none">never</span>'),
+        (NOW, "now 08:00:00 UTC"),
+        (NOW + 0.4, "now 08:00:00 UTC"),
+        (NOW + 720, "in 12 min 08:12:00 UTC"),
+        (NOW - 3 * 3600, "3 h ago 05:00:00 UTC"),
+        (NOW - 86_400, "1 d ago 14 Jan 08:00 UTC"),
+        ("2027-01-15T08:12:00.500000Z", "in 12 min 08:12:00 UTC"),
+    ],
+)
+def test_instants_are_told_to_people_and_machines(instant: float | str | None, told: str) -> None:
+    """How far from now and in UTC, the day where it is another; and exactly, for machines."""
+    html = tell_when(instant, NOW)
+
+    assert re.sub(r"</?(time|span)[^>]*>", "", html) in (told, "never")
+    if isinstance(instant, str):
+        assert f'datetime="{instant}"' in html
+    elif instant is not None:
+        assert 'datetime="2027-01-1' in html
+
+
+def the_vmi(scene: Scene) -> VmiAnswer:
+    """The only VM that is shown."""
+    board = a_board(scene)
+    assert board.cluster is not None
+    assert board.cluster.vms is not None
+    rows = board.cluster.vms
+    return (*rows.evacuations.shown, *(row.vmi for row in rows.held.shown))[0]
+
+
+class TestTimeline:
+    """A VM's history as a picture."""
+
+    AXIS = Axis(NOW - 900.0, NOW, NOW + 100.0)
+
+    def test_a_migration_is_a_bar_and_a_cooldown_a_stretch(self) -> None:
+        """From start to end, and from the end to when the VM is released."""
+        line = draw_timeline(the_vmi(a_scene(cooling("db1", left=50.0))), self.AXIS)
+
+        (bar,) = line.bars
+        assert (bar.x, bar.kind) == (0.0, "succeeded")
+        assert line.cooldown is not None
+        assert (line.cooldown.x, line.cooldown.x + line.cooldown.width) == (5.0, 95.0)
+        assert line.failures == ()
+        assert line.told == "1 migration in the last 15 min, cooling down for 50 s more"
+
+    def test_a_failure_is_marked_where_it_ended(self) -> None:
+        """Failed ones have a mark of their own, in the picture and in the words."""
+        state = a_state(start=NOW - 300, end=NOW - 200, outcome=Outcome.FAILED)
+        line = draw_timeline(the_vmi(a_scene(a_vmi(migration=state))), self.AXIS)
+
+        assert line.failures == (70.0,)
+        assert [bar.kind for bar in line.bars] == ["failed"]
+        assert "1 migration in the last 15 min, 1 failed" in line.told
+
+    def test_one_under_way_reaches_until_now(self) -> None:
+        """What has not ended lasts until now."""
+        vmi = evacuating("db1", migration=a_running_state(start=NOW - 450))
+        line = draw_timeline(the_vmi(a_scene(vmi)), self.AXIS)
+
+        (bar,) = line.bars
+        assert (bar.x, bar.width, bar.kind) == (45.0, 45.0, "running")
+        assert line.requested == 84.0
+        assert line.cooldown is None
+        assert line.told == (
+            "1 migration in the last 15 min, one under way, evacuation asked for 1 min ago"
+        )
+
+    def test_what_failed_at_an_unknown_instant_is_not_under_way(self) -> None:
+        """Its end is there and cannot be read: it is over."""
+        state = a_state(start=NOW - 450, end=None, ended=True, outcome=Outcome.FAILED)
+        line = draw_timeline(the_vmi(a_scene(evacuating("db1", migration=state))), self.AXIS)
+
+        assert [(bar.x, bar.width, bar.kind) for bar in line.bars] == [(45.0, 0.0, "failed")]
+        assert line.failures == (45.0,)
+        assert "under way" not in line.told
+
+    def test_what_ended_before_it_is_left_out(self) -> None:
+        """An older migration is not piled up at its edge."""
+        ended = an_ended_vmim(uid="old", start=NOW - 5000, end=NOW - 4000, finished_at=NOW - 4000)
+        line = draw_timeline(the_vmi(a_scene(a_vmi(migration=a_state()), ended)), self.AXIS)
+
+        assert len(line.bars) == 1
+
+    @pytest.mark.parametrize(
+        ("oldest", "past"), [(30.0, SPANS[0]), (301.0, SPANS[1]), (1e6, 86_400.0)]
+    )
+    def test_all_share_an_axis_that_holds_them(self, oldest: Seconds, past: Seconds) -> None:
+        """The shortest span with everything in it, and never more than the window of history."""
+        state = a_state(start=NOW - oldest, end=NOW - 20.0)
+        board = a_board(a_scene(a_vmi(migration=state)))
+        assert board.cluster is not None
+        assert board.cluster.vms is not None
+        axis = measure_axis(tuple(row.vmi for row in board.cluster.vms.held.shown), board)
+
+        assert axis.past == past
+        assert axis.until >= NOW + 0.06 * past
+        assert axis.place(NOW - 10 * past) == 0.0
+        assert axis.place(axis.until) == 100.0

@@ -1,0 +1,557 @@
+"""What the API says of a VMI."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.counters import HeldEviction
+from exporter.engine.cooldown import decide
+from exporter.engine.evidence import Evidence
+from exporter.engine.history import History
+from exporter.engine.model import (
+    CLOCK_SKEW,
+    CLUSTER_RESOURCES,
+    Checkpoint,
+    Outcome,
+    Policy,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Vmim,
+)
+from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
+from exporter.server.answers import describe_status, explain_vmi, write_verdict
+from exporter.server.schemas import (
+    BlockedVmi,
+    CheckpointStatus,
+    ResourceAnswer,
+    RuleAnswer,
+    VmiAnswer,
+)
+from tests.support.builders import (
+    KEEP,
+    NOW,
+    a_history,
+    a_migration,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+    some_evidence,
+)
+
+
+def some_health(**overrides: Any) -> Health:
+    """Everything was heard of two seconds ago; VMIMs as overridden."""
+    watched = [Watched(r, None, synced=True, contact=NOW - 2.0) for r in CLUSTER_RESOURCES]
+    for name, value in overrides.items():
+        setattr(watched[1], name, value)
+    return Health(180.0, 600.0, watched)
+
+
+def explained(
+    evidence: Evidence,
+    policy: Policy | None = None,
+    *,
+    now: float = NOW,
+    health: Health | None = None,
+    held_evictions: Iterable[HeldEviction] = (),
+) -> VmiAnswer:
+    """The explanation under the default policy, of fresh evidence."""
+    return explain_vmi(
+        evidence,
+        policy or a_policy(),
+        StuckPolicy(),
+        load=None,
+        now=now,
+        health=health or some_health(),
+        held_evictions=held_evictions,
+    )
+
+
+def rule(answer: VmiAnswer, name: str) -> RuleAnswer:
+    """One rule's line."""
+    return next(one for one in answer.rules if one.rule == name)
+
+
+class TestVerdict:
+    """One verdict on the wire."""
+
+    def test_under_cooldown_says_until_when(self) -> None:
+        """The release, the wait for it and the cooldown are numbers that fit each other."""
+        evidence = some_evidence(
+            vmi=a_vmi(migration=a_state()), history=a_history(m1=a_migration())
+        )
+        answer = write_verdict("shop", "db1", decide(evidence, a_policy(), NOW), NOW)
+
+        assert (answer.known, answer.mismatch, answer.allowed) == (True, None, False)
+        assert answer.reason == "cooldown"
+        assert answer.not_before == "2027-01-15T08:05:00Z"
+        assert answer.retry_after_seconds == 300.0
+        assert answer.effective_cooldown_seconds == 900.0
+        assert answer.migrations_in_window == 1
+
+    def test_has_nulls_where_no_migration_was_read(self) -> None:
+        """Without an ended migration there is no cooldown to tell, and nothing to wait for."""
+        answer = write_verdict("shop", "db1", decide(some_evidence(), a_policy(), NOW), NOW)
+
+        assert answer.allowed
+        assert answer.reason is None
+        assert answer.not_before is None
+        assert answer.retry_after_seconds is None
+        assert answer.effective_cooldown_seconds is None
+        assert answer.migrations_in_window == 0
+
+    def test_tells_the_cooldown_of_an_allowed_vmi(self) -> None:
+        """The effective cooldown is a number also when it has run out."""
+        state = a_state(start=NOW - 5060.0, end=NOW - 5000.0)
+        verdict = decide(some_evidence(vmi=a_vmi(migration=state)), a_policy(), NOW)
+        answer = write_verdict("shop", "db1", verdict, NOW)
+
+        assert answer.allowed
+        assert answer.effective_cooldown_seconds == 900.0
+        assert (answer.not_before, answer.retry_after_seconds) == (None, None)
+
+    def test_does_not_say_until_when_a_migration_runs(self) -> None:
+        """Only a cooldown has a known end."""
+        evidence = some_evidence(vmi=a_vmi(migration=a_running_state()))
+        answer = write_verdict("shop", "db1", decide(evidence, a_policy(), NOW), NOW)
+
+        assert answer.reason == "migration_in_progress"
+        assert (answer.not_before, answer.retry_after_seconds) == (None, None)
+
+    @given(
+        floor=st.floats(0.001, 40_000.0),
+        elapsed=st.floats(0.0, 40_000.0),
+        took=st.floats(0.0, 9_000.0),
+    )
+    def test_who_waits_as_told_is_allowed(self, floor: float, elapsed: float, took: float) -> None:
+        """At `notBefore`, and `retryAfterSeconds` later, the same question is "allowed"."""
+        policy = a_policy(migration_cooldown=floor, max_migration_cooldown=0.0)
+        state = a_state(start=NOW - elapsed - took, end=NOW - elapsed)
+        evidence = some_evidence(vmi=a_vmi(migration=state))
+        answer = write_verdict("shop", "db1", decide(evidence, policy, NOW), NOW)
+        if answer.allowed:
+            return
+
+        assert answer.not_before is not None
+        assert answer.retry_after_seconds is not None
+        not_before = datetime.fromisoformat(answer.not_before).timestamp()
+        assert decide(evidence, policy, not_before).allowed
+        assert decide(evidence, policy, NOW + answer.retry_after_seconds).allowed
+
+
+class TestExplanation:
+    """Everything that is known of one VMI."""
+
+    def test_tells_the_arithmetic_of_the_cooldown(self) -> None:
+        """Base, backoff, cap and release of three migrations, the last of 20 minutes."""
+        state = a_state(uid="m3", start=NOW - 1800.0, end=NOW - 600.0)
+        history = a_history(
+            m1=a_migration(end=NOW - 40_000.0, start=NOW - 40_060.0),
+            m2=a_migration(end=NOW - 20_000.0, start=NOW - 20_060.0),
+            m3=a_migration(start=NOW - 1800.0, end=NOW - 600.0),
+        )
+        answer = explained(
+            some_evidence(vmi=a_vmi(migration=state), history=history),
+            a_policy(max_migration_cooldown=3600.0),
+        )
+
+        cooldown = answer.cooldown
+        assert cooldown is not None
+        assert cooldown.ended_at == "2027-01-15T07:50:00Z"
+        assert cooldown.duration_seconds == 1200.0
+        assert cooldown.migrations_in_window == 3
+        assert cooldown.base_seconds == 1200.0
+        assert cooldown.backed_off_seconds == 4800.0
+        assert cooldown.effective_seconds == 3600.0
+        assert cooldown.not_before == "2027-01-15T08:50:00Z"
+        assert rule(answer, "cooldown").why == (
+            "3 ended in the window: base 20m, backed off to 1h20m, capped to 1h, from"
+            " 2027-01-15T07:50:00Z on"
+        )
+
+    @pytest.mark.parametrize(
+        ("policy", "took", "ends", "said"),
+        [
+            pytest.param({}, 60.0, 1, "1 ended in the window: base 15m, from", id="base"),
+            pytest.param({}, 1280.0, 1, "1 ended in the window: base 21m20s, from", id="duration"),
+            pytest.param(
+                {}, 60.0, 2, "2 ended in the window: base 15m, backed off to 30m, from", id="backed"
+            ),
+            pytest.param(
+                {"max_migration_cooldown": 1000.0},
+                1280.0,
+                1,
+                "1 ended in the window: base 21m20s, capped to 16m40s, from",
+                id="capped-alone",
+            ),
+            pytest.param(
+                {"max_migration_cooldown": 0.0},
+                60.0,
+                7,
+                "7 ended in the window: base 15m, backed off to 16h, from",
+                id="no-cap",
+            ),
+        ],
+    )
+    def test_tells_of_backoff_and_cap_only_where_they_act(
+        self, policy: dict[str, float], took: float, ends: int, said: str
+    ) -> None:
+        """Nothing is said to be backed off or capped that is as long as before."""
+        last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
+        older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, ends)}
+        evidence = some_evidence(
+            vmi=a_vmi(migration=a_state(uid="m0", start=NOW - 600.0 - took)),
+            history=a_history(m0=last, **older),
+        )
+        answer = explained(evidence, a_policy(**policy))
+
+        assert rule(answer, "cooldown").why == f"{said} 2027-01-15T07:50:00Z on"
+
+    def test_agrees_with_the_verdicts(self) -> None:
+        """Both checkpoints' verdicts are those that a caller gets, and the rules explain them."""
+        evidence = some_evidence(vmi=a_vmi(migration=a_state()), vmims=(a_vmim(uid="m2"),))
+        answer = explained(evidence)
+
+        for checkpoint, told in (
+            (Checkpoint.FILTER, answer.verdicts.filter),
+            (Checkpoint.PRE_EVICTION, answer.verdicts.pre_eviction),
+        ):
+            verdict = decide(evidence, a_policy(), NOW, checkpoint=checkpoint)
+            blocking = [r for r in answer.rules if r.blocks and r.checkpoint is checkpoint]
+            assert told == write_verdict("shop", "db1", verdict, NOW)
+            assert told.reason == blocking[0].reason
+            assert not told.allowed
+
+    @pytest.mark.parametrize(
+        ("evidence", "name", "blocks", "why"),
+        [
+            pytest.param(some_evidence(), "running_migration", False, "no migrationState", id="no"),
+            pytest.param(
+                some_evidence(vmi=a_vmi(migration=a_running_state())),
+                "running_migration",
+                True,
+                "startTimestamp is 2027-01-15T07:59:00Z and there is no endTimestamp",
+                id="running",
+            ),
+            pytest.param(
+                some_evidence(vmi=a_vmi(migration=a_state())),
+                "running_migration",
+                False,
+                "endTimestamp is 2027-01-15T07:50:00Z",
+                id="ended",
+            ),
+            pytest.param(
+                some_evidence(vmi=a_vmi(migration=a_state(ended=True, end=None))),
+                "running_migration",
+                False,
+                "an end that cannot be read",
+                id="ended-some-time",
+            ),
+            pytest.param(
+                some_evidence(vmi=a_vmi(migration=a_running_state(start=None))),
+                "running_migration",
+                False,
+                "no startTimestamp",
+                id="emptied",
+            ),
+            pytest.param(
+                some_evidence(vmims=(a_vmim(),)),
+                "pending_migration",
+                True,
+                "VMIM mig-1 is Pending",
+                id="pending",
+            ),
+            pytest.param(
+                some_evidence(vmims=(a_vmim(phase=""),)),
+                "pending_migration",
+                True,
+                "VMIM mig-1 is new",
+                id="pending-without-phase",
+            ),
+            pytest.param(
+                some_evidence(vmims=(an_ended_vmim(),)),
+                "pending_migration",
+                False,
+                "no unfinished VMIM",
+                id="none-pending",
+            ),
+            pytest.param(
+                some_evidence(vmims_seen=False),
+                "pending_migration",
+                False,
+                "may not be watched",
+                id="vmims-unseen",
+            ),
+            pytest.param(
+                some_evidence(vmi=a_vmi(evacuation_node="n1")),
+                "requested_evacuation",
+                True,
+                "pod virt-launcher-db1-x lacks eviction-in-progress",
+                id="requested",
+            ),
+            pytest.param(
+                some_evidence(
+                    vmi=a_vmi(evacuation_node="n1"), launcher=a_pod(eviction_in_progress=True)
+                ),
+                "requested_evacuation",
+                False,
+                "the descheduler counts it",
+                id="counted-by-the-descheduler",
+            ),
+            pytest.param(
+                some_evidence(vmi=a_vmi(evacuation_node="n1"), launcher=None),
+                "requested_evacuation",
+                False,
+                "not to be seen",
+                id="pod-unseen",
+            ),
+            pytest.param(
+                some_evidence(vmi=a_vmi(evacuation_node="n9")),
+                "requested_evacuation",
+                False,
+                "evacuationNodeName is n9, the VMI is on n1",
+                id="left-that-node",
+            ),
+            pytest.param(
+                some_evidence(), "requested_evacuation", False, "is not set", id="not-requested"
+            ),
+            pytest.param(
+                some_evidence(), "cooldown", False, "no ended migration", id="no-cooldown"
+            ),
+        ],
+    )
+    def test_says_why(self, evidence: Evidence, name: str, blocks: bool, why: str) -> None:
+        """Each rule says from which facts it comes to what it says."""
+        told = rule(explained(evidence), name)
+
+        assert told.blocks is blocks
+        assert why in told.why
+
+    def test_says_that_a_guard_is_off(self) -> None:
+        """A rule that the policy switches off says so and does not block."""
+        policy = a_policy(guard_pending_migrations=False)
+        told = rule(explained(some_evidence(vmims=(a_vmim(),)), policy), "pending_migration")
+
+        assert not told.enabled
+        assert not told.blocks
+        assert "policy.guards" in told.why
+
+    def test_says_that_dead_evidence_does_not_block(self) -> None:
+        """Of dead evidence only the cooldown speaks."""
+        evidence = some_evidence(vmi=a_vmi(migration=a_running_state(), evacuation_node="n1"))
+        health = some_health()
+        for watched in health.watched:
+            watched.contact = NOW - 780.0
+        answer = explained(evidence, health=health)
+
+        assert answer.stale
+        assert answer.verdicts.filter.allowed
+        assert [one.rule for one in answer.rules if not one.silenced] == ["cooldown"]
+        assert "dead evidence" in rule(answer, "running_migration").why
+
+    def test_tells_what_may_not_be_seen(self) -> None:
+        """A resource that the API server refuses is told with the reason."""
+        answer = explained(some_evidence(), health=some_health(refused="403 no"))
+
+        assert answer.blind_spots == {"virtualmachineinstancemigrations": "403 no"}
+
+    def test_tells_the_facts(self) -> None:
+        """The VMI, its launcher, its unfinished VMIMs and the policy are told as they are known."""
+        evidence = some_evidence(
+            vmi=a_vmi(evacuation_node="n1"), vmims=(a_vmim(), an_ended_vmim(name="old", uid="m0"))
+        )
+        answer = explained(evidence, a_policy(guard_evacuations=False))
+
+        assert answer.observed_at == "2027-01-15T07:59:58Z"
+        assert answer.as_of == "2027-01-15T08:00:00Z"
+        assert (answer.vmi_uid, answer.node, answer.evacuation_node_name) == (
+            "uid-of-db1",
+            "n1",
+            "n1",
+        )
+        assert [vmim.name for vmim in answer.pending_migrations] == ["mig-1"]
+        assert answer.launcher is not None
+        assert answer.launcher.name == "virt-launcher-db1-x"
+        assert answer.policy.migration_cooldown_seconds == 900.0
+        assert not answer.policy.guard_evacuations
+
+    def test_has_nulls_for_what_is_not_there(self) -> None:
+        """No pod, no creation, no evacuation, no contact: null."""
+        health = some_health()
+        for watched in health.watched:
+            watched.contact = None
+        answer = explained(some_evidence(vmi=a_vmi(created=None), launcher=None), health=health)
+
+        assert answer.launcher is None
+        assert answer.created_at is None
+        assert answer.evacuation_node_name is None
+        assert answer.observed_at is None
+        assert answer.cooldown is None
+
+    def test_orders_the_migrations_by_their_ends(self) -> None:
+        """Migrations are told oldest first, fractions of a second included."""
+        history = a_history(
+            m1=a_migration(end=NOW - 5.0),
+            m2=a_migration(end=NOW - 5.5),
+            m3=a_migration(end=None, start=NOW - 1.0),
+        )
+        answer = explained(some_evidence(history=history))
+
+        assert [one.uid for one in answer.migrations] == ["m2", "m1", "m3"]
+
+    def test_tells_a_migration_without_uid(self) -> None:
+        """A migration that is known by its end alone has no UID, and counts."""
+        history = History()
+        history.put("", a_migration(), keep=KEEP)
+        answer = explained(some_evidence(history=history))
+
+        assert [(one.uid, one.in_window) for one in answer.migrations] == [(None, True)]
+
+    @given(
+        st.lists(
+            st.builds(
+                dict,
+                uid=st.sampled_from(["", "m1", "m2", "m3"]),
+                end=st.one_of(
+                    st.none(),
+                    st.sampled_from(
+                        [NOW - 90_000.0, NOW - 60.0, NOW - 30.0, NOW + 100.0, NOW + 900.0]
+                    ),
+                ),
+                finished_at=st.sampled_from([None, NOW - 60.0, NOW - 20.0]),
+                outcome=st.sampled_from(Outcome),
+                handed_off=st.booleans(),
+            ),
+            max_size=6,
+        ),
+        st.booleans(),
+    )
+    def test_marks_as_many_migrations_as_it_counts(
+        self,
+        told: list[dict[str, Any]],
+        count_failed: bool,
+    ) -> None:
+        """The migrations marked as in the window are those that the verdict counts."""
+        policy = a_policy(count_failed_migrations=count_failed)
+        history = History()
+        for fields in told:
+            uid = fields.pop("uid")
+            history.put(uid, a_migration(**fields), keep=KEEP)
+        evidence = some_evidence(history=history)
+        answer = explained(evidence, policy)
+
+        marked = [one for one in answer.migrations if one.in_window]
+        assert len(marked) == answer.verdicts.filter.migrations_in_window
+        assert all(one.handed_off for one in marked)
+        assert len(answer.migrations) == len(history)
+
+    def test_an_end_ahead_of_the_clock_never_waits_longer_than_the_cooldown(self) -> None:
+        """An end a little ahead is now, one far ahead is no end."""
+        near = a_state(start=NOW, end=NOW + CLOCK_SKEW)
+        far = a_state(start=NOW, end=NOW + CLOCK_SKEW + 1.0)
+
+        near_answer = explained(some_evidence(vmi=a_vmi(migration=near))).verdicts.pre_eviction
+        far_answer = explained(some_evidence(vmi=a_vmi(migration=far))).verdicts.pre_eviction
+        assert near_answer.retry_after_seconds == 900.0
+        assert far_answer.allowed
+
+
+class TestStatus:
+    """Whether the exporter can be trusted."""
+
+    def test_tells_how_each_watch_goes(self) -> None:
+        """What is seen, what may not be, and what went wrong last."""
+        health = some_health(
+            synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
+        )
+        answer = describe_status(health, vmis=0, blocked=(), now=NOW)
+
+        assert answer.resources[1] == ResourceAnswer(
+            resource=Resource.VMIMS,
+            namespace=None,
+            synced=False,
+            refused="forbidden",
+            trouble="cut",
+            contact_at=None,
+            refused_objects=3,
+        )
+        assert answer.resources[0].contact_at == answer.observed_at == "2027-01-15T07:59:58Z"
+        assert (answer.resources[0].refused, answer.resources[0].trouble) == (None, None)
+        assert answer.blind_spots == {"virtualmachineinstancemigrations": "forbidden"}
+        assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
+
+    def test_before_it_is_ready_counts_nothing(self) -> None:
+        """What is awaited is named, and no number is told that would soon be another."""
+        answer = describe_status(some_health(synced=False), vmis=7, blocked=(), now=NOW)
+
+        assert (answer.ready, answer.vmis) == (False, None)
+        assert answer.waiting_for == ["virtualmachineinstancemigrations"]
+
+    def test_counts_a_vm_once_by_its_first_reason(self) -> None:
+        """A VM that is held at both checkpoints counts for the one that is asked first."""
+
+        def held(name: str, checkpoint: Checkpoint, reason: Reason) -> BlockedVmi:
+            return BlockedVmi(
+                namespace="shop",
+                name=name,
+                vmi_uid=name,
+                node="n1",
+                checkpoint=checkpoint,
+                reason=reason,
+                not_before=None,
+            )
+
+        blocked = [
+            held("a", Checkpoint.FILTER, Reason.MIGRATION_IN_PROGRESS),
+            held("a", Checkpoint.PRE_EVICTION, Reason.COOLDOWN),
+            held("b", Checkpoint.PRE_EVICTION, Reason.COOLDOWN),
+        ]
+        counts = describe_status(some_health(), vmis=5, blocked=blocked, now=NOW).vmis
+
+        assert counts is not None
+        assert (counts.known, counts.allowed) == (5, 3)
+        assert counts.held == {
+            Reason.MIGRATION_IN_PROGRESS: 1,
+            Reason.EVACUATION_IN_PROGRESS: 0,
+            Reason.COOLDOWN: 1,
+        }
+
+    def test_tells_how_keeping_the_checkpoint_goes(self) -> None:
+        """Where one is kept: who writes it, since when something waits, what went wrong."""
+        health = some_health()
+        assert describe_status(health, vmis=0, blocked=(), now=NOW).checkpoint is None
+        health.checkpoint = CheckpointHealth(
+            may_write=lambda: True,
+            find_unwritten=lambda: NOW - 7.0,
+            written_at=NOW - 9.0,
+            vmis=2,
+            size=126,
+        )
+        health.checkpoint.faults[CheckpointFault.CONFLICT] += 1
+        health.checkpoint.faults[CheckpointFault.DAMAGED] = 0
+
+        assert describe_status(health, vmis=0, blocked=(), now=NOW).checkpoint == CheckpointStatus(
+            writes=True,
+            written_at="2027-01-15T07:59:51Z",
+            unwritten_since="2027-01-15T07:59:53Z",
+            vmis=2,
+            bytes=126,
+            faults={CheckpointFault.CONFLICT: 1},
+        )
+
+
+def test_a_vmim_knows_its_hand_off() -> None:
+    """Whether an unfinished VMIM was handed off is told."""
+    vmim: Vmim = a_vmim(phase="Running", handed_off=True)
+    answer = explained(some_evidence(vmims=(vmim,)))
+
+    assert [one.handed_off for one in answer.pending_migrations] == [True]

@@ -1,0 +1,1346 @@
+"""The query API and its neighbours over real HTTP, on TCP and on a unix socket."""
+
+import asyncio
+import gzip
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from jsonschema import (  # type: ignore[import-untyped]
+    Draft202012Validator,
+    FormatChecker,
+)
+from structlog.testing import capture_logs
+from yarl import URL
+
+from exporter.counters import Counters
+from exporter.engine.model import (
+    CLUSTER_RESOURCES,
+    MigrationLimits,
+    Policy,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Trigger,
+    Vmi,
+)
+from exporter.engine.store import Store
+from exporter.health import Health, Watched
+from exporter.metrics.exposition import Exposition, View
+from exporter.server.access import Access, Unauthenticated
+from exporter.server.api import (
+    METRICS_LISTENER,
+    SHARED_FROM,
+    Service,
+    make_metrics_app,
+    make_query_app,
+)
+from exporter.server.blocked import BlockedSet
+from exporter.server.page.render import PAGE_HEADERS
+from exporter.server.schemas import ROUTES, BlockedAnswer, Route, write_openapi
+from exporter.settings import Limits
+from tests.support.builders import (
+    KEEP,
+    NOW,
+    UID,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+    rfc3339,
+)
+
+
+SOON = 5.0
+LIMITS = Limits(body_bytes=20_000, candidates=5)
+VERDICTS, BLOCKED = "/v1/verdicts", "/v1/blocked"
+CANDIDATE = {"namespace": "shop", "name": "db1"}
+DOCUMENT = write_openapi()
+
+
+@dataclass
+class Clock:
+    """An instant that a test sets; after `run` the seconds pass from there."""
+
+    instant: float = NOW
+    _began: float | None = None
+
+    def __call__(self) -> float:
+        """The instant now."""
+        if self._began is None:
+            return self.instant
+        return self.instant + asyncio.get_running_loop().time() - self._began
+
+    def run(self) -> None:
+        """Let the seconds pass."""
+        self._began = asyncio.get_running_loop().time()
+
+
+@dataclass
+class Answer:
+    """One whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, decoded."""
+        return json.loads(self.body)
+
+    @property
+    def detail(self) -> str:
+        """What a problem says was expected."""
+        return str(self.json["detail"])
+
+
+@dataclass
+class Desk:
+    """A service over a store, asked over HTTP. Every answer is held against the document."""
+
+    policy: Policy = field(default_factory=a_policy)
+    limits: Limits = LIMITS
+    clock: Clock = field(default_factory=Clock)
+    store: Store = field(default_factory=lambda: Store(endings_kept=KEEP))
+    counters: Counters = field(default_factory=Counters)
+    health: Health = field(
+        default_factory=lambda: Health(
+            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in CLUSTER_RESOURCES]
+        )
+    )
+    session: aiohttp.ClientSession = field(init=False)
+    service: Service = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store.vmims_seen = self.store.pods_seen = True
+        self.store.heard_at = NOW
+        stuck = StuckPolicy()
+        self.service = Service(
+            store=self.store,
+            health=self.health,
+            counters=self.counters,
+            policy=self.policy,
+            stuck=stuck,
+            limits=self.limits,
+            blocked=BlockedSet(self.store, self.health, self.policy, self.clock),
+            clock=self.clock,
+            render_metrics=Exposition(
+                lambda: View(
+                    store=self.store,
+                    register=self.service.blocked.register,
+                    health=self.health,
+                    counters=self.counters,
+                    policy=self.policy,
+                    stuck=stuck,
+                    vmi_series=self.limits.vmi_series,
+                    now=self.clock(),
+                )
+            ).render,
+        )
+
+    def hear(self) -> None:
+        """Have everything heard of now."""
+        for watched in self.health.watched:
+            watched.contact = self.clock()
+
+    def cool(self, name: str = "db1", *, left: float = 300.0, **overrides: Any) -> None:
+        """Have a VMI whose cooldown of 15 minutes is over after `left` seconds."""
+        end = NOW + left - 900.0
+        state = a_state(uid=f"of-{name}", start=end - 60.0, end=end)
+        self.store.put(a_vmi(name=name, migration=state, **overrides))
+
+    async def ask(self, method: str, path: str, **options: Any) -> Answer:
+        """One request, and its whole answer."""
+        url = URL(path, encoded=True)
+        async with self.session.request(method, url, **options) as response:
+            answer = Answer(response.status, response.headers, await response.read())
+        assert_declared(method, url.path, answer)
+        return answer
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        """A GET."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.ask("GET", path, headers=named)
+
+    async def judge(self, *candidates: Mapping[str, object], **asked: object) -> Answer:
+        """A POST of candidates for their verdicts."""
+        return await self.ask("POST", VERDICTS, json={"candidates": candidates, **asked})
+
+    async def verdict(self, candidate: Mapping[str, object] = CANDIDATE, **asked: Any) -> Any:
+        """The verdict on one candidate."""
+        answer = await self.judge(candidate, **asked)
+        assert answer.status == 200
+        (verdict,) = answer.json["verdicts"]
+        return verdict
+
+
+class Doorkeeper(Access):
+    """Lets in who has the good token, without asking anybody."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def check(self, authorization: str | None, method: str, path: str) -> None:
+        """Raises `Unauthenticated`."""
+        del method, path
+        if authorization != "Bearer good":
+            raise Unauthenticated("a token is needed")
+
+
+def assert_declared(method: str, path: str, answer: Answer) -> None:
+    """The answer is one that the OpenAPI document promises for this request, or a problem."""
+    declared: dict[str, Any] = {}
+    for template, operations in DOCUMENT["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
+            declared = operations.get("get" if method == "HEAD" else method.lower(), {})
+    schema: dict[str, Any] = {"$ref": "#/components/schemas/Problem"}
+    media = answer.headers.get("Content-Type", "").split(";")[0]
+    if str(answer.status) in declared.get("responses", {}):
+        content = declared["responses"][str(answer.status)].get("content")
+        if content is None:
+            assert answer.body == b""
+            return
+        schema = content[media]["schema"]
+    else:
+        assert answer.status in (404, 405, 500)
+        assert media == "application/problem+json"
+    if method == "HEAD":
+        assert answer.body == b""
+    elif media.endswith("json"):
+        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+        schema["components"] = DOCUMENT["components"]
+        Draft202012Validator(schema, format_checker=FormatChecker()).validate(answer.json)
+        if media == "application/problem+json":
+            assert answer.json["status"] == answer.status
+
+
+@asynccontextmanager
+async def served(
+    app: web.Application, socket: Path | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of an application that listens on a port of its own, or on a unix socket."""
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    try:
+        site: web.BaseSite
+        connector: aiohttp.BaseConnector
+        if socket is None:
+            site, connector = web.TCPSite(runner, "127.0.0.1", 0), aiohttp.TCPConnector(limit=0)
+        else:
+            site, connector = web.UnixSite(runner, socket), aiohttp.UnixConnector(str(socket))
+        await site.start()
+        base = "http://exporter"
+        if socket is None:
+            base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession(base, connector=connector) as session:
+            yield session
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def opened(desk: Desk) -> AsyncIterator[Desk]:
+    """The desk on its query listener."""
+    async with served(make_query_app(desk.service)) as session:
+        desk.session = session
+        yield desk
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    """A service that is ready, over an empty store, on a port of its own."""
+    async with opened(Desk()) as one:
+        yield one
+
+
+class TestVerdicts:
+    """POST /v1/verdicts."""
+
+    async def test_null_is_what_go_writes_for_nothing(self, desk: Desk) -> None:
+        """An empty list that a Go client sends as null is an empty list."""
+        answer = await desk.ask("POST", VERDICTS, json={"candidates": None, "dryRun": None})
+        assert (answer.status, answer.json["verdicts"]) == (200, [])
+
+    async def test_answers_as_the_contract_says(self, desk: Desk) -> None:
+        """One VMI in cooldown: every field of the answer, nulls included."""
+        desk.cool()
+        desk.store.put(an_ended_vmim(uid="m0", start=NOW - 5060.0, end=NOW - 5000.0))
+        answer = await desk.judge(CANDIDATE)
+
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "application/json"
+        assert answer.json == {
+            "asOf": "2027-01-15T08:00:00Z",
+            "observedAt": "2027-01-15T08:00:00Z",
+            "stale": False,
+            "verdicts": [
+                {
+                    "namespace": "shop",
+                    "name": "db1",
+                    "known": True,
+                    "mismatch": None,
+                    "allowed": False,
+                    "reason": "cooldown",
+                    "notBefore": "2027-01-15T08:20:00Z",
+                    "retryAfterSeconds": 1200.0,
+                    "effectiveCooldownSeconds": 1800.0,
+                    "migrationsInWindow": 2,
+                }
+            ],
+        }
+
+    async def test_answers_in_the_order_asked(self, desk: Desk) -> None:
+        """One answer per candidate, in their order, one asked twice answered twice."""
+        desk.cool("b")
+        desk.store.put(a_vmi(name="a", uid="a"))
+        names = ["b", "nobody", "a", "b"]
+        answer = await desk.judge(*({"namespace": "shop", "name": name} for name in names))
+
+        told = answer.json["verdicts"]
+        assert [one["name"] for one in told] == names
+        assert [one["allowed"] for one in told] == [False, True, True, False]
+        assert [one["known"] for one in told] == [True, False, True, True]
+
+    async def test_answers_no_candidates(self, desk: Desk) -> None:
+        """Who asks about nothing is answered nothing."""
+        assert (await desk.judge()).json["verdicts"] == []
+
+    @pytest.mark.parametrize(
+        ("checkpoint", "reason"),
+        [
+            pytest.param({}, "migration_in_progress", id="absent"),
+            pytest.param({"checkpoint": None}, "migration_in_progress", id="null"),
+            pytest.param({"checkpoint": "filter"}, "migration_in_progress", id="filter"),
+            pytest.param({"checkpoint": "preEviction"}, "cooldown", id="pre-eviction"),
+        ],
+    )
+    async def test_applies_the_rules_of_the_checkpoint(
+        self, desk: Desk, checkpoint: dict[str, Any], reason: str
+    ) -> None:
+        """A VMI that cools down with a pending VMIM: each checkpoint tells its own rule."""
+        desk.cool()
+        desk.store.put(a_vmim())
+        verdict = await desk.verdict(**checkpoint)
+
+        assert verdict["reason"] == reason
+        assert (verdict["notBefore"] is None) is (reason != "cooldown")
+        assert verdict["effectiveCooldownSeconds"] == 900.0
+
+    @pytest.mark.parametrize(
+        ("candidate", "mismatch"),
+        [
+            pytest.param(CANDIDATE | {"name": "nobody"}, "unknown", id="name"),
+            pytest.param(CANDIDATE | {"namespace": "other"}, "unknown", id="namespace"),
+            pytest.param(CANDIDATE | {"vmiUid": "another"}, "uid", id="uid"),
+        ],
+    )
+    async def test_allows_and_counts_what_is_not_ours(
+        self, desk: Desk, candidate: dict[str, str], mismatch: str
+    ) -> None:
+        """An unknown VMI, or one of another UID, is allowed and counted by why it is not ours."""
+        desk.cool()
+        verdict = await desk.verdict(candidate)
+
+        assert verdict == {
+            "namespace": candidate["namespace"],
+            "name": candidate["name"],
+            "known": False,
+            "mismatch": mismatch,
+            "allowed": True,
+            "reason": None,
+            "notBefore": None,
+            "retryAfterSeconds": None,
+            "effectiveCooldownSeconds": None,
+            "migrationsInWindow": 0,
+        }
+        assert desk.counters.unknown_candidates == {mismatch: 1}
+        assert not desk.counters.blocks
+
+    @pytest.mark.parametrize(
+        "extra",
+        [
+            pytest.param({"vmiUid": UID}, id="right-uid"),
+            pytest.param({"vmiUid": None}, id="null-uid"),
+            pytest.param({"vmiUid": ""}, id="empty-uid"),
+            pytest.param({"node": "", "pod": None}, id="empty-node"),
+            pytest.param({"podUid": 7, "labels": {"a": [1]}}, id="unknown-fields"),
+        ],
+    )
+    async def test_knows_its_own(self, desk: Desk, extra: dict[str, object]) -> None:
+        """The right UID, none, and fields that nobody knows lead to the same verdict."""
+        desk.cool()
+        answer = await desk.judge(CANDIDATE | extra, comment={"x": 1})
+
+        assert [one["reason"] for one in answer.json["verdicts"]] == ["cooldown"]
+
+    async def test_counts_exactly_the_blocked_answers(self, desk: Desk) -> None:
+        """Each blocked answer counts once by reason, node and namespace; cooldowns are observed."""
+        desk.cool()
+        desk.store.put(a_vmi(name="runs", uid="r", node="n2", migration=a_running_state()))
+        desk.store.put(a_vmi(name="free", uid="f"))
+        for _ in range(2):
+            await desk.judge(*(CANDIDATE | {"name": name} for name in ("db1", "runs", "free")))
+
+        assert desk.counters.blocks == {
+            (Reason.COOLDOWN, "n1", "shop"): 2,
+            (Reason.MIGRATION_IN_PROGRESS, "n2", "shop"): 2,
+        }
+        assert (desk.counters.cooldowns.count, desk.counters.cooldowns.total) == (2, 1800.0)
+
+    async def test_counts_no_dry_run(self, desk: Desk) -> None:
+        """A dry run is answered alike and counts nothing, nor does any other way of reading."""
+        desk.cool()
+        wet = await desk.verdict()
+        counted = (dict(desk.counters.blocks), desk.counters.cooldowns.count)
+        dry = await desk.verdict(dryRun=True)
+        await desk.verdict(CANDIDATE | {"name": "nobody"}, dryRun=True)
+        for path in (BLOCKED, "/v1/vmis/shop/db1", "/", "/metrics"):
+            await desk.get(path)
+
+        assert dry == wet
+        assert (dict(desk.counters.blocks), desk.counters.cooldowns.count) == counted
+        assert not desk.counters.unknown_candidates
+
+    async def test_the_node_counted_is_the_cluster_s(self, desk: Desk) -> None:
+        """What a caller invents as node or pod reaches no label."""
+        desk.cool(node="n7")
+        await desk.verdict(CANDIDATE | {"node": "invented", "pod": "invented"})
+        metrics = (await desk.get("/metrics")).body.decode()
+
+        assert (
+            "descheduler_kubevirt_eviction_blocks_total"
+            '{namespace="shop",node="n7",reason="cooldown"} 1.0'
+        ) in metrics
+        assert "invented" not in metrics
+
+    @pytest.mark.parametrize(
+        ("silence", "stale", "reasons"),
+        [
+            pytest.param(0.0, False, ["migration_in_progress", "cooldown"], id="fresh"),
+            pytest.param(179.9, False, ["migration_in_progress", "cooldown"], id="nearly"),
+            pytest.param(180.0, True, ["migration_in_progress", "cooldown"], id="stale"),
+            pytest.param(779.9, True, ["migration_in_progress", "cooldown"], id="still"),
+            pytest.param(780.0, True, [None, "cooldown"], id="dead"),
+        ],
+    )
+    async def test_dead_evidence_does_not_block(
+        self,
+        desk: Desk,
+        silence: float,
+        stale: bool,
+        reasons: list[str | None],
+    ) -> None:
+        """After 3 minutes of silence it says so; after 10 more only cooldowns block."""
+        desk.store.put(a_vmi(name="runs", uid="r", migration=a_running_state()))
+        desk.cool(left=890.0)
+        desk.clock.instant = NOW + silence
+        answer = await desk.judge(CANDIDATE | {"name": "runs"}, CANDIDATE)
+
+        assert answer.json["stale"] is stale
+        assert answer.json["observedAt"] == "2027-01-15T08:00:00Z"
+        assert [one["reason"] for one in answer.json["verdicts"]] == reasons
+
+    async def test_who_waits_as_told_is_allowed(self, desk: Desk) -> None:
+        """After `retryAfterSeconds` the answer is "allowed", and not a moment before."""
+        desk.cool()
+        desk.clock.instant = NOW + 0.000_7
+        wait = (await desk.verdict())["retryAfterSeconds"]
+        desk.clock.instant += wait
+        after = await desk.verdict()
+        desk.clock.instant -= 0.002
+        before = await desk.verdict()
+
+        assert (before["allowed"], after["allowed"]) == (False, True)
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            pytest.param({"Content-Type": "application/json"}, id="json"),
+            pytest.param({"Content-Type": "text/plain"}, id="another-type"),
+            pytest.param({"Content-Encoding": "gzip"}, id="gzip"),
+        ],
+    )
+    async def test_reads_the_body_whatever_its_type(
+        self, desk: Desk, headers: dict[str, str]
+    ) -> None:
+        """The body is JSON, compressed or not; its declared type is not asked for."""
+        body = json.dumps({"candidates": [CANDIDATE]}).encode()
+        data = gzip.compress(body) if "Content-Encoding" in headers else body
+        answer = await desk.ask("POST", VERDICTS, data=data, headers=headers)
+
+        assert [one["known"] for one in answer.json["verdicts"]] == [False]
+
+
+class TestRefusals:
+    """What is asked wrongly is told as a problem that names the field."""
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            pytest.param(b"", id="empty"),
+            pytest.param(b"{", id="cut"),
+            pytest.param(b"candidates: []", id="yaml"),
+            pytest.param(b'{"candidates": [{"namespace": "a", "name": "\xff"}]}', id="not-utf-8"),
+            pytest.param(b'{"candidates": [{"name": "\\ud800"}]}', id="half-a-pair"),
+            pytest.param(b'{"candidates": [], "x": ' + b"[" * 15_000, id="deep"),
+        ],
+    )
+    async def test_a_body_that_is_no_json_is_400(self, desk: Desk, body: bytes) -> None:
+        """What cannot be decoded is no JSON."""
+        answer = await desk.ask("POST", VERDICTS, data=body)
+
+        assert answer.status == 400
+        assert "JSON" in answer.detail
+
+    async def test_a_body_not_encoded_as_told_is_400(self) -> None:
+        """A body that is no gzip where the header says so is the caller's fault."""
+        async with opened(Desk()) as desk:
+            answer = await desk.ask(
+                "POST", VERDICTS, data=b"no gzip", headers={"Content-Encoding": "gzip"}
+            )
+
+        assert answer.status == 400
+        assert "encoded" in answer.detail
+
+    @pytest.mark.parametrize(
+        ("body", "named"),
+        [
+            pytest.param([], "object", id="array"),
+            pytest.param({}, "candidates", id="no-candidates"),
+            pytest.param({"candidates": {}}, "$.candidates", id="object-candidates"),
+            pytest.param({"candidates": ["db1"]}, "$.candidates[0]", id="text-candidate"),
+            pytest.param({"candidates": [{"name": "a"}]}, "`namespace`", id="no-namespace"),
+            pytest.param(
+                {"candidates": [CANDIDATE, CANDIDATE | {"name": 7}]},
+                "$.candidates[1].name",
+                id="number-as-name",
+            ),
+            pytest.param(
+                {"candidates": [CANDIDATE | {"name": "a" * 254}]},
+                "$.candidates[0].name",
+                id="long-name",
+            ),
+            pytest.param(
+                {"candidates": [CANDIDATE | {"namespace": "a" * 64}]},
+                "$.candidates[0].namespace",
+                id="long-namespace",
+            ),
+            pytest.param(
+                {"candidates": [CANDIDATE | {"vmiUid": "a" * 129}]},
+                "$.candidates[0].vmiUid",
+                id="long-uid",
+            ),
+            pytest.param(
+                {"candidates": [CANDIDATE | {"pod": "a" * 254}]},
+                "$.candidates[0].pod",
+                id="long-pod",
+            ),
+            pytest.param(
+                {"candidates": [CANDIDATE | {"node": "a" * 254}]},
+                "$.candidates[0].node",
+                id="long-node",
+            ),
+            pytest.param({"candidates": [CANDIDATE] * 6}, "candidates: 6", id="too-many"),
+            pytest.param(
+                {"candidates": [], "checkpoint": "preeviction"}, "$.checkpoint", id="checkpoint"
+            ),
+            pytest.param({"candidates": [], "dryRun": "yes"}, "$.dryRun", id="dry-run"),
+        ],
+    )
+    async def test_a_wrong_field_is_422_and_named(
+        self, desk: Desk, body: object, named: str
+    ) -> None:
+        """A field that is missing, too long or of a wrong type is named, and nothing is counted."""
+        desk.cool()
+        answer = await desk.ask("POST", VERDICTS, json=body)
+
+        assert answer.status == 422
+        assert named in answer.detail
+        assert not desk.counters.blocks
+
+    async def test_a_wrong_checkpoint_is_told_the_right_ones(self, desk: Desk) -> None:
+        """Its spelling is the likeliest fault: the answer says what was expected."""
+        body = {"candidates": [], "checkpoint": "PreEviction"}
+        answer = await desk.ask("POST", VERDICTS, json=body)
+
+        assert answer.status == 422
+        assert answer.detail == (
+            "Invalid enum value 'PreEviction' - at `$.checkpoint`: expected filter or preEviction"
+        )
+
+    @pytest.mark.parametrize("encoding", ["identity", "gzip"])
+    async def test_a_body_too_large_is_413(self, desk: Desk, encoding: str) -> None:
+        """A body beyond the limit, before or after it is unpacked, is refused with the limit."""
+        body = b" " * (LIMITS.body_bytes + 1)
+        data = gzip.compress(body) if encoding == "gzip" else body
+        answer = await desk.ask("POST", VERDICTS, data=data, headers={"Content-Encoding": encoding})
+
+        assert answer.status == 413
+        assert "20000 bytes" in answer.detail
+        assert "limits.bodyBytes" in answer.detail
+
+    async def test_a_body_at_the_limits_is_read(self, desk: Desk) -> None:
+        """As many bytes and candidates as are allowed are answered."""
+        body = json.dumps({"candidates": [CANDIDATE] * LIMITS.candidates}).encode()
+        answer = await desk.ask("POST", VERDICTS, data=body.ljust(LIMITS.body_bytes))
+
+        assert answer.status == 200
+        assert len(answer.json["verdicts"]) == LIMITS.candidates
+
+    @pytest.mark.parametrize(
+        ("path", "named"),
+        [
+            pytest.param("/v1/blocked?checkpoint=both", "checkpoint", id="checkpoint"),
+            pytest.param("/v1/blocked?checkpoint=", "checkpoint", id="empty-checkpoint"),
+            pytest.param("/v1/blocked?wait=61", "wait", id="wait-too-long"),
+            pytest.param("/v1/blocked?wait=-0.1", "wait", id="negative-wait"),
+            pytest.param("/v1/blocked?wait=soon", "wait", id="wait-in-words"),
+            pytest.param("/v1/blocked?wait=", "wait", id="empty-wait"),
+            pytest.param("/v1/blocked?wait=nan", "wait", id="wait-nan"),
+            pytest.param("/v1/blocked?wait=inf", "wait", id="wait-for-ever"),
+            pytest.param(f"/v1/vmis/{'a' * 64}/x", "namespace", id="long-namespace"),
+            pytest.param(f"/v1/vmis/a/{'x' * 254}", "name", id="long-name"),
+        ],
+    )
+    async def test_a_wrong_parameter_is_422_and_named(
+        self, desk: Desk, path: str, named: str
+    ) -> None:
+        """A parameter that is out of bounds is named."""
+        answer = await desk.get(path)
+
+        assert answer.status == 422
+        assert answer.detail.startswith(f"{named}:")
+
+    @pytest.mark.parametrize(
+        "path", ["/nothing", "/v1", "/v1/blocked/", "/v1/evacuation", "/v1/vmis/shop", "/%ff"]
+    )
+    async def test_an_unknown_path_is_404(self, desk: Desk, path: str) -> None:
+        """There is no such endpoint, in words."""
+        answer = await desk.get(path)
+
+        assert answer.status == 404
+        assert "/openapi.json" in answer.detail
+
+    @pytest.mark.parametrize(
+        ("method", "path", "allow"),
+        [
+            pytest.param("GET", VERDICTS, {"POST"}, id="get-verdicts"),
+            pytest.param("PUT", VERDICTS, {"POST"}, id="put-verdicts"),
+            pytest.param("POST", BLOCKED, {"GET", "HEAD"}, id="post-blocked"),
+            pytest.param("DELETE", "/v1/vmis/shop/db1", {"GET", "HEAD"}, id="delete-vmi"),
+            pytest.param("POST", "/metrics", {"GET", "HEAD"}, id="post-metrics"),
+        ],
+    )
+    async def test_a_wrong_method_is_405(
+        self, desk: Desk, method: str, path: str, allow: set[str]
+    ) -> None:
+        """The methods that an endpoint takes are told."""
+        answer = await desk.ask(method, path)
+
+        assert answer.status == 405
+        assert set(answer.headers["Allow"].split(",")) == allow
+
+    async def test_a_fault_of_ours_is_500_without_its_text(self) -> None:
+        """An error inside is told as ours; what it says goes to the log alone."""
+
+        async def fail(_accept: str) -> tuple[list[bytes], str]:
+            raise RuntimeError("s3cret")
+
+        desk = Desk()
+        desk.service.render_metrics = fail
+        async with opened(desk):
+            answer = await desk.get("/metrics")
+
+        assert answer.status == 500
+        assert b"s3cret" not in answer.body
+        assert "log" in answer.detail
+
+
+class TestReadiness:
+    """Before the first sync and after the last."""
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            pytest.param("POST", VERDICTS, id="verdicts"),
+            pytest.param("GET", BLOCKED, id="blocked"),
+            pytest.param("GET", "/v1/vmis/shop/db1", id="vmi"),
+            pytest.param("GET", "/readyz", id="readyz"),
+        ],
+    )
+    @pytest.mark.parametrize("closing", [False, True], ids=["before-the-sync", "while-closing"])
+    async def test_is_503_with_when_to_retry(
+        self,
+        desk: Desk,
+        method: str,
+        path: str,
+        closing: bool,
+    ) -> None:
+        """Not synced, or ending: 503 with `Retry-After`, and why."""
+        desk.service.closing = closing
+        desk.health.watched[0].synced = closing
+        answer = await desk.ask(method, path)
+
+        assert answer.status == 503
+        assert int(answer.headers["Retry-After"]) > 0
+        assert ("ending" if closing else "virtualmachineinstances") in answer.detail
+
+    async def test_waits_for_every_other_resource(self, desk: Desk) -> None:
+        """Ready is: VMIs synced, every other resource synced or refused."""
+        pods = desk.health.of(Resource.PODS)[0]
+        pods.synced = False
+        waiting = await desk.get("/readyz")
+        pods.refused = "403"
+        ready = await desk.get("/readyz")
+
+        assert (waiting.status, ready.status) == (503, 200)
+        assert "pods" in waiting.detail
+
+    @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/openapi.json"])
+    async def test_the_rest_is_served_before_the_sync(self, desk: Desk, path: str) -> None:
+        """Who asks how it is going is answered at any time."""
+        desk.health.watched[0].synced = False
+        desk.health.watched[0].contact = None
+        answer = await desk.get(path)
+
+        assert answer.status == 200
+
+
+class TestBlocked:
+    """GET /v1/blocked."""
+
+    async def test_answers_as_the_contract_says(self, desk: Desk) -> None:
+        """Entries are sorted, one per VMI and blocking checkpoint, with their release."""
+        desk.cool("b")
+        desk.store.put(a_vmim(vmi_name="b"))
+        desk.store.put(a_vmi(name="a", uid="of-a", node="n2", evacuation_node="n2"))
+        desk.store.put(a_pod(vmi_uid="of-a", node="n2"))
+        answer = await desk.get(BLOCKED)
+
+        shared = {"namespace": "shop", "name": "b", "vmiUid": UID, "node": "n1"}
+        assert answer.json == {
+            "asOf": "2027-01-15T08:00:00Z",
+            "stale": False,
+            "maxAgeSeconds": 90.0,
+            "blocked": [
+                {
+                    "namespace": "shop",
+                    "name": "a",
+                    "vmiUid": "of-a",
+                    "node": "n2",
+                    "checkpoint": "filter",
+                    "reason": "evacuation_in_progress",
+                    "notBefore": None,
+                },
+                shared
+                | {
+                    "checkpoint": "filter",
+                    "reason": "migration_in_progress",
+                    "notBefore": None,
+                },
+                shared
+                | {
+                    "checkpoint": "preEviction",
+                    "reason": "cooldown",
+                    "notBefore": "2027-01-15T08:05:00Z",
+                },
+            ],
+        }
+
+    @pytest.mark.parametrize("count", [0, 1, 200])
+    async def test_is_written_as_it_would_be_in_one_piece(self, desk: Desk, count: int) -> None:
+        """However many entries there are, the body is the answer's JSON and its length is told."""
+        for number in range(count):
+            desk.cool(f"db{number}")
+        answer = await desk.get(BLOCKED)
+        read = msgspec.json.decode(answer.body, type=BlockedAnswer)
+
+        assert len(read.blocked) == count
+        assert answer.body == msgspec.json.encode(read)
+        assert answer.headers["Content-Type"] == "application/json"
+        assert int(answer.headers["Content-Length"]) == len(answer.body)
+        assert (len(answer.body) > SHARED_FROM) is (count == 200)
+
+    @pytest.mark.parametrize("checkpoint", ["filter", "preEviction"])
+    async def test_tells_one_checkpoint_alone(self, desk: Desk, checkpoint: str) -> None:
+        """With a checkpoint only its entries are told, under an ETag of their own."""
+        desk.cool()
+        desk.store.put(a_vmim())
+        both = await desk.get(BLOCKED)
+        one = await desk.get(f"{BLOCKED}?checkpoint={checkpoint}")
+
+        assert len(both.json["blocked"]) == 2
+        assert [entry["checkpoint"] for entry in one.json["blocked"]] == [checkpoint]
+        assert one.headers["ETag"] != both.headers["ETag"]
+
+    async def test_agrees_with_the_verdicts(self, desk: Desk) -> None:
+        """What is in the set is blocked, with the same reason and release; the rest is allowed."""
+        desk.cool("a")
+        desk.store.put(a_vmi(name="b", uid="b", migration=a_state(start=NOW, end=NOW + 200.0)))
+        desk.store.put(a_vmi(name="c", uid="c", migration=a_running_state()))
+        desk.store.put(a_vmi(name="d", uid="d"))
+        for passed in (0.0, 150.0, 299.0, 300.0, 1100.0):
+            desk.clock.instant = NOW + passed
+            desk.hear()
+            for checkpoint in ("filter", "preEviction"):
+                blocked = await desk.get(f"{BLOCKED}?checkpoint={checkpoint}")
+                judged = await desk.judge(
+                    *(CANDIDATE | {"name": name} for name in "abcd"), checkpoint=checkpoint
+                )
+                assert [
+                    (entry["name"], entry["reason"], entry["notBefore"])
+                    for entry in blocked.json["blocked"]
+                ] == [
+                    (one["name"], one["reason"], one["notBefore"])
+                    for one in judged.json["verdicts"]
+                    if not one["allowed"]
+                ]
+
+    @pytest.mark.parametrize(
+        ("header", "status"),
+        [
+            pytest.param("{etag}", 304, id="the-same"),
+            pytest.param("W/{etag}", 304, id="weak"),
+            pytest.param('"another"', 200, id="another"),
+            pytest.param('"another", {etag}', 304, id="in-a-list"),
+            pytest.param('"another",W/{etag},"x"', 304, id="weak-in-a-list"),
+            pytest.param("*", 304, id="any"),
+            pytest.param("{bare}", 200, id="without-quotes"),
+            pytest.param("", 200, id="empty"),
+        ],
+    )
+    async def test_if_none_match(self, desk: Desk, header: str, status: int) -> None:
+        """A caller that knows this set is told just that."""
+        desk.cool()
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        desk.clock.instant += 60.0
+        asked = header.format(etag=etag, bare=etag.strip('"'))
+        answer = await desk.get(BLOCKED, If_None_Match=asked)
+
+        assert answer.status == status
+        assert answer.headers["ETag"] == etag
+        assert (answer.body == b"") is (status == 304)
+
+    async def test_several_headers_are_one_list(self, desk: Desk) -> None:
+        """ETags told in two headers are both known."""
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        headers = [("If-None-Match", '"another"'), ("If-None-Match", etag)]
+        answer = await desk.ask("GET", BLOCKED, headers=headers)
+
+        assert answer.status == 304
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            pytest.param(NOW - 300.0, id="past"),
+            pytest.param(NOW + 250.0, id="ahead-of-our-clock"),
+        ],
+    )
+    async def test_the_etag_does_not_tick(self, desk: Desk, end: float) -> None:
+        """While only the clock moves and nothing is released the ETag stays, body or not."""
+        desk.store.put(a_vmi(migration=a_state(start=end - 60.0, end=end)))
+        etags = []
+        for passed in (0.0, 1.0, 170.0, 400.0, 599.0):
+            desk.clock.instant = NOW + passed
+            desk.hear()
+            etags.append((await desk.get(BLOCKED)).headers["ETag"])
+
+        assert len(set(etags)) == 1
+
+    async def test_the_etag_covers_stale(self, desk: Desk) -> None:
+        """Turning stale is a change, coming back is another."""
+        fresh = await desk.get(BLOCKED)
+        desk.clock.instant += 180.0
+        stale = await desk.get(BLOCKED, If_None_Match=fresh.headers["ETag"])
+        desk.hear()
+        again = await desk.get(BLOCKED)
+
+        assert stale.status == 200
+        assert stale.json["stale"]
+        assert again.headers["ETag"] == fresh.headers["ETag"]
+
+    async def test_is_not_to_be_cached_unasked(self, desk: Desk) -> None:
+        """An intermediary must ask before it uses an answer again."""
+        assert (await desk.get(BLOCKED)).headers["Cache-Control"] == "no-cache"
+
+
+async def waited(desk: Desk, etag: str, wait: str = "60") -> Answer:
+    """A long poll from a set that is known."""
+    async with asyncio.timeout(SOON):
+        return await desk.get(f"{BLOCKED}?wait={wait}", If_None_Match=etag)
+
+
+async def parked(desk: Desk, number: int = 1) -> None:
+    """Wait until so many requests are held open."""
+    async with asyncio.timeout(SOON):
+        while desk.service.blocked.waiting < number:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+
+
+class TestLongPoll:
+    """GET /v1/blocked?wait=."""
+
+    async def test_a_change_of_the_store_answers(self, desk: Desk) -> None:
+        """The request is held until a VMI is blocked."""
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        waiting = asyncio.create_task(waited(desk, etag))
+        await parked(desk)
+        desk.cool()
+        desk.service.blocked.note_change()
+        answer = await waiting
+
+        assert answer.status == 200
+        assert [entry["name"] for entry in answer.json["blocked"]] == ["db1"]
+        assert answer.headers["ETag"] != etag
+
+    async def test_the_clock_answers(self) -> None:
+        """A cooldown that runs out answers, and the verdict agrees."""
+        async with opened(Desk(policy=a_policy(migration_cooldown=0.4))) as desk:
+            desk.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
+            desk.clock.run()
+            known = await desk.get(BLOCKED)
+            answer = await waited(desk, known.headers["ETag"])
+            verdict = await desk.verdict()
+
+        assert len(known.json["blocked"]) == 1
+        assert (answer.status, answer.json["blocked"]) == (200, [])
+        assert desk.clock() >= NOW + 0.4
+        assert verdict["allowed"]
+
+    async def test_turning_stale_answers(self, desk: Desk) -> None:
+        """Silence of the API server answers, with `stale`."""
+        desk.health.stale_after = 0.3
+        desk.clock.run()
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        answer = await waited(desk, etag)
+
+        assert answer.json["stale"]
+
+    async def test_closing_answers(self, desk: Desk) -> None:
+        """At shutdown the answer comes at once: nothing has changed."""
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        waiting = asyncio.create_task(waited(desk, etag))
+        await parked(desk)
+        desk.service.closing = True
+        desk.service.blocked.close()
+        answer = await waiting
+
+        assert answer.status == 304
+
+    async def test_the_end_of_the_wait_answers(self, desk: Desk) -> None:
+        """Without a change it is 304 after the seconds asked for, fractions allowed."""
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answer = await waited(desk, etag, "0.2")
+
+        assert answer.status == 304
+        assert loop.time() - began >= 0.19
+
+    @pytest.mark.parametrize(
+        ("header", "status"),
+        [
+            pytest.param({}, 200, id="without-etag"),
+            pytest.param({"If_None_Match": '"another"'}, 200, id="another-etag"),
+            pytest.param({"If_None_Match": "*"}, 304, id="any"),
+        ],
+    )
+    async def test_who_knows_no_set_is_answered_at_once(
+        self, desk: Desk, header: dict[str, str], status: int
+    ) -> None:
+        """Only who names the present set waits."""
+        async with asyncio.timeout(SOON):
+            answer = await desk.get(f"{BLOCKED}?wait=60", **header)
+
+        assert answer.status == status
+
+    async def test_many_wait_together(self, desk: Desk) -> None:
+        """Five hundred held requests are all answered by one change, and others meanwhile."""
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        waiting = [asyncio.create_task(waited(desk, etag)) for _ in range(500)]
+        await parked(desk, 500)
+        meanwhile = await desk.verdict()
+        desk.cool()
+        desk.service.blocked.note_change()
+        answers = await asyncio.gather(*waiting)
+
+        assert meanwhile["known"] is False
+        assert {answer.status for answer in answers} == {200}
+        assert len({answer.headers["ETag"] for answer in answers}) == 1
+
+    async def test_who_has_gone_is_not_kept(self, desk: Desk) -> None:
+        """A caller that hangs up leaves nothing behind."""
+        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        waiting = asyncio.create_task(waited(desk, etag))
+        await parked(desk)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        async with asyncio.timeout(SOON):
+            while desk.service.blocked.waiting:  # noqa: ASYNC110 (nobody tells)
+                await asyncio.sleep(0.005)
+
+        assert desk.counters.requests["blocked_wait"].count == 1
+
+
+class TestVmi:
+    """GET /v1/vmis/{namespace}/{name}."""
+
+    async def test_agrees_with_the_verdicts(self, desk: Desk) -> None:
+        """Both checkpoints are told as /v1/verdicts tells them, with the rule that blocks."""
+        desk.cool()
+        desk.store.put(a_vmim())
+        told = (await desk.get("/v1/vmis/shop/db1")).json
+
+        assert told["verdicts"]["filter"] == await desk.verdict(checkpoint="filter")
+        assert told["verdicts"]["preEviction"] == await desk.verdict(checkpoint="preEviction")
+        assert [rule["rule"] for rule in told["rules"] if rule["blocks"]] == [
+            "pending_migration",
+            "cooldown",
+        ]
+
+    async def test_tells_the_arithmetic(self, desk: Desk) -> None:
+        """The cooldown's numbers multiply up to the verdict's."""
+        end = NOW - 100.0
+        for number in (1, 2, 3):
+            desk.store.put(
+                an_ended_vmim(name=f"m{number}", uid=f"m{number}", end=end - 1000.0 * (3 - number))
+            )
+        desk.store.put(a_vmi(migration=a_state(uid="m3", start=end - 1000.0, end=end)))
+        told = (await desk.get("/v1/vmis/shop/db1")).json
+
+        assert told["cooldown"] == {
+            "endedAt": rfc3339(end),
+            "durationSeconds": 1000.0,
+            "migrationsInWindow": 3,
+            "baseSeconds": 1000.0,
+            "backedOffSeconds": 4000.0,
+            "effectiveSeconds": 4000.0,
+            "notBefore": rfc3339(end + 4000.0),
+        }
+        assert [one["inWindow"] for one in told["migrations"]] == [True] * 3
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            pytest.param("/v1/vmis/shop/nobody", id="name"),
+            pytest.param("/v1/vmis/other/db1", id="namespace"),
+            pytest.param("/v1/vmis/shop/db1%2Fx", id="slash"),
+            pytest.param("/v1/vmis/shop/%ED%A0%80", id="half-a-pair"),
+            pytest.param("/v1/vmis/shop/%00%0a", id="controls"),
+        ],
+    )
+    async def test_an_unknown_vmi_is_404(self, desk: Desk, path: str) -> None:
+        """There is no such VMI, in words."""
+        desk.cool()
+        answer = await desk.get(path)
+
+        assert answer.status == 404
+        assert "no VMI" in answer.detail
+
+
+class TestEvacuations:
+    """GET /v1/evacuations, and the evacuation of one VMI."""
+
+    async def test_none(self, desk: Desk) -> None:
+        """Where nobody evacuates the list is empty."""
+        desk.cool()
+        answer = await desk.get("/v1/evacuations")
+        assert (answer.status, answer.json["evacuations"]) == (200, [])
+        assert answer.json["blindSpots"] == {}
+
+    async def test_one(self, desk: Desk) -> None:
+        """Everything of one evacuation: diagnosis, next step, and the request that cancels it."""
+        desk.store.heard_at = NOW
+        desk.store.put(evacuating())
+        desk.store.put(a_pod(eviction_in_progress=True))
+        answer = await desk.get("/v1/evacuations")
+        (told,) = answer.json["evacuations"]
+
+        assert told.pop("nextStep").startswith("Nothing moves this VM")
+        assert told == {
+            "namespace": "shop",
+            "name": "db1",
+            "vmiUid": UID,
+            "node": "n1",
+            "evacuationNodeName": "n1",
+            "evictionStrategy": "LiveMigrate",
+            "source": "descheduler",
+            "requestedAt": rfc3339(NOW - 4000),
+            "ageSeconds": 4000.0,
+            "state": "no_migration",
+            "stuck": True,
+            "stuckBy": ["age"],
+            "failedAttempts": 0,
+            "backoff": None,
+            "diverged": False,
+            "attempt": None,
+            "cancel": {
+                "method": "PUT",
+                "path": "/apis/subresources.kubevirt.io/v1/namespaces/shop"
+                "/virtualmachineinstances/db1/evacuate/cancel",
+                "body": {"evacuationNodeName": "n1"},
+            },
+        }
+        explained = await desk.get("/v1/vmis/shop/db1")
+        assert explained.json["evacuation"] == (
+            answer.json["evacuations"][0] | {"nextStep": explained.json["evacuation"]["nextStep"]}
+        )
+
+    async def test_longest_first(self, desk: Desk) -> None:
+        """The oldest request is the first of the list."""
+        for age, name in enumerate(("c", "a", "b")):
+            vmi = evacuating(name=name, uid=name, eviction_requested_at=NOW - 100 * age)
+            desk.store.put(vmi)
+        answer = await desk.get("/v1/evacuations")
+        assert [one["name"] for one in answer.json["evacuations"]] == ["b", "a", "c"]
+
+    async def test_backoff(self, desk: Desk) -> None:
+        """KubeVirt's pause and its end, and the attempt that it holds."""
+        desk.store.put(evacuating())
+        attempt = {"evacuates": "n1", "trigger": Trigger.EVACUATION}
+        failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 5.0}
+        desk.store.put(a_vmim(name="f", uid="f", created=NOW - 60, **attempt, **failed))
+        desk.store.put(a_vmim(name="e", uid="e", created=NOW - 4, **attempt))
+        (told,) = (await desk.get("/v1/evacuations")).json["evacuations"]
+        assert (told["state"], told["failedAttempts"]) == ("backoff", 1)
+        assert told["backoff"] == {"seconds": 20.0, "nextTryAt": rfc3339(NOW + 15)}
+        assert (told["attempt"]["name"], told["attempt"]["phase"]) == ("e", "Pending")
+
+    async def test_post_copy_is_not_to_be_cancelled(self, desk: Desk) -> None:
+        """While memory is on both nodes no request that could end it is offered."""
+        desk.store.put(evacuating(migration=a_running_state(mode="PostCopy")))
+        (told,) = (await desk.get("/v1/evacuations")).json["evacuations"]
+        assert (told["state"], told["cancel"]) == ("migrating", None)
+
+
+def evacuating(**overrides: Any) -> Vmi:
+    """A migratable VMI whose evacuation the descheduler requested 4000 s ago."""
+    fields: dict[str, Any] = {
+        "evacuation_node": "n1",
+        "eviction_strategy": "LiveMigrate",
+        "eviction_requested_at": NOW - 4000,
+        "evicted_by_descheduler": True,
+        "migratable": True,
+    }
+    return a_vmi(**(fields | overrides))
+
+
+class TestStatus:
+    """GET /v1/status."""
+
+    async def test_agrees_with_what_else_is_told(self, desk: Desk) -> None:
+        """Ready, fresh and as many VMIs held as the blocked set names."""
+        desk.cool()
+        desk.store.put(a_vmi(name="db2", uid="u2"))
+        answer = await desk.get("/v1/status")
+        blocked = (await desk.get(BLOCKED)).json["blocked"]
+
+        assert (answer.status, answer.json["ready"], answer.json["staleness"]) == (
+            200,
+            True,
+            "fresh",
+        )
+        assert answer.json["vmis"]["known"] == 2
+        assert answer.json["vmis"]["allowed"] == 1
+        assert answer.json["vmis"]["held"]["cooldown"] == len(blocked) == 1
+
+    async def test_is_answered_before_the_sync(self, desk: Desk) -> None:
+        """Who asks why there are no verdicts is told what is awaited."""
+        desk.health.watched[0].synced = False
+        answer = await desk.get("/v1/status")
+
+        assert (answer.status, answer.json["ready"], answer.json["vmis"]) == (200, False, None)
+        assert answer.json["waitingFor"] == ["virtualmachineinstances"]
+
+    async def test_is_not_ready_while_closing(self, desk: Desk) -> None:
+        """The last answers say that no more verdicts will come."""
+        desk.service.closing = True
+        answer = await desk.get("/v1/status")
+
+        assert (answer.json["ready"], answer.json["waitingFor"]) == (False, [])
+
+
+class TestListeners:
+    """Which routes each listener serves."""
+
+    @pytest.mark.parametrize("route", ROUTES, ids=lambda route: str(route.name))
+    @pytest.mark.parametrize("listener", ["query", "metrics"])
+    async def test_serves_its_routes(self, listener: str, route: Route) -> None:
+        """The query listener serves everything, the metrics listener metrics, probes and page."""
+        desk = Desk()
+        desk.cool()
+        make = make_query_app if listener == "query" else make_metrics_app
+        path = route.path.format(namespace="shop", name="db1")
+        async with served(make(desk.service)) as desk.session:
+            answer = await desk.ask(
+                route.method, path, json={"candidates": []} if route.method == "POST" else None
+            )
+
+        shown = listener == "query" or route.name in {"metrics", "livez", "readyz", "page"}
+        assert (answer.status == 200) is shown
+        assert shown or answer.status == 404
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/metrics", "/livez", "/readyz", "/", BLOCKED, "/v1/vmis/shop/db1", "/openapi.json"],
+    )
+    async def test_answers_head(self, desk: Desk, path: str) -> None:
+        """Every GET has its HEAD: the same headers and no body."""
+        desk.cool()
+        answer = await desk.ask("HEAD", path)
+
+        assert answer.status == 200
+        assert int(answer.headers["Content-Length"]) > 0
+
+    async def test_a_unix_socket_serves_the_same(self, tmp_path: Path) -> None:
+        """Over a unix socket the answers are the same."""
+        desk = Desk()
+        desk.cool()
+        async with served(make_query_app(desk.service)) as desk.session:
+            over_tcp = await desk.judge(CANDIDATE, dryRun=True)
+        async with served(make_query_app(desk.service), tmp_path / "query.sock") as desk.session:
+            over_unix = await desk.judge(CANDIDATE, dryRun=True)
+            blocked = await desk.get(BLOCKED)
+            refused = await desk.get("/nothing")
+
+        assert over_unix.json == over_tcp.json
+        assert len(blocked.json["blocked"]) == 1
+        assert refused.status == 404
+
+    def test_the_metrics_listener_shows_nothing_of_vmis(self) -> None:
+        """What the open listener serves is a closed list."""
+        assert set(METRICS_LISTENER) == {"metrics", "livez", "readyz", "page"}
+
+
+class TestOthers:
+    """The document, the page, the metrics."""
+
+    async def test_the_document_is_the_one_generated(self, desk: Desk) -> None:
+        """/openapi.json is what the types make."""
+        assert (await desk.get("/openapi.json")).json == DOCUMENT
+
+    async def test_the_page_counts_blocked_vmis_once(self, desk: Desk) -> None:
+        """A VMI that is blocked at both checkpoints is one."""
+        desk.cool()
+        desk.store.put(a_vmim())
+        answer = await desk.get("/")
+
+        assert '<dd id="count-held">1</dd>' in answer.body.decode()
+        assert "/v1/vmis/shop/db1" in answer.body.decode()
+
+    async def test_the_page_is_guarded_by_its_headers(self, desk: Desk) -> None:
+        """Whoever asks gets the page with all that keeps it apart from others."""
+        answer = await desk.ask("HEAD", "/")
+
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert {name: answer.headers[name] for name in PAGE_HEADERS} == PAGE_HEADERS
+
+    async def test_the_page_takes_a_filter(self, desk: Desk) -> None:
+        """The query says what to show; what makes no sense in it is told, with status 200."""
+        desk.cool()
+        answer = await desk.get("/?namespace=bank&sort=nonsense")
+
+        assert answer.status == 200
+        assert "None of 1 matches." in answer.body.decode()
+        assert "sort: expected time or name or node or state" in answer.body.decode()
+
+    async def test_the_page_is_there_before_the_first_sync(self, desk: Desk) -> None:
+        """Where verdicts are answered 503 the page says what is waited for."""
+        desk.health.of(Resource.PODS)[0].synced = False
+        answer = await desk.get("/")
+
+        assert (await desk.get("/readyz")).status == 503
+        assert answer.status == 200
+        assert "Not ready: waiting for pods." in answer.body.decode()
+
+    @pytest.mark.parametrize("page", [False, True])
+    async def test_the_open_page_names_nobody(self, page: bool) -> None:
+        """The metrics listener's page tells of single VMs only where the operator says so."""
+        desk = Desk()
+        desk.cool()
+        async with served(make_metrics_app(desk.service, page=page)) as desk.session:
+            body = (await desk.get("/")).body.decode()
+
+        assert ('data-name="db1"' in body) is page
+        assert ("db1" in body) is page
+        assert "/v1/" not in body
+
+    async def test_the_page_tells_all_to_those_who_may_ask(self) -> None:
+        """Where the metrics listener asks who its callers are, its page tells of single VMs."""
+        desk = Desk()
+        desk.cool()
+        async with served(make_metrics_app(desk.service, Doorkeeper())) as desk.session:
+            answer = await desk.get("/", Authorization="Bearer good")
+            refused = await desk.get("/")
+
+        assert 'data-name="db1"' in answer.body.decode()
+        assert refused.status == 401
+        assert b"db1" not in refused.body
+
+    @pytest.mark.parametrize(
+        ("accept", "content_type"),
+        [
+            pytest.param("", "text/plain; version=0.0.4; charset=utf-8", id="none"),
+            pytest.param("*/*", "text/plain; version=0.0.4; charset=utf-8", id="anything"),
+            pytest.param(
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+                "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+                "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",
+                id="prometheus",
+            ),
+        ],
+    )
+    async def test_metrics_are_negotiated(self, desk: Desk, accept: str, content_type: str) -> None:
+        """A scraper gets the format that it accepts."""
+        desk.store.put(MigrationLimits())
+        answer = await desk.get("/metrics", Accept=accept)
+
+        assert answer.headers["Content-Type"] == content_type
+
+    async def test_metrics_are_compressed_for_who_accepts_it(self, desk: Desk) -> None:
+        """A scrape may be compressed."""
+        answer = await desk.get("/metrics", Accept_Encoding="gzip")
+
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert answer.body.startswith(b"# HELP")
+
+    async def test_every_endpoint_is_timed_from_the_start(self, desk: Desk) -> None:
+        """Each endpoint's duration is there before its first request and moves by each."""
+        before = {name: one.count for name, one in desk.counters.requests.items()}
+        await desk.get("/livez")
+        await desk.judge()
+        await desk.get(f"{BLOCKED}?wait=0")
+
+        assert before == dict.fromkeys([*(route.name for route in ROUTES), "blocked_wait"], 0)
+        assert desk.counters.requests["livez"].count == 1
+        assert desk.counters.requests["verdicts"].count == 1
+        assert desk.counters.requests["blocked_wait"].count == 1
+
+    async def test_what_is_logged_of_blocks_is_bounded(self, desk: Desk) -> None:
+        """One block of one VMI is logged once a minute, however often it is asked for."""
+        desk.cool(left=890.0)
+        with capture_logs() as logs:
+            for passed in (0.0, 30.0, 59.0, 61.0):
+                desk.clock.instant = NOW + passed
+                await desk.verdict(CANDIDATE | {"pod": "p1"})
+                await desk.verdict(dryRun=True)
+
+        assert [line["event"] for line in logs] == ["eviction_blocked"] * 2
+        assert {line["pod"] for line in logs} == {"p1"}
+
+
+def test_the_limits_are_those_of_the_settings() -> None:
+    """Without a configuration a request may ask for 5,000 candidates in 4 MiB."""
+    assert replace(Limits()) == Limits(body_bytes=4 * 2**20, candidates=5000)

@@ -1,0 +1,418 @@
+"""The set of blocked VMIs: kept current, and told to those who wait."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy
+from exporter.engine.store import Store
+from exporter.health import Health, Watched
+from exporter.server.blocked import LOOKING, SETTLING, WOKEN, Blocked, BlockedSet
+from tests.support.builders import (
+    KEEP,
+    NOW,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
+
+
+SOON = 5.0
+
+
+@dataclass
+class Clock:
+    """An instant that a test sets; `ticking` lets the seconds pass from there."""
+
+    instant: float = NOW
+    ticking: bool = False
+    _began: float = 0.0
+
+    def __call__(self) -> float:
+        """The instant now."""
+        if not self.ticking:
+            return self.instant
+        return self.instant + asyncio.get_running_loop().time() - self._began
+
+    def run(self) -> None:
+        """Let the seconds pass."""
+        self._began, self.ticking = asyncio.get_running_loop().time(), True
+
+
+@dataclass
+class Scene:
+    """A store, what is watched, a clock, and the set over them."""
+
+    policy: Policy = field(default_factory=a_policy)
+    store: Store = field(default_factory=lambda: Store(endings_kept=KEEP))
+    clock: Clock = field(default_factory=Clock)
+    health: Health = field(
+        default_factory=lambda: Health(
+            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in CLUSTER_RESOURCES]
+        )
+    )
+    blocked: BlockedSet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store.vmims_seen = self.store.pods_seen = True
+        self.blocked = self.afresh()
+
+    def afresh(self) -> BlockedSet:
+        """Another set over the same facts, with nothing kept."""
+        return BlockedSet(self.store, self.health, self.policy, self.clock)
+
+    def hear(self) -> None:
+        """Have everything heard of now."""
+        for watched in self.health.watched:
+            watched.contact = self.clock()
+
+    def cool(self, name: str = "db1", *, left: float = 300.0, **overrides: Any) -> None:
+        """Have a VMI whose cooldown of 15 minutes is over after `left` seconds."""
+        end = NOW + left - 900.0
+        state = a_state(uid=f"of-{name}", start=end - 60.0, end=end)
+        self.store.put(a_vmi(name=name, uid=f"uid-{name}", migration=state, **overrides))
+
+
+def keys(blocked: Blocked) -> list[tuple[str, str]]:
+    """The blocked VMIs and where."""
+    return [(entry.name, entry.checkpoint) for entry in blocked.entries]
+
+
+class TestRead:
+    """The set as it is now."""
+
+    def test_has_one_entry_per_vmi_and_blocking_checkpoint(self) -> None:
+        """A VMI that cools down while another migration waits is there twice, all sorted."""
+        scene = Scene()
+        scene.cool("b")
+        scene.cool("a")
+        scene.store.put(a_vmim(vmi_name="b"))
+        scene.store.put(a_vmi(name="quiet", uid="q"))
+        scene.store.put(a_vmi(namespace="aaa", name="z", uid="z", migration=a_running_state()))
+
+        assert keys(scene.blocked.read(None)) == [
+            ("z", "filter"),
+            ("a", "preEviction"),
+            ("b", "filter"),
+            ("b", "preEviction"),
+        ]
+        assert keys(scene.blocked.read(Checkpoint.FILTER)) == [("z", "filter"), ("b", "filter")]
+        assert keys(scene.blocked.read(Checkpoint.PRE_EVICTION)) == [
+            ("a", "preEviction"),
+            ("b", "preEviction"),
+        ]
+
+    def test_follows_the_store(self) -> None:
+        """A change of the store is in the next answer, under another ETag."""
+        scene = Scene()
+        before = scene.blocked.read(None)
+        scene.cool()
+        after = scene.blocked.read(None)
+        scene.store.remove_vmi("shop", "db1")
+
+        assert (before.entries, keys(after)) == ([], [("db1", "preEviction")])
+        assert after.etag != before.etag
+        assert scene.blocked.read(None).etag == before.etag
+
+    def test_follows_the_clock(self) -> None:
+        """A cooldown that has run out is not in the set any more."""
+        scene = Scene()
+        scene.cool("a", left=100.0)
+        scene.cool("b", left=200.0)
+        found = []
+        for passed in (99.0, 100.0, 199.999, 200.0):
+            scene.clock.instant = NOW + passed
+            scene.hear()
+            found.append([name for name, _ in keys(scene.blocked.read(None))])
+
+        assert found == [["a", "b"], ["b"], ["b"], []]
+
+    def test_follows_a_clock_that_is_set_back(self) -> None:
+        """When the clock goes back, what had run out blocks again, as for a verdict."""
+        scene = Scene()
+        scene.cool(left=100.0)
+        scene.clock.instant = NOW + 101.0
+        allowed = keys(scene.blocked.read(None))
+        scene.clock.instant = NOW
+
+        assert allowed == []
+        assert keys(scene.blocked.read(None)) == [("db1", "preEviction")]
+
+    def test_follows_what_may_be_seen(self) -> None:
+        """When VMIMs or pods come to be seen or unseen, the set is another at once."""
+        scene = Scene()
+        scene.store.put(a_vmi(evacuation_node="n1"))
+        scene.store.put(a_vmim())
+        both = scene.blocked.read(None)
+        scene.store.vmims_seen = False
+        none = scene.blocked.read(None)
+
+        assert keys(both) == [("db1", "filter")]
+        assert keys(none) == []
+
+    def test_turns_stale_and_dead(self) -> None:
+        """Stale evidence still blocks and says so; of dead evidence only cooldowns are left."""
+        scene = Scene()
+        scene.cool("a", left=890.0)
+        scene.store.put(a_vmi(name="b", uid="b", migration=a_running_state()))
+        fresh = scene.blocked.read(None)
+        scene.clock.instant = NOW + 180.0
+        stale = scene.blocked.read(None)
+        scene.clock.instant = NOW + 780.0
+        dead = scene.blocked.read(None)
+
+        assert (fresh.stale, stale.stale, dead.stale) == (False, True, True)
+        assert keys(fresh) == keys(stale) == [("a", "preEviction"), ("b", "filter")]
+        assert keys(dead) == [("a", "preEviction")]
+        assert len({fresh.etag, stale.etag, dead.etag}) == 3
+
+    def test_an_end_that_comes_to_be_believed_blocks(self) -> None:
+        """An end too far ahead is none; once the clock is near enough it cools down, unasked."""
+        scene = Scene()
+        state = a_state(start=NOW, end=NOW + 400.0)
+        scene.store.put(a_vmi(migration=state))
+        before = keys(scene.blocked.read(None))
+        scene.clock.instant = NOW + 100.0
+
+        assert before == []
+        assert keys(scene.blocked.read(None)) == [("db1", "preEviction")]
+
+    def test_an_end_ahead_of_the_clock_does_not_tick(self) -> None:
+        """While an end lies ahead `notBefore` moves with the clock, and the ETag does not."""
+        scene = Scene()
+        scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW + 60.0)))
+        told = []
+        for passed in (0.0, 10.0, 59.0, 61.0, 100.0):
+            scene.clock.instant = NOW + passed
+            told.append(scene.blocked.read(None))
+
+        assert len({blocked.etag for blocked in told}) == 1
+        assert [blocked.entries[0].not_before for blocked in told] == [
+            "2027-01-15T08:15:00Z",
+            "2027-01-15T08:15:10Z",
+            "2027-01-15T08:15:59Z",
+            "2027-01-15T08:16:00Z",
+            "2027-01-15T08:16:00Z",
+        ]
+
+    @given(
+        ends=st.lists(st.integers(-4000, 900), max_size=5),
+        instants=st.lists(st.floats(-100.0, 2000.0), min_size=2, max_size=6).flatmap(
+            lambda instants: st.sampled_from([instants, sorted(instants)])
+        ),
+        window=st.sampled_from([0.0, 500.0, 3000.0]),
+    )
+    def test_what_is_kept_is_what_would_be_computed(
+        self, ends: list[int], instants: list[float], window: float
+    ) -> None:
+        """However the clock moves, the kept set has the ETag and the entries of a new one."""
+        scene = Scene(policy=a_policy(migration_cooldown=300.0, migration_history_window=window))
+        for number, end in enumerate(ends):
+            fields = {"start": NOW + end - 5.0, "end": NOW + end}
+            scene.store.put(
+                an_ended_vmim(name=f"m{number}", uid=f"m{number}", finished_at=NOW + end, **fields)
+            )
+            scene.store.put(a_vmi(migration=a_state(uid=f"m{number}", **fields)))
+        for passed in instants:
+            scene.clock.instant = NOW + passed
+            kept, fresh = scene.blocked.read(None), scene.afresh().read(None)
+
+            assert kept.etag == fresh.etag
+            assert keys(kept) == keys(fresh)
+
+    @given(
+        ends=st.lists(st.integers(-2000, 300), max_size=4),
+        instants=st.lists(st.floats(0.0, 3000.0), min_size=2, max_size=8),
+    )
+    def test_the_etag_tells_sets_apart_and_nothing_else(
+        self, ends: list[int], instants: list[float]
+    ) -> None:
+        """While only the clock moves, two answers have one ETag if and only if one set."""
+        scene = Scene(policy=a_policy(migration_cooldown=300.0))
+        for number, end in enumerate(ends):
+            state = a_state(uid=f"m{number}", start=NOW + end - 5.0, end=NOW + end)
+            scene.store.put(a_vmi(name=f"v{number}", uid=f"u{number}", migration=state))
+        told = set()
+        for passed in instants:
+            scene.clock.instant = NOW + passed
+            scene.hear()
+            blocked = scene.afresh().read(None)
+            told.add((blocked.etag, tuple(keys(blocked))))
+
+        assert len({etag for etag, _ in told}) == len({found for _, found in told}) == len(told)
+
+
+class TestWait:
+    """Being told of a change."""
+
+    async def test_a_change_of_the_store_releases(self) -> None:
+        """Who waits hears of a change soon after it."""
+        scene = Scene()
+        known = scene.blocked.read(None).etag
+        waiting = asyncio.create_task(scene.blocked.wait(None, known, 60.0))
+        await asyncio.sleep(0)
+        scene.cool()
+        scene.blocked.note_change()
+        async with asyncio.timeout(SOON):
+            blocked = await waiting
+
+        assert keys(blocked) == [("db1", "preEviction")]
+
+    async def test_the_clock_releases(self) -> None:
+        """Who waits is told when a cooldown runs out, not before and not much later."""
+        scene = Scene(policy=a_policy(migration_cooldown=0.3))
+        scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
+        scene.clock.run()
+        known = scene.blocked.read(None)
+        async with asyncio.timeout(SOON):
+            blocked = await scene.blocked.wait(None, known.etag, 60.0)
+
+        assert keys(known) == [("db1", "preEviction")]
+        assert keys(blocked) == []
+        assert scene.clock() >= NOW + 0.3
+
+    async def test_turning_stale_releases(self) -> None:
+        """Who waits is told when nothing was heard of the API server for too long."""
+        scene = Scene()
+        scene.health.stale_after = 0.3
+        scene.clock.run()
+        known = scene.blocked.read(None)
+        async with asyncio.timeout(SOON):
+            blocked = await scene.blocked.wait(None, known.etag, 60.0)
+
+        assert (known.stale, blocked.stale) == (False, True)
+
+    async def test_a_sign_of_life_releases(self) -> None:
+        """Who waits with a stale answer is told of the first contact, though nothing changed."""
+        scene = Scene()
+        scene.clock.instant = NOW + 500.0
+        known = scene.blocked.read(None)
+        waiting = asyncio.create_task(scene.blocked.wait(None, known.etag, 60.0))
+        await asyncio.sleep(0)
+        scene.hear()
+        async with asyncio.timeout(LOOKING + SOON):
+            blocked = await waiting
+
+        assert (known.stale, blocked.stale) == (True, False)
+
+    async def test_closing_releases(self) -> None:
+        """At shutdown everybody has an answer at once, and nobody waits any more."""
+        scene = Scene()
+        known = scene.blocked.read(None).etag
+        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(500)]
+        await asyncio.sleep(0)
+        scene.blocked.close()
+        async with asyncio.timeout(SOON):
+            answers = await asyncio.gather(*waiting)
+            late = await scene.blocked.wait(None, known, 60.0)
+
+        assert {blocked.etag for blocked in (*answers, late)} == {known}
+
+    async def test_another_etag_is_answered_at_once(self) -> None:
+        """Who knows another set than the present one need not wait."""
+        async with asyncio.timeout(SOON):
+            blocked = await Scene().blocked.wait(None, '"another"', 60.0)
+
+        assert blocked.entries == []
+
+    @pytest.mark.parametrize("ticking", [False, True], ids=["clock-stands", "clock-runs"])
+    async def test_waits_no_longer_than_asked(self, ticking: bool) -> None:
+        """Without a change the answer comes after the wait, whatever the wall clock does."""
+        scene = Scene()
+        if ticking:
+            scene.clock.run()
+        known = scene.blocked.read(None).etag
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.timeout(SOON):
+            blocked = await scene.blocked.wait(None, known, 0.2)
+
+        assert blocked.etag == known
+        assert loop.time() - began >= 0.19
+
+    async def test_a_change_elsewhere_does_not_release(self) -> None:
+        """A change that leaves the asked checkpoint's set as it is ends no wait."""
+        scene = Scene()
+        known = scene.blocked.read(Checkpoint.FILTER).etag
+        waiting = asyncio.create_task(scene.blocked.wait(Checkpoint.FILTER, known, 60.0))
+        both = asyncio.create_task(scene.blocked.wait(None, scene.blocked.read(None).etag, 60.0))
+        await asyncio.sleep(0)
+        scene.cool()
+        scene.blocked.note_change()
+        async with asyncio.timeout(SOON):
+            await both
+        still_waiting = not waiting.done()
+        scene.store.put(a_vmi(name="x", uid="x", migration=a_running_state()))
+        scene.blocked.note_change()
+        async with asyncio.timeout(SOON):
+            blocked = await waiting
+
+        assert still_waiting
+        assert keys(blocked) == [("x", "filter")]
+
+    async def test_a_change_that_leaves_the_set_wakes_nobody(self) -> None:
+        """However many wait, one look tells that there is nothing to tell them."""
+        scene = Scene()
+        known = scene.blocked.read(None).etag
+        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(100)]
+        await asyncio.sleep(0)
+        looks = 0
+
+        def look() -> float:
+            nonlocal looks
+            looks += 1
+            return scene.clock()
+
+        scene.blocked.clock = look
+        scene.store.put(a_vmi(name="another", uid="another"))
+        scene.blocked.note_change()
+        while not looks:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(SETTLING)
+        await asyncio.sleep(SETTLING)
+        looks_by_all, still_waiting = looks, scene.blocked.waiting
+        scene.blocked.close()
+        await asyncio.gather(*waiting)
+
+        assert looks_by_all <= 4
+        assert still_waiting == 100
+
+    async def test_others_have_a_turn_while_many_are_woken(self) -> None:
+        """Who waits is woken in slices, and all are."""
+        scene = Scene()
+        known = scene.blocked.read(None).etag
+        count = 5 * WOKEN
+        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(count)]
+        await asyncio.sleep(0)
+        scene.cool()
+        scene.blocked.note_change()
+        seen = []
+        async with asyncio.timeout(SOON):
+            while scene.blocked.waiting:
+                seen.append(scene.blocked.waiting)
+                await asyncio.sleep(0)
+        answers = await asyncio.gather(*waiting)
+
+        assert sorted(set(seen)) == [WOKEN, 2 * WOKEN, 3 * WOKEN, 4 * WOKEN, 5 * WOKEN]
+        assert {len(blocked.entries) for blocked in answers} == {1}
+
+    async def test_many_changes_wake_once(self) -> None:
+        """A storm of changes is told as one, to all who wait."""
+        scene = Scene()
+        known = scene.blocked.read(None).etag
+        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(1000)]
+        await asyncio.sleep(0)
+        for number in range(50):
+            scene.cool(f"v{number}")
+            scene.blocked.note_change()
+        async with asyncio.timeout(SOON):
+            answers = await asyncio.gather(*waiting)
+
+        assert {len(blocked.entries) for blocked in answers} == {50}
+        assert len({id(blocked) for blocked in answers}) == 1

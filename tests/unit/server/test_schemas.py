@@ -1,0 +1,230 @@
+"""The bodies of the query API and the document that describes them."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openapi_spec_validator import validate
+
+from exporter.engine.diagnosis import Source
+from exporter.engine.model import Checkpoint, Mismatch, Priority, Reason
+from exporter.server.schemas import (
+    ROUTES,
+    Candidate,
+    VerdictRequest,
+    round_seconds,
+    round_up_seconds,
+    write_instant,
+    write_openapi,
+    write_optional_instant,
+    write_optional_release,
+    write_release,
+)
+from tests.support.builders import NOW
+
+
+@pytest.mark.parametrize(
+    ("instant", "text"),
+    [
+        pytest.param(NOW, "2027-01-15T08:00:00Z", id="whole-second"),
+        pytest.param(NOW + 0.5, "2027-01-15T08:00:00.500000Z", id="fraction"),
+        pytest.param(0.0, "1970-01-01T00:00:00Z", id="epoch"),
+        pytest.param(NOW - 1e-7, "2027-01-15T08:00:00Z", id="hardly-before-a-second"),
+        pytest.param(-5.0, "1970-01-01T00:00:00Z", id="before-the-epoch"),
+        pytest.param(1e18, "9999-12-31T23:59:59Z", id="beyond-any-calendar"),
+    ],
+)
+def test_instants_are_rfc_3339_in_utc(instant: float, text: str) -> None:
+    """An instant ends in Z and has a fraction only where there is one."""
+    assert write_instant(instant) == text
+    assert write_optional_instant(instant) == text
+    assert write_release(instant) == text
+    assert write_optional_release(instant) == text
+
+
+@given(st.floats(0.0, 2e11) | st.floats(0.0, 4e9).map(lambda instant: round(instant, 6)))
+def test_instants_are_rounded_as_datetime_does(instant: float) -> None:
+    """To the nearest microsecond, and over the end of a second or a year where that is it."""
+    moment = datetime.fromtimestamp(instant, tz=UTC)
+    text = moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds")
+
+    assert write_instant(instant) == text.replace("+00:00", "Z")
+
+
+def test_no_instant_is_null() -> None:
+    """What is not there is written as nothing."""
+    assert write_optional_instant(None) is None
+    assert write_optional_release(None) is None
+    assert round_seconds(None) is None
+    assert round_up_seconds(None) is None
+
+
+@given(st.floats(0.0, 4e9))
+def test_a_release_is_never_written_too_early(instant: float) -> None:
+    """Read back, a release is the instant or up to two microseconds later."""
+    read = datetime.fromisoformat(write_release(instant)).timestamp()
+
+    assert instant <= read <= instant + 2e-6
+
+
+@given(st.floats(0.0, 1e9))
+def test_a_wait_is_never_written_too_short(seconds: float) -> None:
+    """Who waits as long as is written has waited long enough, by a millisecond at most."""
+    written = round_up_seconds(seconds)
+
+    assert written is not None
+    assert NOW + seconds <= NOW + written <= NOW + seconds + 0.0011
+
+
+@pytest.mark.parametrize(
+    ("candidate", "fault"),
+    [
+        pytest.param('{"name": "a"}', "`namespace`", id="no-namespace"),
+        pytest.param('{"namespace": "a"}', "`name`", id="no-name"),
+        pytest.param('{"namespace": "", "name": "a"}', ".namespace", id="empty-namespace"),
+        pytest.param('{"namespace": "a", "name": ""}', ".name", id="empty-name"),
+        pytest.param(f'{{"namespace": "{"a" * 64}", "name": "a"}}', ".namespace", id="64"),
+        pytest.param(f'{{"namespace": "a", "name": "{"a" * 254}"}}', ".name", id="254"),
+        pytest.param(
+            f'{{"namespace": "a", "name": "a", "vmiUid": "{"a" * 129}"}}', ".vmiUid", id="uid-129"
+        ),
+        pytest.param(
+            f'{{"namespace": "a", "name": "a", "pod": "{"a" * 254}"}}', ".pod", id="pod-254"
+        ),
+        pytest.param(
+            f'{{"namespace": "a", "name": "a", "node": "{"a" * 254}"}}', ".node", id="node-254"
+        ),
+        pytest.param('{"namespace": 1, "name": "a"}', ".namespace", id="number"),
+        pytest.param('{"namespace": null, "name": "a"}', ".namespace", id="null-namespace"),
+    ],
+)
+def test_a_wrong_candidate_is_named(candidate: str, fault: str) -> None:
+    """What is wrong with a candidate is told with the field's path."""
+    with pytest.raises(msgspec.ValidationError) as error:
+        msgspec.json.decode(f'{{"candidates": [{candidate}]}}', type=VerdictRequest)
+
+    assert fault in str(error.value)
+    assert "$.candidates[0]" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        pytest.param({"vmiUid": None, "node": None, "pod": None}, id="nulls"),
+        pytest.param({"vmiUid": "", "node": "", "pod": ""}, id="empty"),
+        pytest.param({"podUid": "x", "labels": {"a": [1]}}, id="unknown-fields"),
+        pytest.param({"pod": "a" * 253, "vmiUid": "a" * 128}, id="longest"),
+    ],
+)
+def test_optional_fields_may_be_anything_that_is_not_there(candidate: dict[str, object]) -> None:
+    """Null, empty and unknown fields are no fault."""
+    body = msgspec.json.encode({"namespace": "a" * 63, "name": "b" * 253} | candidate)
+
+    assert msgspec.json.decode(body, type=Candidate).name == "b" * 253
+
+
+class TestOpenApi:
+    """The document at /openapi.json."""
+
+    def test_is_valid(self) -> None:
+        """The document is OpenAPI 3.1."""
+        document = write_openapi()
+
+        validate(document)
+        assert document["openapi"].startswith("3.1")
+
+    def test_tells_of_every_route(self) -> None:
+        """Each route is an operation, by its name, with its parameters and problems."""
+        paths = write_openapi()["paths"]
+        operations = {
+            (path, method): operation
+            for path, methods in paths.items()
+            for method, operation in methods.items()
+        }
+
+        assert set(operations) == {(route.path, route.method.lower()) for route in ROUTES}
+        for route in ROUTES:
+            operation = operations[route.path, route.method.lower()]
+            assert operation["operationId"] == route.name
+            assert {int(status) for status in operation["responses"]} == {
+                200,
+                *route.refusals,
+                *([304] if route.not_modified else []),
+            }
+
+    def test_asks_for_a_token_but_in_probes(self) -> None:
+        """A token may be asked for everywhere but where a kubelet looks."""
+        paths = write_openapi()["paths"]
+        free = {path for path, ways in paths.items() if "security" not in next(iter(ways.values()))}
+
+        assert free == {"/livez", "/readyz"}
+
+    def test_enumerates_the_closed_sets(self) -> None:
+        """Reasons, checkpoints and mismatches are listed as the only values."""
+        schemas = write_openapi()["components"]["schemas"]
+
+        assert set(schemas["Reason"]["enum"]) == set(Reason)
+        assert set(schemas["Checkpoint"]["enum"]) == set(Checkpoint)
+        assert set(schemas["Mismatch"]["enum"]) == set(Mismatch)
+
+    def test_promises_every_field_of_an_answer(self) -> None:
+        """Answers always have all their fields, null where there is nothing to tell."""
+        schemas = write_openapi()["components"]["schemas"]
+        asked = {"VerdictRequest", "Candidate", "Problem"}
+        objects = {n: s for n, s in schemas.items() if "properties" in s and n not in asked}
+
+        assert objects
+        for name, schema in objects.items():
+            assert set(schema["required"]) == set(schema["properties"]), name
+
+    def test_says_what_its_fields_mean(self) -> None:
+        """Each type has its sentence, and each field whose name does not say it all."""
+        schemas = write_openapi()["components"]["schemas"]
+        plain = {"namespace", "name", "vmiUid", "version", "known", "createdAt"}
+        made_of = {"verdicts", "evacuations", "resources"}
+
+        assert all(schema["description"] for schema in schemas.values())
+        for name, schema in schemas.items():
+            silent = {n for n, p in schema.get("properties", {}).items() if "description" not in p}
+            assert silent <= plain | made_of, name
+
+    @pytest.mark.parametrize(
+        ("place", "told"),
+        [
+            pytest.param(
+                ("VerdictAnswer", "allowed"),
+                "see `evacuation` of GET /v1/vmis/{namespace}/{name}",
+                id="allowed",
+            ),
+            pytest.param(
+                ("VerdictAnswer", "retryAfterSeconds"), "wait on GET /v1/blocked", id="retry"
+            ),
+        ],
+    )
+    def test_says_where_to_look_further(self, place: tuple[str, str], told: str) -> None:
+        """Where a value alone can mislead, its field says what else there is to know."""
+        name, field = place
+
+        assert (
+            told
+            in write_openapi()["components"]["schemas"][name]["properties"][field]["description"]
+        )
+
+    def test_says_how_each_source_is_known(self) -> None:
+        """Who asked for an evacuation is read off KubeVirt's marks: which, for each."""
+        answer = write_openapi()["components"]["schemas"]["EvacuationAnswer"]
+        told = answer["properties"]["source"]["description"]
+
+        assert all(f"`{source}`" in told for source in Source)
+        for mark in (*Priority, "kubevirt.io/eviction-source"):
+            assert mark in told
+
+    def test_is_camel_case(self) -> None:
+        """Every property is camelCase."""
+        schemas = write_openapi()["components"]["schemas"]
+        names = [name for schema in schemas.values() for name in schema.get("properties", {})]
+
+        assert "effectiveCooldownSeconds" in names
+        assert all(name.isalnum() and name[0].islower() for name in names)

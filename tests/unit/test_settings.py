@@ -1,0 +1,823 @@
+"""What an operator can set, and what is said of mistakes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.engine.model import Policy, StuckPolicy
+from exporter.settings import (
+    Address,
+    AdmissionMode,
+    AdmissionSettings,
+    Authentication,
+    AuthSettings,
+    InvalidSettings,
+    KubeSettings,
+    Limits,
+    Listen,
+    LogSettings,
+    Settings,
+    Tls,
+    format_duration,
+    load_settings,
+    parse_address,
+    parse_duration,
+    read_settings,
+)
+
+
+def faults_of(document: object) -> list[str]:
+    """What is wrong with a document."""
+    with pytest.raises(InvalidSettings) as invalid:
+        read_settings(document)
+    assert str(invalid.value) == "\n".join(invalid.value.faults)
+    return invalid.value.faults
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    """A configuration file with this text."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- defaults and whole documents
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"policy": None, "listen": None, "namespaces": None},
+        {"policy": {}, "stuck": {"external": None}, "kube": {}},
+    ],
+    ids=["empty", "nulls", "empty-sections"],
+)
+def test_defaults(document: dict[str, Any]) -> None:
+    """What is absent or null is the default."""
+    assert read_settings(document) == Settings()
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    """15m / 6h / 24h, both guards on, two listeners, all namespaces, no checkpoint."""
+    settings = load_settings(None)
+    assert settings.policy == Policy(
+        migration_cooldown=900.0,
+        max_migration_cooldown=21_600.0,
+        migration_history_window=86_400.0,
+        count_failed_migrations=True,
+        guard_pending_migrations=True,
+        guard_evacuations=True,
+    )
+    assert settings.stuck == StuckPolicy(
+        after=1_800.0, failed_attempts=3, migration_timeout=7_200.0, external=None
+    )
+    assert [str(address) for address in settings.listen.query] == ["127.0.0.1:9810"]
+    assert [str(address) for address in settings.listen.metrics] == ["0.0.0.0:9811"]
+    assert (settings.checkpoint, settings.namespaces, settings.remarks) == (None, (), ())
+    assert settings.kube.stale_after == 180.0
+
+
+WHOLE = """
+policy:
+  migrationCooldown: 20m
+  maxMigrationCooldown: 5h
+  migrationHistoryWindow: 48h
+  countFailedMigrations: false
+  guards: {pendingMigrations: false, evacuations: false}
+stuck: {after: 1h, failedAttempts: 5, migrationTimeout: 3h, external: 12h}
+listen:
+  query: [127.0.0.1:1, unix:/run/q.sock]
+  metrics: "[::]:2"
+  page: true
+  admission: "[::1]:3"
+checkpoint: none
+namespaces: [b, a, b]
+kube:
+  syncTimeout: 10s
+  waitForKubeVirt: true
+  staleAfter: 1m
+  deadAfter: 2m
+  readTimeout: 3m
+  watchTimeout: 4m
+  pageSize: 7
+  refusedRetry: 5m
+  retryBackoff: 2s
+  checkpointInterval: 8s
+  leaseDuration: 9s
+limits:
+  bodyBytes: 1000
+  candidates: 10
+  vmiSeries: 30
+  connections: 40
+  requestTimeout: 5s
+  idleTimeout: 6s
+tls:
+  query: {certFile: /c, keyFile: /k, clientCAFile: /a}
+  metrics: {certFile: /c2, keyFile: /k2}
+  admission: {certFile: /c3, keyFile: /k3, clientCAFile: /a3}
+admission: {mode: enforce, users: [descheduler, descheduler], groups: [evictors]}
+auth:
+  query: kubernetes
+  metrics: kubernetes
+  allowInsecureQuery: true
+  cache: 7s
+  socketMode: "0600"
+  socketGroup: 7
+log: {format: json, level: debug}
+"""
+
+
+def test_every_key(tmp_path: Path) -> None:
+    """Every key of the contract is read."""
+    settings = load_settings(written(tmp_path, WHOLE))
+    assert settings.policy == Policy(
+        migration_cooldown=1_200.0,
+        max_migration_cooldown=18_000.0,
+        migration_history_window=172_800.0,
+        count_failed_migrations=False,
+        guard_pending_migrations=False,
+        guard_evacuations=False,
+    )
+    assert settings.stuck == StuckPolicy(
+        after=3_600.0,
+        failed_attempts=5,
+        migration_timeout=10_800.0,
+        external=43_200.0,
+        retry_backoff=2.0,
+    )
+    assert settings.listen == Listen(
+        query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")),
+        metrics=(Address("::", 2),),
+        page=True,
+        admission=(Address("::1", 3),),
+    )
+    assert settings.namespaces == ("b", "a")
+    assert settings.kube == KubeSettings(
+        sync_timeout=10.0,
+        wait_for_kubevirt=True,
+        stale_after=60.0,
+        dead_after=120.0,
+        read_timeout=180.0,
+        watch_timeout=240.0,
+        page_size=7,
+        refused_retry=300.0,
+        checkpoint_interval=8.0,
+        lease_duration=9.0,
+    )
+    assert settings.limits == Limits(
+        body_bytes=1_000,
+        candidates=10,
+        vmi_series=30,
+        connections=40,
+        request_timeout=5.0,
+        idle_timeout=6.0,
+    )
+    assert settings.tls_query == Tls(Path("/c"), Path("/k"), Path("/a"))
+    assert settings.tls_metrics == Tls(Path("/c2"), Path("/k2"))
+    assert settings.tls_admission == Tls(Path("/c3"), Path("/k3"), Path("/a3"))
+    assert settings.admission == AdmissionSettings(
+        AdmissionMode.ENFORCE, ("descheduler",), ("evictors",)
+    )
+    assert settings.auth == AuthSettings(
+        query=Authentication.KUBERNETES,
+        metrics=Authentication.KUBERNETES,
+        allow_insecure_query=True,
+        cache=7.0,
+        socket_mode=0o600,
+        socket_group="7",
+    )
+    assert settings.log == LogSettings(format="json", level="debug")
+    assert settings.remarks == ()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n"], ids=repr)
+def test_an_empty_file(tmp_path: Path, text: str) -> None:
+    """An empty file is all defaults."""
+    assert load_settings(written(tmp_path, text)) == Settings()
+
+
+def test_anchors_and_merge_keys(tmp_path: Path) -> None:
+    """YAML's own ways of not saying a thing twice work."""
+    text = "kube: &k {staleAfter: 1m}\nstuck: {<<: {after: 1h}, failedAttempts: 4}\nlimits: {}\n"
+    settings = load_settings(written(tmp_path, text))
+    assert settings.kube.stale_after == 60.0
+    assert (settings.stuck.after, settings.stuck.failed_attempts) == (3_600.0, 4)
+
+
+# --- mistakes
+
+
+def test_all_errors_at_once() -> None:
+    """Every fault is reported, each with its path."""
+    expected_address = "expected host:port or unix:/path"
+    expected_name = "expected the name of a namespace"
+    assert faults_of(
+        {
+            "policy": {
+                "migrationCooldown": "15m15",
+                "maxMigrationCooldown": -5,
+                "migrationHistoryWindow": "-1h",
+                "countFailedMigrations": "yes",
+                "cooldown": "5m",
+                "guards": {"pendingMigrations": 1, "others": True},
+            },
+            "stuck": {"failedAttempts": 0, "after": None},
+            "listen": {"query": [], "metrics": ["here", 5], "page": "yes"},
+            "checkpoint": "disk",
+            "namespaces": ["a", "B", 5],
+            "kube": {"pageSize": True, "syncTimeout": 0},
+            "limits": [],
+            "log": {"format": "xml", "level": 5},
+            "polícy": {},
+        }
+    ) == [
+        "policy.migrationCooldown: expected a duration such as 15m or 1h30m, got '15m15'",
+        "policy.maxMigrationCooldown: expected a duration such as 15m or 1h30m, got -5",
+        "policy.migrationHistoryWindow: must not be negative, got '-1h'",
+        "policy.countFailedMigrations: expected true or false, got 'yes'",
+        "policy.guards.pendingMigrations: expected true or false, got 1",
+        "policy.guards.others: unknown key",
+        "policy.cooldown: unknown key: did you mean migrationCooldown?",
+        "stuck.failedAttempts: expected a whole number of at least 1, got 0",
+        "listen.query: expected at least one address",
+        f"listen.metrics: {expected_address}, got 'here'; {expected_address}, got 5",
+        "listen.page: expected true or false, got 'yes'",
+        "checkpoint: expected none, file:/path or configmap:namespace/name, got 'disk'",
+        f"namespaces: {expected_name}, got 'B'; {expected_name}, got 5",
+        "kube.syncTimeout: must be longer than 0, got 0",
+        "kube.pageSize: expected a whole number of at least 1, got True",
+        "limits: expected a mapping, got []",
+        "log.format: expected one of json, console, got 'xml'",
+        "log.level: expected one of debug, info, warning, error, got 5",
+        "polícy: unknown key: did you mean policy?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        pytest.param(
+            {"stuck": {"failedAttempt": 3}},
+            "stuck.failedAttempt: unknown key: did you mean failedAttempts?",
+            id="a-letter",
+        ),
+        pytest.param(
+            {"policy": {"migration_cooldown": "5m"}},
+            "policy.migration_cooldown: unknown key: did you mean migrationCooldown?",
+            id="another-language",
+        ),
+        pytest.param(
+            {"policy": {"guards": {"EVACUATIONS": True}}},
+            "policy.guards.EVACUATIONS: unknown key: did you mean evacuations?",
+            id="capitals",
+        ),
+        pytest.param(
+            {"tls": {"metric": {}}}, "tls.metric: unknown key: did you mean metrics?", id="section"
+        ),
+        pytest.param({"kube": {"colour": 1}}, "kube.colour: unknown key", id="nothing-near"),
+        pytest.param(
+            {"log": {"failedAttempts": 3}}, "log.failedAttempts: unknown key", id="elsewhere"
+        ),
+    ],
+)
+def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: str) -> None:
+    """Of the same section, however it is spelt; none where none is near."""
+    assert faults_of(document) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        pytest.param([1], "the configuration: expected a mapping, got [1]", id="a-list"),
+        pytest.param("x", "the configuration: expected a mapping, got 'x'", id="a-string"),
+        pytest.param({5: "x"}, "5: unknown key", id="a-number-as-key"),
+        pytest.param(
+            {"namespaces": "a"}, "namespaces: expected a list of namespaces, got 'a'", id="no-list"
+        ),
+        pytest.param(
+            {"tls": {"query": {"certFile": "/c"}}},
+            "tls.query: certFile and keyFile go together",
+            id="no-key",
+        ),
+        pytest.param(
+            {"tls": {"metrics": {"clientCAFile": "/a"}}},
+            "tls.metrics.clientCAFile: needs a certFile and a keyFile",
+            id="authority-alone",
+        ),
+        pytest.param(
+            {"tls": {"query": {"certFile": 1}}},
+            "tls.query.certFile: expected the path of a file, got 1",
+            id="no-path",
+        ),
+        pytest.param({"tls": {"x": {}}}, "tls.x: unknown key", id="unknown-listener"),
+        pytest.param(
+            {"auth": {"query": "basic"}},
+            "auth.query: expected one of none, kubernetes, got 'basic'",
+            id="unknown-authentication",
+        ),
+        pytest.param(
+            {"auth": {"metrics": "kubernetes"}},
+            "auth.metrics: kubernetes has callers send their tokens, which would cross the network"
+            " in plain text: it needs tls.metrics with a certificate",
+            id="tokens-in-plain-text",
+        ),
+        pytest.param(
+            {
+                "listen": {"query": ":9810"},
+                "auth": {"query": "kubernetes", "allowInsecureQuery": True},
+            },
+            "auth.query: kubernetes has callers send their tokens, which would cross the network in"
+            " plain text: it needs tls.query with a certificate",
+            id="tokens-in-plain-text-to-the-api",
+        ),
+        *(
+            pytest.param(
+                {"auth": {"socketMode": wrong}},
+                f'auth.socketMode: expected a file mode such as "0660", in quotes, got {wrong!r}',
+                id=f"mode-{wrong}",
+            )
+            for wrong in (660, "9", "rw-rw----", "01777")
+        ),
+        pytest.param(
+            {"auth": {"socketGroup": True}},
+            "auth.socketGroup: expected the name or number of a group, got True",
+            id="no-group",
+        ),
+        *(
+            pytest.param(
+                {"checkpoint": wrong},
+                f"checkpoint: expected none, file:/path or configmap:namespace/name, got {wrong!r}",
+                id=f"checkpoint-{wrong}",
+            )
+            for wrong in ("file:x", "file:/x/", "configmap:x", "configmap:X/x", "redis:x", 1)
+        ),
+        pytest.param(
+            {"checkpoint": "configmap:x/X"},
+            "checkpoint: expected the name of a ConfigMap after the /, got 'configmap:x/X'",
+            id="checkpoint-name",
+        ),
+        pytest.param(
+            {"admission": {"mode": "deny"}},
+            "admission.mode: expected one of warn, enforce, got 'deny'",
+            id="admission-mode",
+        ),
+        pytest.param(
+            {"admission": {"users": "descheduler"}},
+            "admission.users: expected a list of names, got 'descheduler'",
+            id="admission-users",
+        ),
+        pytest.param(
+            {"admission": {"groups": [7]}},
+            "admission.groups: expected the name of a user or group, got 7",
+            id="admission-groups",
+        ),
+        pytest.param(
+            {"admission": {"mode": "enforce"}},
+            "admission.users: enforce without users or groups would hold nobody: list those whose"
+            " evictions are to be denied",
+            id="enforce-nobody",
+        ),
+        pytest.param(
+            {"listen": {"admission": ":9812"}},
+            "listen.admission: the API server calls a webhook over TLS only: it needs tls.admission"
+            " with a certificate",
+            id="admission-without-tls",
+        ),
+        pytest.param(
+            {"listen": {"admission": "unix:/a.sock"}},
+            "listen.admission: the API server calls no unix socket: expected host:port",
+            id="admission-on-a-socket",
+        ),
+        pytest.param(
+            {"kube": {"leaseDuration": "0.5s"}},
+            "kube.leaseDuration: must be at least 1s, got '0.5s'",
+            id="short-lease",
+        ),
+    ],
+)
+def test_single_faults(document: object, fault: str) -> None:
+    """A fault names its place and what stands there."""
+    assert faults_of(document) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param("policy: {}\npolicy: {}\n", "the key 'policy' stands here twice", id="twice"),
+        pytest.param(
+            "stuck: {after: 1h, after: 2h}\n", "the key 'after' stands here twice", id="twice-deep"
+        ),
+        pytest.param("policy: {\n", "not YAML", id="open-brace"),
+        pytest.param("a: 1\n---\nb: 2\n", "not YAML", id="two-documents"),
+        pytest.param("a: !!python/object:os.system x\n", "not YAML", id="python-tag"),
+        pytest.param("? [a]\n: 1\n", "not YAML", id="a-list-as-key"),
+        pytest.param("a: 2024-13-45\n", "not YAML", id="no-such-date"),
+        pytest.param("a: !!bool x\n", "not YAML", id="no-such-boolean"),
+        pytest.param("a: !!timestamp x\n", "not YAML", id="no-such-timestamp"),
+        pytest.param("a: !!map x\n", "not YAML", id="a-scalar-tagged-as-mapping"),
+        pytest.param("[" * 1_500, "not YAML", id="too-deep"),
+        pytest.param("a: \0\n", "not YAML", id="control-character"),
+    ],
+)
+def test_unreadable_files(tmp_path: Path, text: str, why: str) -> None:
+    """A file that is not YAML, or says a thing twice, is a fault that names the file."""
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidSettings) as invalid:
+        load_settings(path)
+    (fault,) = invalid.value.faults
+    assert fault.startswith(f"{path}: ")
+    assert why in fault
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A file that is not there, or is not text, is a fault too."""
+    for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "binary"):
+        if path.name == "binary":
+            path.write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(InvalidSettings, match="cannot be read"):
+            load_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fault"),
+    [
+        pytest.param(
+            {"migrationCooldown": "1h", "maxMigrationCooldown": "30m"},
+            "maxMigrationCooldown 30m is below migrationCooldown 1h",
+            id="both-written",
+        ),
+        pytest.param(
+            {"migrationCooldown": "7h"},
+            "maxMigrationCooldown 6h (the default) is below migrationCooldown 7h",
+            id="cap-is-the-default",
+        ),
+        pytest.param(
+            {"maxMigrationCooldown": "10m"},
+            "maxMigrationCooldown 10m is below migrationCooldown 15m (the default)",
+            id="floor-is-the-default",
+        ),
+        pytest.param(
+            {"migrationCooldown": None, "maxMigrationCooldown": "10m"},
+            "maxMigrationCooldown 10m is below migrationCooldown 15m (the default)",
+            id="null-is-the-default",
+        ),
+    ],
+)
+def test_a_cap_below_the_floor(policy: dict[str, str], fault: str) -> None:
+    """A cap below the floor is refused after defaults, naming which value was one."""
+    assert faults_of({"policy": policy}) == [f"policy.maxMigrationCooldown: {fault}"]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param({"migrationCooldown": "7h", "maxMigrationCooldown": 0}, id="no-cap"),
+        pytest.param({"migrationCooldown": 0, "maxMigrationCooldown": "1m"}, id="no-floor"),
+        pytest.param({"migrationCooldown": "1h", "maxMigrationCooldown": "1h"}, id="equal"),
+    ],
+)
+def test_a_cap_that_is_not_below_the_floor(policy: dict[str, Any]) -> None:
+    """No cap, no floor and an equal cap are fine."""
+    read_settings({"policy": policy})
+
+
+@pytest.mark.parametrize("key", ["migrationCooldown", "maxMigrationCooldown"])
+def test_a_bad_duration_is_not_compared(key: str) -> None:
+    """A value that could not be read is reported for that alone."""
+    other = {"migrationCooldown": "7h", "maxMigrationCooldown": "1m"}
+    assert len(faults_of({"policy": other | {key: "bogus"}})) == 1
+
+
+# --- remarks
+
+
+@pytest.mark.parametrize(
+    ("policy", "remarks"),
+    [
+        pytest.param({}, [], id="defaults"),
+        pytest.param(
+            {"migrationCooldown": 0},
+            ["policy.migrationCooldown: 0 means no floor here"],
+            id="no-floor",
+        ),
+        pytest.param(
+            {"maxMigrationCooldown": "0s"},
+            ["policy.maxMigrationCooldown: 0 means no cap here"],
+            id="no-cap",
+        ),
+        pytest.param(
+            {"migrationHistoryWindow": "0"},
+            ["policy.migrationHistoryWindow: 0 means no backoff here"],
+            id="no-window",
+        ),
+        pytest.param(
+            {"migrationHistoryWindow": "36h"},
+            ["policy.migrationHistoryWindow: 36h is not longer than six times maxMigration"],
+            id="short-window",
+        ),
+        pytest.param({"migrationHistoryWindow": "36h1s"}, [], id="long-window"),
+        pytest.param(
+            {"migrationHistoryWindow": "24h", "maxMigrationCooldown": "3h"},
+            [],
+            id="window-longer-than-a-smaller-cap",
+        ),
+        pytest.param(
+            {"migrationHistoryWindow": "1h", "maxMigrationCooldown": 0},
+            ["policy.maxMigrationCooldown: 0 means no cap here"],
+            id="no-cap-to-compare-with",
+        ),
+        pytest.param({"maxMigrationCooldown": "20h"}, [], id="default-window-is-not-remarked"),
+    ],
+)
+def test_remarks(policy: dict[str, Any], remarks: list[str]) -> None:
+    """An explicit 0 and an explicit short window are pointed out, defaults are not."""
+    got = read_settings({"policy": policy}).remarks
+    assert len(got) == len(remarks)
+    assert all(one.startswith(expected) for one, expected in zip(got, remarks, strict=True))
+
+
+ADMISSION = {
+    "listen": {"admission": ":9812"},
+    "tls": {"admission": {"certFile": "/c", "keyFile": "/k"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "remarks"),
+    [
+        pytest.param(ADMISSION, ["admission.users: no user and no group is listed"], id="nobody"),
+        pytest.param(
+            {"admission": {"users": ["x"]}},
+            ["admission: listen.admission is not set, so no eviction is judged"],
+            id="no-listener",
+        ),
+        pytest.param(
+            ADMISSION
+            | {
+                "admission": {
+                    "users": [
+                        "system:serviceaccount:kube-system:descheduler-sa",
+                        "system:serviceaccount:kured:kured",
+                        "system:serviceaccount:openshift-machine-api:machine-api-controllers",
+                    ]
+                }
+            },
+            [
+                "admission.users: system:serviceaccount:kured:kured is known to repeat",
+                "admission.users: system:serviceaccount:openshift-machine-api:machine-api-con",
+            ],
+            id="without-a-pause",
+        ),
+        pytest.param(
+            ADMISSION | {"admission": {"groups": ["system:masters", "evictors"]}},
+            ["admission.groups: system:masters holds people too"],
+            id="people",
+        ),
+        pytest.param(ADMISSION | {"admission": {"users": ["descheduler"]}}, [], id="none"),
+    ],
+)
+def test_remarks_on_admission(document: dict[str, Any], remarks: list[str]) -> None:
+    """Who is held by nothing, or should not be listed, is pointed out."""
+    got = read_settings(document).remarks
+    assert len(got) == len(remarks)
+    assert all(one.startswith(expected) for one, expected in zip(got, remarks, strict=True))
+
+
+# --- durations
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (0, 0.0),
+        ("0", 0.0),
+        ("+0", 0.0),
+        ("-0", 0.0),
+        ("0s", 0.0),
+        ("-0s", 0.0),
+        ("90s", 90.0),
+        ("+90s", 90.0),
+        ("15m", 900.0),
+        ("1h30m", 5_400.0),
+        ("1h30m5s", 5_405.0),
+        ("30m1h", 5_400.0),
+        ("1m1m", 120.0),
+        ("1.5h", 5_400.0),
+        (".5s", 0.5),
+        ("1.s", 1.0),
+        ("100ms", 0.1),
+        ("7us", 7e-6),
+        ("7µs", 7e-6),
+        ("7μs", 7e-6),
+        ("7ns", 7e-9),
+        ("0.3ns", 0.0),
+        ("0.1s", 0.1),
+        ("2562047h47m16.854775807s", 9_223_372_036.854_775_807),
+    ],
+    ids=repr,
+)
+def test_go_durations(text: object, seconds: float) -> None:
+    """A duration is written as Go writes it."""
+    assert parse_duration(text) == pytest.approx(seconds, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "+",
+        "-",
+        "15",
+        "1.5",
+        "s",
+        ".s",
+        "1 h",
+        " 1h",
+        "1h ",
+        "1d",
+        "1H",
+        "1h30",
+        "1e3s",
+        "1.2.3s",
+        "1_0s",
+        "\u0661s",
+        "1h\n",
+        "+-5m",
+        "-+5m",
+        "--5m",
+        "inf",
+        5,
+        1.5,
+        0.0,
+        False,
+        True,
+        None,
+        [],
+        {},
+    ],
+    ids=repr,
+)
+def test_what_is_no_duration(text: object) -> None:
+    """Anything else is refused with what was expected."""
+    with pytest.raises(ValueError, match="expected a duration such as 15m or 1h30m, got "):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        pytest.param(30, "got 30: it needs a unit, as in 30m", id="number"),
+        pytest.param(1.5, "got 1.5: it needs a unit, as in 1.5m", id="fraction"),
+        pytest.param("900", "got '900': it needs a unit, as in 900m", id="number-as-text"),
+        pytest.param("1d", "got '1d': there are no days, 1d is 24h", id="day"),
+        pytest.param("7d", "got '7d': there are no days, 7d is 168h", id="days"),
+        pytest.param("1d12h", "got '1d12h': there are no days, 1d is 24h", id="day-and-hours"),
+        pytest.param(-5, "got -5", id="negative"),
+        pytest.param(True, "got True", id="truth"),
+        pytest.param(float("inf"), "got inf", id="infinite"),
+        pytest.param("soon", "got 'soon'", id="words"),
+    ],
+)
+def test_what_is_nearly_a_duration_is_told_what_it_lacks(value: object, hint: str) -> None:
+    """A number lacks its unit, and Go has no days."""
+    with pytest.raises(ValueError, match=f"{re.escape(hint)}$"):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize("text", ["-1ns", "-15m", "-1h30m"])
+def test_negative_durations(text: str) -> None:
+    """A negative duration is called so."""
+    with pytest.raises(ValueError, match=f"must not be negative, got '{text}'"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["2562048h", "9223372037s", "9" * 400 + "h"], ids=len)
+def test_durations_longer_than_go_knows(text: str) -> None:
+    """What overflows Go's durations is refused."""
+    with pytest.raises(ValueError, match="longer than any Go duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0"),
+        (90.0, "1m30s"),
+        (900.0, "15m"),
+        (86_400.0, "24h"),
+        (3_601.5, "1h1.5s"),
+        (0.25, "0.25s"),
+        (9_223_369_200.0, "2562047h"),
+    ],
+    ids=str,
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    """Seconds are told as a Go duration."""
+    assert format_duration(seconds) == text
+
+
+@given(seconds=st.integers(0, 9_223_372_036))
+def test_durations_round_trip(seconds: int) -> None:
+    """What is told of a duration of whole seconds reads back as that duration."""
+    assert parse_duration(format_duration(float(seconds))) == seconds
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "told"),
+    [
+        ("127.0.0.1:9810", Address("127.0.0.1", 9810), "127.0.0.1:9810"),
+        (":9810", Address("0.0.0.0", 9810), "0.0.0.0:9810"),  # noqa: S104 (nothing is bound)
+        ("localhost:0", Address("localhost", 0), "localhost:0"),
+        ("[::1]:9810", Address("::1", 9810), "[::1]:9810"),
+        ("unix:/run/x.sock", Address(path="/run/x.sock"), "unix:/run/x.sock"),
+    ],
+    ids=["tcp", "no-host", "any-port", "ipv6", "unix"],
+)
+def test_addresses(text: str, address: Address, told: str) -> None:
+    """An address is a host and port or the path of a unix socket, and is told as written."""
+    assert parse_address(text) == address
+    assert str(address) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("localhost", "expected host:port or unix:/path"),
+        ("localhost:", "expected host:port or unix:/path"),
+        ("localhost:http", "expected host:port or unix:/path"),
+        ("localhost:65536", "expected host:port or unix:/path"),
+        ("localhost:-1", "expected host:port or unix:/path"),
+        ("localhost:²", "expected host:port or unix:/path"),
+        ("::1:9810", "an IPv6 address stands in brackets"),
+        ("unix:run/x", "with an absolute path"),
+        ("unix:", "with an absolute path"),
+        (9810, "expected host:port or unix:/path"),
+        (None, "expected host:port or unix:/path"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_address(text: object, why: str) -> None:
+    """Anything else is refused with what was expected."""
+    with pytest.raises(ValueError, match=why):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("listen", "faults"),
+    [
+        pytest.param({"query": "localhost:1", "metrics": "b:1"}, [], id="two-hosts"),
+        pytest.param({"query": ["[::1]:0", "[::1]:0"]}, [], id="any-port-twice"),
+        pytest.param(
+            {"query": ["[::1]:1", "unix:/x"], "metrics": ["unix:/x", "[::1]:1"]},
+            ["listen: [::1]:1 is listed twice", "listen: unix:/x is listed twice"],
+            id="both-lists",
+        ),
+    ],
+)
+def test_an_address_is_listened_on_once(listen: dict[str, Any], faults: list[str]) -> None:
+    """The same address cannot be listened on twice."""
+    if faults:
+        assert faults_of({"listen": listen}) == faults
+    else:
+        read_settings({"listen": listen})
+
+
+@pytest.mark.parametrize(
+    ("query", "exposed"),
+    [
+        (":9810", ["0.0.0.0:9810"]),
+        (["unix:/run/q.sock", "exporter.shop:1", "[::]:2"], ["exporter.shop:1", "[::]:2"]),
+        (["127.1.2.3:1", "[::1]:2", "localhost:3", "unix:/run/q.sock"], []),
+    ],
+    ids=["everywhere", "some", "none"],
+)
+def test_the_query_api_is_not_shown_to_the_network_unasked(
+    query: object, exposed: list[str]
+) -> None:
+    """An address that others can reach needs a permission by name; the metrics' does not."""
+    document: dict[str, Any] = {"listen": {"query": query, "metrics": ":9811"}}
+    if exposed:
+        assert faults_of(document) == [
+            f"listen.query: {address} can be reached from the network: it needs tls.query with a"
+            " certificate and either its clientCAFile or auth.query: kubernetes. Else listen on a"
+            " loopback address or a unix socket, or say auth.allowInsecureQuery: true"
+            for address in exposed
+        ]
+    else:
+        read_settings(document)
+    allowed = read_settings(document | {"auth": {"allowInsecureQuery": True}})
+    assert allowed.auth.allow_insecure_query
+    pair = {"certFile": "/c", "keyFile": "/k"}
+    for safe in (
+        {"tls": {"query": pair}, "auth": {"query": "kubernetes"}},
+        {"tls": {"query": {**pair, "clientCAFile": "/a"}}},
+    ):
+        read_settings(document | safe)

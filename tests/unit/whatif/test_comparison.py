@@ -1,0 +1,149 @@
+"""What policies would have done, as people and machines read it."""
+
+import json
+import re
+from io import StringIO
+
+import pytest
+
+from exporter.engine.model import Policy, Reason, StuckPolicy
+from exporter.whatif import comparison
+from exporter.whatif.comparison import to_json
+from exporter.whatif.replay import BUILTIN, Comparison, Contender
+from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
+
+
+STUCK = "\nStuck evacuations, "
+
+
+def a_comparison() -> Comparison:
+    """One VM evicted three times, and one whose evacuation gets nowhere."""
+    return a_tale("stuck").played(
+        *BUILTIN.values(), Contender(name="own", policy=Policy(migration_cooldown=60.0))
+    )
+
+
+def a_tale(stuck: str) -> Tale:
+    """The same as events; the name of the VM that gets nowhere."""
+    tale = Tale("busy", stuck)
+    tale.mark(5, stuck)
+    for minutes in (1, 5, 40):
+        tale.evict(minutes * MINUTE, "busy")
+    tale.end(3 * HOUR)
+    return tale
+
+
+def shown(found: Comparison, *, width: int | None = None, colored: bool = False) -> str:
+    """The table."""
+    out = StringIO()
+    comparison.show(found, out, width=width, colored=colored)
+    return out.getvalue()
+
+
+def cells(table: str, name: str) -> list[str]:
+    """The cells of a row."""
+    line = next(line for line in table.splitlines() if line.strip().startswith(name))
+    return line.strip()[len(name) :].split()
+
+
+def test_each_policy_has_its_column() -> None:
+    """The numbers stand below the names, in the order that was asked for."""
+    table = shown(a_comparison())
+
+    assert cells(table, "Evictions asked for") == ["4", "4", "4", "4"]
+    assert cells(table, "Migrations that happened") == ["2", "2", "3", "3"]
+    assert cells(table, "cooling down") == ["1", "1", "0", "0"]
+    assert cells(table, "Guards: pending, evacuations") == [
+        "off",
+        "off",
+        "on",
+        "on",
+        "off",
+        "off",
+        "on",
+        "on",
+    ]
+
+
+def test_stuck_evacuations_are_told_one_by_one() -> None:
+    """Whose, from where, how long after the request the alert came, and in which worlds."""
+    table = shown(a_comparison())
+    line = next(line for line in table.splitlines() if "shop/stuck" in line)
+    told = "n1 2027-01-15T08:00:05Z 35m not over no_migration, descheduler all"
+
+    assert line.split()[1:] == told.split()
+
+
+def test_the_longest_comes_first_whoever_found_it() -> None:
+    """Each policy has its own idea of stuck, and the first has not the first word."""
+    tale = Tale("long", "short")
+    tale.mark(1, "long")
+    tale.mark(HOUR, "short")
+    for minutes in (61, 62, 63):
+        tale.attempt(minutes * MINUTE, "short", lasts=10, fails=True)
+    tale.end(2 * HOUR)
+    patient = Contender(name="patient", stuck=StuckPolicy(after=24 * HOUR))
+    table = shown(tale.played(patient, BUILTIN["ours"]))
+
+    assert re.findall(r"^shop/(\w+)", table, re.MULTILINE) == ["long", "short"]
+
+
+def test_no_name_is_markup_or_moves_the_cursor() -> None:
+    """A recording may hold any."""
+    table = shown(a_tale("[bold]x\x1b[2J").played())
+
+    assert r"shop/[bold]x\x1b[2J" in table
+    assert "\x1b" not in table
+
+
+def test_a_terminal_s_width_is_kept() -> None:
+    """No line of the comparison is wider, and no number is cut."""
+    table, _, stuck = shown(a_comparison(), width=80).partition(STUCK)
+
+    assert stuck
+    assert max(map(len, table.splitlines())) <= 80
+    assert cells(table, "Evictions asked for") == ["4"] * 4
+
+
+def test_a_narrow_terminal_cuts_no_name() -> None:
+    """The VMs that were stuck, and when, are whole: the terminal breaks their lines."""
+    wide, narrow = shown(a_comparison(), width=200), shown(a_comparison(), width=60)
+
+    assert narrow.partition(STUCK)[2] == wide.partition(STUCK)[2]
+
+
+def test_colour_is_for_terminals() -> None:
+    """Bold heads there, none elsewhere."""
+    found = a_comparison()
+
+    assert "\x1b[1m" in shown(found, width=100, colored=True)
+    assert "\x1b[" not in shown(found, width=100)
+
+
+def test_json_has_it_all() -> None:
+    """Every number of the table, the settings it was played with, and the story over time."""
+    told = json.loads(json.dumps(to_json(a_comparison(), ["a remark"])))
+    reference, ours, none, own = told["policies"]
+
+    assert told["began"] == "2027-01-15T08:00:00Z"
+    assert told["remarks"] == ["a remark"]
+    assert told["vmSeconds"] == 6 * HOUR
+    assert reference["policy"]["guards"] == {"pendingMigrations": False, "evacuations": False}
+    assert own["policy"]["migrationCooldown"] == 60
+    assert ours["evictions"] == {
+        "asked": 4,
+        "allowed": 3,
+        "refused": {reason: int(reason is Reason.COOLDOWN) for reason in Reason},
+        "notAsked": 0,
+    }
+    assert none["migrations"]["perVm"]["counts"] == {"3": 1}
+    assert sum(ours["overTime"]["refused"]["bins"]) == 1
+    (stuck,) = ours["stuck"]["longest"]
+    assert (stuck["name"], stuck["endedAt"], stuck["stuckBy"]) == ("stuck", None, ["age"])
+    assert stuck["alertedAt"] == "2027-01-15T08:35:05Z"
+
+
+@pytest.mark.parametrize(("part", "whole", "share"), [(1, 4, 0.25), (0, 0, 0.0)])
+def test_shares(part: float, whole: float, share: float) -> None:
+    """Of nothing there is no share."""
+    assert comparison.share_of(part, whole) == share

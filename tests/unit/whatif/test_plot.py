@@ -1,0 +1,55 @@
+"""The plot of a comparison."""
+
+from pathlib import Path
+
+import pytest
+
+from exporter.whatif.plot import COLORS, CannotDraw, draw
+from tests.support.builders import NOW
+from tests.unit.whatif.test_comparison import a_comparison
+from tests.unit.whatif.test_replay import Tale
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_equal_comparisons_are_equal_files(tmp_path: Path, suffix: str) -> None:
+    """Neither the time of day nor chance is in them."""
+    files = [tmp_path / f"{name}{suffix}" for name in "ab"]
+    for file in files:
+        draw(a_comparison(), file)
+
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].stat().st_size > 10_000
+
+
+def test_says_what_it_shows(tmp_path: Path) -> None:
+    """Each panel has its title, each policy its colour."""
+    file = tmp_path / "plot.svg"
+    draw(a_comparison(), file)
+    text = file.read_text()
+
+    assert text.count("<!-- VMs under cooldown -->") == 1
+    for color in COLORS[:4]:
+        assert color.lower() in text
+
+
+def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None:
+    """Empty panels, and no fault."""
+    tale = Tale()
+    tale.end(60)
+    draw(tale.played(), tmp_path / "plot.png")
+
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_the_end_of_all_calendars_is_told(tmp_path: Path) -> None:
+    """One line of a file with a wrong clock is enough to get there."""
+    tale = Tale()
+    tale.end(253_000_000_000.0 - NOW)
+    with pytest.raises(CannotDraw, match="no calendar to draw 9987-"):
+        draw(tale.played(), tmp_path / "plot.png")
+
+
+def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """By the system's own error."""
+    with pytest.raises(FileNotFoundError):
+        draw(a_comparison(), tmp_path / "nowhere" / "plot.png")

@@ -1,0 +1,242 @@
+"""The format of recordings: what is written is read again, and nothing else is in it."""
+
+import gzip
+import json
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.engine.model import (
+    CLUSTER_RESOURCES,
+    Fact,
+    MigrationLimits,
+    Resource,
+    Vmi,
+)
+from exporter.kube.kubevirt import parse_object
+from exporter.whatif import recording
+from exporter.whatif.recording import Faults, Kind, Recorded, UnknownFormat
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    Json,
+    a_pod,
+    a_pod_json,
+    a_state,
+    a_vmi,
+    a_vmi_json,
+    a_vmim,
+    a_vmim_json,
+    an_ended_vmim,
+    rfc3339,
+)
+
+
+PASSWORD = "hunter2-and-more"
+
+
+def read(*lines: bytes) -> tuple[list[Recorded], Faults]:
+    """What these lines say, and what was wrong with them."""
+    faults = Faults()
+    return list(recording.read(lines, faults)), faults
+
+
+def read_file(chunks: Iterable[bytes]) -> tuple[list[Recorded], Faults]:
+    """The same of a file."""
+    faults = Faults()
+    return list(recording.read(recording.split(chunks, faults), faults)), faults
+
+
+def line(kind: str, made: Json, **others: object) -> bytes:
+    """A line as kubectl makes them."""
+    return json.dumps({"type": kind, "object": made} | others).encode()
+
+
+def a_file() -> bytes:
+    """A recording of four lines."""
+    return b"".join(
+        [
+            recording.write_header(),
+            recording.write_fact(NOW, Kind.ADDED, Resource.VMIS, a_vmi()),
+            recording.write_note(NOW, Kind.SYNCED, Resource.VMIS),
+            recording.write_deletion(NOW + 0.25, Resource.VMIS, NAMESPACE, NAME, UID),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("resource", "fact"),
+    [
+        (Resource.VMIS, a_vmi(migration=a_state(), evacuation_node="n1", migratable=True)),
+        (Resource.VMIMS, a_vmim()),
+        (Resource.VMIMS, an_ended_vmim()),
+        (Resource.PODS, a_pod(eviction_in_progress=True)),
+        (Resource.KUBEVIRTS, MigrationLimits(cluster=9, outbound_per_node=3)),
+    ],
+)
+def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> None:
+    """Instant, type and fact come back whole."""
+    written = recording.write_fact(NOW + 0.125, Kind.MODIFIED, resource, fact)
+
+    assert read(written) == ([Recorded(NOW + 0.125, Kind.MODIFIED, resource, fact)], Faults())
+
+
+def test_deletions_and_notes_are_read_as_they_were_written() -> None:
+    """What is gone is told by its names; a note names its resource."""
+    events, faults = read_file([a_file()])
+
+    assert [event.kind for event in events] == [Kind.ADDED, Kind.SYNCED, Kind.DELETED]
+    assert events[1].resource is Resource.VMIS
+    assert (events[2].namespace, events[2].name, events[2].uid) == (NAMESPACE, NAME, UID)
+    assert not faults.count
+
+
+def test_no_secret_of_a_spec_is_ever_written() -> None:
+    """Cloud-init passwords, however they stand in an object, are not in its line."""
+    spec = {
+        "evictionStrategy": "LiveMigrate",
+        "volumes": [{"cloudInitNoCloud": {"userData": f"password: {PASSWORD}"}}],
+        "accessCredentials": [{"userPassword": PASSWORD}],
+    }
+    notes = {
+        "kubectl.kubernetes.io/last-applied-configuration": PASSWORD,
+        "kubevirt.io/eviction-source": PASSWORD,
+    }
+    vmi = a_vmi_json(spec=spec)
+    vmi["metadata"]["annotations"] = notes
+    vmi["metadata"]["labels"] = {"token": PASSWORD}
+    vmi["status"]["migrationState"] = {"failureReason": PASSWORD, "startTimestamp": PASSWORD}
+    vmim = a_vmim_json()
+    vmim["metadata"]["annotations"] = notes
+    vmim["spec"]["addedNodeSelector"] = {"secret": PASSWORD}
+    pod = a_pod_json()
+    pod["spec"]["containers"] = [{"env": [{"name": "PASSWORD", "value": PASSWORD}]}]
+    pod["metadata"]["annotations"] = notes
+    for resource, made in zip(CLUSTER_RESOURCES, (vmi, vmim, pod), strict=False):
+        raw = msgspec.json.encode(made)
+        fact = parse_object(resource, raw).fact
+        written = recording.write_fact(NOW, Kind.ADDED, resource, fact)
+        assert PASSWORD.encode() in raw
+        assert PASSWORD.encode() not in written
+
+
+def test_kubectl_s_lines_are_read() -> None:
+    """Without `at` the instant is the latest that the object tells; the kind is the resource."""
+    made = a_vmi_json(kind="VirtualMachineInstance")
+    made["status"]["conditions"] = [
+        {"type": "EvictionRequested", "status": "True", "lastTransitionTime": rfc3339(NOW - 5)}
+    ]
+    events, faults = read(line("ADDED", made), line("DELETED", made))
+
+    assert not faults.count
+    assert [event.at for event in events] == [NOW - 5, NOW - 5]
+    assert isinstance(events[0].fact, Vmi)
+    assert (events[1].kind, events[1].name) == (Kind.DELETED, NAME)
+
+
+def test_an_annotation_does_not_tell_the_time() -> None:
+    """Anybody may write a date of any year there, and the clock never goes back."""
+    made = a_vmi_json(kind="VirtualMachineInstance")
+    made["metadata"]["annotations"] = {"expires": rfc3339(NOW + 1e8)}
+    made["metadata"]["labels"] = {"until": rfc3339(NOW + 1e8)}
+    made["metadata"]["creationTimestamp"] = rfc3339(NOW)
+    events, _ = read(line("ADDED", made))
+
+    assert [event.at for event in events] == [NOW]
+
+
+def test_a_deletion_was_asked_for_before_its_grace() -> None:
+    """`deletionTimestamp` is when the grace is over."""
+    made = a_pod_json(kind="Pod")
+    made["metadata"] |= {"deletionTimestamp": rfc3339(NOW), "deletionGracePeriodSeconds": 30}
+    events, _ = read(line("MODIFIED", made))
+
+    assert [event.at for event in events] == [NOW - 30]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (b"{", "not an event"),
+        (b"[]", "not an event"),
+        (b'{"type":"ADDED","at":"2026-01-05T10:00:00Z"}', "unknown resource ''"),
+        (line("ADDED", {"kind": "Secret"}, at=rfc3339(NOW)), "unknown resource 'Secret'"),
+        (line("ADDED", {"kind": "Pod", "metadata": {}}), "no instant"),
+        (line("ADDED", a_vmi_json(), resource="pods", at="soon"), "no instant"),
+        (line("LATER", a_vmi_json(), resource="pods", at=rfc3339(NOW)), "unknown watch event"),
+        (b"", "empty"),
+    ],
+)
+def test_a_bad_line_is_told_by_its_number_and_costs_no_other(bad: bytes, why: str) -> None:
+    """What stands before and after it is read."""
+    good = recording.write_note(NOW, Kind.SYNCED, Resource.VMIS)
+    events, faults = read(good, bad, good)
+
+    assert len(events) == 2
+    assert faults.count == 1
+    assert faults.told[0].startswith(f"line 2: {why}")
+
+
+def test_of_many_bad_lines_the_first_are_told_and_all_are_counted() -> None:
+    """A file full of them takes no memory."""
+    _, faults = read(recording.write_header(), *[b"{"] * 1000)
+
+    assert faults.count == 1000
+    assert len(faults.told) == recording.FAULTS_TOLD
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b'{"format":"somebody/else","version":1}', b'{"format":"%s","version":2}', b'{"items":[]}'],
+)
+def test_what_is_no_recording_is_refused(header: bytes) -> None:
+    """Another format, a later version, or JSON of another kind: nothing of it is read."""
+    with pytest.raises(UnknownFormat):
+        read(header.replace(b"%s", recording.FORMAT.encode()))
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
+def test_a_file_is_read_in_chunks_of_any_size(size: int, *, zipped: bool) -> None:
+    """The lines do not depend on where the chunks end."""
+    body = gzip.compress(a_file()) if zipped else a_file()
+    chunks = [body[i : i + size] for i in range(0, len(body), size)]
+    if zipped and size == 1:
+        chunks = [body[:2], *chunks[2:]]
+
+    assert read_file(chunks) == read_file([a_file()])
+
+
+def test_members_of_a_gzip_follow_each_other() -> None:
+    """A file that was flushed, or put together by cat, is one recording."""
+    one, two = a_file()[:100], a_file()[100:]
+
+    assert read_file([gzip.compress(one) + gzip.compress(two)]) == read_file([a_file()])
+
+
+@given(st.integers(min_value=1, max_value=len(a_file())), st.booleans())
+def test_a_torn_file_is_read_to_its_last_whole_line(length: int, zipped: bool) -> None:
+    """Whoever wrote it was killed: that is no fault of a line, and told."""
+    body = a_file()[:length]
+    chunk = gzip.compress(body)[:-8] if zipped else body
+    events, faults = read_file([chunk])
+    _, _, tail = body.rpartition(b"\n")
+
+    assert faults.count == 0
+    assert faults.torn is (zipped or tail not in (b"", *a_file().splitlines()))
+    assert len(events) in {max(body.count(b"\n") - 1, 0), body.count(b"\n")}
+
+
+def test_a_line_without_end_is_skipped_in_bounded_memory() -> None:
+    """A line longer than any object is one fault."""
+    piece = b"x" * 2**20
+    chunks = [recording.write_header(), *[piece] * 17, b"\n", a_file().split(b"\n")[1], b"\n"]
+    events, faults = read_file(chunks)
+
+    assert len(events) == 1
+    assert faults.told == ["line 2: empty, or longer than any object"]

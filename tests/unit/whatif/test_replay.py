@@ -1,0 +1,795 @@
+"""The what-if: each policy's world, what is refused there, and what is counted."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from exporter.engine.diagnosis import Cause, State
+from exporter.engine.model import (
+    Fact,
+    Hold,
+    MigrationState,
+    Outcome,
+    Pod,
+    Policy,
+    Priority,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Trigger,
+    Vmi,
+    Vmim,
+)
+from exporter.whatif.recording import Kind, Recorded
+from exporter.whatif.replay import (
+    ALERT_FOR,
+    BUILTIN,
+    MOST_BINS,
+    Account,
+    Comparison,
+    Contender,
+    Histogram,
+    Timeline,
+    play,
+)
+from tests.generate.rules import all_alerts, load_groups
+from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim, an_ended_vmim
+
+
+MINUTE = 60.0
+HOUR = 3600.0
+OURS = BUILTIN["ours"]
+NONE = BUILTIN["none"]
+RESOURCES: dict[type, Resource] = {Vmi: Resource.VMIS, Vmim: Resource.VMIMS, Pod: Resource.PODS}
+
+
+class Tale:
+    """What happens to VMs, told as events. Instants are seconds since `NOW`."""
+
+    def __init__(self, *names: str) -> None:
+        self.events: list[Recorded] = []
+        self.vmis: dict[str, Vmi] = {}
+        self.attempts = 0
+        for name in names or (NAME,):
+            vmi = a_vmi(
+                name=name, uid=f"uid-{name}", migratable=True, eviction_strategy="LiveMigrate"
+            )
+            self.vmis[name] = vmi
+            self.tell(0, vmi, Kind.ADDED)
+            self.tell(0, a_pod(name=f"pod-{name}", vmi_uid=vmi.uid), Kind.ADDED)
+        for resource in RESOURCES.values():
+            self.events.append(Recorded(NOW, Kind.SYNCED, resource))
+
+    def tell(self, at: float, fact: Fact, kind: Kind = Kind.MODIFIED) -> None:
+        """An object says this."""
+        self.events.append(Recorded(NOW + at, kind, RESOURCES[type(fact)], fact))
+
+    def change(self, at: float, name: str = NAME, **changes: Any) -> None:
+        """A VMI is changed."""
+        self.vmis[name] = replace(self.vmis[name], **changes)
+        self.tell(at, self.vmis[name])
+
+    def mark(self, at: float, name: str = NAME) -> None:
+        """The VMI is to leave its node."""
+        requested = {"eviction_requested_at": NOW + at, "evicted_by_descheduler": True}
+        self.change(at, name, evacuation_node=self.vmis[name].node, **requested)
+
+    def attempt(
+        self,
+        at: float,
+        name: str = NAME,
+        *,
+        lasts: float = MINUTE,
+        fails: bool = False,
+        by_hand: bool = False,
+        priority: Priority | None = None,
+    ) -> None:
+        """A migration from its VMIM to its end; one that succeeds clears the marker."""
+        self.attempts += 1
+        uid, vmi = f"m{self.attempts}", self.vmis[name]
+        vmim = a_vmim(
+            name=uid,
+            uid=uid,
+            vmi_name=name,
+            created=NOW + at,
+            evacuates="" if by_hand else vmi.node,
+            trigger=Trigger.OTHER if by_hand else Trigger.EVACUATION,
+            priority=priority,
+        )
+        self.tell(at, vmim, Kind.ADDED)
+        state = MigrationState(uid=uid)
+        self.change(at + 1, name, migration=state)
+        state = MigrationState(uid=uid, start=NOW + at + 2)
+        self.change(at + 2, name, migration=state)
+        outcome = Outcome.FAILED if fails else Outcome.SUCCEEDED
+        ended = replace(state, ended=True, end=NOW + at + lasts, outcome=outcome)
+        moved: dict[str, Any] = {"evacuation_node": "", "eviction_requested_at": None}
+        moved["node"] = "n2" if vmi.node == "n1" else "n1"
+        self.change(at + lasts, name, migration=ended, **({} if fails else moved))
+        final = an_ended_vmim(
+            name=uid,
+            uid=uid,
+            vmi_name=name,
+            created=NOW + at,
+            phase="Failed" if fails else "Succeeded",
+            finished_at=NOW + at + lasts + 1,
+            start=state.start,
+            end=ended.end,
+            outcome=outcome,
+            evacuates=vmim.evacuates,
+            trigger=vmim.trigger,
+            priority=priority,
+        )
+        self.tell(at + lasts + 1, final)
+
+    def evict(self, at: float, name: str = NAME, **how: Any) -> None:
+        """The VMI is marked, and moved by the migration that follows."""
+        self.mark(at, name)
+        self.attempt(at + 1, name, **how)
+
+    def end(self, at: float) -> None:
+        """The recording ends."""
+        self.events.append(Recorded(NOW + at, Kind.ENDED))
+
+    def played(self, *contenders: Contender) -> Comparison:
+        """What each would have done."""
+        return play(self.events, contenders or (OURS,))
+
+    def account(self, contender: Contender = OURS) -> Account:
+        """What one would have done."""
+        return self.played(contender).accounts[0]
+
+
+class TestEvictions:
+    """Who is asked, what is answered, and what follows from it."""
+
+    def test_the_first_is_allowed_and_what_follows_happens(self) -> None:
+        """A VMI at rest may go: its migration is counted."""
+        tale = Tale()
+        tale.evict(10)
+        tale.end(HOUR)
+        account = tale.account()
+
+        assert (account.asked, account.allowed, account.refused_in_all) == (1, 1, 0)
+        assert account.migrations.ended == 1
+        assert account.migrations.per_vm.counts == {1: 1}
+
+    def test_a_second_within_the_cooldown_is_refused(self) -> None:
+        """Its migration does not happen where it was refused, and does where it was not."""
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(10 * MINUTE)
+        tale.end(HOUR)
+        ours, none = tale.played(OURS, NONE).accounts
+
+        assert ours.refused == {Reason.COOLDOWN: 1}
+        assert (ours.allowed, ours.migrations.ended) == (1, 1)
+        assert (none.allowed, none.migrations.ended) == (2, 2)
+
+    def test_what_was_refused_counts_towards_no_later_cooldown(self) -> None:
+        """After the cooldown of the one that happened the next is allowed."""
+        tale = Tale()
+        tale.evict(10)
+        for minutes in (5, 9, 13):
+            tale.evict(minutes * MINUTE)
+        tale.evict(20 * MINUTE)
+        tale.end(HOUR)
+        account = tale.account()
+
+        assert (account.allowed, account.refused) == (2, {Reason.COOLDOWN: 3})
+        assert account.migrations.ended == 2
+
+    def test_the_first_list_asks_nothing(self) -> None:
+        """An evacuation that was under way already is nobody's eviction now."""
+        tale = Tale()
+        first = tale.events.pop(0)
+        assert isinstance(first.fact, Vmi)
+        tale.events.insert(0, replace(first, fact=replace(first.fact, evacuation_node="n1")))
+        tale.end(HOUR)
+
+        assert tale.account().asked == 0
+
+    def test_another_node_is_another_eviction(self) -> None:
+        """A marker that changes its node asks again."""
+        tale = Tale()
+        tale.mark(10)
+        tale.change(20, evacuation_node="n9")
+        tale.end(HOUR)
+
+        assert tale.account().asked == 2
+
+    def test_a_repeated_marker_is_none(self) -> None:
+        """What else is told of an evacuating VMI asks nothing."""
+        tale = Tale()
+        tale.mark(10)
+        tale.change(20, migratable=False)
+        tale.change(30, migratable=True)
+        tale.end(HOUR)
+
+        assert tale.account().asked == 1
+
+    def test_a_refused_evacuation_leaves_no_trace_of_its_failures(self) -> None:
+        """Its VMIMs, however many, make nothing stuck and no migration."""
+        tale = Tale()
+        tale.evict(10)
+        tale.mark(5 * MINUTE)
+        for minutes in (6, 10, 15, 25):
+            tale.attempt(minutes * MINUTE, fails=True)
+        tale.end(3 * HOUR)
+        ours, none = tale.played(OURS, NONE).accounts
+
+        assert (ours.stuck.found, ours.migrations.ended) == (0, 1)
+        assert (none.stuck.found, none.migrations.ended) == (1, 5)
+
+    def test_a_migration_by_hand_happens_in_every_world(self) -> None:
+        """Nobody asks about it; it starts a cooldown."""
+        tale = Tale()
+        tale.attempt(10, by_hand=True)
+        tale.evict(5 * MINUTE)
+        tale.end(HOUR)
+        account = tale.account()
+
+        assert account.migrations.ended == 1
+        assert account.refused == {Reason.COOLDOWN: 1}
+
+    def test_one_by_hand_during_a_refused_evacuation_happens_too(self) -> None:
+        """It is told apart by its VMIM."""
+        tale = Tale()
+        tale.evict(10)
+        tale.mark(5 * MINUTE)
+        tale.attempt(6 * MINUTE, by_hand=True)
+        tale.end(HOUR)
+
+        assert tale.account().migrations.ended == 2
+
+    def test_a_drain_asks_nobody(self) -> None:
+        """What the VMIM's priority tells a moment later takes the answer back."""
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
+        tale.end(HOUR)
+        account = tale.account()
+
+        assert (account.asked, account.others, account.refused_in_all) == (1, 1, 0)
+        assert account.migrations.ended == 2
+        assert sum(account.refused_over_time.bins) == 0
+
+    def test_what_is_taken_back_has_happened_from_the_start(self) -> None:
+        """The marker that was kept out is there again, and the failure before it was known."""
+        tale = Tale()
+        tale.evict(10)
+        tale.mark(5 * MINUTE)
+        tale.attempt(6 * MINUTE, fails=True)
+        vmim = a_vmim(name="drain", uid="drain", created=NOW + 480, evacuates=tale.vmis[NAME].node)
+        vmim = replace(vmim, trigger=Trigger.EVACUATION, priority=Priority.SYSTEM_CRITICAL)
+        tale.tell(8 * MINUTE, vmim, Kind.ADDED)
+        for number in range(2):
+            failed = replace(vmim, name=f"f{number}", uid=f"f{number}", phase="Failed")
+            tale.tell(9 * MINUTE + number, replace(failed, finished=True), Kind.ADDED)
+        tale.end(HOUR)
+        account = tale.account()
+
+        assert (account.others, account.refused_in_all) == (1, 0)
+        assert (account.migrations.ended, account.migrations.failed) == (2, 1)
+        assert account.stuck.longest[0].stuck_at == NOW + 9 * MINUTE + 1
+        assert account.stuck.longest[0].requested_at == NOW + 5 * MINUTE
+
+    def test_and_where_that_vmim_is_told_late(self) -> None:
+        """What was taken for the evacuation's until then has happened all the same."""
+        tale = Tale()
+        tale.evict(10)
+        tale.mark(5 * MINUTE)
+        tale.attempt(6 * MINUTE, by_hand=True)
+        number = max(i for i, event in enumerate(tale.events) if event.kind is Kind.ADDED)
+        tale.events.insert(number + 2, tale.events.pop(number))
+        tale.end(HOUR)
+
+        assert tale.account().migrations.ended == 2
+
+    def test_a_migration_that_ran_already_is_none_of_a_refused_evacuation(self) -> None:
+        """Where VMIMs are not recorded it is told apart by having been there before."""
+        tale = Tale()
+        tale.attempt(10, by_hand=True)
+        tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
+        marked = next(i for i, event in enumerate(tale.events) if _runs(event.fact)) + 1
+        began = tale.events[marked - 1].fact
+        assert isinstance(began, Vmi)
+        mark = replace(began, evacuation_node="n1")
+        tale.events.insert(marked, Recorded(NOW + 30, Kind.MODIFIED, Resource.VMIS, mark))
+        tale.end(HOUR)
+        account = tale.account()
+
+        assert account.refused == {Reason.MIGRATION_IN_PROGRESS: 1}
+        assert account.migrations.ended == 1
+
+    def test_a_migration_after_a_refused_evacuation_is_none_of_it(self) -> None:
+        """Where VMIMs are not recorded it is over with its marker."""
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(5 * MINUTE)
+        tale.attempt(HOUR, by_hand=True)
+        tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
+        tale.end(2 * HOUR)
+        account = tale.account()
+
+        assert (account.refused_in_all, account.migrations.ended) == (1, 2)
+
+    def test_a_drain_is_known_where_its_vmim_is_told_first(self) -> None:
+        """Two watches have no order between them."""
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
+        _swap_marker_and_vmim(tale)
+        tale.end(HOUR)
+
+        assert tale.account().others == 1
+
+    def test_an_eviction_is_asked_on_the_evidence_from_before_it(self) -> None:
+        """Its own VMIM, where that is told first, is no reason to refuse it."""
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(30 * MINUTE)
+        _swap_marker_and_vmim(tale)
+        tale.end(HOUR)
+
+        assert tale.account().refused_in_all == 0
+
+    def test_and_where_it_is_refused_that_vmim_is_taken_out_again(self) -> None:
+        """The world is as if it had never come."""
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(5 * MINUTE)
+        _swap_marker_and_vmim(tale)
+        tale.evict(40 * MINUTE)
+        tale.end(HOUR)
+        account = tale.account()
+
+        assert account.refused == {Reason.COOLDOWN: 1}
+        assert account.migrations.ended == 2
+
+    def test_the_guards_refuse_what_the_reference_allows(self) -> None:
+        """A VMIM that waits since before the eviction holds it up with the guard alone."""
+        tale = Tale()
+        tale.tell(10, a_vmim(created=NOW + 10, vmi_name=NAME), Kind.ADDED)
+        tale.mark(20)
+        tale.end(HOUR)
+        ours, reference = tale.played(OURS, BUILTIN["reference"]).accounts
+
+        assert ours.refused == {Reason.MIGRATION_IN_PROGRESS: 1}
+        assert reference.refused == {}
+
+    def test_two_vmims_that_claim_one_uid_end_nothing(self) -> None:
+        """No cluster says so; a file may."""
+        tale = Tale()
+        for name in ("one", "two"):
+            tale.tell(10, a_vmim(name=name, uid="same", vmi_name=NAME), Kind.ADDED)
+        for name in ("one", "two"):
+            gone = Recorded(
+                NOW + 20, Kind.DELETED, Resource.VMIMS, namespace=NAMESPACE, name=name, uid="same"
+            )
+            tale.events.append(gone)
+        tale.evict(30)
+        tale.end(HOUR)
+
+        assert tale.account().allowed == 1
+
+    def test_a_vm_made_anew_starts_clean(self) -> None:
+        """Neither the cooldown nor the refusal of the one before it holds for it."""
+        tale = Tale()
+        tale.evict(10)
+        tale.mark(5 * MINUTE)
+        vmi = tale.vmis[NAME]
+        tale.events.append(
+            Recorded(
+                NOW + 6 * MINUTE,
+                Kind.DELETED,
+                Resource.VMIS,
+                namespace=NAMESPACE,
+                name=NAME,
+                uid=vmi.uid,
+            )
+        )
+        tale.vmis[NAME] = a_vmi(uid="new", created=NOW + 7 * MINUTE, migratable=True)
+        tale.tell(7 * MINUTE, tale.vmis[NAME], Kind.ADDED)
+        tale.evict(8 * MINUTE)
+        tale.end(HOUR)
+        found = tale.played()
+
+        assert (found.accounts[0].allowed, found.accounts[0].refused_in_all) == (2, 1)
+        assert found.vms == 2
+
+
+class TestTime:
+    """What is counted over time, with the recording's clock."""
+
+    def test_a_cooldown_is_counted_from_its_migration_s_end_to_its_own(self) -> None:
+        """15 minutes, of an hour of one VM."""
+        tale = Tale()
+        tale.evict(10)
+        tale.end(HOUR)
+        found = tale.played()
+
+        assert found.accounts[0].cooldown_seconds == pytest.approx(900)
+        assert found.vm_seconds == HOUR
+        assert sum(found.accounts[0].cooling_over_time.bins) == pytest.approx(900)
+
+    def test_a_cooldown_that_outlasts_the_recording_is_counted_to_its_end(self) -> None:
+        """What comes after it is not known."""
+        tale = Tale()
+        tale.evict(10)
+        tale.end(71 + 100)
+
+        assert tale.account().cooldown_seconds == pytest.approx(100)
+
+    def test_a_cooldown_goes_on_after_a_hand_off_that_came_to_nothing(self) -> None:
+        """It is silent from the hand-off to its VMIM's failure, which the VMI does not tell."""
+        tale = Tale()
+        tale.evict(10)
+        handed = a_vmim(uid="m9", name="m9", created=NOW + 150, phase="Scheduled", handed_off=True)
+        tale.tell(150, handed, Kind.ADDED)
+        tale.change(180, migration=MigrationState(uid="m9"))
+        tale.tell(240, replace(handed, phase="Failed", finished=True))
+        tale.end(HOUR)
+
+        assert tale.account().cooldown_seconds == pytest.approx((180 - 71) + (71 + 900 - 240))
+
+    def test_time_begins_when_the_first_list_is_over(self) -> None:
+        """Kubectl's lines tell the age of what they list, which is no time of ours."""
+        tale = Tale()
+        tale.events = [event for event in tale.events if event.kind is not Kind.SYNCED]
+        tale.events[0] = replace(tale.events[0], at=NOW - 30 * 24 * HOUR)
+        tale.evict(10)
+        tale.end(HOUR)
+        found = tale.played()
+
+        assert (found.began, found.ended) == (NOW + 10, NOW + HOUR)
+        assert found.vm_seconds == HOUR - 10
+
+    def test_an_event_told_late_does_not_turn_the_clock_back(self) -> None:
+        """It happens when it is told."""
+        tale = Tale()
+        tale.evict(10)
+        tale.tell(-HOUR, a_vmi(name="late", uid="late"), Kind.ADDED)
+        tale.end(HOUR)
+
+        assert tale.played().vm_seconds == 2 * HOUR - 72
+
+    def test_vms_at_the_cap_are_counted_once(self) -> None:
+        """Six migrations in a row bring a cooldown of 15 minutes to one of 6 hours."""
+        tale = Tale("busy", "calm")
+        for number in range(8):
+            tale.attempt(number * 5 * MINUTE + 10, "busy", by_hand=True)
+        tale.end(HOUR)
+
+        assert tale.account().vms_at_cap == 1
+
+    def test_migrations_per_vm_outlive_their_vms(self) -> None:
+        """A VM that is gone has moved as often as it had."""
+        tale = Tale("gone", "still")
+        for number in range(3):
+            tale.attempt(number * 5 * MINUTE + 10, "gone", by_hand=True)
+        tale.attempt(10, "still", by_hand=True)
+        gone = Recorded(NOW + HOUR, Kind.DELETED, Resource.VMIS, namespace=NAMESPACE, name="gone")
+        tale.events.append(gone)
+        tale.end(2 * HOUR)
+
+        assert tale.account().migrations.per_vm.counts == {3: 1, 1: 1}
+
+
+class TestStuck:
+    """Evacuations that get nowhere, and when somebody would have been told."""
+
+    def test_is_found_by_the_clock_between_events(self) -> None:
+        """30 minutes after the request it is stuck, 5 later the alert fires."""
+        tale = Tale()
+        tale.mark(10)
+        tale.end(2 * HOUR)
+        (one,) = tale.account().stuck.longest
+
+        assert one.requested_at == NOW + 10
+        assert one.stuck_at == NOW + 10 + 1800
+        assert one.alerted_at == NOW + 10 + 1800 + ALERT_FOR
+        assert one.ended_at is None
+        assert one.causes == (Cause.AGE,)
+
+    def test_its_request_is_that_of_its_first_vmim_where_no_condition_tells_it(self) -> None:
+        """Before KubeVirt 1.7: created before we heard of the marker."""
+        tale = Tale()
+        tale.change(10, evacuation_node="n1")
+        vmim = a_vmim(created=NOW + 5, evacuates="n1", trigger=Trigger.EVACUATION)
+        tale.tell(12, vmim, Kind.ADDED)
+        tale.end(2 * HOUR)
+        (one,) = tale.account().stuck.longest
+
+        assert (one.requested_at, one.stuck_at) == (NOW + 5, NOW + 5 + 1800)
+
+    def test_its_state_is_that_of_the_alert(self) -> None:
+        """Which is what the person who is told will see."""
+        tale = Tale()
+        tale.mark(10)
+        vmim = a_vmim(created=NOW + 1900, evacuates="n1", trigger=Trigger.EVACUATION)
+        tale.tell(1900, replace(vmim, hold=Hold.QUOTA), Kind.ADDED)
+        tale.end(2 * HOUR)
+
+        assert tale.account().stuck.by_state == {State.QUOTA: 1}
+
+    def test_is_found_by_failures_at_the_third(self) -> None:
+        """`stuck.failedAttempts`, before it is old."""
+        tale = Tale()
+        tale.mark(10)
+        for minutes in (1, 4, 7):
+            tale.attempt(minutes * MINUTE, fails=True)
+        tale.end(HOUR)
+        (one,) = tale.account().stuck.longest
+
+        assert one.stuck_at == NOW + 8 * MINUTE + 1
+        assert one.causes == (Cause.FAILURES,)
+
+    def test_ends_with_the_evacuation(self) -> None:
+        """How long it lasted on after the alert is told in minutes."""
+        tale = Tale()
+        tale.mark(10)
+        tale.evict(90 * MINUTE + 10)
+        tale.end(3 * HOUR)
+        stuck = tale.account().stuck
+
+        assert (stuck.found, stuck.alerted, stuck.open_at_end) == (1, 1, 0)
+        assert stuck.minutes_to_alert.counts == {35: 1}
+        assert stuck.minutes_alerting.counts == {56: 1}
+        assert stuck.longest[0].ended_at == NOW + 90 * MINUTE + 10 + 61
+
+    def test_over_before_the_alert_is_found_and_not_alerted(self) -> None:
+        """The rule's `for` spares somebody."""
+        tale = Tale()
+        tale.mark(10)
+        tale.change(33 * MINUTE, evacuation_node="", eviction_requested_at=None)
+        tale.end(HOUR)
+        stuck = tale.account().stuck
+
+        assert (stuck.found, stuck.alerted) == (1, 0)
+        assert stuck.longest[0].alerted_at is None
+
+    def test_a_migration_that_began_in_time_is_stuck_when_it_outlives_its_bound(self) -> None:
+        """`stuck.migrationTimeout` turns it by the clock alone."""
+        tale = Tale()
+        tale.mark(10)
+        tale.change(60, migration=MigrationState(uid="m", start=NOW + 60))
+        tale.end(4 * HOUR)
+        (one,) = tale.account().stuck.longest
+
+        assert one.stuck_at == NOW + 60 + 7200
+        assert one.state is State.MIGRATION_STALLED
+
+    def test_each_contender_has_its_own_idea_of_stuck(self) -> None:
+        """The `stuck:` of a file counts as its `policy:` does."""
+        patient = Contender(name="patient", stuck=StuckPolicy(after=2 * HOUR))
+        tale = Tale()
+        tale.mark(10)
+        tale.end(HOUR)
+        ours, other = tale.played(OURS, patient).accounts
+
+        assert (ours.stuck.found, other.stuck.found) == (1, 0)
+
+    def test_external_waits_for_somebody_else(self) -> None:
+        """Stuck only where `stuck.external` gives it an age."""
+        impatient = Contender(name="impatient", stuck=StuckPolicy(external=HOUR))
+        tale = Tale()
+        tale.change(5, eviction_strategy="External")
+        tale.mark(10)
+        tale.end(3 * HOUR)
+        ours, other = tale.played(OURS, impatient).accounts
+
+        assert (ours.stuck.found, other.stuck.found) == (0, 1)
+        assert other.stuck.longest[0].stuck_at == NOW + 10 + HOUR
+
+    def test_the_longest_are_told_and_all_are_counted(self) -> None:
+        """A year of stuck evacuations takes no more memory than a hundred of them."""
+        names = [f"vm{number:03}" for number in range(150)]
+        tale = Tale(*names)
+        for number, name in enumerate(names):
+            tale.mark(number + 1.0, name)
+        tale.end(2 * HOUR)
+        stuck = tale.account().stuck
+
+        assert stuck.found == 150
+        assert [one.name for one in stuck.longest] == names[:100]
+
+
+class TestSums:
+    """The small containers."""
+
+    @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (1.0, 9)])
+    def test_quantiles(self, share: float, value: int) -> None:
+        """The smallest number that so many are not above."""
+        assert Histogram({9: 1, 1: 1, 2: 1, 3: 1}).quantile(share) == value
+
+    def test_of_nothing_there_is_no_quantile(self) -> None:
+        """Zero, and no fault."""
+        assert (Histogram().quantile(0.5), Histogram().most) == (0, 0)
+
+    def test_a_timeline_keeps_its_sums_as_it_gets_longer(self) -> None:
+        """However long it goes on, it has a bounded number of bins."""
+        timeline = Timeline(NOW)
+        for number in range(5000):
+            timeline.add(NOW + number * HOUR, 1)
+        timeline.spread(NOW + 10, NOW + 1000 * HOUR)
+
+        assert len(timeline.bins) <= MOST_BINS
+        assert sum(timeline.bins) == pytest.approx(5000 + 1000 * HOUR - 10)
+        assert timeline.bins[0] == pytest.approx(timeline.width / HOUR + timeline.width - 10, 0.01)
+
+
+@pytest.mark.parametrize("contender", BUILTIN.values(), ids=lambda one: str(one.name))
+def test_equal_events_give_equal_answers(contender: Contender) -> None:
+    """Twice the same, and the same beside others."""
+    tale = Tale("a", "b")
+    for number in range(6):
+        tale.evict(number * 7 * MINUTE + 10, "ab"[number % 2], fails=number == 3)
+    tale.end(2 * HOUR)
+    beside = tale.played(*BUILTIN.values()).accounts
+
+    assert tale.account(contender) == tale.account(contender)
+    assert tale.account(contender) in beside
+
+
+STEPS = ("mark", "cancel", "succeed", "fail", "by hand", "drain", "recreate", "forget")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(STEPS), st.sampled_from("ab"), st.floats(1, 3000)), max_size=40
+    )
+)
+def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) -> None:
+    """In any life of two VMs each eviction is answered, and who refuses sees fewer migrations."""
+    tale, at = Tale("a", "b"), 10.0
+    for step, name, pause in steps:
+        at += pause
+        _take_step(tale, step, name, at)
+        at += 70
+    tale.end(at + 10)
+    reference, ours, none = tale.played(*BUILTIN.values()).accounts
+    real = [
+        event
+        for event in tale.events
+        if isinstance(event.fact, Vmi) and event.fact.migration and event.fact.migration.ended
+    ]
+
+    assert none.refused_in_all == 0
+    assert none.migrations.ended == len({e.fact.migration.uid for e in real})  # type: ignore[union-attr]
+    assert none.asked + none.others == ours.asked + ours.others
+    assert reference.others == ours.others == none.others
+    for account in (reference, ours):
+        assert account.migrations.ended <= none.migrations.ended
+        assert account.migrations.per_vm.sum == account.migrations.ended
+        assert sum(account.allowed_over_time.bins) == account.allowed
+        assert sum(account.refused_over_time.bins) == account.refused_in_all
+        assert sum(account.cooling_over_time.bins) == pytest.approx(account.cooldown_seconds)
+
+
+def _take_step(tale: Tale, step: str, name: str, at: float) -> None:
+    match step:
+        case "mark":
+            tale.mark(at, name)
+        case "cancel":
+            tale.change(at, name, evacuation_node="", eviction_requested_at=None)
+        case "succeed":
+            tale.evict(at, name)
+        case "fail":
+            tale.evict(at, name, fails=True)
+        case "by hand":
+            tale.attempt(at, name, by_hand=True)
+        case "drain":
+            tale.evict(at, name, priority=Priority.SYSTEM_CRITICAL)
+        case "recreate":
+            gone = Recorded(NOW + at, Kind.DELETED, Resource.VMIS, namespace=NAMESPACE, name=name)
+            tale.events.append(gone)
+            tale.vmis[name] = a_vmi(
+                name=name, uid=f"{name}-{at}", created=NOW + at, migratable=True
+            )
+            tale.tell(at, tale.vmis[name], Kind.ADDED)
+        case _:
+            old = f"m{tale.attempts}"
+            gone = Recorded(NOW + at, Kind.DELETED, Resource.VMIMS, namespace=NAMESPACE, name=old)
+            tale.events.append(gone)
+
+
+def test_no_cooldown_means_none() -> None:
+    """`none` allows an eviction in the second after a long migration."""
+    tale = Tale()
+    tale.evict(10, lasts=HOUR)
+    tale.evict(HOUR + 15)
+    tale.end(3 * HOUR)
+    account = tale.account(NONE)
+
+    assert (account.allowed, account.cooldown_seconds) == (2, 0)
+
+
+def test_the_alert_s_delay_is_the_rule_s() -> None:
+    """`for` of KubeVirtEvacuationStuck."""
+    assert all_alerts(load_groups())["KubeVirtEvacuationStuck"]["for"] == f"{ALERT_FOR / 60:.0f}m"
+
+
+def test_the_reference_is_the_plugin_s_defaults() -> None:
+    """15m / 6h / 24h, and no guards; ours are the defaults of the configuration."""
+    assert BUILTIN["reference"].policy == Policy(
+        guard_pending_migrations=False, guard_evacuations=False
+    )
+    assert BUILTIN["ours"].policy == Policy()
+
+
+_PLAY = """
+import sys
+from exporter.whatif.replay import BUILTIN, play
+from exporter.cli.replay import peak_mebibytes
+from tests.unit.whatif.test_replay import endless
+found = play(endless(int(sys.argv[1])), BUILTIN.values())
+assert found.events == int(sys.argv[1]), found.events
+print(peak_mebibytes())
+"""
+
+
+def endless(events: int, vms: int = 50) -> Iterator[Recorded]:
+    """So many events of the same VMs, which are evicted for ever."""
+    tale = Tale(*(f"vm{number}" for number in range(vms)))
+    at, taken = 0.0, 0
+    while True:
+        for event in tale.events:
+            yield event
+            taken += 1
+            if taken == events:
+                return
+        tale.events.clear()
+        for name in tale.vmis:
+            at += 5.0
+            tale.evict(at, name, lasts=4.0, fails=tale.attempts % 7 == 0)
+            if tale.attempts > 5 * vms:
+                old = f"m{tale.attempts - 5 * vms}"
+                gone = Recorded(
+                    NOW + at, Kind.DELETED, Resource.VMIMS, namespace=NAMESPACE, name=old
+                )
+                tale.events.append(gone)
+        tale.events.sort(key=lambda event: event.at)
+
+
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [
+        pytest.param(4_000, 40_000, id="small"),
+        pytest.param(
+            200_000, 2_000_000, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
+        ),
+    ],
+)
+def test_memory_is_that_of_the_vms_and_not_of_the_events(
+    few: int, many: int, prove: Callable[[str], None]
+) -> None:
+    """Ten times the events of the same VMs take no more memory, but for the allocator's slack."""
+    mebibytes = [_peak_of(events) for events in (few, many)]
+    prove(f"replay: {few:,} events in {mebibytes[0]} MiB, {many:,} in {mebibytes[1]} MiB")
+
+    assert mebibytes[1] < mebibytes[0] + 5
+
+
+def _peak_of(events: int) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", _PLAY, str(events)], capture_output=True, text=True, check=True
+    )
+    return round(float(done.stdout), 1)
+
+
+def _swap_marker_and_vmim(tale: Tale) -> None:
+    """Let the last evacuation's VMIM be told in the same second as its marker, and before it."""
+    number = max(i for i, event in enumerate(tale.events) if event.kind is Kind.ADDED)
+    vmim, marker = tale.events.pop(number), tale.events[number - 1]
+    tale.events.insert(number - 1, replace(vmim, at=marker.at))
+
+
+def _runs(fact: Fact | None) -> bool:
+    return isinstance(fact, Vmi) and fact.migration is not None and fact.migration.running
