@@ -236,9 +236,9 @@ def test_scaling_changes_durations_alone(factor: float) -> None:
         found.append(durations)
     assert blank[0] == blank[1]
     assert [round(one / factor) for one in found[0]] == found[1]
-    # Nothing that is left looks like a duration: twelve for, one keep_firing_for, three offsets
-    # and a range were all.
-    assert len(found[0]) == len(ALERTS) + 5
+    # Nothing that is left looks like a duration: thirteen for, one keep_firing_for, four offsets
+    # and three ranges were all.
+    assert len(found[0]) == len(ALERTS) + 8
     for rule in all_rules(blank[0]):
         assert not re.search(r"\b\d+(ms|[smhdwy])\b", rule["expr"])
 

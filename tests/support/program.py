@@ -29,6 +29,7 @@ class Program:
         self._log = log
         self.query = ""
         self.metrics = ""
+        self.admission = ""
 
     @property
     def output(self) -> str:
@@ -50,6 +51,7 @@ class Program:
 
         started = await poll(said, what="listening")
         self.query, self.metrics = started["query"][0], started["metrics"][0]
+        self.admission = next(iter(started["admission"]), "")
 
     async def ready(self) -> None:
         """Wait until it answers verdicts."""
@@ -127,8 +129,12 @@ async def program(
     *arguments: str,
     config: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
+    measured: bool = False,
 ) -> AsyncIterator[Program]:
-    """The program for the length of the block, on ports of its own; killed if it is left over."""
+    """The program for the length of the block, on ports of its own; killed if it is left over.
+
+    Python's development mode, which makes it slow, is off where it is `measured`.
+    """
     number = time.monotonic_ns()
     file = directory / f"config-{number}.yaml"
     file.write_text(yaml.safe_dump({**ANYWHERE, **(config or {})}))
@@ -136,7 +142,8 @@ async def program(
     with log.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-X", "dev", "-W", "error::ResourceWarning", "-m", "exporter"),
+            *(() if measured else ("-X", "dev", "-W", "error::ResourceWarning")),
+            *("-m", "exporter"),
             *("--config", str(file), "--log-format", "json"),
             *arguments,
             cwd=ROOT,

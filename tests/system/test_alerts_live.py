@@ -13,10 +13,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from exporter import app
@@ -26,12 +28,14 @@ from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
 from exporter.kube.client import Login
 from exporter.kube.reflector import Backoff, Follower
-from exporter.settings import Settings, read_settings
+from exporter.server.admission import PATH
+from exporter.settings import Address, Settings, read_settings
 from tests.alerts.live import Alertmanager, Prometheus, Receiver
 from tests.alerts.scaling import scale
 from tests.cluster import poll
 from tests.cluster.ports import free_port
 from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.support.reviews import a_review
 
 
 FACTOR = 60.0
@@ -158,6 +162,13 @@ class Story:
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
 
+    async def call_the_webhook(self, url: str) -> None:
+        """Ask the webhook about an eviction, once it was told that nobody does."""
+        await self.receiver.fires("KubeVirtEvictionWebhookNotCalled")
+        async with aiohttp.ClientSession() as session, session.post(url, json=a_review()) as asked:
+            assert asked.status == 200
+        await self.receiver.resolves("KubeVirtEvictionWebhookNotCalled")
+
     async def fall_silent(self) -> None:
         """Say nothing for minutes, and go on."""
         self.demo.server.freeze()
@@ -252,7 +263,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
     """One run for all the tests of this module."""
     directory = tmp_path_factory.mktemp("alerts")
     clock = Clock()
-    port = free_port()
+    port, webhook = free_port(), Address("127.0.0.1", free_port())
     settings = read_settings(
         {
             "policy": {"maxMigrationCooldown": "1h"},
@@ -266,6 +277,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             },
         }
     )
+    settings = replace(settings, listen=replace(settings.listen, admission=(webhook,)))
     demo = Demo(clock.read, speed=SPEED, nodes=5)
     demo.server.bookmark_seconds = 60.0 / FACTOR
     demo.scenario = demo.cluster.plan = Play()
@@ -303,6 +315,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(story.deny_and_break())
                 tasks.create_task(story.send_nonsense())
+                tasks.create_task(story.call_the_webhook(f"http://{webhook}{PATH}"))
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_to_and_fro())
                 tasks.create_task(story.hold_slots())
