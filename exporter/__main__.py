@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 from exporter.cli import arguments as commandline
 from exporter.cli import commands
 from exporter.engine.model import Instant, Policy, Seconds, StuckPolicy
-from exporter.settings import InvalidSettings, Settings, read_settings
+from exporter.settings import (
+    Address,
+    AdmissionMode,
+    AdmissionSettings,
+    InvalidSettings,
+    Settings,
+    read_settings,
+)
 
 
 def main() -> int:
@@ -55,7 +62,7 @@ def simulate(arguments: argparse.Namespace) -> tuple[Iterable[bytes], Instant, S
 def demo(arguments: argparse.Namespace) -> int:
     """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
     from exporter import app
-    from exporter.demo import Demo, shorten_settings
+    from exporter.demo import USER, Demo, shorten_settings
     from exporter.kube.client import Login
 
     try:
@@ -70,6 +77,11 @@ def demo(arguments: argparse.Namespace) -> int:
         settings = replace(settings, policy=shortened.policy)
     if settings.stuck == StuckPolicy():
         settings = replace(settings, stuck=shortened.stuck)
+    if arguments.evictor == "webhook" and not settings.listen.admission:
+        # Without TLS, as no configuration file could have it: nobody but the demo calls it.
+        listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
+        admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
+        settings = replace(settings, listen=listen, admission=admission)
     cluster = Demo(
         lambda: datetime.now(UTC),
         seed=arguments.seed,
@@ -84,7 +96,13 @@ def demo(arguments: argparse.Namespace) -> int:
         async def play_cluster() -> None:
             urls = await listening
             commands.say(commands.greet(urls, *cluster.example))
-            await cluster.run(urls.query[0], stop)
+            asks = arguments.evictor == "plugin"
+            held = arguments.evictor == "webhook"
+            await cluster.run(
+                urls.query[0] if asks else None,
+                stop,
+                webhook_url=urls.admission[0] if held else None,
+            )
 
         async with cluster:
             try:

@@ -6,7 +6,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from exporter import __version__
 from exporter.checkpoint.changes import Ledger
 from exporter.checkpoint.writer import ConfigMapKeeper, FileKeeper, Keeper
 from exporter.counters import Counters
-from exporter.engine.model import Instant, Resource
+from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
@@ -25,11 +25,15 @@ from exporter.kube.lease import Lease
 from exporter.kube.reflector import Follower, Watch
 from exporter.metrics.exposition import Exposition, View
 from exporter.server.access import Access
+from exporter.server.admission import Admission
 from exporter.server.api import Service, make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, Settings
 
+
+LINGER: Seconds = 2.0
+"""For how long an ending process still answers admission reviews."""
 
 log = structlog.stdlib.get_logger()
 
@@ -40,6 +44,7 @@ class Listening:
 
     query: tuple[str, ...]
     metrics: tuple[str, ...]
+    admission: tuple[str, ...] = ()
 
 
 async def run(
@@ -111,6 +116,7 @@ async def run(
                 version=__version__,
                 query=listening.query,
                 metrics=listening.metrics,
+                admission=listening.admission,
                 namespaces=settings.namespaces or "all",
                 checkpoint=str(settings.checkpoint or "none"),
                 policy=asdict(settings.policy),
@@ -123,7 +129,10 @@ async def run(
                 log.info("stopping")
                 service.closing = True
                 blocked.close()
-                await keeping.close()
+                # Each answer closes its connection meanwhile, so that the API server leaves for
+                # another replica before its idle connections are closed under it.
+                linger = LINGER if settings.listen.admission else 0.0
+                await asyncio.gather(keeping.close(), asyncio.sleep(linger))
 
 
 @dataclass(frozen=True)
@@ -233,5 +242,18 @@ async def _listeners(
         settings.tls_metrics,
         *shared,
     )
-    async with query.served() as queries, metrics.served() as others:
-        yield Listening(query=queries, metrics=others)
+    async with AsyncExitStack() as stack:
+        urls = {
+            "query": await stack.enter_async_context(query.served()),
+            "metrics": await stack.enter_async_context(metrics.served()),
+        }
+        if settings.listen.admission:
+            admission = Listener(
+                "admission",
+                Admission(service, settings.admission).make_app(),
+                settings.listen.admission,
+                settings.tls_admission,
+                *shared,
+            )
+            urls["admission"] = await stack.enter_async_context(admission.served())
+        yield Listening(**urls)

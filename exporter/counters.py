@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from exporter.engine.model import Instant, Mismatch, Reason, Seconds
+from exporter.engine.model import Instant, Mismatch, Reason, ReviewOutcome, Seconds
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
@@ -45,12 +45,55 @@ class Histogram:
         return pairs
 
 
+VMIS_ASKED_FOR = 1_000
+"""For how many VMIs held evictions are remembered, and below for how many users of each."""
+USERS_ASKING = 4
+
+
+@dataclass(slots=True)
+class HeldEviction:
+    """An eviction that the admission webhook held (`denied`), or in mode `warn` would have held.
+
+    `at` is the last of `times` requests by this user.
+    """
+
+    user: str
+    at: Instant
+    reason: Reason
+    denied: bool
+    times: int = 1
+
+
+class HeldEvictions:
+    """The last held evictions of each VMI, by its UID. Bounded: the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._by_vmi: dict[str, dict[str, HeldEviction]] = {}
+
+    def note(self, vmi_uid: str, held: HeldEviction) -> None:
+        """An eviction was held."""
+        users = self._by_vmi.pop(vmi_uid, {})
+        before = users.pop(held.user, None)
+        if before is not None:
+            held.times += before.times
+        users[held.user] = held
+        self._by_vmi[vmi_uid] = users
+        if len(users) > USERS_ASKING:
+            del users[next(iter(users))]
+        if len(self._by_vmi) > VMIS_ASKED_FOR:
+            del self._by_vmi[next(iter(self._by_vmi))]
+
+    def of(self, vmi_uid: str) -> list[HeldEviction]:
+        """Those of one VMI, the newest first."""
+        return [*reversed(self._by_vmi.get(vmi_uid, {}).values())]
+
+
 @dataclass
 class Counters:
     """Blocked answers (by reason, node, namespace), their cooldowns, and what callers asked.
 
     Refused are connections by listener and requests by status. `blocked_at` is when a node last
-    had a blocked answer.
+    had a blocked answer. `reviews` is None where no admission webhook is served.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -60,6 +103,8 @@ class Counters:
     requests: dict[str, Histogram] = field(default_factory=dict)
     refused_connections: Counter[str] = field(default_factory=Counter)
     refused_requests: Counter[int] = field(default_factory=Counter)
+    reviews: Counter[ReviewOutcome] | None = None
+    held_evictions: HeldEvictions = field(default_factory=HeldEvictions)
 
     def count_block(
         self,

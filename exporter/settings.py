@@ -34,6 +34,9 @@ _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionE
 """What PyYAML raises: of a scalar that is no such date or number it lets Python's own through."""
 _MERGE = "tag:yaml.org,2002:merge"
 _LEVELS = ("debug", "info", "warning", "error")
+_RETRIES_AT_ONCE = re.compile(r"\bkured\b|machine-api")
+"""Users whose drain helper has no pause: kured, and OpenShift's machine-api."""
+_HOLDS_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admins")
 
 
 class InvalidSettings(Exception):
@@ -78,14 +81,16 @@ class ConfigMaps:
 
 @dataclass(frozen=True)
 class Listen:
-    """The two listeners: `query` serves everything, `metrics` only what may be seen by all.
+    """The listeners: `query` serves everything, `metrics` only what may be seen by all.
 
-    `page`: single VMs are among it, on the page of `metrics`.
+    `page`: single VMs are among it, on the page of `metrics`. `admission` answers admission
+    reviews and nothing else; empty: there is no such listener.
     """
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
     metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)
     page: bool = False
+    admission: tuple[Address, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,22 @@ class AuthSettings:
     socket_group: str | None = None
 
 
+class AdmissionMode(StrEnum):
+    """What the admission webhook does with an eviction that a rule holds."""
+
+    WARN = "warn"
+    ENFORCE = "enforce"
+
+
+@dataclass(frozen=True)
+class AdmissionSettings:
+    """Whose evictions the admission webhook judges: by exact user name, or by group."""
+
+    mode: AdmissionMode = AdmissionMode.WARN
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class LogSettings:
     """How it logs; no format: for people on a terminal, JSON elsewhere."""
@@ -176,6 +197,8 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     tls_query: Tls = field(default_factory=Tls)
     tls_metrics: Tls = field(default_factory=Tls)
+    tls_admission: Tls = field(default_factory=Tls)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     log: LogSettings = field(default_factory=LogSettings)
     remarks: tuple[str, ...] = ()
@@ -214,12 +237,15 @@ def read_settings(document: object) -> Settings:
         limits=_read_limits(root.section("limits")),
         tls_query=_read_tls(tls.section("query")),
         tls_metrics=_read_tls(tls.section("metrics")),
+        tls_admission=_read_tls(tls.section("admission")),
+        admission=_read_admission(root.section("admission")),
         auth=_read_auth(auth),
         log=_read_log(root.section("log")),
     )
     tls.close()
     root.close()
     _check_exposure(root, settings)
+    _check_admission(root, settings, remarks)
     if faults:
         raise InvalidSettings(faults)
     return replace(settings, remarks=tuple(remarks))
@@ -427,11 +453,11 @@ def _read_listen(section: _Section) -> Listen:
         query=section.take("query", _addresses, default.query),
         metrics=section.take("metrics", _addresses, default.metrics),
         page=section.take("page", _boolean, default.page),
+        admission=section.take("admission", _addresses, default.admission),
     )
     section.close()
-    addresses = [
-        address for address in listen.query + listen.metrics if address.port or address.path
-    ]
+    listeners = listen.query + listen.metrics + listen.admission
+    addresses = [address for address in listeners if address.port or address.path]
     for twice in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
         section.report("", f"{twice} is listed twice")
     return listen
@@ -460,6 +486,52 @@ def _check_exposure(root: _Section, settings: Settings) -> None:
                 "kubernetes has callers send their tokens, which would cross the network in plain"
                 f" text: it needs tls.{listener} with a certificate",
             )
+
+
+def _check_admission(root: _Section, settings: Settings, remarks: list[str]) -> None:
+    """What an admission webhook needs, and what is known of those whose evictions it judges."""
+    admission, addresses = settings.admission, settings.listen.admission
+    listed = admission.users + admission.groups
+    if any(address.path for address in addresses):
+        root.report("listen.admission", "the API server calls no unix socket: expected host:port")
+    elif addresses and not settings.tls_admission.cert_file:
+        root.report(
+            "listen.admission",
+            "the API server calls a webhook over TLS only: it needs tls.admission with a"
+            " certificate",
+        )
+    if admission.mode is AdmissionMode.ENFORCE and not listed:
+        root.report(
+            "admission.users",
+            "enforce without users or groups would hold nobody: list those whose evictions are"
+            " to be denied",
+        )
+    elif addresses and not listed:
+        remarks.append("admission.users: no user and no group is listed, so nobody is held")
+    if listed and not addresses:
+        remarks.append("admission: listen.admission is not set, so no eviction is judged")
+    remarks += [
+        f"admission.users: {user} is known to repeat a denied eviction without a pause: better"
+        " not listed"
+        for user in admission.users
+        if _RETRIES_AT_ONCE.search(user)
+    ]
+    remarks += [
+        f"admission.groups: {group} holds people too: a `kubectl drain` of theirs would wait"
+        for group in admission.groups
+        if group in _HOLDS_PEOPLE
+    ]
+
+
+def _read_admission(section: _Section) -> AdmissionSettings:
+    default = AdmissionSettings()
+    admission = AdmissionSettings(
+        mode=section.take("mode", _admission_mode, default.mode),
+        users=section.take("users", _names, default.users),
+        groups=section.take("groups", _names, default.groups),
+    )
+    section.close()
+    return admission
 
 
 def _read_kube(section: _Section) -> KubeSettings:
@@ -630,6 +702,22 @@ def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"expected a whole number of at least 1, got {value!r}")
     return value
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list of names, got {value!r}")
+    return tuple(dict.fromkeys(_each(value, _user)))
+
+
+def _user(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected the name of a user or group, got {value!r}")
+    return value
+
+
+def _admission_mode(value: object) -> AdmissionMode:
+    return AdmissionMode(_one_of(*AdmissionMode)(value))
 
 
 def _authentication(value: object) -> Authentication:

@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_stage
 
@@ -12,6 +12,10 @@ from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_sta
 SOAK = bool(os.environ.get("SOAK"))
 
 settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
+# A mutant need not be shown by the smallest example.
+settings.register_profile(
+    "mutants", settings.get_profile("test"), phases=[Phase.explicit, Phase.generate]
+)
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("soak" if SOAK else "test")
 

@@ -54,6 +54,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--vms", type=_count, default=24, metavar="N", help="VMs (default: 24)")
     made.add_argument("--nodes", type=_count, default=4, metavar="N", help="nodes (default: 4)")
+    made.add_argument(
+        "--evictor",
+        choices=("plugin", "webhook", "none"),
+        default="plugin",
+        help="its descheduler asks for verdicts, is held by the admission webhook, or by nobody"
+        " (default: plugin)",
+    )
     return parser
 
 

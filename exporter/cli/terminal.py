@@ -31,6 +31,7 @@ from exporter.server.schemas import (
     CooldownAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
+    HeldEvictionAnswer,
     LauncherAnswer,
     MigrationAnswer,
     PendingAnswer,
@@ -110,6 +111,9 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         if vmi.evacuation.cancel is not None:
             sheet.rows([("to cancel it (KubeVirt 1.8), run",)])
             sheet.command(write_cancel(vmi.evacuation.cancel))
+    if vmi.held_evictions:
+        sheet.head("Evictions asked for")
+        sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
     sheet.head("What this rests on")
     sheet.rows(_evidence(vmi))
     return sheet.text()
@@ -352,6 +356,12 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
         rows.append(["diverged", "the descheduler believes it over, KubeVirt does not"])
     rows.append(["next step", one.next_step])
     return rows
+
+
+def _held_eviction(one: HeldEvictionAnswer, as_of: str) -> list[Cell]:
+    said: Cell = ("denied", _BAD) if one.denied else "would be denied"
+    times = "once" if one.times == 1 else f"{one.times} times, last"
+    return [f"by {one.user}", f"{times} {_past(one.at, as_of)}", said, str(one.reason)]
 
 
 def _evidence(vmi: VmiAnswer) -> list[list[Cell]]:

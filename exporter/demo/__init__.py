@@ -16,11 +16,11 @@ import aiohttp
 from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.cluster import Cluster, Pace
 from exporter.demo.controller import Rules
-from exporter.demo.descheduler import CYCLE_SECONDS, Descheduler
+from exporter.demo.descheduler import CYCLE_SECONDS, USER, Descheduler
 from exporter.demo.scenario import Scenario
 
 
-__all__ = ["Demo", "shorten_settings"]
+__all__ = ["USER", "Demo", "shorten_settings"]
 
 SHORTENED = 10.0
 """How much faster than KubeVirt's own its built-in waits are at speed 1: backoff 2, 4 ... 32 s."""
@@ -95,12 +95,18 @@ class Demo:
     async def __aexit__(self, *exc: object) -> None:
         await self.server.__aexit__(*exc)
 
-    async def run(self, query_url: str, stop: asyncio.Event) -> None:
-        """Play the cluster and its descheduler, which asks at `query_url`, until `stop` is set."""
+    async def run(
+        self, query_url: str | None, stop: asyncio.Event, *, webhook_url: str | None = None
+    ) -> None:
+        """Play the cluster and its descheduler until `stop` is set.
+
+        The descheduler asks at `query_url`; None: it asks nobody. `webhook_url`: the admission
+        webhook that its evictions go through.
+        """
         async with asyncio.TaskGroup() as tasks:
             playing = (
                 tasks.create_task(self._step()),
-                tasks.create_task(self._deschedule(query_url)),
+                tasks.create_task(self._deschedule(query_url, webhook_url)),
             )
             await stop.wait()
             # At once, in the middle of a cycle too: who is asked is ending as well.
@@ -112,8 +118,10 @@ class Demo:
             self.cluster.step(self._clock())
             await asyncio.sleep(STEP_SECONDS)
 
-    async def _deschedule(self, query_url: str) -> None:
-        descheduler = Descheduler(self.cluster, self.scenario, query_url, self.start)
+    async def _deschedule(self, query_url: str | None, webhook_url: str | None) -> None:
+        descheduler = Descheduler(
+            self.cluster, self.scenario, query_url, self.start, webhook_url=webhook_url
+        )
         async with aiohttp.ClientSession() as session:
             while True:
                 await asyncio.sleep(CYCLE_SECONDS / self._speed)

@@ -1,7 +1,8 @@
 """A simulated load-aware descheduler: asks the exporter about each candidate, evicts what it may.
 
 One cycle does what LowNodeUtilization does: `filter` for every pod of an overloaded node, and
-`preEviction` just before each eviction.
+`preEviction` just before each eviction. As a stock descheduler it asks nobody, and its evictions
+go through the admission webhook, if there is one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ ANSWER_SECONDS = 2.0
 OVERLOADED = 1.1
 """A node is overloaded from so many times the mean load."""
 EVICTIONS_PER_NODE = 2
+USER = "system:serviceaccount:kube-system:descheduler-sa"
+"""As whom it evicts: the account of upstream's manifests."""
+WEBHOOK_SECONDS = 1.0
 
 Checkpoint = Literal["filter", "preEviction"]
 log = structlog.get_logger()
@@ -39,17 +43,42 @@ class _Answer(msgspec.Struct):
     verdicts: list[_Verdict]
 
 
+class _Status(msgspec.Struct):
+    message: str
+
+
+class _Response(msgspec.Struct):
+    allowed: bool
+    status: _Status | None = None
+
+
+class _Review(msgspec.Struct):
+    response: _Response
+
+
 class Descheduler:
-    """Evicts from overloaded nodes what the exporter at `query_url` allows."""
+    """Evicts from overloaded nodes what the exporter at `query_url` allows.
+
+    `query_url` None: a stock one, which asks for no verdicts. `webhook_url`: where the API server
+    asks before it lets an eviction pass.
+    """
 
     def __init__(
-        self, cluster: Cluster, scenario: Scenario, query_url: str, start: datetime
+        self,
+        cluster: Cluster,
+        scenario: Scenario,
+        query_url: str | None,
+        start: datetime,
+        *,
+        webhook_url: str | None = None,
     ) -> None:
         self._cluster = cluster
         self._scenario = scenario
-        self._url = f"{query_url.rstrip('/')}/v1/verdicts"
+        self._url = None if query_url is None else f"{query_url.rstrip('/')}/v1/verdicts"
+        self._webhook = None if webhook_url is None else f"{webhook_url.rstrip('/')}/v1/evictions"
         self._start = start
         self._is_answered = True
+        self._denied: set[str] = set()
 
     async def cycle(self, session: aiohttp.ClientSession, now: datetime) -> int:
         """One round over the overloaded nodes; says how many pods were evicted.
@@ -101,13 +130,19 @@ class Descheduler:
         for pod, may_be_candidate in zip(pods, allowed, strict=True):
             if evicted == EVICTIONS_PER_NODE:
                 break
-            if may_be_candidate and all(await self._ask(session, "preEviction", [pod])):
+            if (
+                may_be_candidate
+                and all(await self._ask(session, "preEviction", [pod]))
+                and await self._is_admitted(session, pod)
+            ):
                 evicted += self._evict(pod)
         return evicted
 
     async def _ask(
         self, session: aiohttp.ClientSession, checkpoint: Checkpoint, pods: Sequence[Object]
     ) -> list[bool]:
+        if self._url is None:
+            return [True] * len(pods)
         body = {
             "checkpoint": checkpoint,
             "candidates": [
@@ -132,9 +167,62 @@ class Descheduler:
         self._is_answered = True
         return [verdict.allowed for verdict in answer.verdicts]
 
+    async def _is_admitted(self, session: aiohttp.ClientSession, pod: Object) -> bool:
+        """What the API server does with an eviction: ask the webhook, and go on without an answer.
+
+        The descheduler logs a denial as an error; here once for each VM.
+        """
+        if self._webhook is None:
+            return True
+        vm = f"{pod['metadata']['namespace']}/{objects.notes(pod)[objects.DOMAIN]}"
+        timeout = aiohttp.ClientTimeout(total=WEBHOOK_SECONDS)
+        try:
+            async with session.post(self._webhook, json=_review(pod), timeout=timeout) as response:
+                response.raise_for_status()
+                answer = msgspec.json.decode(await response.read(), type=_Review).response
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            log.warning("webhook_failed_open", error=str(error) or type(error).__name__)
+            return True
+        if answer.allowed:
+            self._denied.discard(vm)
+            return True
+        if vm not in self._denied:
+            self._denied.add(vm)
+            said = "" if answer.status is None else answer.status.message
+            log.warning(
+                "eviction_failed",
+                pod=pod["metadata"]["name"],
+                error=f"denied by the webhook: {said}",
+            )
+        return False
+
     def _evict(self, pod: Object) -> bool:
         """429 with these words is the descheduler's "evicted in the background"."""
         answer = self._cluster.evict(
             pod["metadata"]["namespace"], pod["metadata"]["name"], descheduler=True
         )
         return answer.code == 200 or "Eviction triggered evacuation" in answer.message
+
+
+def _review(pod: Object) -> Object:
+    """What the API server sends to a webhook on `pods/eviction`, as far as it matters."""
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": f"{namespace}-{name}",
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "subResource": "eviction",
+            "operation": "CREATE",
+            "namespace": namespace,
+            "name": name,
+            "userInfo": {"username": USER, "groups": ["system:authenticated"]},
+            "object": {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"namespace": namespace, "name": name},
+            },
+            "dryRun": False,
+        },
+    }

@@ -42,6 +42,18 @@ class Mismatch(StrEnum):
     UID = "uid"
 
 
+class ReviewOutcome(StrEnum):
+    """What became of an eviction that the admission webhook was asked about."""
+
+    UNLISTED_USER = "unlisted_user"
+    UNKNOWN_POD = "unknown_pod"
+    UNAVAILABLE = "unavailable"
+    EVACUATING = "evacuating"
+    ALLOWED = "allowed"
+    DENIED = "denied"
+    WARNED = "warned"
+
+
 class Outcome(IntEnum):
     """How a migration ended; where two sources differ the greater one is right."""
 

@@ -159,6 +159,18 @@ class Store:
         incarnation = self._vmis.get((namespace, name))
         return None if incarnation is None else self._evidence(incarnation)
 
+    def evidence_of_pod(self, namespace: str, name: str) -> tuple[Pod, Evidence] | None:
+        """A launcher pod and what is known of its VMI, or None where there is none."""
+        pod = self._pods.get((namespace, name))
+        incarnation = None if pod is None else self._by_uid.get(pod.vmi_uid)
+        if pod is None or incarnation is None or incarnation.vmi.namespace != namespace:
+            return None
+        return pod, self._evidence(incarnation)
+
+    def sees_pods_of(self, namespace: str) -> bool:
+        """Whether every launcher pod of a namespace is known."""
+        return self.pods_seen and namespace not in self.blind.get(Resource.PODS, ())
+
     def all_evidence(self) -> Iterator[Evidence]:
         """What is known of every VMI."""
         return map(self._evidence, self._vmis.values())

@@ -32,6 +32,7 @@ from exporter.engine.model import (
     Policy,
     Reason,
     Resource,
+    ReviewOutcome,
     StuckPolicy,
     Trigger,
     Vmi,
@@ -90,13 +91,13 @@ class View(Struct, frozen=True, kw_only=True):
 BLOCKS = Family(
     name="descheduler_kubevirt_eviction_blocks_total",
     type="counter",
-    help="Blocked answers to POST /v1/verdicts, dry runs left out; node is the VMI's own.",
+    help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's own.",
     labels=("reason", "node", "namespace"),
 )
 EFFECTIVE_COOLDOWN = Family(
     name="descheduler_kubevirt_effective_cooldown_seconds",
     type="histogram",
-    help="Effective cooldown of each answer that was blocked by cooldown.",
+    help="Effective cooldown of each answer or eviction that was blocked by cooldown.",
 )
 BUILD_INFO = Family(
     name="kubevirt_eviction_exporter_build_info",
@@ -291,6 +292,12 @@ MIGRATIONS = Family(
     help="Migrations that ended since this process started, by outcome and what they were for.",
     labels=("outcome", "trigger"),
 )
+ADMISSION_REVIEWS = Family(
+    name="kubevirt_eviction_exporter_admission_reviews_total",
+    type="counter",
+    help="Evictions that the admission webhook was asked about, by outcome; dry runs left out.",
+    labels=("outcome",),
+)
 LEFT_OUT = Family(
     name="kubevirt_eviction_exporter_vmis_left_out",
     type="gauge",
@@ -312,6 +319,7 @@ FAMILIES: tuple[Family, ...] = (
     REQUEST_DURATION,
     REFUSED_CONNECTIONS,
     REFUSED_REQUESTS,
+    ADMISSION_REVIEWS,
     CHECKPOINT_WRITER,
     CHECKPOINT_WRITTEN,
     CHECKPOINT_UNWRITTEN,
@@ -412,11 +420,19 @@ def _sample_exporter(view: View) -> Iterator[Piece]:
     )
     yield (
         REFUSED_CONNECTIONS,
-        [Sample((name,), counters.refused_connections[name]) for name in ("query", "metrics")],
+        [
+            Sample((name,), counters.refused_connections[name])
+            for name in ("query", "metrics", *(() if counters.reviews is None else ("admission",)))
+        ],
     )
     yield (
         REFUSED_REQUESTS,
         [Sample((str(s),), count) for s, count in sorted(counters.refused_requests.items())],
+    )
+    reviews = counters.reviews
+    yield (
+        ADMISSION_REVIEWS,
+        [] if reviews is None else [Sample((one,), reviews[one]) for one in ReviewOutcome],
     )
     yield from _sample_checkpoint(view)
     yield POLICY, _sample_policy(view.policy)

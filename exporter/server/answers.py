@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from exporter import __version__
+from exporter.counters import HeldEviction
 from exporter.engine.cooldown import (
     Cooldown,
     Finding,
@@ -36,6 +37,7 @@ from exporter.server.schemas import (
     CooldownAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
+    HeldEvictionAnswer,
     LauncherAnswer,
     MigrationAnswer,
     PendingAnswer,
@@ -122,6 +124,7 @@ def explain_vmi(
     load: Load | None,
     now: Instant,
     health: Health,
+    held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
     """Everything that is known of one VMI, and what each rule makes of it."""
     vmi = evidence.vmi
@@ -155,6 +158,7 @@ def explain_vmi(
         migrations=_write_history(evidence.history, policy, now),
         pending_migrations=_write_pending(evidence),
         launcher=_write_launcher(evidence),
+        held_evictions=[_write_held_eviction(held) for held in held_evictions],
         policy=_write_policy(policy),
         blind_spots=health.refused_resources(),
     )
@@ -385,6 +389,16 @@ def _write_launcher(evidence: Evidence) -> LauncherAnswer | None:
         ready=pod.ready,
         scheduled=pod.scheduled,
         eviction_in_progress=pod.eviction_in_progress,
+    )
+
+
+def _write_held_eviction(held: HeldEviction) -> HeldEvictionAnswer:
+    return HeldEvictionAnswer(
+        user=held.user,
+        at=write_instant(held.at),
+        times=held.times,
+        reason=held.reason,
+        denied=held.denied,
     )
 
 

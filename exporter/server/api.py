@@ -129,7 +129,7 @@ class Service:
     async def answer_verdicts(self, request: web.Request) -> web.Response:
         """POST /v1/verdicts."""
         self._require_ready()
-        asked = _decode(await _read_body(request, self.limits))
+        asked = _decode(await read_body(request, self.limits))
         candidates = asked.candidates or []
         if len(candidates) > self.limits.candidates:
             raise Refusal(
@@ -185,6 +185,7 @@ class Service:
                 load=self.store.load(),
                 now=self.clock(),
                 health=self.health,
+                held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
             )
         )
 
@@ -238,6 +239,7 @@ class Service:
             policy=self.policy,
             stuck=self.stuck,
             blocked=self.blocked.read(None, now).entries if self.health.ready else [],
+            held_evictions=self.counters.held_evictions,
             closing=self.closing,
         )
         board = set_up(scene, read_wish(request.query), now, named=named)
@@ -334,7 +336,7 @@ def _make_app(
     service: Service, access: Access | None, page: Handler, serves: Callable[[str], bool]
 ) -> web.Application:
     app = web.Application(
-        middlewares=[_answering_problems(service.counters)],
+        middlewares=[answering_problems(service.counters)],
         client_max_size=service.limits.body_bytes,
     )
     handlers: dict[str, Handler] = {
@@ -354,7 +356,7 @@ def _make_app(
             handler = handlers[route.name]
             if access is not None and route.guarded:
                 handler = _guarded(handler, access)
-            timed = _timed(route.name, handler, service.counters)
+            timed = timed_handler(route.name, handler, service.counters)
             service.counters.expect_requests(route.name)
             if route.name == "blocked":
                 service.counters.expect_requests(BLOCKED_WAIT)
@@ -365,7 +367,9 @@ def _make_app(
     return app
 
 
-def _timed(name: str, handler: Handler, counters: Counters) -> Handler:
+def timed_handler(name: str, handler: Handler, counters: Counters) -> Handler:
+    """The handler, with the duration of each request counted under `name`."""
+
     async def timed(request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -397,7 +401,9 @@ def _guarded(handler: Handler, access: Access) -> Handler:
     return guarded
 
 
-def _answering_problems(counters: Counters) -> Middleware:
+def answering_problems(counters: Counters) -> Middleware:
+    """Middleware that turns refusals and errors into problem+json, and counts them."""
+
     @web.middleware
     async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await _answer(request, handler)
@@ -454,7 +460,8 @@ def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Respo
     )
 
 
-async def _read_body(request: web.Request, limits: Limits) -> bytes:
+async def read_body(request: web.Request, limits: Limits) -> bytes:
+    """The whole body. Raises `Refusal` where it is too large, too slow or broken."""
     try:
         if request.content.is_eof():
             # What has come with the head is not waited for: a timeout takes 7 of the 30 us.

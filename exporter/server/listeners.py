@@ -36,7 +36,7 @@ class CannotListen(Exception):
 
 @dataclass(frozen=True)
 class Listener:
-    """One of the two listeners: what it serves, where, and to how many. `name` is for people."""
+    """One of the listeners: what it serves, where, and to how many. `name` is for people."""
 
     name: str
     app: web.Application

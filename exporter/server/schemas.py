@@ -313,6 +313,16 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     blind_spots: BlindSpots
 
 
+class HeldEvictionAnswer(Struct, rename="camel", kw_only=True):
+    """An eviction that the admission webhook held, or in mode `warn` would have held."""
+
+    user: Annotated[str, means("who asked for it, as the review says")]
+    at: Annotated[InstantText, means("the last time")]
+    times: Annotated[int, means("how often this user has asked and was held")]
+    reason: Annotated[Reason, means("why, the last time")]
+    denied: Annotated[bool, means("false: admission.mode is warn, so the eviction went on")]
+
+
 class VmiAnswer(Struct, rename="camel", kw_only=True):
     """Everything that is known of one VMI."""
 
@@ -342,6 +352,13 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     migrations: Annotated[list[MigrationAnswer], means("by their end, the oldest first")]
     pending_migrations: Annotated[list[PendingAnswer], means("its VMIMs that have not ended")]
     launcher: Annotated[LauncherAnswer | None, means("null: not seen")]
+    held_evictions: Annotated[
+        list[HeldEvictionAnswer],
+        means(
+            "the last evictions of it that this replica's admission webhook held, newest first,"
+            " one for each user; forgotten at a restart"
+        ),
+    ]
     policy: Annotated[PolicyAnswer, means("in force")]
     blind_spots: BlindSpots
 

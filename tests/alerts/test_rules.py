@@ -236,8 +236,8 @@ def test_scaling_changes_durations_alone(factor: float) -> None:
         found.append(durations)
     assert blank[0] == blank[1]
     assert [round(one / factor) for one in found[0]] == found[1]
-    # These are all: one `for` per alert, one keep_firing_for, three offsets and two ranges.
-    assert len(found[0]) == len(ALERTS) + 6
+    # These are all: one `for` per alert, one keep_firing_for, four offsets and four ranges.
+    assert len(found[0]) == len(ALERTS) + 9
     for rule in all_rules(blank[0]):
         assert not re.search(r"\b\d+(ms|[smhdwy])\b", rule["expr"])
 

@@ -11,7 +11,7 @@ import aiohttp
 from tests.chaos.replica import Replica
 
 
-PATIENCE = aiohttp.ClientTimeout(total=5)
+PATIENCE = aiohttp.ClientTimeout(total=20)
 _CLIENTS = 3
 _PAUSE = 0.02
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
-from tests.cluster import poll
+from tests.cluster import PATIENCE, poll
 from tests.support.checkpoints import FAULTS, WRITER
 from tests.support.program import Program, program
 
@@ -74,7 +74,7 @@ class Replica:
         async def stands() -> bool:
             return state_of(self.pid) == "T"
 
-        await poll(stands, within=10, what="a stopped process")
+        await poll(stands, what="a stopped process")
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -116,7 +116,7 @@ async def writer_of(*several: Replica) -> Replica:
             return None
         return claiming[0] if claiming else None
 
-    return await poll(claimed, within=40, what="a writer")
+    return await poll(claimed, what="a writer")
 
 
 async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[str, Answers]:
@@ -173,7 +173,7 @@ def instant(text: str) -> float:
 
 
 async def until_alike(
-    one: Program, other: Program, candidates: Iterable[tuple[str, str]], *, within: float = 20
+    one: Program, other: Program, candidates: Iterable[tuple[str, str]], *, within: float = PATIENCE
 ) -> dict[str, Answers]:
     """Wait until two replicas answer alike; returns what, or fails with the differences.
 
@@ -195,7 +195,7 @@ async def until_alike(
 
 
 async def until_event(
-    exporter: Program, name: str, *, within: float = 30, **fields: object
+    exporter: Program, name: str, *, within: float = PATIENCE, **fields: object
 ) -> dict[str, Any]:
     """Wait until the log has an event of that name with these fields; returns the last one."""
 
@@ -206,7 +206,7 @@ async def until_event(
     return await poll(found, within=within, what=f"{name} {fields} in the log")
 
 
-async def until_fault(exporter: Program, fault: str, *, within: float = 30) -> int:
+async def until_fault(exporter: Program, fault: str, *, within: float = PATIENCE) -> int:
     """Wait until a fault of the checkpoint is counted and logged; returns how often it was."""
 
     async def counted() -> int:

@@ -87,7 +87,7 @@ async def until_counts(exporter: Program, made: list[Object], wanted: list[int])
     async def are_so() -> bool:
         return await counts(exporter, made) == wanted
 
-    await poll(are_so, within=20, what=f"{wanted} migrations")
+    await poll(are_so, what=f"{wanted} migrations")
 
 
 def with_file(namespace: str, path: Path) -> dict[str, Any]:
@@ -322,7 +322,7 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> Non
         async def fails_again() -> bool:
             return await exporter.sample(FAULTS, fault="not_written") >= before + 2
 
-        await poll(fails_again, within=20, what="writes that fail")
+        await poll(fails_again, what="writes that fail")
         assert "File too large" in exporter.events("checkpoint_fault")[-1]["why"]
         assert path.read_bytes() == old
         assert not part.exists()

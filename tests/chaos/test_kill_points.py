@@ -62,13 +62,10 @@ class Watched:
     async def acknowledged(self) -> None:
         """All have seen everything, and then both keepers had nothing that was not written."""
         mark = await self.mark()
-        await poll(
-            lambda: self.has_seen(self.unbroken.now, mark), within=60, what="seen by the unbroken"
-        )
+        await poll(lambda: self.has_seen(self.unbroken.now, mark), what="seen by the unbroken")
         for keeper in self.keepers:
             await poll(
                 lambda k=keeper: self._acknowledges(k, mark),  # type: ignore[misc]
-                within=60,
                 what=f"acknowledged by {keeper.name}",
             )
         await self.unmark(mark)
@@ -93,7 +90,6 @@ class Watched:
         for keeper in self.keepers:
             told = await poll(
                 lambda k=keeper: self._requested_at(k, name),  # type: ignore[misc]
-                within=60,
                 what=f"the evacuation of {name} at {keeper.name}",
             )
             self.promised[keeper.name, name] = told
@@ -229,7 +225,6 @@ async def quiet(watched: Watched, victims: list[Replica]) -> None:
         await replica.now.ready()
         await poll(
             lambda r=replica: watched.has_seen(r.now, mark),  # type: ignore[misc]
-            within=30,
             what=f"{replica.name} has seen everything",
         )
     await watched.unmark(mark)

@@ -108,9 +108,7 @@ async def test_a_killed_leader_under_load(
         heir = other if leader is one else one
         async with load(lambda: (one, other), stream.candidates()) as requests:
             async with playing(stream):
-                await poll(
-                    lambda: versions_in(real, namespace), within=30, what="a first checkpoint"
-                )
+                await poll(lambda: versions_in(real, namespace), what="a first checkpoint")
                 await leader.kill()
                 killed_at, before = time.monotonic(), await versions_in(real, namespace)
 
@@ -119,7 +117,7 @@ async def test_a_killed_leader_under_load(
 
                 await poll(goes_on, within=4 * lease + 30, what="a write after the kill")
                 seconds = time.monotonic() - killed_at
-                assert await heir.now.sample(WRITER) == 1
+                await poll(lambda: heir.now.sample(WRITER), what="the heir as the writer")
                 await leader.start()
                 await leader.now.ready()
             await until_alike(one.now, other.now, stream.candidates())
@@ -132,8 +130,8 @@ async def test_a_killed_leader_under_load(
         f" {seconds:.1f} s; {requests['answered']} requests, {requests['retried']} retried, none"
         " failed"
     )
-    # A process may have to wait for a processor here; what is allowed for that is not the Lease's.
-    assert seconds <= lease * TAKEN_WITHIN + 2
+    # On a busy machine a process waits for a processor: exact is `tests/unit/kube/test_lease.py`.
+    assert seconds <= lease * TAKEN_WITHIN + 8
 
 
 async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove: Prove) -> None:
@@ -175,7 +173,7 @@ async def change_hands(several: list[Replica], during: Awaitable[None]) -> None:
     await leader.freeze()
     late = asyncio.create_task(leader.now.sample(WRITER))
     await during
-    await poll(lambda: heir.now.sample(WRITER), within=20, what="taken over")
+    await poll(lambda: heir.now.sample(WRITER), what="taken over")
     await until_written(heir.now)
     leader.thaw()
     assert await late == 0, "thawed, it still called itself the writer"
@@ -222,7 +220,7 @@ async def test_a_rolling_update_loses_nothing(
                 async def goes_on() -> bool:
                     return requests["answered"] > answered + 10
 
-                await poll(goes_on, within=30, what="answers of the new replicas")
+                await poll(goes_on, what="answers of the new replicas")
             for replica in serving:
                 await until_counted(replica.now, namespace, "db", 8)
             await until_written((await writer_of(*serving)).now)

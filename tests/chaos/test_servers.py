@@ -22,7 +22,7 @@ from tests.chaos.replica import (
     until_fault,
     writer_of,
 )
-from tests.cluster import VMIS, poll, vmi
+from tests.cluster import PATIENCE, VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, LEASES
 from tests.support.api_servers import RealStage
 from tests.support.checkpoints import (
@@ -59,7 +59,7 @@ class Scene:
         await self.real.admin.create(VMIS, vmi("back", self.namespace))
         for one in self.several:
             path = f"/v1/vmis/{self.namespace}/back"
-            await one.now.until(path, lambda status, _: status == 200, within=60)
+            await one.now.until(path, lambda status, _: status == 200)
 
     async def until_kept(self, migrations: int) -> None:
         """Wait until the cluster's ConfigMaps hold so many migrations."""
@@ -72,7 +72,7 @@ class Scene:
                 for number in counted(raw).values()
             ] == [migrations]
 
-        await poll(held, within=60, what=f"{migrations} migrations in the checkpoint")
+        await poll(held, what=f"{migrations} migrations in the checkpoint")
 
 
 async def killed_and_compacted(scene: Scene) -> None:
@@ -115,7 +115,7 @@ async def lost_by_both(scene: Scene) -> None:
     async def lost() -> bool:
         return not any([await one.now.sample(WRITER) for one in scene.several])
 
-    await poll(lost, within=30, what="no writer")
+    await poll(lost, what="no writer")
     for one in scene.several:
         await until_event(one.now, "lease_unreachable")
 
@@ -146,7 +146,7 @@ async def test_the_checkpoint_goes_on_when_the_server_does(
             await scene.until_kept(5)
             await writer_of(*scene.several)
             one, other = scene.several
-            await until_alike(one.now, other.now, [(namespace, "db")], within=60)
+            await until_alike(one.now, other.now, [(namespace, "db")])
             for one in scene.several:
                 await until_counted(one.now, namespace, "db", 5)
                 assert await one.now.sample(FAULTS, fault="damaged") == 0
@@ -252,11 +252,11 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
             await until_event(exporter, "stopping")
             status, _ = await exporter.get("/readyz")
             assert status == 503
-            assert await asyncio.wait_for(polling, 5) in (200, 304)
+            assert await asyncio.wait_for(polling, PATIENCE) in (200, 304)
             assert exporter.process.returncode is None, "it still has something to write"
         finally:
             real.thaw()
-        assert await asyncio.wait_for(exporter.process.wait(), 15) == 0
+        assert await asyncio.wait_for(exporter.process.wait(), PATIENCE) == 0
         assert exporter.events("lease_released")
     kept = shard_bytes((await real.admin.list(CONFIG_MAPS, namespace))["items"])
     assert [list(counted(raw).values()) for raw in kept.values()] == [[3]]

@@ -7,7 +7,7 @@ from .binaries import MissingBinaryError, find_binary
 from .client import ApiError, Client
 from .cluster import EXPORTER_READS, RealCluster
 from .objects import launcher_pod, namespace, vmi, vmim
-from .polling import poll
+from .polling import PATIENCE, poll
 from .processes import ServerFailedError
 from .resources import KUBEVIRTS, NAMESPACES, PODS, VMIMS, VMIS, Resource
 from .servers import ApiServer, Etcd
@@ -18,6 +18,7 @@ __all__ = [
     "EXPORTER_READS",
     "KUBEVIRTS",
     "NAMESPACES",
+    "PATIENCE",
     "PODS",
     "VMIMS",
     "VMIS",

@@ -45,6 +45,8 @@ class Creation:
     message: str
     made: Object
     """What came of it, of migrations alone."""
+    notes: Object
+    """The audit annotations, of webhooks among others."""
 
 
 def read_audit(log: Path) -> list[Creation]:
@@ -73,4 +75,5 @@ def _read(line: str) -> Creation:
         code=answer.get("code", 0),
         message=answer.get("message", ""),
         made=event.get("responseObject", {}),
+        notes=event.get("annotations", {}),
     )

@@ -35,7 +35,7 @@ from .users import User, kubeconfig
 EXPORTER_READS = (VMIS, VMIMS, PODS, KUBEVIRTS)
 
 _TOKENS = 'administrator-token,administrator,1,"system:masters"\nexporter-token,exporter,2\n'
-_SETTLE_SECONDS = 60.0
+_SETTLE_SECONDS = 180.0
 _ACCOUNTS = "accounts"
 
 

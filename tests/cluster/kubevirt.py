@@ -51,7 +51,7 @@ DESCHEDULER = {"requested-by": "sigs.k8s.io/descheduler"}
 """The annotation by which KubeVirt knows the descheduler's evictions."""
 
 _GUEST: Object = {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}
-_SETTLE_SECONDS = 60.0
+_SETTLE_SECONDS = 180.0
 # A folder of its own: KubeVirt reads a pair again, and logs it, at every write beside it.
 _SERVING = "serving"
 _PAIR = (("cert", "crt"), ("key", "key"))

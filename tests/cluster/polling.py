@@ -7,11 +7,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+PATIENCE = 60.0
+"""Seconds for what comes within a few on an idle machine; a busy one may take its time."""
 _PAUSE = 0.05
 
 
-async def poll(attempt: Callable[[], Awaitable[T | None]], *, within: float, what: str) -> T:
-    """Try until there is an answer that is true, for so many seconds, and return it."""
+async def poll(
+    attempt: Callable[[], Awaitable[T | None]], *, what: str, within: float = PATIENCE
+) -> T:
+    """Try for `within` seconds until there is an answer that is true, and return it."""
     try:
         async with asyncio.timeout(within):
             # No event to wait for: what is awaited is in another process.

@@ -67,7 +67,7 @@ class Rig:
             moving = await self.cluster.vmims(name, namespace)
             return not left["items"] and all(objects.is_final(one) for one in moving)
 
-        await poll(is_gone, within=60, what=f"{key} gone")
+        await poll(is_gone, what=f"{key} gone")
 
     async def evict(self, key: str, *, descheduler: bool = True) -> str:
         """Ask for the eviction of the VMI's current pod; the words of the refusal."""

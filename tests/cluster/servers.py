@@ -19,8 +19,8 @@ from .ports import free_port
 from .processes import Process
 
 
-_START_SECONDS = 60.0
-PROBE = aiohttp.ClientTimeout(total=2)
+_START_SECONDS = 180.0
+PROBE = aiohttp.ClientTimeout(total=10)
 
 
 class Server(ABC):

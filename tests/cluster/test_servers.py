@@ -12,6 +12,7 @@ from . import (
     EXPORTER_READS,
     KUBEVIRTS,
     NAMESPACES,
+    PATIENCE,
     PODS,
     VMIMS,
     VMIS,
@@ -48,7 +49,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rea
 async def first_event(cluster: RealCluster, resource: Resource, version: str) -> Object:
     """The first event of a watch from a resourceVersion."""
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE),
         cluster.admin.watch(resource, resourceVersion=version) as events,
     ):
         return await anext(events)

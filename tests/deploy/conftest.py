@@ -45,7 +45,7 @@ async def equipped(directory: Path) -> AsyncIterator[RealCluster]:
     async with RealCluster(directory) as cluster:
         for crd in json.loads(find_added_crds().read_bytes()):
             await cluster.admin.create(CRDS, crd)
-        await poll(lambda: serves_added(cluster.admin), within=60, what="further kinds served")
+        await poll(lambda: serves_added(cluster.admin), what="further kinds served")
         yield cluster
 
 

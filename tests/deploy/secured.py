@@ -77,7 +77,7 @@ class Caller:
         async def is_ready() -> bool:
             return (await self.ask("GET", f"{self.exporter.metrics}/readyz"))[0] == 200
 
-        await poll(is_ready, within=30, what="/readyz")
+        await poll(is_ready, what="/readyz")
 
     async def sample(self, metric: str, **labels: str) -> float:
         """The sum of a metric's series of these labels in a scrape."""

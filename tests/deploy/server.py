@@ -94,7 +94,7 @@ async def account(
                 may = await granted(client)
                 return {one for one in may if one[2] not in _ABOUT_ONESELF} == wanted
 
-            await poll(in_force, within=10, what="roles in force")
+            await poll(in_force, what="roles in force")
         yield user
 
 

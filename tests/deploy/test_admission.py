@@ -28,6 +28,7 @@ from tests.generate.manifests import (
     render,
     render_chart,
 )
+from tests.support.checkpoints import UNWRITTEN, VMIS_KEPT
 from tests.support.lives import rfc3339
 from tests.support.program import program
 
@@ -235,10 +236,10 @@ async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
         async def done() -> bool:
             if resource:
                 return refusal in exporter.output
-            written = "kubevirt_eviction_exporter_checkpoint_written_timestamp_seconds"
-            return await prometheus.sample(written) > 0
+            kept, waits = await prometheus.sample(VMIS_KEPT), await prometheus.sample(UNWRITTEN)
+            return kept > 0 and waits == 0
 
-        await poll(done, within=20, what=refusal if resource else "written")
+        await poll(done, what=refusal if resource else "written")
         shards = await paging.admin.list(CONFIG_MAPS, NAMESPACE)
         if not resource:
             assert [one["metadata"]["name"][:-2] for one in shards["items"]] == [f"{NAME}-"]

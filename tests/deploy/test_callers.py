@@ -89,7 +89,7 @@ async def test_everybody_gets_what_their_role_says(
                 await statuses(standalone.as_who_has(scraper))
             )["query", "GET", "/metrics"] == 200
 
-        await poll(roles_are_in_force, within=10, what="roles in force")
+        await poll(roles_are_in_force, what="roles in force")
         got = {
             who: await statuses(standalone.as_who_has(tokens.get(who)))
             for who in ("nobody", *tokens)
@@ -220,7 +220,7 @@ async def test_a_renewed_secret_is_served_without_a_restart(
             except aiohttp.ClientConnectorCertificateError:
                 return False
 
-        await poll(is_served, within=30, what="the renewed certificate")
+        await poll(is_served, what="the renewed certificate")
         assert len(exporter.events("certificate_renewed")) >= 1
 
 
@@ -254,5 +254,5 @@ async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
         async def is_let_in() -> bool:
             return (await scraping.ask("GET", f"{exporter.metrics}/metrics"))[0] == 200
 
-        await poll(is_let_in, within=10, what="metrics for Prometheus's account")
+        await poll(is_let_in, what="metrics for Prometheus's account")
         assert query.stat().st_mode & 0o777 == 0o660

@@ -105,7 +105,7 @@ async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
         return (EVICTED in said and bool(events["items"])) or "forbidden" in said
 
     try:
-        await poll(told, within=30, what="an eviction and its event")
+        await poll(told, what="an eviction and its event")
     finally:
         process.kill()
     return process.log.read_text()

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from exporter.metrics.exposition import FAMILIES
+from exporter.server.admission import PATH
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
 from tests.cluster import find_binary
 from tests.generate.manifests import (
@@ -487,3 +488,92 @@ def test_each_overlay_says_what_it_is(folder: str) -> None:
     head = Path(path).read_text(encoding="utf-8").split("apiVersion:")[0]
 
     assert head.startswith("# ")
+
+
+ADMISSION = "overlays/admission"
+
+
+def test_the_webhook_s_configuration_is_standalone_s_and_more() -> None:
+    """Kustomize merges no text: what the two files share is equal."""
+    plain, more = (config_of(render(one)) for one in ("overlays/standalone", ADMISSION))
+    own = more.pop("admission")
+    port = more["listen"].pop("admission")
+    assert more["tls"].pop("admission") == more["tls"]["query"]
+
+    assert plain == more
+    assert own["mode"] == "warn"
+    assert port == "0.0.0.0:9812"
+
+
+def test_the_webhook_s_users_are_those_of_the_configuration() -> None:
+    """The API server asks about whom the exporter would hold, and about nobody else."""
+    (webhook,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
+    pods, users = webhook["matchConditions"]
+
+    assert pods["expression"] == "request.name.startsWith('virt-launcher-')"
+    assert re.findall(r"'([^']+)'", users["expression"]) == [
+        *settings_of(ADMISSION).admission.users
+    ]
+
+
+def test_the_webhook_reaches_the_pods_by_the_service() -> None:
+    """From the configuration to the container's port, and past no pod that is not ready."""
+    objects = render(ADMISSION)
+    (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
+    service = only(objects, "Service")
+    (port,) = [one for one in service["spec"]["ports"] if one["name"] == "admission"]
+
+    assert webhook["clientConfig"] == {
+        "service": {"namespace": NAMESPACE, "name": NAME, "path": PATH, "port": port["port"]}
+    }
+    assert (port["port"], port["targetPort"]) == (9812, "admission")
+
+
+def test_the_webhook_fails_open_and_holds_nothing_of_its_own() -> None:
+    """A short timeout, `Ignore`, and neither our namespace nor kube-system."""
+    (webhook,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
+    (selector,) = webhook["namespaceSelector"]["matchExpressions"]
+    (rule,) = webhook["rules"]
+
+    assert (webhook["failurePolicy"], webhook["timeoutSeconds"]) == ("Ignore", 1)
+    assert webhook["sideEffects"] == "NoneOnDryRun"
+    assert webhook["admissionReviewVersions"] == ["v1"]
+    assert (selector["operator"], selector["values"]) == ("NotIn", [NAMESPACE, "kube-system"])
+    assert (rule["resources"], rule["operations"]) == (["pods/eviction"], ["CREATE"])
+    assert "Eviction triggered evacuation" not in str(webhook)
+
+
+def test_a_rollout_of_the_webhook_loses_no_review() -> None:
+    """Two replicas, never fewer ready ones, and a pause before the old ones end."""
+    deployment = only(render(ADMISSION), "Deployment")["spec"]
+    exporter = containers(deployment["template"])["exporter"]
+
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert exporter["lifecycle"]["preStop"]["sleep"]["seconds"] >= 2
+    assert only(render(ADMISSION), "PodDisruptionBudget")["spec"]["minAvailable"] == 1
+
+
+def test_who_tells_the_api_server_the_webhook_s_authority(tmp_path: Path) -> None:
+    """cert-manager by its Certificate; on OpenShift the service CA, by the folder of the page."""
+    made = only(render("components/cert-manager"), "Certificate")["metadata"]
+    found = only(render(ADMISSION), "MutatingWebhookConfiguration")["metadata"]["annotations"]
+    assert found == {"cert-manager.io/inject-ca-from": f"{made['namespace']}/{made['name']}"}
+
+    page = (ROOT / "docs/hold-evictions.md").read_text(encoding="utf-8")
+    shown = re.search(r"^ *```yaml\n(.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    document = yaml.safe_load(shown[1])
+    beside = DEPLOY / "overlays" / "own"
+    for key in ("resources", "components"):
+        document[key] = [os.path.relpath(beside / one, tmp_path) for one in document[key]]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(document))
+    command = [str(find_binary("kustomize")), "build", str(tmp_path)]
+    built = subprocess.run(command, check=True, capture_output=True, text=True)
+    objects = tuple(yaml.safe_load_all(built.stdout))
+    webhook = only(objects, "MutatingWebhookConfiguration")
+
+    assert webhook["metadata"]["annotations"] == {
+        "service.beta.openshift.io/inject-cabundle": "true"
+    }
+    assert settings_of(ADMISSION) == read_settings(config_of(objects))

@@ -87,6 +87,8 @@ def test_the_listeners_are_those_of_the_manifests() -> None:
         for address in settings.listen.metrics:
             secure = settings.tls_metrics.cert_file is not None
             listening.add((Path(folder).name, f"metrics, {address.port}", secure))
+        for address in settings.listen.admission:
+            listening.add((Path(folder).name, f"admission, {address.port}", True))
     rows = set()
     for installations, listener, _, tls, *_ in table("installation"):
         if "descheduler" in listener:

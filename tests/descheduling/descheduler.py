@@ -49,6 +49,7 @@ class Descheduler(Server):
         policy: Object,
         *,
         interval: float,
+        binary: str = "descheduler",
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         file = directory / "policy.yaml"
@@ -56,7 +57,7 @@ class Descheduler(Server):
         port = free_port()
         self.url = f"https://127.0.0.1:{port}"
         arguments = [
-            str(find_binary("descheduler")),
+            str(find_binary(binary)),
             f"--policy-config-file={file}",
             f"--kubeconfig={kubeconfig}",
             f"--descheduling-interval={interval:g}s",

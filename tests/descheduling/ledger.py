@@ -30,6 +30,8 @@ class Eviction:
 
     vm: str
     at: datetime
+    warned: bool = False
+    """Whether the admission webhook would have denied it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ def _write_eviction(ledger: Ledger, asked: Creation) -> None:
     if accepted is None:
         ledger.refused.append(asked)
     else:
-        ledger.evictions.append(Eviction(accepted[1].rpartition("/")[2], asked.at))
+        warned = any(note.endswith("/would-deny") for note in asked.notes)
+        ledger.evictions.append(Eviction(accepted[1].rpartition("/")[2], asked.at, warned))
 
 
 def _instants(vmim: Object) -> tuple[datetime, datetime] | None:

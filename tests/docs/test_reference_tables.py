@@ -74,9 +74,10 @@ def test_the_defaults_are_the_program_s() -> None:
     assert replace(read_settings(nested(rows)), remarks=()) == Settings()
     assert {key for key, value in rows.items() if value is None} == {
         "stuck.external",
+        "listen.admission",
         "log.format",
         "auth.socketGroup",
-        *(f"tls.{one}.{file}" for one in ("query", "metrics") for file in TLS_FILES),
+        *(f"tls.{one}.{file}" for one in ("query", "metrics", "admission") for file in TLS_FILES),
     }
 
 

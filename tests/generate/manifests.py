@@ -26,7 +26,13 @@ EXPORTER_IMAGE = f"{REGISTRY}/exporter:{__version__}"
 DESCHEDULER_IMAGE = f"{REGISTRY}/descheduler:{__version__}"
 NAME = NAMESPACE = "kubevirt-eviction-exporter"
 
-OVERLAYS = ("base", "overlays/sidecar", "overlays/standalone", "overlays/openshift")
+OVERLAYS = (
+    "base",
+    "overlays/sidecar",
+    "overlays/standalone",
+    "overlays/admission",
+    "overlays/openshift",
+)
 """Each is a whole installation."""
 ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager")
 """Each goes with something else."""

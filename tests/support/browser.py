@@ -88,11 +88,11 @@ async def standing_demo(seed: int = 1) -> AsyncIterator[Still]:
             urls = await listening
             demo = Still(urls.query[0], urls.metrics[0], clock)
             playing = asyncio.create_task(cluster.run(demo.query, still))
-            await poll(lambda: _find_lively(demo), within=60, what="a lively moment")
+            await poll(lambda: _find_lively(demo), what="a lively moment")
             clock.stop()
             still.set()
             await playing
-            await poll(lambda: _find_settled(demo), within=10, what="a store that has settled")
+            await poll(lambda: _find_settled(demo), what="a store that has settled")
             yield demo
         finally:
             stop.set()

@@ -6,7 +6,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import EXPORTER_READS, VMIMS, VMIS, Client, RealCluster, User, poll, vmim
+from tests.cluster import (
+    EXPORTER_READS,
+    PATIENCE,
+    VMIMS,
+    VMIS,
+    Client,
+    RealCluster,
+    User,
+    poll,
+    vmim,
+)
 from tests.cluster.access import allow
 from tests.cluster.resources import CONFIG_MAPS, LEASES
 from tests.support.lives import rfc3339
@@ -61,10 +71,10 @@ async def until_counted(exporter: Program, namespace: str, name: str, migrations
     async def is_so() -> bool:
         return await count_in_window(exporter, namespace, name) == migrations
 
-    await poll(is_so, within=30, what=f"{migrations} migrations of {name}")
+    await poll(is_so, what=f"{migrations} migrations of {name}")
 
 
-async def until_written(exporter: Program, *, within: float = 30) -> None:
+async def until_written(exporter: Program, *, within: float = PATIENCE) -> None:
     """Wait until nothing waits to be written."""
 
     async def is_written() -> bool:

@@ -14,11 +14,10 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tests.cluster import poll
+from tests.cluster import PATIENCE, poll
 
 
 ROOT = Path(__file__).parents[2]
-STARTS_WITHIN = 30.0
 ANYWHERE = {"listen": {"query": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}
 
 
@@ -30,6 +29,7 @@ class Program:
         self._log = log
         self.query = ""
         self.metrics = ""
+        self.admission = ""
 
     @property
     def output(self) -> str:
@@ -49,8 +49,9 @@ class Program:
                 raise RuntimeError(f"ended with {self.process.returncode}:\n{self.output}")
             return next(iter(self.events("started")), None)
 
-        started = await poll(said, within=STARTS_WITHIN, what="listening")
+        started = await poll(said, what="listening")
         self.query, self.metrics = started["query"][0], started["metrics"][0]
+        self.admission = next(iter(started["admission"]), "")
 
     async def ready(self) -> None:
         """Wait until it answers verdicts."""
@@ -86,7 +87,7 @@ class Program:
                 total += float(value)
         return total
 
-    async def until(self, path: str, holds: Any, *, within: float = 30.0) -> Any:
+    async def until(self, path: str, holds: Any, *, within: float = PATIENCE) -> Any:
         """Ask until `holds(status, body)`; returns that body."""
 
         async def attempt() -> tuple[Any] | None:
@@ -107,7 +108,7 @@ class Program:
             verdict = await self.verdict(namespace, name, checkpoint, dryRun=True)
             return verdict if verdict["known"] and verdict["reason"] == reason else None
 
-        return await poll(attempt, within=30, what=f"{namespace}/{name} {reason}")
+        return await poll(attempt, what=f"{namespace}/{name} {reason}")
 
     def resident(self) -> int:
         """The memory that it holds now, in bytes."""
@@ -119,7 +120,7 @@ class Program:
         """Send a signal and wait for the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), 20)
+        return await asyncio.wait_for(self.process.wait(), PATIENCE)
 
 
 @asynccontextmanager
@@ -128,8 +129,12 @@ async def program(
     *arguments: str,
     config: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
+    measured: bool = False,
 ) -> AsyncIterator[Program]:
-    """The program for the length of the block, on ports of its own; killed if it is left over."""
+    """The program for the length of the block, on ports of its own; killed if it is left over.
+
+    Python's development mode, which makes it slow, is off where it is `measured`.
+    """
     number = time.monotonic_ns()
     file = directory / f"config-{number}.yaml"
     file.write_text(yaml.safe_dump({**ANYWHERE, **(config or {})}))
@@ -137,7 +142,8 @@ async def program(
     with log.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-X", "dev", "-W", "error::ResourceWarning", "-m", "exporter"),
+            *(() if measured else ("-X", "dev", "-W", "error::ResourceWarning")),
+            *("-m", "exporter"),
             *("--config", str(file), "--log-format", "json"),
             *arguments,
             cwd=ROOT,

@@ -14,10 +14,10 @@ from exporter.health import Health
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.reflector import Follower, Watch
 from exporter.settings import KubeSettings
+from tests.cluster import PATIENCE
 
 
-QUICK = KubeSettings(sync_timeout=20.0, read_timeout=20.0, refused_retry=0.3)
-WAIT = 30.0
+QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, refused_retry=0.3)
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Following:
     changes: asyncio.Condition
 
     async def until(
-        self, condition: Callable[[], object], *, what: str, wait: float = WAIT
+        self, condition: Callable[[], object], *, what: str, wait: float = PATIENCE
     ) -> None:
         """Wait until the condition holds, tried anew after every change and twice a second."""
         deadline = time.monotonic() + wait

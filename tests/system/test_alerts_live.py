@@ -10,14 +10,15 @@ honorLabels.
 import asyncio
 import json
 import random
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from exporter import app
@@ -27,12 +28,14 @@ from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
 from exporter.kube.client import Login
 from exporter.kube.reflector import Backoff, Follower
-from exporter.settings import Settings, read_settings
+from exporter.server.admission import PATH
+from exporter.settings import Address, Settings, read_settings
 from tests.alerts.live import Alertmanager, Prometheus, Receiver
 from tests.alerts.scaling import scale
 from tests.cluster import poll
 from tests.cluster.ports import free_port
 from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.support.reviews import a_review
 
 
 FACTOR = 60.0
@@ -153,10 +156,18 @@ class Story:
 
     async def lose_the_disk(self, kept: Path) -> None:
         """The checkpoint's directory goes, and comes back."""
-        shutil.rmtree(kept)
+        # At once, because it may be written into at this moment.
+        kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.fires("KubeVirtEvictionExporterCheckpointNotWritten")
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
+
+    async def call_the_webhook(self, url: str) -> None:
+        """Ask the webhook about an eviction, once it was told that nobody does."""
+        await self.receiver.fires("KubeVirtEvictionWebhookNotCalled")
+        async with aiohttp.ClientSession() as session, session.post(url, json=a_review()) as asked:
+            assert asked.status == 200
+        await self.receiver.resolves("KubeVirtEvictionWebhookNotCalled")
 
     async def fall_silent(self) -> None:
         """Say nothing for minutes, and go on."""
@@ -183,7 +194,7 @@ class Story:
             vmi = self.cluster.vmi(NAMESPACE, name)
             return vmi is not None and bool(holds(vmi["status"]))
 
-        await poll(look, within=60, what=f"{name} {what}")
+        await poll(look, what=f"{name} {what}")
 
     async def _lose_mark(self, name: str) -> None:
         """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it."""
@@ -192,7 +203,7 @@ class Story:
             pod = self.cluster.launcher(NAMESPACE, name)
             return pod if pod and objects.EVICTION_IN_PROGRESS in objects.notes(pod) else None
 
-        pod = await poll(marked, within=60, what=f"{name} marked")
+        pod = await poll(marked, what=f"{name} marked")
         pod["metadata"]["annotations"].pop(objects.EVICTION_IN_PROGRESS)
         line = json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n"
         assert self.demo.server.inject(line, PODS.plural)
@@ -252,7 +263,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
     """One run for all the tests of this module."""
     directory = tmp_path_factory.mktemp("alerts")
     clock = Clock()
-    port = free_port()
+    port, webhook = free_port(), Address("127.0.0.1", free_port())
     settings = read_settings(
         {
             "policy": {"maxMigrationCooldown": "1h"},
@@ -266,6 +277,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             },
         }
     )
+    settings = replace(settings, listen=replace(settings.listen, admission=(webhook,)))
     demo = Demo(clock.read, speed=SPEED, nodes=5)
     demo.server.bookmark_seconds = 60.0 / FACTOR
     demo.scenario = demo.cluster.plan = Play()
@@ -303,6 +315,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(story.deny_and_break())
                 tasks.create_task(story.send_nonsense())
+                tasks.create_task(story.call_the_webhook(f"http://{webhook}{PATH}"))
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_to_and_fro())
                 tasks.create_task(story.hold_slots())

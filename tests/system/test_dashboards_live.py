@@ -204,7 +204,7 @@ async def _seen(exporter: Program, metric: str, resource: str) -> None:
         value = await exporter.sample(f"kubevirt_eviction_exporter_{metric}", resource=resource)
         return value > 0
 
-    await poll(attempt, within=60, what=metric)
+    await poll(attempt, what=metric)
     await asyncio.sleep(3)
 
 
@@ -282,7 +282,7 @@ async def _prometheus(
         return False
 
     try:
-        await poll(scraped, within=60, what="Prometheus scrapes both jobs")
+        await poll(scraped, what="Prometheus scrapes both jobs")
         yield f"http://{address}"
     finally:
         server.kill()

@@ -232,7 +232,7 @@ async def test_many_clients_while_the_watch_breaks(
         )
         # Not one for each: after some the watcher waits longer before it tries again.
         assert restarts >= 2
-        await poll(lambda: has_all(exporter, 200), within=20, what="all VMIs")
+        await poll(lambda: has_all(exporter, 200), what="all VMIs")
     assert answered > clients
     assert after < before + 150
     prove(
@@ -264,7 +264,7 @@ async def ask(exporter: Program, namespace: str, number: int, end: float) -> int
 async def break_streams(stage: SimulatedStage, end: float) -> int:
     """Cut streams and expire versions in turn; how often."""
     faults = 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or faults < 3:
         if faults % 3 == 2:
             await stage.force_gone()
         else:

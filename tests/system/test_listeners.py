@@ -21,7 +21,7 @@ from exporter.counters import Counters
 from exporter.server import listeners
 from exporter.server.listeners import CannotListen, Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
-from tests.cluster import poll
+from tests.cluster import PATIENCE, poll
 from tests.cluster.cluster import write_certificates
 
 
@@ -161,11 +161,11 @@ async def test_tls_on_ports_and_not_on_sockets(
             assert await ask(urls[0], authorities[0]) == "ok"
             assert await ask(urls[1]) == "ok"
             tls.cert_file.write_text("garbage")
-            await poll(lambda: said(logs, "certificate_not_renewed"), within=10, what="trouble")
+            await poll(lambda: said(logs, "certificate_not_renewed"), what="trouble")
             assert await ask(urls[0], authorities[0]) == "ok"
             shutil.copy(str(other.cert_file), tls.cert_file)
             shutil.copy(str(other.key_file), tls.key_file)
-            await poll(lambda: said(logs, "certificate_renewed"), within=10, what="renewal")
+            await poll(lambda: said(logs, "certificate_renewed"), what="renewal")
             assert await ask(urls[0], authorities[1]) == "ok"
     events = [log["event"] for log in logs]
     assert events.count("certificate_renewed") == 1
@@ -187,12 +187,12 @@ async def test_files_that_make_no_tls(tmp_path: Path) -> None:
 
 async def test_idle_connections_are_closed() -> None:
     """One that says nothing, one with half a head, and one that is done."""
-    limits = Limits(idle_timeout=0.2)
+    limits = Limits(idle_timeout=1.0)
     async with a_listener("127.0.0.1:0", limits=limits).served() as urls:
         for sent in (b"", b"GET / HTTP/1.1\r\nHost:", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
             async with connected(urls[0]) as (reader, writer):
                 writer.write(sent)
-                answer = await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), PATIENCE)
             assert answer.endswith(b"ok") is sent.endswith(b"\r\n\r\n")
 
 
@@ -203,7 +203,7 @@ async def test_no_more_connections_than_allowed() -> None:
     async with listener.served() as urls:
         async with connected(urls[0]), connected(urls[0]):
             async with connected(urls[0]) as (reader, _):
-                assert await asyncio.wait_for(reader.read(), 10) == b""
+                assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
             assert counters.refused_connections == {"query": 1}
 
         async def is_served() -> bool:
@@ -212,7 +212,7 @@ async def test_no_more_connections_than_allowed() -> None:
             except aiohttp.ClientError:
                 return False
 
-        await poll(is_served, within=10, what="a place")
+        await poll(is_served, what="a place")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ async def test_what_is_no_http(sent: bytes) -> None:
     """A problem+json, and the connection is closed."""
     async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
         writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b" 400 " in head.splitlines()[0]
     assert b"application/problem+json" in head

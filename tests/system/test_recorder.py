@@ -18,14 +18,13 @@ from exporter.settings import Settings
 from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord, Recorder, Tape, record
 from exporter.whatif.recording import Faults, Kind, Recorded
-from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
+from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import Stage
 from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_vmi
 from tests.support.relay import Gate
 from tests.support.watching import QUICK
 
 
-WAIT = 30.0
 PASSWORD = "hunter2-and-more"
 
 
@@ -57,7 +56,7 @@ class Running:
 
     async def until(self, holds: Callable[[list[Recorded]], object]) -> list[Recorded]:
         """Wait until the file, as it can be read by now, is as asked."""
-        deadline = time.monotonic() + WAIT
+        deadline = time.monotonic() + PATIENCE
         while True:
             if self.task.done():
                 await self.task
@@ -186,7 +185,7 @@ async def test_ends_by_itself_when_its_time_is_over(stage: Stage, tmp_path: Path
     await stage.admin.create(VMIS, vmi("a", namespace))
     path = tmp_path / "cluster.ndjson"
     async with recorded(stage.login, path, namespace, lasts=2.0) as running:
-        await asyncio.wait_for(running.task, WAIT)
+        await asyncio.wait_for(running.task, PATIENCE)
 
     events = read(path)
     assert events[-1].kind is Kind.ENDED

@@ -61,12 +61,12 @@ async def answer(stage: SimulatedStage, probe: Probe) -> dict[str, Any]:
     try:
         url = (await bound).query[0]
         async with aiohttp.ClientSession(url) as session:
-            await poll(lambda: _is_ready(session), within=10, what="ready")
+            await poll(lambda: _is_ready(session), what="ready")
             for sighting in sightings:
                 if sighting.kind is not Kind.LISTED:
                     await _replace(stage, sighting)
             await stage.admin.create(VMIS, vmi("last-of-all"))
-            await poll(lambda: _knows(session, "last-of-all"), within=10, what="the last VMI")
+            await poll(lambda: _knows(session, "last-of-all"), what="the last VMI")
             return await _ask(session, probe)
     finally:
         stop.set()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exporter.engine.model import ALL_ALIVE, CLUSTER_RESOURCES, DeadResources, Resource
-from exporter.health import Health, Restart, Staleness, Watched
+from exporter.health import CheckpointHealth, Health, Restart, Staleness, Watched
 from tests.support.builders import NOW
 
 
@@ -212,3 +212,35 @@ def test_restarts_are_counted_by_reason() -> None:
     one.restarts[Restart.EXPIRED] += 1
     assert (one.restarts[Restart.EXPIRED], other.restarts[Restart.EXPIRED]) == (1, 0)
     assert one.settled
+
+
+def test_what_has_not_begun() -> None:
+    """Nothing is synced or counted of a watch that was just made, and no checkpoint is written."""
+    fresh, kept = Watched(Resource.VMIS, None), CheckpointHealth()
+    assert (fresh.synced, fresh.settled, fresh.lists, fresh.refused_objects) == (False, False, 0, 0)
+    assert kept.writes is False
+    assert (kept.unwritten_since, kept.vmis, kept.size) == (None, 0, 0)
+
+
+def test_the_checkpoint_is_asked_each_time() -> None:
+    """Whether this process writes it, and since when something is not written, may change."""
+    answers = [True, False]
+    kept = CheckpointHealth(may_write=lambda: answers.pop(0), find_unwritten=lambda: NOW)
+    assert (kept.writes, kept.writes) == (True, False)
+    assert kept.unwritten_since == NOW
+
+
+@pytest.mark.parametrize(
+    ("one", "seen"),
+    [
+        pytest.param({}, NOW - 1.0, id="all-namespaces"),
+        pytest.param({"namespace": "a"}, NOW - 1.0, id="this-one"),
+        pytest.param({"namespace": "b"}, None, id="another"),
+        pytest.param({"namespace": "a", "synced": False}, None, id="not-synced"),
+        pytest.param({"namespace": "a", "contact": None}, None, id="never-heard"),
+    ],
+)
+def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
+    """A namespace is seen through up to the last contact of the synced watch that covers it."""
+    state = health(watched(Resource.PODS, namespace="a"), watched(Resource.VMIMS, **one))
+    assert state.seen_through(Resource.VMIMS, "a") == seen

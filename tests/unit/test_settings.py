@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from exporter.engine.model import Policy, StuckPolicy
 from exporter.settings import (
     Address,
+    AdmissionMode,
+    AdmissionSettings,
     Authentication,
     AuthSettings,
     InvalidSettings,
@@ -92,6 +94,7 @@ listen:
   query: [127.0.0.1:1, unix:/run/q.sock]
   metrics: "[::]:2"
   page: true
+  admission: "[::1]:3"
 checkpoint: none
 namespaces: [b, a, b]
 kube:
@@ -116,6 +119,8 @@ limits:
 tls:
   query: {certFile: /c, keyFile: /k, clientCAFile: /a}
   metrics: {certFile: /c2, keyFile: /k2}
+  admission: {certFile: /c3, keyFile: /k3, clientCAFile: /a3}
+admission: {mode: enforce, users: [descheduler, descheduler], groups: [evictors]}
 auth:
   query: kubernetes
   metrics: kubernetes
@@ -149,6 +154,7 @@ def test_every_key(tmp_path: Path) -> None:
         query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")),
         metrics=(Address("::", 2),),
         page=True,
+        admission=(Address("::1", 3),),
     )
     assert settings.namespaces == ("b", "a")
     assert settings.kube == KubeSettings(
@@ -173,6 +179,10 @@ def test_every_key(tmp_path: Path) -> None:
     )
     assert settings.tls_query == Tls(Path("/c"), Path("/k"), Path("/a"))
     assert settings.tls_metrics == Tls(Path("/c2"), Path("/k2"))
+    assert settings.tls_admission == Tls(Path("/c3"), Path("/k3"), Path("/a3"))
+    assert settings.admission == AdmissionSettings(
+        AdmissionMode.ENFORCE, ("descheduler",), ("evictors",)
+    )
     assert settings.auth == AuthSettings(
         query=Authentication.KUBERNETES,
         metrics=Authentication.KUBERNETES,
@@ -352,6 +362,38 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
             id="checkpoint-name",
         ),
         pytest.param(
+            {"admission": {"mode": "deny"}},
+            "admission.mode: expected one of warn, enforce, got 'deny'",
+            id="admission-mode",
+        ),
+        pytest.param(
+            {"admission": {"users": "descheduler"}},
+            "admission.users: expected a list of names, got 'descheduler'",
+            id="admission-users",
+        ),
+        pytest.param(
+            {"admission": {"groups": [7]}},
+            "admission.groups: expected the name of a user or group, got 7",
+            id="admission-groups",
+        ),
+        pytest.param(
+            {"admission": {"mode": "enforce"}},
+            "admission.users: enforce without users or groups would hold nobody: list those whose"
+            " evictions are to be denied",
+            id="enforce-nobody",
+        ),
+        pytest.param(
+            {"listen": {"admission": ":9812"}},
+            "listen.admission: the API server calls a webhook over TLS only: it needs tls.admission"
+            " with a certificate",
+            id="admission-without-tls",
+        ),
+        pytest.param(
+            {"listen": {"admission": "unix:/a.sock"}},
+            "listen.admission: the API server calls no unix socket: expected host:port",
+            id="admission-on-a-socket",
+        ),
+        pytest.param(
             {"kube": {"leaseDuration": "0.5s"}},
             "kube.leaseDuration: must be at least 1s, got '0.5s'",
             id="short-lease",
@@ -495,6 +537,53 @@ def test_a_bad_duration_is_not_compared(key: str) -> None:
 def test_remarks(policy: dict[str, Any], remarks: list[str]) -> None:
     """An explicit 0 and an explicit short window are pointed out, defaults are not."""
     got = read_settings({"policy": policy}).remarks
+    assert len(got) == len(remarks)
+    assert all(one.startswith(expected) for one, expected in zip(got, remarks, strict=True))
+
+
+ADMISSION = {
+    "listen": {"admission": ":9812"},
+    "tls": {"admission": {"certFile": "/c", "keyFile": "/k"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "remarks"),
+    [
+        pytest.param(ADMISSION, ["admission.users: no user and no group is listed"], id="nobody"),
+        pytest.param(
+            {"admission": {"users": ["x"]}},
+            ["admission: listen.admission is not set, so no eviction is judged"],
+            id="no-listener",
+        ),
+        pytest.param(
+            ADMISSION
+            | {
+                "admission": {
+                    "users": [
+                        "system:serviceaccount:kube-system:descheduler-sa",
+                        "system:serviceaccount:kured:kured",
+                        "system:serviceaccount:openshift-machine-api:machine-api-controllers",
+                    ]
+                }
+            },
+            [
+                "admission.users: system:serviceaccount:kured:kured is known to repeat",
+                "admission.users: system:serviceaccount:openshift-machine-api:machine-api-con",
+            ],
+            id="without-a-pause",
+        ),
+        pytest.param(
+            ADMISSION | {"admission": {"groups": ["system:masters", "evictors"]}},
+            ["admission.groups: system:masters holds people too"],
+            id="people",
+        ),
+        pytest.param(ADMISSION | {"admission": {"users": ["descheduler"]}}, [], id="none"),
+    ],
+)
+def test_remarks_on_admission(document: dict[str, Any], remarks: list[str]) -> None:
+    """Who is held by nothing, or should not be listed, is pointed out."""
+    got = read_settings(document).remarks
     assert len(got) == len(remarks)
     assert all(one.startswith(expected) for one, expected in zip(got, remarks, strict=True))
 

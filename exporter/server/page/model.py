@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from exporter.counters import HeldEvictions
 from exporter.engine.diagnosis import State
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, Policy, Reason, Resource, StuckPolicy
@@ -203,6 +204,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     policy: Policy
     stuck: StuckPolicy
     blocked: list[BlockedVmi]
+    held_evictions: HeldEvictions
     closing: bool = False
 
 
@@ -377,6 +379,7 @@ def _explain(scene: Scene, evidence: Evidence, now: Instant) -> VmiAnswer:
         load=scene.store.load(),
         now=now,
         health=scene.health,
+        held_evictions=scene.held_evictions.of(evidence.vmi.uid),
     )
 
 

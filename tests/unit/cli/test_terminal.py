@@ -27,6 +27,7 @@ from exporter.cli.terminal import (
     write_arithmetic,
     write_cancel,
 )
+from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy
 from exporter.health import CheckpointFault, CheckpointHealth, Health
@@ -152,6 +153,22 @@ What this rests on
   not seen             nothing is hidden
 """
     )
+
+
+def test_who_asked_for_its_eviction() -> None:
+    """Each user whose eviction was held, how often, when last, and whether it was denied."""
+    vmi = explained(
+        cooling(),
+        held_evictions=(
+            HeldEviction("descheduler", NOW - 7.0, Reason.COOLDOWN, denied=True, times=3),
+            HeldEviction("autoscaler", NOW - 70.0, Reason.COOLDOWN, denied=False),
+        ),
+    )
+    told = show_vmi(vmi, PIPED).partition("Evictions asked for\n")[2].splitlines()[:2]
+    assert [re.sub(" +", " ", line) for line in told] == [
+        " by descheduler 3 times, last 2027-01-15T07:59:53Z (7s ago) denied cooldown",
+        " by autoscaler once 2027-01-15T07:58:50Z (1m10s ago) would be denied cooldown",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from exporter.demo import Demo, shorten_settings
+from tests.cluster import PATIENCE
 from tests.support.serving import serving
 
 from .facts import NOW
@@ -61,7 +62,7 @@ async def test_it_runs_until_it_is_stopped() -> None:
         stepped = asyncio.Event()
         demo.cluster.store.listeners.add(stepped.set)
         running = asyncio.create_task(demo.run(exporter, stop))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await asked.wait()
             await stepped.wait()
             stop.set()
@@ -87,7 +88,7 @@ async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
     async with serving(app) as exporter, Demo(lambda: NOW, speed=50.0) as demo:
         with capture_logs() as logs:
             running = asyncio.create_task(demo.run(exporter, stop))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await asked.wait()
                 stop.set()
                 await running

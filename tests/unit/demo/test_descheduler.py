@@ -183,3 +183,54 @@ async def test_too_few_verdicts_are_no_answer() -> None:
     async with trial(lambda _: [True]) as tried:
         with capture_logs():
             assert await tried.cycle() == 0
+
+
+async def test_a_stock_one_asks_nobody() -> None:
+    """Without the query API's URL it evicts what it picks."""
+    async with trial(lambda asked: [False] * len(asked["candidates"])) as tried:
+        stock = Descheduler(tried.cluster, tried.scenario, None, NOW)
+        evicted = await stock.cycle(tried.session, tried.cluster.instant)
+
+    assert evicted == len(tried.marked) > 0
+    assert tried.exporter.asked == []
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_its_evictions_go_through_the_webhook(allowed: bool) -> None:
+    """The webhook is asked about each pod; what it denies is logged once and not evicted."""
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        status = {} if allowed else {"status": {"code": 429, "message": "cooldown"}}
+        return web.json_response({"response": {"uid": "x", "allowed": allowed, **status}})
+
+    app = web.Application()
+    app.router.add_post("/v1/evictions", answer)
+    async with trial() as tried, serving(app) as url:
+        stock = Descheduler(tried.cluster, tried.scenario, None, NOW, webhook_url=url)
+        with capture_logs() as logs:
+            evicted = [
+                await stock.cycle(tried.session, tried.cluster.instant)
+                for _ in range(1 if allowed else 2)
+            ]
+
+    pods = {one["request"]["name"] for one in asked}
+    assert all(pod.startswith("virt-launcher-") for pod in pods)
+    assert (sum(evicted) > 0) is allowed
+    assert len(tried.marked) == sum(evicted)
+    assert [line["error"] for line in logs] == (
+        [] if allowed else ["denied by the webhook: cooldown"] * len(pods)
+    )
+
+
+async def test_a_webhook_that_is_not_there_lets_evictions_pass() -> None:
+    """As the API server does under `failurePolicy: Ignore`."""
+    async with trial() as tried:
+        nobody = "http://127.0.0.1:1"
+        stock = Descheduler(tried.cluster, tried.scenario, None, NOW, webhook_url=nobody)
+        with capture_logs() as logs:
+            evicted = await stock.cycle(tried.session, tried.cluster.instant)
+
+    assert evicted > 0
+    assert {line["event"] for line in logs} == {"webhook_failed_open"}

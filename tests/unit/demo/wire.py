@@ -13,6 +13,7 @@ import aiohttp
 
 from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.store import NAMESPACES, Store
+from tests.cluster import PATIENCE
 
 
 NOW = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
@@ -28,7 +29,6 @@ STREAMING = {
     "resourceVersionMatch": "NotOlderThan",
     "allowWatchBookmarks": "true",
 }
-PATIENCE_SECONDS = 5.0
 
 
 def vmi(name: str, **labels: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Stream:
 
     async def raw(self) -> bytes:
         """The next line."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE):
             return await self.response.content.readline()
 
     async def next(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Stream:
 
     async def rest(self) -> bytes:
         """All that comes until the end."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE):
             return await self.response.content.read()
 
 

@@ -118,7 +118,7 @@ def test_put_tells_whether_it_was_news() -> None:
 def test_neither_uid_nor_end() -> None:
     """A record that cannot be told from others is not kept."""
     history = History()
-    assert not history.put("", Migration(start=NOW, handed_off=True), keep=KEEP)
+    assert history.put("", Migration(start=NOW, handed_off=True), keep=KEEP) is False
     assert len(history) == 0
 
 
@@ -288,3 +288,61 @@ def test_reads_never_change_it() -> None:
     history.endings(NOW).clear()
     assert list(history.records()) == ["m1"]
     assert len(history.endings(NOW)) == 1
+
+
+def test_revision_grows_with_news() -> None:
+    """Each piece of news makes it one greater, and what was known already leaves it."""
+    history = History()
+    assert history.revision == 0
+    history.put("m1", a_migration(end=None), keep=KEEP)
+    history.put("m1", a_migration(end=None), keep=KEEP)
+    assert history.revision == 1
+    history.put("m1", a_migration(), keep=KEEP)
+    assert history.revision == 2
+
+
+def test_newest_success() -> None:
+    """The latest known end of a success: a final phase will do, a failure and no end will not."""
+    history = a_history(
+        m1=a_migration(end=NOW - 90.0),
+        m2=a_migration(end=None, finished_at=NOW - 60.0),
+        m3=a_migration(end=NOW - 30.0, outcome=Outcome.FAILED),
+        m4=a_migration(end=NOW - 20.0, outcome=Outcome.UNKNOWN),
+        m5=a_migration(end=None),
+    )
+    assert history.newest_success() == NOW - 60.0
+    assert a_history(m5=a_migration(end=None)).newest_success() is None
+
+
+def test_written_ends() -> None:
+    """Ends and final phases of every record, however far ahead and whatever the outcome."""
+    history = a_history(
+        m1=a_migration(end=NOW - 90.0, finished_at=NOW - 89.0),
+        m2=a_migration(end=NOW + 9_000.0, outcome=Outcome.FAILED, handed_off=False),
+        m3=a_migration(end=None),
+    )
+    assert sorted(history.written_ends()) == [NOW - 90.0, NOW - 89.0, NOW + 9_000.0]
+
+
+def test_a_duration_is_measured_to_the_end_as_written() -> None:
+    """An end a little ahead of our clock is now, and the migration took as long as was written."""
+    (ending,) = a_history(m1=a_migration(start=NOW - 60.0, end=NOW + 20.0)).endings(NOW)
+    assert (ending.end, ending.written_end, ending.duration) == (NOW, NOW + 20.0, 80.0)
+
+
+def test_what_nobody_told_is_not_handed_off() -> None:
+    """A migration of which only an end is known does not count."""
+    assert told(("m1", Migration(end=NOW - 60.0))).endings(NOW) == []
+
+
+def test_a_record_as_old_as_the_bound_is_kept() -> None:
+    """As many as are to be kept are kept, of each kind: failed, ended otherwise, not ended."""
+    history = History()
+    for kind, migration in (
+        ("lost", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),
+        ("won", a_migration(end=None, finished_at=NOW - 60.0)),
+        ("open", a_migration(end=None)),
+    ):
+        for number in range(3):
+            history.put(f"{kind}-{number}", migration, keep=2)
+    assert sorted(history.records()) == ["lost-1", "lost-2", "open-1", "open-2", "won-1", "won-2"]

@@ -26,6 +26,7 @@ from exporter.engine.model import (
     Mismatch,
     Reason,
     Resource,
+    ReviewOutcome,
     StuckPolicy,
     Trigger,
 )
@@ -115,6 +116,7 @@ def a_view() -> View:
     counters.count_request("verdicts", 0.004)
     counters.count_request("verdicts", 6.0)
     counters.expect_requests("blocked")
+    counters.reviews = Counter({ReviewOutcome.DENIED: 3})
     return view
 
 

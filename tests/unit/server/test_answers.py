@@ -1,5 +1,6 @@
 """What the API says of a VMI."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.counters import HeldEviction
 from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History
@@ -60,6 +62,7 @@ def explained(
     *,
     now: float = NOW,
     health: Health | None = None,
+    held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
     """The explanation under the default policy, of fresh evidence."""
     return explain_vmi(
@@ -69,6 +72,7 @@ def explained(
         load=None,
         now=now,
         health=health or some_health(),
+        held_evictions=held_evictions,
     )
 
 

@@ -47,6 +47,7 @@ from exporter.server.blocked import BlockedSet
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.server.schemas import ROUTES, BlockedAnswer, Route, write_openapi
 from exporter.settings import Limits
+from tests.cluster import PATIENCE
 from tests.support.builders import (
     KEEP,
     NOW,
@@ -62,7 +63,6 @@ from tests.support.builders import (
 )
 
 
-SOON = 5.0
 LIMITS = Limits(body_bytes=20_000, candidates=5)
 VERDICTS, BLOCKED = "/v1/verdicts", "/v1/blocked"
 CANDIDATE = {"namespace": "shop", "name": "db1"}
@@ -878,13 +878,13 @@ class TestBlocked:
 
 async def waited(desk: Desk, etag: str, wait: str = "60") -> Answer:
     """A long poll from a set that is known."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(PATIENCE):
         return await desk.get(f"{BLOCKED}?wait={wait}", If_None_Match=etag)
 
 
 async def parked(desk: Desk, number: int = 1) -> None:
     """Wait until so many requests are held open."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(PATIENCE):
         while desk.service.blocked.waiting < number:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.005)
 
@@ -961,7 +961,7 @@ class TestLongPoll:
         self, desk: Desk, header: dict[str, str], status: int
     ) -> None:
         """Only who names the present set waits."""
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             answer = await desk.get(f"{BLOCKED}?wait=60", **header)
 
         assert answer.status == status
@@ -987,7 +987,7 @@ class TestLongPoll:
         await parked(desk)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             while desk.service.blocked.waiting:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.005)
 

@@ -12,6 +12,7 @@ from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy, Resourc
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
 from exporter.server.blocked import LOOKING, SETTLING, WOKEN, Blocked, BlockedSet
+from tests.cluster import PATIENCE
 from tests.support.builders import (
     KEEP,
     NOW,
@@ -22,9 +23,6 @@ from tests.support.builders import (
     a_vmim,
     an_ended_vmim,
 )
-
-
-SOON = 5.0
 
 
 @dataclass
@@ -276,31 +274,31 @@ class TestWait:
         await asyncio.sleep(0)
         scene.cool()
         scene.blocked.note_change()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             blocked = await waiting
 
         assert keys(blocked) == [("db1", "preEviction")]
 
     async def test_the_clock_releases(self) -> None:
         """Who waits is told when a cooldown runs out, not before and not much later."""
-        scene = Scene(policy=a_policy(migration_cooldown=0.3))
+        scene = Scene(policy=a_policy(migration_cooldown=1.0))
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()
         known = scene.blocked.read(None)
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             blocked = await scene.blocked.wait(None, known.etag, 60.0)
 
         assert keys(known) == [("db1", "preEviction")]
         assert keys(blocked) == []
-        assert scene.clock() >= NOW + 0.3
+        assert scene.clock() >= NOW + 1.0
 
     async def test_turning_stale_releases(self) -> None:
         """Who waits is told when nothing was heard of the API server for too long."""
         scene = Scene()
-        scene.health.stale_after = 0.3
+        scene.health.stale_after = 1.0
         scene.clock.run()
         known = scene.blocked.read(None)
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             blocked = await scene.blocked.wait(None, known.etag, 60.0)
 
         assert (known.stale, blocked.stale) == (False, True)
@@ -313,7 +311,7 @@ class TestWait:
         waiting = asyncio.create_task(scene.blocked.wait(None, known.etag, 60.0))
         await asyncio.sleep(0)
         scene.hear()
-        async with asyncio.timeout(LOOKING + SOON):
+        async with asyncio.timeout(LOOKING + PATIENCE):
             blocked = await waiting
 
         assert (known.stale, blocked.stale) == (True, False)
@@ -325,7 +323,7 @@ class TestWait:
         waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(500)]
         await asyncio.sleep(0)
         scene.blocked.close()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             answers = await asyncio.gather(*waiting)
             late = await scene.blocked.wait(None, known, 60.0)
 
@@ -333,7 +331,7 @@ class TestWait:
 
     async def test_another_etag_is_answered_at_once(self) -> None:
         """Who knows another set than the present one need not wait."""
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             blocked = await Scene().blocked.wait(None, '"another"', 60.0)
 
         assert blocked.entries == []
@@ -347,7 +345,7 @@ class TestWait:
         known = scene.blocked.read(None).etag
         loop = asyncio.get_running_loop()
         began = loop.time()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             blocked = await scene.blocked.wait(None, known, 0.2)
 
         assert blocked.etag == known
@@ -362,12 +360,12 @@ class TestWait:
         scene.store.put(a_vmim())
         before = scene.blocked.read(None)
         scene.clock.run()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             silent = await scene.blocked.wait(None, before.etag, 60.0)
         waiting = asyncio.create_task(scene.blocked.wait(None, silent.etag, 60.0))
         await asyncio.sleep(0)
         vmims.contact = scene.clock()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             after = await waiting
 
         assert [keys(one) for one in (before, silent, after)] == [
@@ -386,12 +384,12 @@ class TestWait:
         await asyncio.sleep(0)
         scene.cool()
         scene.blocked.note_change()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             await both
         still_waiting = not waiting.done()
         scene.store.put(a_vmi(name="x", uid="x", migration=a_running_state()))
         scene.blocked.note_change()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             blocked = await waiting
 
         assert still_waiting
@@ -433,7 +431,7 @@ class TestWait:
         scene.cool()
         scene.blocked.note_change()
         seen = []
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             while scene.blocked.waiting:
                 seen.append(scene.blocked.waiting)
                 await asyncio.sleep(0)
@@ -451,7 +449,7 @@ class TestWait:
         for number in range(50):
             scene.cool(f"v{number}")
             scene.blocked.note_change()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             answers = await asyncio.gather(*waiting)
 
         assert {len(blocked.entries) for blocked in answers} == {50}

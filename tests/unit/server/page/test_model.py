@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from exporter.counters import HeldEvictions
 from exporter.engine.cooldown import decide
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
@@ -48,6 +49,7 @@ def a_scene(*facts: Fact, now: Instant = NOW, **overrides: Any) -> Scene:
         "health": a_health(),
         "policy": POLICY,
         "stuck": StuckPolicy(),
+        "held_evictions": HeldEvictions(),
     } | overrides
     blocked = BlockedSet(store, fields["health"], fields["policy"], lambda: now)
     return Scene(**{"blocked": blocked.read(None).entries, **fields})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from exporter import __version__
+from exporter.counters import HeldEviction, HeldEvictions
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Outcome, Policy, Reason, Resource, Seconds
 from exporter.health import CheckpointFault, CheckpointHealth, Watched
@@ -251,6 +252,18 @@ class TestRows:
         )
         assert (bar.attributes["value"], bar.attributes["max"]) == ("890.0", "900.0")
 
+    def test_who_asked_for_its_eviction_is_told(self) -> None:
+        """Beside what holds it: the user, how long ago, and whether it was denied."""
+        asked = HeldEvictions()
+        for user, denied in (("autoscaler", False), ("descheduler", True)):
+            asked.note("uid-of-db1", HeldEviction(user, NOW - 7, Reason.COOLDOWN, denied))
+        page = shown(a_scene(cooling("db1"), held_evictions=asked))
+
+        assert "asked for by descheduler 7 s ago" in page.text("h-uid-of-db1")
+        assert "UTC, denied" in page.text("h-uid-of-db1")
+        assert "asked for by autoscaler 7 s ago" in page.text("h-uid-of-db1")
+        assert "UTC, would be denied" in page.text("h-uid-of-db1")
+
     def test_both_reasons_are_told(self) -> None:
         """A VM that is held at both checkpoints waits for the one, and then for the other."""
         page = shown(a_scene(cooling("db1"), a_vmim()))
@@ -401,7 +414,7 @@ class TestSafety:
         subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
         (wheel,) = tmp_path.glob("*.whl")
 
-        assert {f"exporter/page.{kind}" for kind in ("py", "html.j2", "css", "js")} <= set(
+        assert {f"exporter/server/page/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(
             zipfile.ZipFile(wheel).namelist()
         )
 

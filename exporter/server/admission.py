@@ -1,0 +1,138 @@
+"""HTTP of the admission webhook: `POST /v1/evictions`, on a listener of its own.
+
+Who calls it is not asked: the API server shows webhooks no credentials by default. So it reads
+and counts, bodies are bounded, and it answers nothing but this one path.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import structlog
+from aiohttp import hdrs, web
+
+from exporter.counters import HeldEviction
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Instant, Reason, ReviewOutcome, Seconds, Verdict
+from exporter.server.api import Refusal, Service, answering_problems, read_body, timed_handler
+from exporter.server.reviews import (
+    LONGEST_NAME,
+    Judgement,
+    NotAReview,
+    Review,
+    judge,
+    read_review,
+    write_answer,
+)
+from exporter.server.schemas import write_optional_release
+from exporter.settings import AdmissionSettings
+from exporter.text import escape
+
+
+PATH = "/v1/evictions"
+REVIEW_BYTES = 2**18
+"""The largest review that is read: an Eviction has 1 or 2 kB."""
+LOGGED_EVERY: Seconds = 60.0
+REMEMBERED = 1_000
+
+log = structlog.stdlib.get_logger()
+
+
+class Admission:
+    """Answers admission reviews from the same store and rules as the query API."""
+
+    def __init__(self, service: Service, settings: AdmissionSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._limits = replace(
+            service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
+        )
+        self._logged: dict[tuple[str, str, Reason], Instant] = {}
+        service.counters.reviews = Counter()
+
+    def make_app(self) -> web.Application:
+        """The application of the admission listener."""
+        counters = self._service.counters
+        app = web.Application(
+            middlewares=[answering_problems(counters)], client_max_size=self._limits.body_bytes
+        )
+        counters.expect_requests("evictions")
+        app.router.add_post(PATH, timed_handler("evictions", self.answer, counters))
+        return app
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """POST /v1/evictions."""
+        body = await read_body(request, self._limits)
+        try:
+            review = read_review(body)
+        except NotAReview as error:
+            raise Refusal(422, "Not an admission review", str(error)) from None
+        response = web.Response(body=self._review(review), content_type="application/json")
+        if self._service.closing:
+            # The API server dials anew, and reaches a replica that stays.
+            response.headers[hdrs.CONNECTION] = "close"
+            response.force_close()
+        return response
+
+    def _review(self, review: Review) -> bytes:
+        """The answer; a fault of ours is logged and allows."""
+        service = self._service
+        now = service.clock()
+        try:
+            judgement = judge(
+                review,
+                self._settings,
+                store=service.store,
+                health=service.health,
+                policy=service.policy,
+                now=now,
+            )
+            answer = write_answer(review, judgement, service.policy, now)
+            if not review.dry_run:
+                self._count(review, judgement, now)
+        except Exception:
+            log.exception("review_failed")
+            return write_answer(review, None, service.policy, now)
+        return answer
+
+    def _count(self, review: Review, judgement: Judgement, now: Instant) -> None:
+        counters = self._service.counters
+        if counters.reviews is not None:
+            counters.reviews[judgement.outcome] += 1
+        evidence, verdict = judgement.evidence, judgement.verdict
+        if evidence is None or verdict is None or verdict.reason is None:
+            return
+        denied, vmi = judgement.outcome is ReviewOutcome.DENIED, evidence.vmi
+        if denied:
+            counters.count_block(
+                verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
+            )
+        user = escape(review.user[:LONGEST_NAME])
+        counters.held_evictions.note(
+            vmi.uid, HeldEviction(user=user, at=now, reason=verdict.reason, denied=denied)
+        )
+        if self._is_news((vmi.uid, user, verdict.reason), now):
+            self._log(review, user, evidence, verdict, denied=denied)
+
+    def _is_news(self, key: tuple[str, str, Reason], now: Instant) -> bool:
+        """Whether nothing was logged of it for a while: some evictors ask without a pause."""
+        if now - self._logged.get(key, 0.0) < LOGGED_EVERY:
+            return False
+        self._logged.pop(key, None)
+        self._logged[key] = now
+        if len(self._logged) > REMEMBERED:
+            del self._logged[next(iter(self._logged))]
+        return True
+
+    def _log(
+        self, review: Review, user: str, evidence: Evidence, verdict: Verdict, *, denied: bool
+    ) -> None:
+        log.info(
+            "eviction_denied" if denied else "eviction_would_be_denied",
+            user=user,
+            pod=review.pod,
+            namespace=evidence.vmi.namespace,
+            name=evidence.vmi.name,
+            node=evidence.vmi.node,
+            reason=str(verdict.reason),
+            not_before=write_optional_release(verdict.not_before),
+        )

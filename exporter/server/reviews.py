@@ -1,0 +1,216 @@
+"""Admission reviews of evictions: read leniently, judged by the rules, answered. Pure.
+
+The API server asks before an eviction reaches KubeVirt's own webhook. Only an eviction that a rule
+holds is denied; whatever cannot be read or judged is allowed. Two texts never appear in a denial:
+`retryAfterSeconds`, on which client-go would sleep inside the caller, and KubeVirt's own words for
+an evacuation under way, by which a descheduler counts a pod as leaving.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from exporter.engine.cooldown import decide
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Instant, Policy, Reason, Resource, ReviewOutcome, Seconds, Verdict
+from exporter.engine.store import Store
+from exporter.health import Health
+from exporter.server.schemas import write_instant
+from exporter.settings import AdmissionMode, AdmissionSettings, format_duration
+from exporter.text import write_span
+
+
+NAME = "kubevirt-eviction-exporter"
+API_VERSION = "admission.k8s.io/v1"
+OLD_API_VERSION = "admission.k8s.io/v1beta1"
+AUDIT_ANNOTATION = "would-deny"
+LONGEST_NAME = 256
+"""Characters of a user's name that are kept."""
+_DAY: Seconds = 86_400.0
+
+
+class NotAReview(ValueError):
+    """The body has no request with a UID to answer to; the text says what is wrong."""
+
+
+class Review(Struct, frozen=True, kw_only=True):
+    """What matters of an AdmissionReview's request.
+
+    `is_eviction`: it is a v1 review of the creation of a pod's eviction.
+    """
+
+    uid: str
+    version: str = API_VERSION
+    is_eviction: bool = False
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    namespace: str = ""
+    pod: str = ""
+    dry_run: bool = False
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What becomes of a review; with the evidence and the verdict where a rule holds the VMI."""
+
+    outcome: ReviewOutcome
+    evidence: Evidence | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the eviction goes on."""
+        return self.outcome is not ReviewOutcome.DENIED
+
+
+class _Status(Struct):
+    code: int
+    reason: str
+    message: str
+
+
+class _Response(Struct, rename="camel"):
+    uid: str
+    allowed: bool
+    status: _Status | UnsetType = UNSET
+    audit_annotations: dict[str, str] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class _Answer(Struct, rename="camel"):
+    api_version: str
+    response: _Response
+    kind: str = "AdmissionReview"
+
+
+def read_review(body: bytes) -> Review:
+    """The request of an AdmissionReview. Raises `NotAReview` where there is no UID to answer to.
+
+    What is not as expected in the rest is taken as absent: it is to be allowed, not refused.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotAReview(f"the body is not JSON: {error}") from None
+    request = _mapping(_mapping(document).get("request"))
+    uid = _text(request.get("uid"))
+    if not uid:
+        raise NotAReview("expected an AdmissionReview with a request.uid")
+    version = _text(_mapping(document).get("apiVersion"))
+    user = _mapping(request.get("userInfo"))
+    groups = user.get("groups")
+    return Review(
+        uid=uid,
+        version=OLD_API_VERSION if version == OLD_API_VERSION else API_VERSION,
+        is_eviction=version == API_VERSION and _is_eviction(request),
+        user=_text(user.get("username")),
+        groups=tuple(g for g in groups if isinstance(g, str)) if isinstance(groups, list) else (),
+        namespace=_text(request.get("namespace")),
+        pod=_text(request.get("name")),
+        dry_run=_is_dry_run(request),
+    )
+
+
+def judge(
+    review: Review,
+    admission: AdmissionSettings,
+    *,
+    store: Store,
+    health: Health,
+    policy: Policy,
+    now: Instant,
+) -> Judgement:
+    """What becomes of a review at `now`; the outcomes are tried in the order of their enum."""
+    if review.user not in admission.users and not set(admission.groups) & set(review.groups):
+        return Judgement(outcome=ReviewOutcome.UNLISTED_USER)
+    dead = health.find_dead(now).of(review.namespace)
+    available = health.ready and Resource.VMIS not in dead
+    found = store.evidence_of_pod(review.namespace, review.pod) if review.is_eviction else None
+    if found is None and (
+        not review.is_eviction or (available and store.sees_pods_of(review.namespace))
+    ):
+        return Judgement(outcome=ReviewOutcome.UNKNOWN_POD)
+    if found is None or not available:
+        return Judgement(outcome=ReviewOutcome.UNAVAILABLE)
+    pod, evidence = found
+    if evidence.vmi.evacuation_node:
+        return Judgement(outcome=ReviewOutcome.EVACUATING)
+    verdict = decide(evidence, policy, now, dead=dead)
+    # Nothing runs in a pod that has ended, such as a migration's source: evicting it moves nothing.
+    if verdict.allowed or pod.finished:
+        return Judgement(outcome=ReviewOutcome.ALLOWED)
+    enforced = admission.mode is AdmissionMode.ENFORCE
+    return Judgement(
+        outcome=ReviewOutcome.DENIED if enforced else ReviewOutcome.WARNED,
+        evidence=evidence,
+        verdict=verdict,
+    )
+
+
+def write_answer(
+    review: Review, judgement: Judgement | None, policy: Policy, now: Instant
+) -> bytes:
+    """The AdmissionReview that answers; without a judgement it allows."""
+    response = _Response(uid=review.uid, allowed=True)
+    if judgement is not None and judgement.evidence is not None and judgement.verdict is not None:
+        message = write_message(judgement.evidence, judgement.verdict, policy, now)
+        if judgement.allowed:
+            response.warnings = [f"{NAME} would deny this eviction: {message}"]
+            response.audit_annotations = {AUDIT_ANNOTATION: message}
+        else:
+            response.allowed = False
+            response.status = _Status(429, "TooManyRequests", f"{NAME}: {message}")
+    return msgspec.json.encode(_Answer(api_version=review.version, response=response))
+
+
+def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Instant) -> str:
+    """Which VMI is held, by what and until when."""
+    vmi = evidence.vmi
+    told = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
+    if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:
+        return f"{told}{_write_progress(evidence)}"
+    left = math.ceil(verdict.not_before) - now
+    until = write_instant(math.ceil(verdict.not_before))
+    if left < _DAY:
+        until = until.partition("T")[2]
+    told += f" until {until} (in {write_span(max(1, math.ceil(left)))})"
+    count = verdict.migrations_in_window
+    if count:
+        window = format_duration(policy.migration_history_window)
+        told += f", after {count} migration{'' if count == 1 else 's'} in {window}"
+    return told
+
+
+def _write_progress(evidence: Evidence) -> str:
+    vmim, state = evidence.unfinished(), evidence.vmi.migration
+    if vmim is not None:
+        return f": VMIM {vmim.name} is {vmim.phase or 'new'}"
+    if state is not None and state.start is not None:
+        return f" since {write_instant(state.start)}"
+    return ""
+
+
+def _is_eviction(request: dict[str, Any]) -> bool:
+    resource = _mapping(request.get("resource"))
+    return (
+        request.get("operation") == "CREATE"
+        and request.get("subResource") == "eviction"
+        and resource.get("resource") == "pods"
+        and resource.get("group") == ""
+    )
+
+
+def _is_dry_run(request: dict[str, Any]) -> bool:
+    """The request's own field has only the create options; the Eviction has its own."""
+    options = _mapping(_mapping(request.get("object")).get("deleteOptions"))
+    asked = options.get("dryRun")
+    return request.get("dryRun") is True or (isinstance(asked, list) and "All" in asked)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

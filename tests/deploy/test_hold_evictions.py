@@ -1,0 +1,221 @@
+"""docs/hold-evictions.md on a real API server: its commands, its certificate, its webhook."""
+
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from exporter.cli.commands import Exit
+from exporter.engine.model import ReviewOutcome
+from exporter.settings import AdmissionSettings, read_settings
+from tests.cluster import PODS, VMIS, RealCluster, find_binary, launcher_pod, poll
+from tests.cluster.access import allow
+from tests.cluster.objects import Object
+from tests.cluster.resources import MUTATING_WEBHOOKS, SERVICE_ACCOUNTS, SERVICES
+from tests.deploy.test_install import commands as install_commands
+from tests.deploy.test_install import mounted, play_controllers, shell
+from tests.generate.manifests import NAME, NAMESPACE, ROOT, config_of, render
+from tests.support.admission import Answer, Evictor, add_vm
+from tests.support.documents import HOLD_EVICTIONS, bare, chapters, code_blocks, read
+from tests.support.program import Program, program
+
+
+TEXT = read(HOLD_EVICTIONS)
+OVERLAY = "overlays/admission"
+ACCOUNT = "descheduler-sa"
+POD = "virt-launcher-db1-x"
+
+
+def commands(heading: str) -> list[str]:
+    """The shell commands below a heading, in order."""
+    blocks = code_blocks(chapters(HOLD_EVICTIONS)[heading], "bash")
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_there_are_five_steps() -> None:
+    """One to five, and no more."""
+    steps = chapters(HOLD_EVICTIONS)["Five steps"]
+    assert re.findall(r"^(\d)\. ", steps, re.MULTILINE) == ["1", "2", "3", "4", "5"]
+
+
+def test_the_outcomes_are_the_program_s() -> None:
+    """Each has its row."""
+    rows = re.findall(r"^ *\| (`\w+`) \|", TEXT.split("| outcome |")[1], re.MULTILINE)
+    assert {bare(row) for row in rows} == set(ReviewOutcome)
+
+
+def test_the_files_named_are_there() -> None:
+    """Every file and folder of ours that the text names exists."""
+    named = set(re.findall(r"`(deploy/[\w./-]+)`", TEXT))
+    assert named
+    assert all((ROOT / one).exists() for one in named), named
+
+
+def test_the_users_named_are_the_shipped_ones() -> None:
+    """Who is fit for the list, by a whole name, is on it."""
+    told = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", TEXT)
+    shipped = read_settings(config_of(render(OVERLAY))).admission.users
+    assert told
+    assert set(told) <= set(shipped)
+
+
+class Reader:
+    """Somebody who types what the page says."""
+
+    def __init__(self, cluster: RealCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.environment = {
+            "KUBECONFIG": str(cluster.kubeconfig(cluster.administrator)),
+            "TMPDIR": str(directory),
+            "PATH": f"{find_binary('kubectl').parent}:/usr/bin:/bin:/usr/local/bin",
+        }
+
+    async def type(self, command: str) -> str:
+        """Run one command; nobody runs pods here, so every Deployment says that they are up."""
+        if command.startswith("export KEYS="):
+            self.environment["KEYS"] = await self._run(f'{command}; printf %s "$KEYS"')
+            return ""
+        if "rollout status" in command:
+            await play_controllers(self.cluster)
+        return await self._run(command)
+
+    async def _run(self, command: str) -> str:
+        return await shell(command, **self.environment)
+
+
+@pytest.fixture(scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
+    """A control plane with a VM that has just migrated, in a pod of the page's name."""
+    async with RealCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        await cluster.namespace("shop")
+        await add_vm(cluster.admin, "shop", "db1", held=True)
+        yield cluster
+
+
+@asynccontextmanager
+async def exporter(cluster: RealCluster, directory: Path, *, mode: str) -> AsyncIterator[Program]:
+    """The exporter with the overlay's admission settings, on the Service's port and certificate."""
+    shipped = config_of(render(OVERLAY))
+    pair = directory / "mounted"
+    config = {
+        "listen": {
+            "query": "127.0.0.1:0",
+            "metrics": "127.0.0.1:0",
+            "admission": f"127.0.0.1:{shipped['listen']['admission'].rpartition(':')[2]}",
+        },
+        "tls": {"admission": {"certFile": str(pair / "tls.crt"), "keyFile": str(pair / "tls.key")}},
+        "admission": shipped["admission"] | {"mode": mode},
+    }
+    login = ("--kubeconfig", str(cluster.kubeconfig(cluster.exporter)))
+    async with program(directory, *login, config=config) as running:
+        await running.ready()
+        await running.until_verdict("shop", "db1", "preEviction", "cooldown")
+        yield running
+
+
+async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_path: Path) -> None:
+    """Certificate by openssl, install, warn, enforce, one let through, off: as it is written.
+
+    The API server calls the shipped configuration by the Service's name and verifies the
+    certificate by it; the Service leads to this machine in place of a pod.
+    """
+    admin, reader = cluster.admin, Reader(cluster, tmp_path)
+    for command in install_commands("A certificate first")[2:]:
+        await reader.type(command)
+    secret = await admin.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{NAME}-tls")
+    mounted(secret, tmp_path / "mounted")
+    install, status, trust, look, again, waited = commands("Five steps")
+    assert (install, status) == (again, waited)
+    for command in (install, status, trust):
+        await reader.type(command)
+    webhook = await admin.get(MUTATING_WEBHOOKS, None, NAME)
+    assert webhook["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+    await _lead_here(cluster)
+
+    account: Object = {"metadata": {"name": ACCOUNT, "namespace": "kube-system"}}
+    await admin.create(SERVICE_ACCOUNTS, account)
+    async with _descheduler(cluster) as descheduler:
+        pod = await _name_pod(cluster)
+        async with exporter(cluster, tmp_path, mode="warn") as running:
+
+            async def is_warned() -> Answer | None:
+                answer = await descheduler.evict(pod, dry_run=True)
+                return answer if "Warning" in answer.headers else None
+
+            warned = await poll(is_warned, within=20, what="the webhook called")
+            assert warned.code == 201
+            assert "VMI shop/db1: cooldown until" in warned.headers["Warning"]
+            assert (await descheduler.evict(pod, query=True)).code == 201
+            assert (await descheduler.evict(pod)).code == 201
+            assert f'"event": "{look.rpartition(" ")[2]}"' in running.output
+
+        await reader.type(again)
+        patched = await admin.get(MUTATING_WEBHOOKS, None, NAME)
+        assert patched["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+        await _lead_here(cluster)
+        pod = await _name_pod(cluster)
+        async with exporter(cluster, tmp_path, mode="enforce") as running:
+            denied = await descheduler.evict(pod)
+            assert denied.code == 429
+            (explain,) = commands("What a held evictor shows")
+            told = await shell(
+                explain.replace("python ", f"{sys.executable} "), EXPORTER=running.query
+            )
+            assert f"by system:serviceaccount:kube-system:{ACCOUNT}" in told
+            (through,) = commands("Let one eviction through")
+            await reader.type(through)
+            pod = await _name_pod(cluster)
+            (off,) = commands("Switch it off")
+            await reader.type(off)
+
+            async def is_off() -> bool:
+                return (await descheduler.evict(pod, dry_run=True)).code == 201
+
+            await poll(is_off, within=20, what="the webhook switched off")
+            assert await running.end() == Exit.OK
+
+
+def test_the_default_is_to_hold_nobody() -> None:
+    """Without the settings of the page nothing is listened on and nobody is listed."""
+    assert AdmissionSettings().users == ()
+    assert read_settings({}).listen.admission == ()
+
+
+@asynccontextmanager
+async def _descheduler(cluster: RealCluster) -> AsyncIterator[Evictor]:
+    """The descheduler's service account, under its own name and token."""
+    user = await cluster.account("kube-system", ACCOUNT)
+    evicts = {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}
+    await allow(cluster.admin, user, "descheduler-evicts", evicts)
+    async with Evictor.opened(cluster, user, "shop") as evictor:
+        yield evictor
+
+
+async def _lead_here(cluster: RealCluster) -> None:
+    """Have the Service lead to this machine: no pod runs here, and no kube-proxy."""
+    await cluster.admin.delete(SERVICES, NAMESPACE, NAME)
+    spec = {"type": "ExternalName", "externalName": "127.0.0.1"}
+    place = {"name": NAME, "namespace": NAMESPACE}
+    await cluster.admin.create(SERVICES, {"metadata": place, "spec": spec})
+
+
+async def _name_pod(cluster: RealCluster) -> str:
+    """Make db1's launcher pod anew, under the page's name."""
+    await cluster.admin.send(
+        "DELETE",
+        PODS.path("shop"),
+        json={"gracePeriodSeconds": 0, "propagationPolicy": "Background"},
+    )
+
+    async def none_left() -> bool:
+        return not (await cluster.admin.list(PODS, "shop"))["items"]
+
+    await poll(none_left, within=20, what="no pod")
+    vmi = await cluster.admin.get(VMIS, "shop", "db1")
+    made = launcher_pod(vmi, metadata={"name": POD})
+    del made["metadata"]["generateName"]
+    await cluster.admin.create(PODS, made)
+    return POD

@@ -1,0 +1,365 @@
+"""The stock descheduler and kubectl, held by the admission webhook, on KubeVirt's controllers."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.demo import objects
+from tests.cluster import ApiError, RealCluster, find_binary, poll
+from tests.cluster.access import allow
+from tests.cluster.resources import NODES as NODE_OBJECTS
+from tests.cluster.resources import PODS
+from tests.descheduling.descheduler import (
+    USER,
+    Descheduler,
+    Verdicts,
+    build_policy,
+    log_in,
+)
+from tests.descheduling.ledger import Ledger, recording, write_ledger
+from tests.descheduling.test_churn import (
+    BATCH,
+    CHURN,
+    COOLDOWN,
+    EVERY,
+    LAYOUT,
+    MOVABLE,
+    RULES,
+    VMS,
+    WITHIN,
+)
+from tests.descheduling.world import World
+from tests.support.admission import (
+    EVICTS,
+    Evictor,
+    admitting,
+    configuration,
+    make_pair,
+    registered,
+    versions,
+)
+from tests.support.program import Program, program
+
+
+STOCK = "stock-descheduler"
+OURS = "kubevirt-eviction-exporter: VMI "
+KUBEVIRTS = "Eviction triggered evacuation of VMI"
+REVIEWS = "kubevirt_eviction_exporter_admission_reviews_total"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What so many cycles did to forty VMs, and how many reviews of each outcome there were."""
+
+    name: str
+    ledger: Ledger
+    cycles: int
+    seconds: float
+    log: list[dict[str, Any]]
+    warned: float
+    denied: float
+
+    @property
+    def held(self) -> float:
+        """How often a VM was held, or in `warn` would have been: by webhook or plugin."""
+        blocks = sum(bool(one["msg"] == "Eviction blocked") for one in self.log)
+        return self.denied + self.warned + blocks
+
+    @property
+    def denials(self) -> list[str]:
+        """The denials of ours that the API server recorded."""
+        return [one.message for one in self.ledger.refused if OURS in one.message]
+
+
+Story = dict[str, Run]
+
+
+@dataclass
+class Theatre:
+    """A world, and what is needed to play webhooks in it."""
+
+    world: World
+    folder: Path
+    login: Path
+
+    @property
+    def control(self) -> RealCluster:
+        """The control plane."""
+        return self.world.control
+
+    @asynccontextmanager
+    async def exporter(self, mode: str, *users: str) -> AsyncIterator[Program]:
+        """An exporter whose webhook the API server calls for these users; ready."""
+        pair = make_pair(self.folder / "pair")
+        config = admitting(pair, mode, *users) | {"policy": COOLDOWN}
+        login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
+        async with program(self.folder, *login, config=config) as exporter:
+            await exporter.ready()
+            one = configuration(exporter.admission, pair.authority, users)
+            async with registered(self.control, one):
+                await self._until_called(exporter, users[0])
+                yield exporter
+
+    @asynccontextmanager
+    async def asked(self) -> AsyncIterator[Program]:
+        """An exporter for the plugin."""
+        login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
+        async with program(self.folder, *login, config={"policy": COOLDOWN}) as exporter:
+            await exporter.ready()
+            yield exporter
+
+    async def _until_called(self, exporter: Program, user: str) -> None:
+        """The webhook is asked before the API server looks for the pod, which is not there."""
+        path = f"{PODS.path('default', 'virt-launcher-nobody')}/eviction"
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "x"}}
+        body["metadata"] = {"name": "virt-launcher-nobody", "namespace": "default"}
+        async with self.control.client(self.control.certified(user)) as client:
+
+            async def is_called() -> bool:
+                try:
+                    await client.request("POST", path, json=body)
+                except ApiError as error:
+                    if error.code != 404:
+                        raise
+                return await exporter.sample(REVIEWS, outcome="unknown_pod") > 0
+
+            await poll(is_called, within=20, what="the webhook called")
+
+
+@pytest.fixture(scope="module")
+async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Theatre]:
+    """Five nodes, and a descheduler's account."""
+    folder = tmp_path_factory.mktemp("webhook")
+    async with World.opened() as world:
+        yield Theatre(world, folder, await log_in(world.control))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((8, ("warn", "enforce")), id="small"),
+        pytest.param(
+            (30, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
+        ),
+    ],
+)
+async def story(request: pytest.FixtureRequest, theatre: Theatre) -> Story:
+    """Forty VMs anew for each column; the first until they churn, the others for as many cycles."""
+    cycles, columns = request.param
+    runs: Story = {}
+    for column in columns:
+        at_least = max([cycles, *(run.cycles for run in runs.values())])
+        # Only what nothing holds churns.
+        churns = CHURN if column in ("nothing", "warn") else 0
+        runs[column] = await _run(theatre, column, at_least, churns)
+    return runs
+
+
+async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
+    world, namespace = theatre.world, f"column-{column}"
+    audit = world.control.api.audit
+    pinned = set(VMS) - set(MOVABLE)
+    async with AsyncExitStack() as stack:
+        exporter: Program | None = None
+        if column in ("warn", "enforce"):
+            exporter = await stack.enter_async_context(theatre.exporter(column, USER))
+        elif column == "plugin":
+            exporter = await stack.enter_async_context(theatre.asked())
+        verdicts = Verdicts(exporter.query) if exporter and column == "plugin" else None
+        binary = "descheduler" if verdicts else STOCK
+        migrations = await stack.enter_async_context(recording(world.control.admin))
+        await stack.enter_async_context(world.vms(namespace, LAYOUT, batch=BATCH, pinned=pinned))
+        process = Descheduler(
+            theatre.folder / namespace,
+            theatre.login,
+            build_policy(verdicts),
+            interval=EVERY,
+            binary=binary,
+        )
+
+        async def has_enough() -> bool:
+            ledger = write_ledger(namespace, audit, migrations.values())
+            return process.cycles >= cycles and len(ledger.too_early(RULES)) >= churns
+
+        async with process:
+            await poll(has_enough, within=WITHIN, what=f"enough of {namespace}")
+            await process.ran(1)
+        await world.at_rest(namespace)
+        log = process.said()
+        ledger = write_ledger(namespace, audit, migrations.values())
+        warned, denied = [
+            0.0 if exporter is None else await exporter.sample(REVIEWS, outcome=outcome)
+            for outcome in ("warned", "denied")
+        ]
+    seconds = (log[-1]["ts"] - log[0]["ts"]) / 1000
+    return Run(column, ledger, process.cycles, seconds, log, warned, denied)
+
+
+@pytest.mark.timeout(3000)
+def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
+    """With the webhook in `enforce`, and with the plugin, though the cluster churns without."""
+    for name, run in story.items():
+        early = run.ledger.too_early(RULES)
+        if name in ("plugin", "enforce"):
+            assert early == []
+            assert run.ledger.moving() == []
+        else:
+            assert len(early) >= CHURN
+
+
+def test_warnings_are_what_would_be_denied(story: Story) -> None:
+    """In `warn` every eviction inside a cooldown carries the warning, and still happens."""
+    ledger = story["warn"].ledger
+    early = [eviction for eviction, _ in ledger.too_early(RULES)]
+
+    assert early
+    assert [one for one in early if not one.warned] == []
+    assert story["warn"].denied == 0
+    assert story["warn"].denials == []
+    held = {(one.vm, one.at) for one in (*early, *ledger.moving())}
+    beyond = [one for one in ledger.evictions if one.warned and (one.vm, one.at) not in held]
+    # A migration that waits is held too, and the ledger knows only those that have ended.
+    assert len(beyond) <= len(early)
+
+
+def test_every_denial_is_ours_and_counted(story: Story) -> None:
+    """The API server's audit log has as many denials as the exporter has counted."""
+    run = story["enforce"]
+
+    assert run.denied == len(run.denials) > 0
+    assert run.warned == 0
+    assert all(one.code == 429 for one in run.ledger.refused if OURS in one.message)
+
+
+def test_a_denied_vm_is_not_marked(story: Story) -> None:
+    """Every evacuation has an eviction that KubeVirt accepted: a denial made none."""
+    ledger = story["enforce"].ledger
+
+    assert sum(ledger.creators.values()) == len(ledger.evictions)
+    assert ledger.by_hand == {}
+
+
+def test_the_others_go_on(story: Story) -> None:
+    """The descheduler takes the next pod, and comes back for what has cooled down."""
+    run = story["enforce"]
+    denied = [one for one in run.ledger.refused if OURS in one.message]
+    first = min(one.at for one in denied)
+
+    assert any(one.at > first for one in run.ledger.evictions)
+    assert any(run.ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
+    errors = [one for one in run.log if one["msg"] == "Error evicting pod" and OURS in one["err"]]
+    assert len(errors) == len(denied)
+
+
+def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
+    """What was evicted, moved and held in each column."""
+    prove("stock descheduler, forty VMs: cycles, s, evictions, VMs, inside a cooldown, VMIMs, held")
+    for name, run in story.items():
+        ledger = run.ledger
+        prove(
+            f"  {name:8} {run.cycles:>4} {run.seconds:>6.0f} {len(ledger.evictions):>5}"
+            f" {len({one.vm for one in ledger.evictions}):>4} {len(ledger.too_early(RULES)):>5}"
+            f" {sum(ledger.creators.values()):>5}"
+            f" {run.held:>5.0f}"
+        )
+        assert sum(ledger.creators.values()) == len(ledger.evictions)
+
+
+async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
+    """A VM that evacuates is let through; one that cools down is denied and nothing changes."""
+    space, user = "words", "words-evictor"
+    rig = theatre.world.rig
+    async with (
+        theatre.world.vms(space, {"node-5": ["one", "two"]}),
+        Evictor.made(theatre.control, user, space) as evictor,
+    ):
+        rig.player.plan(f"{space}/one", "succeeds", "hangs")
+        await rig.evict(f"{space}/one", descheduler=False)
+        moved = await rig.until(
+            f"{space}/one", lambda scene: scene.phases == ["Succeeded"] and not scene.marked
+        )
+        pod = objects.current_pod(moved.vmi, moved.pods)
+        assert pod is not None
+        async with theatre.exporter("enforce", user) as exporter:
+            await exporter.until_verdict(space, "one", "preEviction", "cooldown")
+            before = await versions(rig.cluster.admin, space)
+            denied = await evictor.evict(pod["metadata"]["name"])
+            after = await versions(rig.cluster.admin, space)
+            await rig.evict(f"{space}/one", descheduler=False)
+            await rig.until(f"{space}/one", lambda scene: scene.marked)
+
+            async def is_known() -> bool:
+                answer = await exporter.get(f"/v1/vmis/{space}/one")
+                return answer[1]["evacuationNodeName"] is not None
+
+            await poll(is_known, within=20, what="the mark known")
+            passed = await evictor.evict(pod["metadata"]["name"])
+            assert await exporter.sample(REVIEWS, outcome="evacuating") == 1
+
+    assert (denied.code, OURS in denied.message) == (429, True)
+    assert before == after
+    assert passed.code == 429
+    assert KUBEVIRTS in passed.message
+    assert OURS not in passed.message
+
+
+async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> None:
+    """By an unlisted user it passes at once; by a listed one it waits for the cooldown's end."""
+    space, rig = "drained", theatre.world.rig
+    admin = rig.cluster.admin
+    logins = {}
+    for name in ("listed", "unlisted"):
+        user = theatre.control.certified(f"drain-{name}")
+        daemons = {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]}
+        await allow(admin, user, user.name, *EVICTS, daemons)
+        logins[name] = theatre.control.kubeconfig(user)
+
+    async def drain(name: str, node: str) -> tuple[float, list[str]]:
+        """The seconds that it took, and the errors on the way."""
+        began = asyncio.get_running_loop().time()
+        process = await asyncio.create_subprocess_exec(
+            *(str(find_binary("kubectl")), "--kubeconfig", str(logins[name]), "drain", node),
+            *("--pod-selector", "kubevirt.io=virt-launcher", "--ignore-daemonsets"),
+            *("--delete-emptydir-data", "--force", "--timeout=100s"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said = (await process.communicate())[0].decode()
+        assert process.returncode == 0, said
+        await admin.merge(NODE_OBJECTS, None, node, {"spec": {"unschedulable": None}})
+        errors = [line for line in said.splitlines() if line.startswith("error")]
+        return asyncio.get_running_loop().time() - began, errors
+
+    async with theatre.world.vms(space, {"node-1": ["vm-1"]}):
+        rig.player.plan(f"{space}/vm-1", "succeeds")
+        async with theatre.exporter("enforce", "drain-listed") as exporter:
+            free, _ = await drain("listed", "node-1")
+            await exporter.until_verdict(space, "vm-1", "preEviction", "cooldown")
+            node = await _node_of(theatre, space)
+            waited, errors = await drain("listed", node)
+            await exporter.until_verdict(space, "vm-1", "preEviction", "cooldown")
+            node = await _node_of(theatre, space)
+            passed, others = await drain("unlisted", node)
+
+    held = [line for line in errors if OURS in line]
+    assert held
+    assert all("will retry after 5s" in line for line in (*errors, *others))
+    assert all(
+        OURS in line or KUBEVIRTS in line or "Evacuation in progress" in line for line in errors
+    )
+    assert not any(OURS in line for line in others)
+    prove(
+        f"kubectl drain of a VM's node: no cooldown {free:.0f} s; listed and cooling down"
+        f" {waited:.0f} s, held {len(held)} times; unlisted and cooling down {passed:.0f} s"
+    )
+
+
+async def _node_of(theatre: Theatre, space: str) -> str:
+    scene = await theatre.world.rig.look(f"{space}/vm-1")
+    return str(scene.vmi["status"]["nodeName"])

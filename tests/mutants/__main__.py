@@ -1,0 +1,292 @@
+"""`make mutants`: change one thing in a module, and see whether a test fails.
+
+A mutant that no test notices is printed as `file:line before -> after`: either a test is missing,
+or the mutant means the same as the original and is listed with its reason in `equivalent.toml`.
+mutmut runs the whole suite before it begins and cosmic-ray writes mutants into the working tree.
+Here every run is in a temporary copy, with the few test files that specify the module.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+
+MODULES = {
+    "exporter/engine/cooldown.py": ("engine/test_cooldown", "engine/test_vectors"),
+    "exporter/engine/diagnosis.py": ("engine/test_diagnosis", "engine/test_recorded"),
+    "exporter/engine/evidence.py": (
+        "engine/test_evidence",
+        "engine/test_store",
+        "engine/test_diagnosis",
+        "checkpoint/test_format",
+    ),
+    "exporter/engine/history.py": ("engine/test_history",),
+    "exporter/engine/store.py": (
+        "engine/test_store",
+        "engine/test_evidence",
+        "engine/test_verdict_index",
+    ),
+    "exporter/health.py": ("test_health",),
+    "exporter/kube/lease.py": ("kube/test_lease",),
+}
+"""Each module with the tests that specify it, the most telling first; none needs a real server."""
+
+ENOUGH = 0.95
+ROOT = Path(__file__).resolve().parents[2]
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+SWAPS: dict[type[ast.AST], Callable[[], Any]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult,
+}
+CALLS = {"min": "max", "max": "min"}
+FORK = get_context("fork")
+OUTPUT = "mutants.log"
+IMPORTED = ("aiohttp", "hypothesis", "msgspec", "prometheus_client", "structlog", "yaml")
+"""Imported once, and not by each of the processes that are forked."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed node: where it is, and the whole source with the change."""
+
+    file: str
+    number: int
+    line: str
+    function: str
+    mutation: str
+    source: str
+
+
+def find_mutants(file: str, source: str) -> list[Mutant]:
+    """Every mutant of a module, in the order of its source."""
+    lines = source.splitlines(keepends=True)
+    starts = [sum(len(line.encode()) for line in lines[:number]) for number in range(len(lines))]
+    raw = source.encode()
+    found = []
+    for node, function in _nodes(ast.parse(source), ""):
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        for changed in _changes(node):
+            after = ast.unparse(changed)
+            text = after if isinstance(node, ast.stmt) else f"({after})"
+            found.append(
+                Mutant(
+                    file=file,
+                    number=node.lineno,
+                    line=lines[node.lineno - 1].strip(),
+                    function=function,
+                    mutation=f"{ast.unparse(node)} -> {after}",
+                    source=(raw[:begin] + text.encode() + raw[end:]).decode(),
+                )
+            )
+    return found
+
+
+def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    """What can be changed, with the function it is in: no annotation, decorator or f-string."""
+    for name, value in ast.iter_fields(node):
+        if name in {"annotation", "returns", "decorator_list", "bases", "keywords"} and (
+            name != "keywords" or isinstance(node, ast.ClassDef)
+        ):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr):
+                continue
+            inside = function
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inside = f"{function}.{child.name}".strip(".")
+            elif isinstance(child, ast.expr | ast.stmt):
+                yield child, function
+            yield from _nodes(child, inside)
+
+
+def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.AST]:
+    return _changed_statement(node) if isinstance(node, ast.stmt) else _changed_expression(node)
+
+
+def _changed_expression(node: ast.expr) -> Iterator[ast.AST]:
+    match node:
+        case ast.Compare(ops=ops):
+            for place, op in enumerate(ops):
+                changed = [SWAPS[type(op)]() if at == place else one for at, one in enumerate(ops)]
+                yield ast.Compare(left=node.left, ops=changed, comparators=node.comparators)
+        case ast.BoolOp(op=op):
+            yield ast.BoolOp(op=SWAPS[type(op)](), values=node.values)
+        case ast.BinOp(op=op) if type(op) in SWAPS:
+            yield ast.BinOp(left=node.left, op=SWAPS[type(op)](), right=node.right)
+        case ast.UnaryOp(op=ast.Not()):
+            yield node.operand
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield ast.Constant(value + 1)
+        case ast.Call(func=ast.Name(id=name)) if name in CALLS:
+            yield ast.Call(ast.Name(CALLS[name]), node.args, node.keywords)
+        case _:
+            pass
+
+
+def _changed_statement(node: ast.stmt) -> Iterator[ast.AST]:
+    match node:
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+            yield ast.Return(ast.Constant(None))
+        case ast.Expr(value=ast.Constant()):  # a docstring
+            pass
+        case ast.Expr() | ast.AugAssign() | ast.Delete() | ast.Continue() | ast.Break():
+            yield ast.Pass()
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
+            yield ast.Pass()
+        case _:
+            pass
+
+
+def copy_tree(directory: Path) -> None:
+    """The tree as git sees it, changes that are not committed included."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    named = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in filter(None, named.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, directory / name)
+
+
+def run_tests(tree: Path, file: str, source: str) -> NoReturn:
+    """In a process of its own: the module's tests on this source, their exit code as ours."""
+    path = tree / file
+    path.write_text(source)
+    # Python tells sources apart by size and whole seconds: not enough here.
+    for cached in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        cached.unlink()
+    for name in [one for one in sys.modules if one.split(".")[0] in {"exporter", "tests"}]:
+        del sys.modules[name]
+    os.environ.pop("SOAK", None)
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sink = os.open(tree / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    tests = [f"tests/unit/{name}.py" for name in MODULES[file]]
+    rewritten = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = ["-q", "-x", "-m", "not soak", "-p", "no:cacheprovider", *rewritten]
+    code = pytest.main([*options, "--hypothesis-profile=mutants", *tests])
+    os._exit(int(code))
+
+
+def try_all(file: str, sources: list[str], trees: list[Path], seconds: float) -> list[bool]:
+    """Whether the tests pass, for each source; who is not done in time has failed."""
+    passed = [False] * len(sources)
+    waiting = list(enumerate(sources))
+    free = list(trees)
+    running: dict[int, tuple[BaseProcess, Path, int, float]] = {}
+    while waiting or running:
+        while waiting and free:
+            place, source = waiting.pop(0)
+            tree = free.pop()
+            process: BaseProcess = FORK.Process(target=run_tests, args=(tree, file, source))
+            process.start()
+            running[process.sentinel] = (process, tree, place, time.monotonic() + seconds)
+        ready = set(wait(list(running), timeout=1))
+        for sentinel, (process, tree, place, until) in list(running.items()):
+            if sentinel not in ready and time.monotonic() < until:
+                continue
+            process.kill()
+            process.join()
+            passed[place] = process.exitcode == 0
+            shutil.copy2(ROOT / file, tree / file)
+            free.append(tree)
+            del running[sentinel]
+    return passed
+
+
+def drop_equivalent(mutants: list[Mutant], file: str) -> list[Mutant]:
+    """Without those listed as equivalent; an entry that matches no line is an error."""
+    for entry in tomllib.loads(EQUIVALENT.read_text())["mutant"]:
+        if entry["file"] != file:
+            continue
+        place = (entry["function"], entry["line"], entry["mutation"])
+        others = [one for one in mutants if (one.function, one.line, one.mutation) != place]
+        if len(others) == len(mutants) or not entry["reason"]:
+            sys.exit(f"{EQUIVALENT.name}: no such mutant any more, or no reason: {entry}")
+        mutants = others
+    return mutants
+
+
+def check(file: str, trees: list[Path], *, sample: int | None, seed: int) -> bool:
+    """Try a module's mutants and tell the survivors; whether enough were killed."""
+    original = (ROOT / file).read_text()
+    mutants = drop_equivalent(find_mutants(file, original), file)
+    if sample is not None and sample < len(mutants):
+        mutants = random.Random(seed).sample(mutants, sample)
+    began = time.monotonic()
+    if not all(try_all(file, [original], trees[:1], 600)):
+        print((trees[0] / OUTPUT).read_text())
+        sys.exit(f"{file}: its tests fail without any mutant")
+    seconds = 30 + 10 * (time.monotonic() - began)
+    lived = try_all(file, [one.source for one in mutants], trees, seconds)
+    survivors = [mutant for mutant, alive in zip(mutants, lived, strict=True) if alive]
+    killed = len(mutants) - len(survivors)
+    print(f"{file}: {killed} of {len(mutants)} killed")
+    for one in sorted(survivors, key=lambda one: one.number):
+        print(f"    {one.file}:{one.number} {one.mutation}    (in {one.function}: {one.line})")
+    sys.stdout.flush()
+    return killed >= ENOUGH * len(mutants)
+
+
+def main() -> None:
+    """Every module of the table, or those that are named."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("modules", nargs="*", help=f"of {', '.join(MODULES)}; default: all")
+    parser.add_argument("--all", action="store_true", help="every mutant, not a sample")
+    parser.add_argument("--sample", type=int, default=45, help="mutants of each module")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    asked = parser.parse_args()
+    listed = {entry["file"] for entry in tomllib.loads(EQUIVALENT.read_text())["mutant"]}
+    if strangers := {*asked.modules, *listed} - MODULES.keys():
+        sys.exit(f"not in the table of modules: {', '.join(sorted(strangers))}")
+    sample = None if asked.all else asked.sample
+    for name in IMPORTED:
+        import_module(name)
+    with tempfile.TemporaryDirectory(prefix="exporter-mutants-") as directory:
+        trees = [Path(directory, str(number)) for number in range(2)]
+        for tree in trees:
+            copy_tree(tree)
+        enough = [
+            check(file, trees, sample=sample, seed=asked.seed) for file in asked.modules or MODULES
+        ]
+    sys.exit(0 if all(enough) else 1)
+
+
+if __name__ == "__main__":
+    main()

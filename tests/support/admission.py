@@ -1,0 +1,189 @@
+"""The shipped admission webhook on a real API server, and evictors who meet it."""
+
+import base64
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from exporter.demo import objects
+from tests.cluster import PODS, VMIMS, VMIS, Client, RealCluster, User, launcher_pod, poll, vmi
+from tests.cluster.access import allow
+from tests.cluster.cluster import write_certificates
+from tests.cluster.objects import Object
+from tests.cluster.resources import MUTATING_WEBHOOKS
+from tests.support.program import Program
+
+
+MANIFEST = Path(__file__).parents[2] / "deploy/components/admission/webhook.yaml"
+PATH = "/v1/evictions"
+TIMEOUT = 1.0
+"""The webhook's `timeoutSeconds`."""
+EVICTIONS = "kubevirt_eviction_exporter_request_duration_seconds_count"
+EVICTS: tuple[Object, ...] = (
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]},
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of a serving certificate for 127.0.0.1, and its authority's."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def make_pair(directory: Path) -> Pair:
+    """A pair signed by an authority of its own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_certificates(directory, "tls")
+    return Pair(directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
+
+
+def admitting(pair: Pair, mode: str, *users: str, port: int = 0) -> dict[str, Any]:
+    """The configuration of an exporter with the admission webhook on."""
+    anywhere = "127.0.0.1:0"
+    return {
+        "listen": {"query": anywhere, "metrics": anywhere, "admission": f"127.0.0.1:{port}"},
+        "tls": {"admission": {"certFile": str(pair.certificate), "keyFile": str(pair.key)}},
+        "admission": {"mode": mode, "users": [*users]},
+    }
+
+
+def configuration(url: str, authority: Path, users: Iterable[str]) -> Object:
+    """The shipped configuration, calling a URL for these users."""
+    one: Object = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
+    (webhook,) = one["webhooks"]
+    assert webhook["timeoutSeconds"] == TIMEOUT
+    bundle = base64.b64encode(authority.read_bytes()).decode()
+    webhook["clientConfig"] = {"url": url + PATH, "caBundle": bundle}
+    listed = webhook["matchConditions"][-1]
+    assert listed["name"] == "listed-users"
+    names = ", ".join(f"'{user}'" for user in users)
+    listed["expression"] = f"request.userInfo.username in [{names}]"
+    return one
+
+
+@asynccontextmanager
+async def registered(cluster: RealCluster, configured: Object) -> AsyncIterator[None]:
+    """The API server has the configuration for the length of the block."""
+    await cluster.admin.create(MUTATING_WEBHOOKS, configured)
+    try:
+        yield
+    finally:
+        await cluster.admin.delete(MUTATING_WEBHOOKS, None, configured["metadata"]["name"])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back of one eviction, and after how long."""
+
+    code: int
+    body: Object
+    headers: Mapping[str, str]
+    seconds: float
+
+    @property
+    def message(self) -> str:
+        """The server's words."""
+        return str(self.body.get("message", ""))
+
+
+@dataclass
+class Evictor:
+    """A user of its own who evicts pods, while entered."""
+
+    user: User
+    url: str
+    namespace: str
+    session: aiohttp.ClientSession
+
+    @classmethod
+    @asynccontextmanager
+    async def made(
+        cls, cluster: RealCluster, name: str, namespace: str
+    ) -> AsyncIterator["Evictor"]:
+        """Make the user, who may evict and drain."""
+        user = cluster.certified(name)
+        await allow(cluster.admin, user, name, *EVICTS)
+        async with cls.opened(cluster, user, namespace) as evictor:
+            yield evictor
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, cluster: RealCluster, user: User, namespace: str
+    ) -> AsyncIterator["Evictor"]:
+        """A user who is there already."""
+        connector = aiohttp.TCPConnector(ssl=user.tls, limit=0)
+        async with aiohttp.ClientSession(
+            cluster.api.url, connector=connector, headers=user.headers
+        ) as session:
+            yield cls(user, cluster.api.url, namespace, session)
+
+    async def evict(self, pod: str, *, dry_run: bool = False, query: bool = False) -> Answer:
+        """Ask for an eviction; a dry run by the Eviction's own options, or by the query's."""
+        body: Object = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": self.namespace},
+        }
+        if dry_run:
+            body["deleteOptions"] = {"dryRun": ["All"]}
+        path = f"{PODS.path(self.namespace, pod)}/eviction"
+        began = time.perf_counter()
+        async with self.session.post(
+            path, json=body, params={"dryRun": "All"} if query else {}
+        ) as response:
+            answer = await response.json()
+            seconds = time.perf_counter() - began
+            return Answer(response.status, answer, response.headers, seconds)
+
+    async def until_called(self, exporter: Program, pod: str) -> None:
+        """Wait until the API server calls the webhook, which takes it a moment to learn of."""
+        before = await exporter.sample(EVICTIONS, endpoint="evictions")
+
+        async def is_called() -> bool:
+            await self.evict(pod, dry_run=True)
+            return await exporter.sample(EVICTIONS, endpoint="evictions") > before
+
+        await poll(is_called, within=20, what="the webhook called")
+
+
+async def add_vm(
+    admin: Client, namespace: str, name: str, *, held: bool, evacuates: str | None = None
+) -> str:
+    """A running VMI and its launcher pod, the pod's name; a held one has just migrated."""
+    now = datetime.now(UTC)
+    status: Object = {}
+    if held:
+        status["migrationState"] = {
+            "migrationUid": f"m-{name}",
+            "startTimestamp": objects.stamp(now - timedelta(seconds=30)),
+            "endTimestamp": objects.stamp(now),
+            "completed": True,
+        }
+    if evacuates is not None:
+        status["evacuationNodeName"] = evacuates
+    made = await admin.create(VMIS, vmi(name, namespace, status=status))
+    pod = await admin.create(PODS, launcher_pod(made))
+    return str(pod["metadata"]["name"])
+
+
+async def versions(admin: Client, namespace: str) -> dict[str, str]:
+    """The resourceVersion of every VMI, VMIM and pod of a namespace, by kind and name."""
+    found = {}
+    for resource in (VMIS, VMIMS, PODS):
+        for one in (await admin.list(resource, namespace))["items"]:
+            metadata = one["metadata"]
+            found[f"{resource.plural}/{metadata['name']}"] = metadata["resourceVersion"]
+    return found

@@ -1,0 +1,579 @@
+"""The Lease's rules to the tenth of a second, on a loop whose time is the test's.
+
+`tests/system/test_lease.py` shows the same on a real API server, with the bounds that this allows.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
+from itertools import pairwise
+from selectors import DefaultSelector, SelectorKey
+from typing import Any, ParamSpec
+
+import pytest
+from structlog.testing import capture_logs
+
+from exporter.engine.model import Resource
+from exporter.kube.client import (
+    Absent,
+    ApiError,
+    ApiServer,
+    Conflict,
+    Login,
+    Unreachable,
+    Unsupported,
+)
+from exporter.kube.lease import Lease
+from tests.support.builders import NOW
+
+
+DURATION = 24.0
+BELIEVED = 16.0
+"""For so long after it asked a holder believes in itself."""
+FREE = 19.2
+"""An unchanged Lease is taken so long after it was seen."""
+RENEWED = (7.2, 8.0)
+LOOKED = (2.7, 3.0)
+TINY = 1e-6
+
+
+class _Selector(DefaultSelector):
+    """Waits for no file and no second: whatever is waited for is skipped."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only while all its tasks wait."""
+
+    def __init__(self) -> None:
+        self.selector = _Selector()
+        super().__init__(self.selector)
+
+    def time(self) -> float:
+        return self.selector.now
+
+
+P = ParamSpec("P")
+
+
+def in_its_own_time(story: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test whose sleeps take no time."""
+
+    @wraps(story)
+    def play(*arguments: P.args, **named: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(story(*arguments, **named))
+
+    return play
+
+
+def now() -> float:
+    """The loop's time: 0 where a test begins."""
+    return asyncio.get_running_loop().time()
+
+
+class Server(ApiServer):
+    """One Lease as the API server keeps it: with versions, and the refusals of `ApiServer`.
+
+    `asked` is when it was read or written. `takes` is how long an answer takes, `refusal` what is
+    answered instead.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Login(url="unused"), read_timeout=1)
+        self.lease: dict[str, Any] | None = None
+        self.asked: list[tuple[float, str]] = []
+        self.takes = 0.0
+        self.refusal: dict[str, ApiError] = {}
+        self._version = 0
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        assert self.lease is not None
+        spec: dict[str, Any] = self.lease["spec"]
+        return spec
+
+    def asked_for(self, verb: str) -> list[float]:
+        return [when for when, one in self.asked if one == verb]
+
+    def write(self, **spec: Any) -> None:
+        """Somebody writes the Lease."""
+        self._version += 1
+        self.lease = {"metadata": {"resourceVersion": str(self._version)}, "spec": spec}
+
+    async def read(self, resource: Resource, namespace: str, name: str) -> bytes:
+        await self._answer("read", resource, namespace, name)
+        if self.lease is None:
+            raise Absent("404")
+        return json.dumps(self.lease).encode()
+
+    async def replace(
+        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
+    ) -> bytes:
+        await self._answer("replace", resource, namespace, name)
+        assert (body["apiVersion"], body["kind"]) == ("coordination.k8s.io/v1", "Lease")
+        assert (body["metadata"]["namespace"], body["metadata"]["name"]) == (namespace, name)
+        version = body["metadata"].get("resourceVersion")
+        if self.lease is not None and version is None:
+            raise Unsupported("422 metadata.resourceVersion: must be specified for an update")
+        if version != (self.lease and self.lease["metadata"]["resourceVersion"]):
+            raise Conflict("409 the object has been modified")
+        self.write(**body["spec"])
+        return json.dumps(self.lease).encode()
+
+    async def _answer(self, verb: str, resource: Resource, *place: str) -> None:
+        assert (resource, *place) == (Resource.LEASES, "ns", "writer")
+        self.asked.append((now(), verb))
+        await asyncio.sleep(self.takes)
+        if verb in self.refusal:
+            raise self.refusal[verb]
+
+
+class Candidate(Lease):
+    """A candidate on the loop's clock; `changes` is what it said when, `jump` moves its clock."""
+
+    def __init__(self, server: Server, identity: str = "one", duration: float = DURATION) -> None:
+        self.jump = 0.0
+        super().__init__(
+            server,
+            "ns",
+            "writer",
+            identity=identity,
+            duration=duration,
+            rng=random.Random(1),
+            wall=lambda: NOW + now(),
+            monotonic=lambda: now() + self.jump,
+        )
+        self.changes: list[tuple[float, bool]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, *, listening: bool = True) -> None:
+        """Campaign, or go on after a pause."""
+        if listening:
+            self.changed = lambda: self.changes.append((now(), self.held))
+        self._task = asyncio.create_task(self.run())
+
+    async def pause(self) -> None:
+        """Do nothing any more, as a frozen process."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def told(logs: list[Any]) -> list[tuple[str, str]]:
+    """The events of a log, with what they give as the reason."""
+    return [(one["event"], one.get("why", "")) for one in logs]
+
+
+def gaps(instants: list[float]) -> list[float]:
+    """The times between instants."""
+    return [later - one for one, later in pairwise(instants)]
+
+
+def within(values: list[float], bounds: tuple[float, float]) -> bool:
+    """Whether there are values, all of them inside the bounds."""
+    low, high = bounds
+    return bool(values) and all(low - TINY <= one <= high + TINY for one in values)
+
+
+@in_its_own_time
+async def test_the_first_makes_it() -> None:
+    """The Lease is made at once, and says who holds it, since when and for how long."""
+    server = Server()
+    one = Candidate(server)
+    assert not one.held
+    one.begin()
+    with capture_logs() as logs:
+        await asyncio.sleep(1)
+
+    assert one.held
+    assert one.changes == [(0.0, True)]
+    assert server.spec == {
+        "holderIdentity": "one",
+        "leaseDurationSeconds": 24,
+        "acquireTime": "2027-01-15T08:00:00.000000Z",
+        "renewTime": "2027-01-15T08:00:00.000000Z",
+    }
+    assert logs == [
+        {"event": "lease_taken", "lease": "writer", "holder": "one", "log_level": "info"}
+    ]
+
+
+@in_its_own_time
+async def test_the_holder_renews() -> None:
+    """Every third of the duration, saying nothing; only the instant of renewal changes."""
+    server = Server()
+    one = Candidate(server)
+    with capture_logs() as logs:
+        one.begin()
+        await asyncio.sleep(100)
+
+    writes = server.asked_for("replace")
+    assert within(gaps(writes), RENEWED)
+    assert len(set(gaps(writes))) > 1, "not in step with others"
+    assert one.changes == [(0.0, True)]
+    assert told(logs) == [("lease_taken", "")]
+    assert server.spec["acquireTime"] == "2027-01-15T08:00:00.000000Z"
+    assert server.spec["renewTime"] > "2027-01-15T08:01:30"
+    assert "leaseTransitions" not in server.spec
+
+
+@in_its_own_time
+async def test_a_duration_below_a_second_is_written_as_one() -> None:
+    """A Lease counts in whole seconds, and 0 is none."""
+    server = Server()
+    Candidate(server, duration=0.4).begin(listening=False)
+    await asyncio.sleep(0.1)
+
+    assert server.spec["leaseDurationSeconds"] == 1
+
+
+@in_its_own_time
+async def test_belief_is_counted_from_the_question() -> None:
+    """A holder believes for two thirds of the duration since it asked, not since the answer."""
+    server = Server()
+    server.takes = 2.0
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(5)
+    assert one.changes == [(4.0, True)]
+    await one.pause()
+
+    one.jump = BELIEVED - now() - 1 / 8
+    assert one.held
+    one.jump = BELIEVED - now()
+    assert not one.held
+
+
+@in_its_own_time
+async def test_the_second_looks_and_takes_over() -> None:
+    """It looks every eighth, and takes the Lease once it stood unchanged for 0.8 of its time."""
+    server = Server()
+    one, two = Candidate(server), Candidate(server, "two")
+    one.begin()
+    await asyncio.sleep(1)
+    two.begin()
+    await asyncio.sleep(99)
+    assert two.changes == []
+    await one.pause()
+    renewed = server.asked_for("replace")[-1]
+    with capture_logs() as logs:
+        await asyncio.sleep(30)
+
+    taken = next(when for when in server.asked_for("replace") if when > renewed)
+    seen, *looks = [when for when in server.asked_for("read") if renewed < when <= taken]
+    assert taken == pytest.approx(seen + FREE, abs=TINY)
+    assert seen <= renewed + LOOKED[1]
+    assert within(gaps([seen, *looks])[:-1], LOOKED)
+    assert two.changes == [(taken, True)]
+    assert not one.held
+    assert told(logs) == [("lease_taken", "")]
+    spec = server.spec
+    assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("two", 1)
+    assert spec["acquireTime"] > "2027-01-15T08:01:40"
+
+
+@pytest.mark.parametrize(
+    ("written", "free"),
+    [
+        pytest.param({"leaseDurationSeconds": 60}, 48.0, id="the-holder's-own"),
+        pytest.param({}, FREE, id="none-written"),
+    ],
+)
+@in_its_own_time
+async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: float) -> None:
+    """Another's duration counts, and ours where it has written none."""
+    server = Server()
+    server.write(holderIdentity="other", leaseTransitions=4, **written)
+    server.takes = 0.5
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(100)
+
+    # It was seen when the first answer came, and it was free when the last look began.
+    (taken, held), *_ = one.changes
+    assert held
+    assert 0.5 + free <= taken - 0.5 <= 0.5 + free + 0.5 + TINY
+    assert server.spec["leaseTransitions"] == 5
+    assert server.spec["leaseDurationSeconds"] == 24
+
+
+@in_its_own_time
+async def test_a_lease_without_holder_is_taken_at_once() -> None:
+    """One that was given back is free, however new."""
+    server = Server()
+    server.write(leaseDurationSeconds=1)
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+
+    assert one.changes == [(0.0, True)]
+    assert server.spec["leaseTransitions"] == 1
+
+
+@in_its_own_time
+async def test_a_restarted_holder_goes_on() -> None:
+    """A Lease in our own name is ours: it is renewed at once, and has not changed hands."""
+    server = Server()
+    server.write(holderIdentity="one", acquireTime="then", leaseTransitions=3)
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+
+    assert one.changes == [(0.0, True)]
+    assert (server.spec["acquireTime"], server.spec["leaseTransitions"]) == ("then", 3)
+
+
+@in_its_own_time
+async def test_another_has_taken_it() -> None:
+    """Who was away and finds another's name says so once, and waits."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    server.write(holderIdentity="two", leaseDurationSeconds=24)
+    with capture_logs() as logs:
+        await asyncio.sleep(18)
+
+    assert [held for _, held in one.changes] == [True, False]
+    assert logs == [
+        {
+            "event": "lease_lost",
+            "lease": "writer",
+            "why": "two has taken it",
+            "log_level": "warning",
+        }
+    ]
+    assert server.spec["holderIdentity"] == "two"
+
+
+@in_its_own_time
+async def test_a_deleted_lease_is_made_again() -> None:
+    """By its holder, who says nothing: it has held it all the time."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    server.lease = None
+    await asyncio.sleep(10)
+
+    assert one.changes == [(0.0, True)]
+    assert server.spec["holderIdentity"] == "one"
+    assert "leaseTransitions" not in server.spec
+
+
+@in_its_own_time
+async def test_another_makes_a_deleted_lease_faster() -> None:
+    """Who held it loses it at once: the server has refused to make a second."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    server.lease = None
+    server.refusal["replace"] = Conflict("409")
+    with capture_logs() as logs:
+        await asyncio.sleep(16)
+
+    assert [held for _, held in one.changes] == [True, False]
+    assert told(logs) == [("lease_lost", "another was faster")]
+    # It looks again as who waits does.
+    assert within(gaps(server.asked_for("read")[1:]), LOOKED)
+
+
+@in_its_own_time
+async def test_a_renewal_that_meets_a_change_loses_nothing() -> None:
+    """Somebody has edited the Lease meanwhile: the next look tells who holds it."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    server.refusal["replace"] = Conflict("409")
+    with capture_logs() as logs:
+        await asyncio.sleep(9)
+        server.refusal.clear()
+        await asyncio.sleep(30)
+
+    assert one.changes == [(0.0, True)]
+    assert told(logs) == []
+
+
+@in_its_own_time
+async def test_who_is_slower_looks_again_at_once() -> None:
+    """Two take a free Lease: the server refuses one, who reads who holds it now."""
+    server = Server()
+    server.write(holderIdentity="other", leaseDurationSeconds=24)
+    server.refusal["replace"] = Conflict("409")
+    one = Candidate(server)
+    one.begin()
+    with capture_logs() as logs:
+        await asyncio.sleep(FREE + 0.105)
+
+    (first, *_) = server.asked_for("replace")
+    assert first == pytest.approx(FREE)
+    assert 10 <= len(server.asked_for("replace")) <= 11
+    assert (one.changes, logs) == ([], [])
+
+
+@in_its_own_time
+async def test_who_is_slower_to_make_it_looks_again() -> None:
+    """There is none, and another is always faster to make one: no trouble, and no hurry."""
+    server = Server()
+    server.refusal["replace"] = Unsupported("422 must be specified for an update")
+    one = Candidate(server)
+    one.begin()
+    with capture_logs() as logs:
+        await asyncio.sleep(60)
+
+    assert within(gaps(server.asked_for("replace")), LOOKED)
+    assert (one.changes, logs) == ([], [])
+
+
+@in_its_own_time
+async def test_a_lease_that_the_server_does_not_take_is_told() -> None:
+    """A renewal that is no valid object is a fault, and no race with another."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    server.refusal["replace"] = Unsupported("422 spec.holderIdentity: invalid")
+    with capture_logs() as logs:
+        await asyncio.sleep(10)
+
+    assert told(logs) == [("lease_unreachable", "422 spec.holderIdentity: invalid")]
+
+
+@in_its_own_time
+async def test_a_holder_that_cannot_renew() -> None:
+    """It tries every eighth, loses the Lease by its own clock, says each once, and comes back."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    server.refusal["read"] = Unreachable("500 gone")
+    server.asked.clear()
+    with capture_logs() as logs:
+        await asyncio.sleep(59)
+        server.refusal.clear()
+        tried = server.asked_for("read")
+        await asyncio.sleep(10)
+        server.refusal["read"] = Unreachable("500 gone")
+        await asyncio.sleep(10)
+
+    assert within(gaps(tried), LOOKED)
+    (lost, held), (back, again) = one.changes[1:]
+    assert (held, again) == (False, True)
+    assert BELIEVED <= lost <= BELIEVED + LOOKED[1]
+    assert 60 <= back <= 60 + LOOKED[1]
+    assert told(logs) == [
+        ("lease_unreachable", "500 gone"),
+        ("lease_lost", "not renewed in time"),
+        ("lease_taken", ""),
+        ("lease_unreachable", "500 gone"),
+    ]
+
+
+@in_its_own_time
+async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
+    """It looks every eighth, also when the Lease that it saw last would be free."""
+    server = Server()
+    server.write(holderIdentity="other", leaseDurationSeconds=24)
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    server.refusal["read"] = Unreachable("500 gone")
+    server.asked.clear()
+    with capture_logs() as logs:
+        await asyncio.sleep(59)
+
+    looks = gaps(server.asked_for("read"))
+    assert within(looks, LOOKED)
+    assert max(looks) - min(looks) > 0.1, "not in step with others"
+    assert one.changes == []
+    assert told(logs) == [("lease_unreachable", "500 gone")]
+
+
+@in_its_own_time
+async def test_a_server_that_says_nothing() -> None:
+    """It is asked again after a third of the duration and a pause."""
+    server = Server()
+    server.takes = 1_000.0
+    Candidate(server).begin()
+    with capture_logs() as logs:
+        await asyncio.sleep(60)
+
+    assert within(gaps(server.asked_for("read")), (8 + LOOKED[0], 8 + LOOKED[1]))
+    assert told(logs) == [("lease_unreachable", "TimeoutError")]
+
+
+@in_its_own_time
+async def test_a_lease_that_cannot_be_read() -> None:
+    """An answer that is no Lease is told, and asked for again."""
+    server = Server()
+    server.write(holderIdentity=7)
+    one = Candidate(server)
+    one.begin()
+    with capture_logs() as logs:
+        await asyncio.sleep(10)
+
+    ((event, why),) = told(logs)
+    assert event == "lease_unreachable"
+    assert "holderIdentity" in why
+    assert len(server.asked_for("read")) > 2
+
+
+@in_its_own_time
+async def test_given_back() -> None:
+    """The Lease has no holder then, and who gives it back does not hold it even meanwhile."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    await one.pause()
+    server.takes = 2.0
+    with capture_logs() as logs:
+        giving = asyncio.create_task(one.release())
+        await asyncio.sleep(1)
+        assert not one.held
+        await giving
+        await one.release()
+
+    assert server.spec == {"leaseDurationSeconds": 1}
+    assert logs == [{"event": "lease_released", "lease": "writer", "log_level": "info"}]
+    assert len(server.asked_for("replace")) == 2
+
+
+@in_its_own_time
+async def test_what_is_not_held_is_not_given_back() -> None:
+    """Who waits writes nothing at its end."""
+    server = Server()
+    server.write(holderIdentity="other", leaseDurationSeconds=24)
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    await one.pause()
+    await one.release()
+
+    assert server.asked_for("replace") == []
+
+
+@in_its_own_time
+async def test_a_lease_that_cannot_be_given_back() -> None:
+    """It is told, and the end of the program goes on."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    await one.pause()
+    server.refusal["replace"] = Unreachable("500 gone")
+    with capture_logs() as logs:
+        await one.release()
+
+    assert not one.held
+    assert logs == [{"event": "lease_not_released", "why": "500 gone", "log_level": "warning"}]

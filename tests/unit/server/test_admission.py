@@ -1,0 +1,354 @@
+"""The admission webhook over real HTTP: what it answers, counts, logs and tells of afterwards."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from structlog.testing import capture_logs
+
+from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, HeldEviction, HeldEvictions
+from exporter.engine.model import Reason, ReviewOutcome
+from exporter.server import admission as door
+from exporter.server.admission import PATH, REVIEW_BYTES, Admission
+from exporter.server.api import make_query_app
+from exporter.server.reviews import NotAReview, read_review
+from exporter.settings import AdmissionMode, AdmissionSettings
+from tests.support.builders import NOW, UID, Json, a_pod
+from tests.support.reviews import DESCHEDULER, REVIEW_UID, a_review, a_spoilt_review
+from tests.unit.server.test_api import Desk, served
+
+
+LISTED = (DESCHEDULER, "autoscaler")
+REVIEWS = "kubevirt_eviction_exporter_admission_reviews_total"
+BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
+COOLDOWNS = "descheduler_kubevirt_effective_cooldown_seconds_count"
+
+
+class Webhook:
+    """A desk of which db1 cools down, and its admission listener without TLS."""
+
+    def __init__(self, mode: AdmissionMode) -> None:
+        self.desk = Desk()
+        self.desk.cool()
+        self.desk.store.put(a_pod())
+        self.app = Admission(self.desk.service, AdmissionSettings(mode, LISTED)).make_app()
+        self.session: aiohttp.ClientSession
+
+    async def send(self, body: bytes, *, method: str = "POST", path: str = PATH) -> tuple[int, Any]:
+        """The status and the decoded body of an answer."""
+        async with self.session.request(method, path, data=body) as response:
+            return response.status, await response.json(content_type=None)
+
+    async def ask(self, review: Json | None = None) -> Json:
+        """The response to a review."""
+        status, answer = await self.send(json.dumps(review or a_review()).encode())
+        assert status == 200
+        response: Json = answer["response"]
+        return response
+
+    async def sample(self, series: str) -> float | None:
+        """The value of one series of a scrape, or None where it is absent."""
+        parts, _ = await self.desk.service.render_metrics("")
+        lines = (line.rpartition(" ") for line in b"".join(parts).decode().splitlines())
+        return next((float(value) for name, _, value in lines if name == series), None)
+
+    def counted(self) -> dict[str, int]:
+        """The outcomes that were counted."""
+        return {str(outcome): n for outcome, n in (self.desk.counters.reviews or {}).items()}
+
+
+@asynccontextmanager
+async def opened(mode: AdmissionMode) -> AsyncIterator[Webhook]:
+    """The webhook in a mode."""
+    webhook = Webhook(mode)
+    async with served(webhook.app) as session:
+        webhook.session = session
+        yield webhook
+
+
+@pytest.fixture
+async def webhook() -> AsyncIterator[Webhook]:
+    """The webhook in mode `enforce`."""
+    async with opened(AdmissionMode.ENFORCE) as one:
+        yield one
+
+
+async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> None:
+    """Under its reason and node, in the histogram of cooldowns, and by its outcome."""
+    response = await webhook.ask()
+    assert response["allowed"] is False
+    assert response["status"]["code"] == 429
+    assert await webhook.sample(f'{REVIEWS}{{outcome="denied"}}') == 1
+    assert await webhook.sample(f"{COOLDOWNS}") == 1
+    series = f'{BLOCKS}{{namespace="shop",node="n1",reason="cooldown"}}'
+    assert await webhook.sample(series) == 1
+
+
+async def test_a_warning_is_no_block() -> None:
+    """In mode `warn` the outcome alone is counted."""
+    async with opened(AdmissionMode.WARN) as webhook:
+        response = await webhook.ask()
+        assert response["allowed"] is True
+        assert response["warnings"]
+        assert webhook.counted() == {"warned": 1}
+        assert not webhook.desk.counters.blocks
+        assert webhook.desk.counters.cooldowns.count == 0
+
+
+@pytest.mark.parametrize(
+    "review",
+    [
+        a_review(dryRun=True),
+        a_review(eviction={"deleteOptions": {"dryRun": ["All"]}}),
+    ],
+    ids=["of-the-request", "of-the-eviction"],
+)
+async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook, review: Json) -> None:
+    """It is denied as it would be, and leaves no trace in metrics, log or memory."""
+    with capture_logs() as logs:
+        assert (await webhook.ask(review))["allowed"] is False
+    assert webhook.counted() == {}
+    assert not webhook.desk.counters.blocks
+    assert not webhook.desk.counters.held_evictions.of(UID)
+    assert logs == []
+
+
+async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
+    """With 0, as soon as there is a webhook; without one there are none."""
+    found = [await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome]
+    assert found == [0] * 7
+    webhook.desk.counters.reviews = None
+    assert await webhook.sample(f'{REVIEWS}{{outcome="denied"}}') is None
+
+
+async def test_outcomes(webhook: Webhook) -> None:
+    """Each review counts once, by the first outcome that applies."""
+    await webhook.ask(a_review(userInfo={"username": "somebody"}))
+    await webhook.ask(a_review(name="web-1"))
+    await webhook.ask()
+    webhook.desk.clock.instant += 301
+    webhook.desk.hear()
+    await webhook.ask()
+    webhook.desk.clock.instant += 781
+    await webhook.ask()
+    assert webhook.counted() == {
+        "unlisted_user": 1,
+        "unknown_pod": 1,
+        "denied": 1,
+        "allowed": 1,
+        "unavailable": 1,
+    }
+
+
+async def test_what_a_denial_logs(webhook: Webhook) -> None:
+    """Who asked for which pod of which VMI, and why not; once a minute for each user and reason."""
+    with capture_logs() as logs:
+        for _ in range(3):
+            await webhook.ask()
+        webhook.desk.clock.instant += 61
+        await webhook.ask()
+        await webhook.ask(a_review(userInfo={"username": "autoscaler"}))
+    assert [(one["event"], one["user"]) for one in logs] == [
+        ("eviction_denied", DESCHEDULER),
+        ("eviction_denied", DESCHEDULER),
+        ("eviction_denied", "autoscaler"),
+    ]
+    assert logs[0] == {
+        "event": "eviction_denied",
+        "log_level": "info",
+        "user": DESCHEDULER,
+        "pod": "virt-launcher-db1-x",
+        "namespace": "shop",
+        "name": "db1",
+        "node": "n1",
+        "reason": "cooldown",
+        "not_before": "2027-01-15T08:05:00Z",
+    }
+
+
+async def test_what_a_warning_logs() -> None:
+    """The same under another name: nothing was denied."""
+    async with opened(AdmissionMode.WARN) as webhook:
+        with capture_logs() as logs:
+            await webhook.ask()
+    assert [one["event"] for one in logs] == ["eviction_would_be_denied"]
+
+
+async def test_the_vmi_tells_who_asked(webhook: Webhook) -> None:
+    """GET /v1/vmis tells the last held evictions, newest first, with how often each user asked."""
+    for _ in range(2):
+        await webhook.ask()
+    webhook.desk.clock.instant += 7
+    await webhook.ask(a_review(userInfo={"username": "autoscaler"}))
+    async with served(make_query_app(webhook.desk.service)) as session:
+        webhook.session = session
+        _, vmi = await webhook.send(b"", method="GET", path="/v1/vmis/shop/db1")
+    assert vmi["heldEvictions"] == [
+        {
+            "user": "autoscaler",
+            "at": "2027-01-15T08:00:07Z",
+            "times": 1,
+            "reason": "cooldown",
+            "denied": True,
+        },
+        {
+            "user": DESCHEDULER,
+            "at": "2027-01-15T08:00:00Z",
+            "times": 2,
+            "reason": "cooldown",
+            "denied": True,
+        },
+    ]
+
+
+def test_held_evictions_are_bounded() -> None:
+    """Whatever is asked for by whom, the oldest are forgotten."""
+    held = HeldEvictions()
+    for vmi in range(VMIS_ASKED_FOR + 10):
+        for user in range(USERS_ASKING + 3):
+            held.note(f"v{vmi}", HeldEviction(f"u{user}", NOW, Reason.COOLDOWN, denied=True))
+    assert held.of("v9") == []
+    assert [one.user for one in held.of("v10")] == ["u6", "u5", "u4", "u3"]
+
+
+async def test_the_log_s_memory_is_bounded(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of users by group fills no memory, and a long name is cut."""
+    monkeypatch.setattr(door, "REMEMBERED", 3)
+    settings = AdmissionSettings(AdmissionMode.ENFORCE, (), ("all",))
+    crowd = Admission(webhook.desk.service, settings)
+    async with served(crowd.make_app()) as session:
+        webhook.session = session
+        with capture_logs() as logs:
+            for number in range(5):
+                user = {"username": f"{number}\n" + "x" * 9000, "groups": ["all"]}
+                assert (await webhook.ask(a_review(userInfo=user)))["allowed"] is False
+    assert len(crowd._logged) == 3  # noqa: SLF001
+    assert logs[0]["user"] == "0\\n" + "x" * 254
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        pytest.param(b"", 422, id="empty"),
+        pytest.param(b"eviction", 422, id="no-json"),
+        pytest.param(b"[" * 15_000, 422, id="deep"),
+        pytest.param(b"{}", 422, id="no-uid"),
+        pytest.param(b" " * (REVIEW_BYTES + 1), 413, id="too-large"),
+    ],
+)
+async def test_what_has_no_uid_gets_an_error(webhook: Webhook, body: bytes, status: int) -> None:
+    """There is nothing to answer to: the failurePolicy of the webhook decides."""
+    found, problem = await webhook.send(body)
+    assert (found, problem["status"]) == (status, status)
+    assert webhook.counted() == {}
+
+
+async def test_the_body_limit_is_no_larger_than_the_setting(webhook: Webhook) -> None:
+    """`limits.bodyBytes` bounds reviews too."""
+    status, problem = await webhook.send(b" " * 20_001)
+    assert status == 413
+    assert "20000 bytes" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", PATH, 405),
+        ("POST", "/v1/verdicts", 404),
+        ("GET", "/metrics", 404),
+        ("GET", "/", 404),
+    ],
+)
+async def test_nothing_else_is_served(
+    webhook: Webhook, method: str, path: str, status: int
+) -> None:
+    """The listener answers admission reviews only."""
+    assert (await webhook.send(b"", method=method, path=path))[0] == status
+
+
+async def test_a_fault_of_ours_allows(webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged, and the eviction goes on."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(door, "judge", fail)
+    with capture_logs() as logs:
+        assert await webhook.ask() == {"uid": REVIEW_UID, "allowed": True}
+    assert [one["event"] for one in logs] == ["review_failed"]
+
+
+async def test_while_the_process_ends(webhook: Webhook) -> None:
+    """Verdicts still hold, and the connection is closed: the next review goes to a replica."""
+    webhook.desk.service.closing = True
+    body = json.dumps(a_review()).encode()
+    async with webhook.session.post(PATH, data=body) as response:
+        answer = await response.json()
+        assert response.headers["Connection"] == "close"
+    assert answer["response"]["allowed"] is False
+
+
+@pytest.mark.parametrize(
+    "reviews",
+    [
+        pytest.param(500, id="small"),
+        pytest.param(10_000, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+    ],
+)
+async def test_fuzzed_reviews(webhook: Webhook, prove: Callable[[str], None], reviews: int) -> None:
+    """Spoilt fields and spoilt bytes: no 5xx, and a denial only of the review that is held."""
+    rng = random.Random(17)
+    turns = asyncio.Semaphore(20)
+    tally = dict.fromkeys(("denied", "allowed", "error"), 0)
+
+    async def send(body: bytes) -> None:
+        async with turns:
+            status, answer = await webhook.send(body)
+        try:
+            review = read_review(body)
+        except NotAReview:
+            tally["error"] += 1
+            assert status in (413, 422)
+            return
+        if len(body) > 20_000:
+            tally["error"] += 1
+            assert status == 413
+            return
+        assert status == 200
+        response = answer["response"]
+        assert response["uid"] == review.uid
+        tally["allowed" if response["allowed"] else "denied"] += 1
+        held = review.is_eviction and (review.namespace, review.pod) == ("shop", a_pod().name)
+        assert response["allowed"] is not (held and review.user in LISTED)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(reviews):
+            body = json.dumps(a_spoilt_review(rng)).encode()
+            group.create_task(send(mutate(rng, body) if rng.random() < 0.4 else body))
+    assert min(tally.values()) > reviews // 50
+    prove(f"admission fuzz: {reviews} reviews, no 5xx, every answer as the rules say: {tally}")
+
+
+def mutate(rng: random.Random, body: bytes) -> bytes:
+    """A body with bytes changed, cut out, doubled, or lost from its end."""
+    line = bytearray(body)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(line))
+        match rng.randrange(4):
+            case 0:
+                line[at] = rng.randrange(256)
+            case 1:
+                del line[at : at + rng.randint(1, 30)]
+            case 2:
+                line[at:at] = line[at : at + rng.randint(1, 200)]
+            case _:
+                del line[max(1, at) :]
+        line = line or bytearray(b"{")
+    return bytes(line)

@@ -1,0 +1,383 @@
+"""Admission reviews read, judged and answered, without HTTP."""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from exporter.engine.cooldown import decide
+from exporter.engine.model import CLUSTER_RESOURCES, Outcome, Resource, ReviewOutcome
+from exporter.engine.store import Store
+from exporter.health import Health, Watched
+from exporter.server.reviews import Judgement, NotAReview, judge, read_review, write_answer
+from exporter.settings import AdmissionMode, AdmissionSettings
+from tests.support.builders import (
+    KEEP,
+    NOW,
+    Json,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
+from tests.support.reviews import (
+    DESCHEDULER,
+    ODD_VALUES,
+    PODS_RESOURCE,
+    REVIEW_UID,
+    a_review,
+    a_spoilt_review,
+)
+
+
+ENFORCE = AdmissionSettings(AdmissionMode.ENFORCE, (DESCHEDULER,), ("evictors",))
+WARN = replace(ENFORCE, mode=AdmissionMode.WARN)
+POLICY = a_policy()
+
+
+def a_store(**vmi: Any) -> Store:
+    """db1, which migrated ten minutes ago and cools down for five more, and its pod."""
+    store = Store(endings_kept=KEEP)
+    store.vmims_seen = store.pods_seen = True
+    store.heard_at = NOW
+    store.put(a_vmi(**{"migration": a_state(), **vmi}))
+    store.put(a_pod())
+    return store
+
+
+def some_health(*, contact: float = NOW, synced: bool = True) -> Health:
+    """Everything is watched, and was last heard of at `contact`."""
+    watched = [Watched(one, None, synced=synced, contact=contact) for one in CLUSTER_RESOURCES]
+    return Health(180.0, 600.0, watched)
+
+
+def raw(review: Json) -> bytes:
+    """The body of a review."""
+    return json.dumps(review).encode()
+
+
+def judged(
+    review: Json,
+    *,
+    store: Store | None = None,
+    admission: AdmissionSettings = ENFORCE,
+    health: Health | None = None,
+) -> Judgement:
+    """What becomes of a review; of db1 in its cooldown where no other store is given."""
+    return judge(
+        read_review(raw(review)),
+        admission,
+        store=a_store() if store is None else store,
+        health=health or some_health(),
+        policy=POLICY,
+        now=NOW,
+    )
+
+
+def answered(
+    review: Json | None = None, *, store: Store | None = None, admission: Any = ENFORCE
+) -> Json:
+    """The response to a review."""
+    asked = review or a_review()
+    judgement = judged(asked, store=store, admission=admission)
+    answer: Json = json.loads(write_answer(read_review(raw(asked)), judgement, POLICY, NOW))
+    assert answer.pop("kind") == "AdmissionReview"
+    assert answer.pop("apiVersion") == "admission.k8s.io/v1"
+    response: Json = answer.pop("response")
+    assert not answer
+    return response
+
+
+def test_a_denial() -> None:
+    """It is a 429 that names the VMI, the reason, until when, and how often it was moved."""
+    store = a_store()
+    for number in (1, 2):
+        end = NOW - number * 5000.0
+        store.put(an_ended_vmim(name=f"old-{number}", uid=f"m0{number}", start=end - 60, end=end))
+    assert answered(store=store) == {
+        "uid": REVIEW_UID,
+        "allowed": False,
+        "status": {
+            "code": 429,
+            "reason": "TooManyRequests",
+            "message": "kubevirt-eviction-exporter: VMI shop/db1: cooldown until 08:50:00Z"
+            " (in 50m), after 3 migrations in 24h",
+        },
+    }
+
+
+def test_a_warning() -> None:
+    """In mode `warn` it is allowed, with the same message as a warning and in the audit log."""
+    message = "VMI shop/db1: cooldown until 08:05:00Z (in 5m), after 1 migration in 24h"
+    assert answered(admission=WARN) == {
+        "uid": REVIEW_UID,
+        "allowed": True,
+        "warnings": [f"kubevirt-eviction-exporter would deny this eviction: {message}"],
+        "auditAnnotations": {"would-deny": message},
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        pytest.param(
+            [a_vmi(migration=a_running_state())],
+            "migration_in_progress since 2027-01-15T07:59:00Z",
+            id="running",
+        ),
+        pytest.param(
+            [a_vmi(), a_vmim(phase="Scheduling")],
+            "migration_in_progress: VMIM mig-1 is Scheduling",
+            id="pending",
+        ),
+        pytest.param(
+            [a_vmi(migration=a_state(start=NOW - 100_000.0, end=NOW - 600.0))],
+            "cooldown until 13:50:00Z (in 5h50m), after 1 migration in 24h",
+            id="long",
+        ),
+    ],
+)
+def test_messages(facts: list[Any], message: str) -> None:
+    """Each reason says what holds the VMI."""
+    store = a_store()
+    for fact in facts:
+        store.put(fact)
+    assert answered(store=store)["status"]["message"].endswith(f"VMI shop/db1: {message}")
+
+
+def test_a_release_on_another_day_has_its_date() -> None:
+    """A time of day alone would mislead where the cooldown takes more than a day."""
+    policy = a_policy(max_migration_cooldown=0.0, migration_history_window=0.0)
+    store = a_store(migration=a_state(start=NOW - 100_600.0, end=NOW - 600.0))
+    review = read_review(raw(a_review()))
+    judgement = judge(review, ENFORCE, store=store, health=some_health(), policy=policy, now=NOW)
+    answer = json.loads(write_answer(review, judgement, policy, NOW))
+    assert answer["response"]["status"]["message"].endswith(
+        "cooldown until 2027-01-16T11:36:40Z (in 1d3h36m40s)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "outcome"),
+    [
+        pytest.param({}, ReviewOutcome.DENIED, id="listed"),
+        pytest.param(
+            {"userInfo": {"username": "system:admin"}}, ReviewOutcome.UNLISTED_USER, id="unlisted"
+        ),
+        pytest.param(
+            {"userInfo": {"username": "x", "groups": ["a", "evictors"]}},
+            ReviewOutcome.DENIED,
+            id="by-group",
+        ),
+        pytest.param({"userInfo": None}, ReviewOutcome.UNLISTED_USER, id="nobody"),
+        pytest.param({"name": "virt-launcher-x"}, ReviewOutcome.UNKNOWN_POD, id="another-pod"),
+        pytest.param({"namespace": "bank"}, ReviewOutcome.UNKNOWN_POD, id="another-namespace"),
+        pytest.param({"subResource": "exec"}, ReviewOutcome.UNKNOWN_POD, id="another-subresource"),
+        pytest.param({"subResource": ""}, ReviewOutcome.UNKNOWN_POD, id="the-pod-itself"),
+        pytest.param({"operation": "DELETE"}, ReviewOutcome.UNKNOWN_POD, id="another-operation"),
+        pytest.param(
+            {"resource": PODS_RESOURCE | {"resource": "nodes"}},
+            ReviewOutcome.UNKNOWN_POD,
+            id="another-resource",
+        ),
+        pytest.param(
+            {"resource": PODS_RESOURCE | {"group": "shop"}},
+            ReviewOutcome.UNKNOWN_POD,
+            id="another-group",
+        ),
+    ],
+)
+def test_what_is_judged(request_fields: Json, outcome: ReviewOutcome) -> None:
+    """Only the eviction of a known launcher pod by a listed user can be denied."""
+    assert judged(a_review(**request_fields)).outcome is outcome
+
+
+def test_nobody_is_listed_by_default() -> None:
+    """Without users and groups every eviction goes on."""
+    assert judged(a_review(), admission=AdmissionSettings()).outcome is ReviewOutcome.UNLISTED_USER
+
+
+def test_a_vmi_that_evacuates_already() -> None:
+    """It is allowed, so that KubeVirt's own answer tells the descheduler that it is under way."""
+    store = a_store(evacuation_node="n1")
+    assert judged(a_review(), store=store).outcome is ReviewOutcome.EVACUATING
+
+
+def test_a_vmi_that_no_rule_holds() -> None:
+    """It is allowed."""
+    store = a_store(migration=None)
+    assert judged(a_review(), store=store).outcome is ReviewOutcome.ALLOWED
+
+
+def test_a_pod_that_has_ended() -> None:
+    """The source of a migration is left over when it is done; a drain may evict it at once."""
+    store = a_store()
+    store.put(a_pod(phase="Succeeded"))
+    assert judged(a_review(), store=store).outcome is ReviewOutcome.ALLOWED
+
+
+def test_a_failed_migration_counts_as_in_a_verdict() -> None:
+    """The rules are those of `decide`, asked with no checkpoint."""
+    store = a_store(migration=a_state(outcome=Outcome.FAILED))
+    judgement = judged(a_review(), store=store)
+    evidence = store.evidence("shop", "db1")
+    assert evidence is not None
+    assert judgement.verdict == decide(evidence, POLICY, NOW)
+
+
+@pytest.mark.parametrize(
+    ("health", "store", "outcome"),
+    [
+        pytest.param(some_health(contact=NOW - 700), None, ReviewOutcome.DENIED, id="stale"),
+        pytest.param(some_health(contact=NOW - 781), None, ReviewOutcome.UNAVAILABLE, id="dead"),
+        pytest.param(some_health(synced=False), None, ReviewOutcome.UNAVAILABLE, id="not-ready"),
+        pytest.param(
+            some_health(synced=False),
+            Store(endings_kept=KEEP),
+            ReviewOutcome.UNAVAILABLE,
+            id="not-ready-and-empty",
+        ),
+        pytest.param(
+            some_health(), Store(endings_kept=KEEP), ReviewOutcome.UNAVAILABLE, id="no-pods-seen"
+        ),
+    ],
+)
+def test_without_evidence(health: Health, store: Store | None, outcome: ReviewOutcome) -> None:
+    """What is not known, or was not heard of for too long, holds nobody."""
+    assert judged(a_review(), store=store, health=health).outcome is outcome
+
+
+def test_a_namespace_whose_pods_cannot_be_seen() -> None:
+    """It is not told from one without that pod: nothing is known there."""
+    store = a_store()
+    store.blind = {Resource.PODS: frozenset({"bank"})}
+    judgement = judged(a_review(namespace="bank"), store=store)
+    assert judgement.outcome is ReviewOutcome.UNAVAILABLE
+
+
+def test_a_pod_of_a_vmi_of_another_namespace() -> None:
+    """A label can name any VMI: it counts in the pod's own namespace only."""
+    store = a_store()
+    store.put(a_pod(namespace="bank"))
+    assert judged(a_review(namespace="bank"), store=store).outcome is ReviewOutcome.UNKNOWN_POD
+
+
+@pytest.mark.parametrize(
+    ("review", "dry_run"),
+    [
+        pytest.param(a_review(), False, id="for-real"),
+        pytest.param(a_review(dryRun=True), True, id="of-the-request"),
+        pytest.param(
+            a_review(eviction={"deleteOptions": {"dryRun": ["All"]}}), True, id="of-the-eviction"
+        ),
+        pytest.param(a_review(eviction={"deleteOptions": {"dryRun": "All"}}), False, id="odd"),
+        pytest.param(a_review(eviction={"deleteOptions": None}), False, id="null"),
+    ],
+)
+def test_dry_runs(review: Json, dry_run: bool) -> None:
+    """A dry run is told by the request's options, or by the Eviction's own."""
+    assert read_review(raw(review)).dry_run is dry_run
+
+
+@pytest.mark.parametrize(
+    ("version", "answered_in"),
+    [
+        ("admission.k8s.io/v1beta1", "admission.k8s.io/v1beta1"),
+        ("admission.k8s.io/v2", "admission.k8s.io/v1"),
+        (None, "admission.k8s.io/v1"),
+    ],
+)
+def test_another_version_is_allowed(version: str | None, answered_in: str) -> None:
+    """It is answered in its own version where that is known, and never denied."""
+    review = read_review(raw(a_review(review={"apiVersion": version})))
+    judgement = judged(a_review(review={"apiVersion": version}))
+    answer = json.loads(write_answer(review, judgement, POLICY, NOW))
+    assert judgement.outcome is ReviewOutcome.UNKNOWN_POD
+    assert answer == {
+        "apiVersion": answered_in,
+        "kind": "AdmissionReview",
+        "response": {"uid": REVIEW_UID, "allowed": True},
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"request": null}',
+        b'{"request": {"uid": ""}}',
+        b'{"request": {"uid": 7}}',
+        b'{"request": {"uid": "\\ud800"}}',
+        b'{"request": {"uid": "\xff"}}',
+        b'{"request":' * 5000,
+        b"[" * 100_000,
+    ],
+)
+def test_what_has_no_uid(body: bytes) -> None:
+    """There is nothing to answer to, and that is said."""
+    with pytest.raises(NotAReview, match=r"JSON|request\.uid"):
+        read_review(body)
+
+
+def test_any_field_may_be_odd() -> None:
+    """Whatever stands in one field, there is an answer to the UID."""
+    for field in a_review()["request"]:
+        for odd in ODD_VALUES:
+            if field != "uid":
+                answer = answered(a_review(**{field: odd}))
+                assert answer["uid"] == REVIEW_UID
+
+
+def test_spoilt_reviews() -> None:
+    """Reviews spoilt at random are denied only where they still are what was denied unspoilt."""
+    rng = random.Random(17)
+    denied = 0
+    for _ in range(3000):
+        spoilt = a_spoilt_review(rng)
+        try:
+            review = read_review(raw(spoilt))
+        except NotAReview:
+            continue
+        outcome = judged(spoilt).outcome
+        whole = read_review(raw(a_review()))
+        same = replace_dry_run(review) == whole
+        assert (outcome is ReviewOutcome.DENIED) <= same
+        denied += outcome is ReviewOutcome.DENIED
+    assert denied > 300
+
+
+def replace_dry_run(review: Any) -> Any:
+    """The review without what does not matter to a denial."""
+    fields = {name: getattr(review, name) for name in review.__struct_fields__}
+    return type(review)(
+        **{
+            **fields,
+            "uid": REVIEW_UID,
+            "dry_run": False,
+            "groups": ("system:serviceaccounts", "system:authenticated"),
+        }
+    )
+
+
+def test_a_denial_never_says_what_evictors_take_for_something_else() -> None:
+    """No `retryAfterSeconds`, and not KubeVirt's words for an evacuation under way."""
+    text = json.dumps(answered())
+    assert "retryAfter" not in text
+    assert "Eviction triggered evacuation" not in text
+
+
+def test_resources_are_those_that_the_health_knows() -> None:
+    """Of the resources watched, a review rests on VMIs and pods; both are needed to deny."""
+    health = some_health()
+    for one in health.of(Resource.VMIS):
+        one.synced = False
+    assert judged(a_review(), health=health).outcome is ReviewOutcome.UNAVAILABLE
