@@ -190,7 +190,7 @@ class Cluster:
 
     def _observe(self) -> None:
         for resource in self._observed:
-            changes = self.store.shelves[resource].since(self._observed[resource])
+            changes = self.store.caches[resource].changes_since(self._observed[resource])
             if changes is None:
                 raise RuntimeError(f"the window of {resource.plural} is too small")
             for change in changes:

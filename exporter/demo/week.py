@@ -507,7 +507,7 @@ class _Tape:
         self._lines.clear()
         self._last.clear()
         for resource in _KEPT:
-            for entry in self._cluster.store.shelves[resource].all():
+            for entry in self._cluster.store.caches[resource].all():
                 self._put("ADDED", resource, entry.key, entry.body)
             self._lines.append(self._line("SYNCED", resource, None))
         yield from self.take()
@@ -524,7 +524,7 @@ class _Tape:
     def _note(self) -> None:
         """Something has changed in the store, just now."""
         for resource in _KEPT:
-            changes = self._cluster.store.shelves[resource].since(self._read[resource])
+            changes = self._cluster.store.caches[resource].changes_since(self._read[resource])
             for change in changes or ():
                 self._read[resource] = change.revision
                 self._put(change.kind, resource, change.key, change.body)

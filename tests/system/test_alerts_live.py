@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from exporter import app
-from exporter.demo import Demo, controller, node, objects
+from exporter.demo import controller, node, objects
 from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
@@ -31,6 +31,7 @@ from tests.alerts.scaling import scale
 from tests.cluster import poll
 from tests.cluster.ports import free_port
 from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.support.faulty_apiserver import FaultyDemo
 
 
 FACTOR = 60.0
@@ -73,7 +74,7 @@ class Play(Scenario):
 class Story:
     """What happens in the cluster, and who is told when."""
 
-    def __init__(self, demo: Demo, receiver: Receiver) -> None:
+    def __init__(self, demo: FaultyDemo, receiver: Receiver) -> None:
         self.demo = demo
         self.cluster = demo.cluster
         self.receiver = receiver
@@ -181,7 +182,7 @@ class Story:
 
 
 @asynccontextmanager
-async def exporting(settings: Settings, demo: Demo, clock: Clock) -> AsyncIterator[str]:
+async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> AsyncIterator[str]:
     """The exporter on the demo for the length of the block; the URL of its query listener."""
     stop = asyncio.Event()
     listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
@@ -203,7 +204,7 @@ async def exporting(settings: Settings, demo: Demo, clock: Clock) -> AsyncIterat
 
 
 @asynccontextmanager
-async def playing(demo: Demo, query: str) -> AsyncIterator[None]:
+async def playing(demo: FaultyDemo, query: str) -> AsyncIterator[None]:
     """The cluster and its descheduler at work for the length of the block."""
     stop = asyncio.Event()
     task = asyncio.create_task(demo.run(query, stop))
@@ -242,7 +243,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             },
         }
     )
-    demo = Demo(clock.read, speed=SPEED, nodes=5)
+    demo = FaultyDemo(clock.read, speed=SPEED, nodes=5)
     demo.server.bookmark_seconds = 60.0 / FACTOR
     demo.scenario = demo.cluster.plan = Play()
     targets = [

@@ -89,8 +89,8 @@ class Lab:
 
     def told(self, resource: object = VMIS) -> list[Object]:
         """Every object that a watcher of this resource has been told of."""
-        shelf = next(shelf for kind, shelf in self.store.shelves.items() if kind is resource)
-        return [decode_body(change.body) for change in shelf.changes]
+        cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
+        return [decode_body(change.body) for change in cache.changes]
 
 
 def test_a_new_vmi_comes_up() -> None:

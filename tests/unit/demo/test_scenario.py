@@ -31,7 +31,7 @@ def told(cluster: Cluster, *resources: Any) -> list[Object]:
     return [
         decode_body(change.body)
         for resource in resources
-        for change in cluster.store.shelves[resource].changes
+        for change in cluster.store.caches[resource].changes
     ]
 
 

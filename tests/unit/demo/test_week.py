@@ -170,7 +170,7 @@ class TestRecording:
         """At the end, the facts are those of the cluster's own objects, which are cut for it."""
         whole = {}
         for resource, ours in RESOURCES.items():
-            for entry in told.week.cluster.store.shelves[resource].all():
+            for entry in told.week.cluster.store.caches[resource].all():
                 fact = parse_object(ours, entry.body).fact
                 whole[key_of(ours, fact)] = fact
 
