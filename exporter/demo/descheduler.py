@@ -85,7 +85,7 @@ class Descheduler:
             pod = self._cluster.launcher(vm.namespace, vm.name)
             if pod is None or objects.node_of(pod) != node or not objects.is_pod_ready(pod):
                 continue
-            notes = objects.notes(pod)
+            notes = objects.annotations(pod)
             # What is being evicted already is accounted for and not picked again.
             if objects.EVICTION_IN_PROGRESS in notes or objects.PREFER_NO_EVICTION in notes:
                 continue
@@ -113,7 +113,7 @@ class Descheduler:
             "candidates": [
                 {
                     "namespace": pod["metadata"]["namespace"],
-                    "name": objects.notes(pod)[objects.DOMAIN],
+                    "name": objects.annotations(pod)[objects.DOMAIN],
                     "vmiUid": objects.labels(pod)[objects.CREATED_BY],
                     "node": objects.node_of(pod),
                     "pod": pod["metadata"]["name"],

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from exporter.demo import status
-from exporter.demo.objects import Object, stamp
+from exporter.demo.objects import Object, format_time
 from exporter.demo.status import Resource
 
 
@@ -208,16 +208,16 @@ class Store:
         if key_of(namespace, metadata["name"]) in self.caches[resource].entries:
             raise status.already_exists(resource, metadata["name"])
         metadata["uid"] = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
-        metadata["creationTimestamp"] = stamp(self.clock())
+        metadata["creationTimestamp"] = format_time(self.clock())
         metadata.pop("deletionTimestamp", None)
         if resource.counts_generations:
             metadata["generation"] = 1
-        made = {**given, "metadata": metadata}
+        obj = {**given, "metadata": metadata}
         if resource.status:
-            made.pop("status", None)
+            obj.pop("status", None)
         if resource is PODS:
-            made["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-        return self._write(resource, made, None)
+            obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        return self._write(resource, obj, None)
 
     def update(self, resource: Resource, given: Object, *, subresource: bool = False) -> Object:
         """Replace an object as PUT does; with `subresource` only its status."""
@@ -271,7 +271,7 @@ class Store:
         if metadata.get("finalizers") or seconds > 0:
             if "deletionTimestamp" in metadata:
                 return now
-            metadata["deletionTimestamp"] = stamp(self.clock())
+            metadata["deletionTimestamp"] = format_time(self.clock())
             metadata["deletionGracePeriodSeconds"] = seconds
             if resource.counts_generations:
                 metadata["generation"] = metadata.get("generation", 1) + 1
@@ -292,15 +292,15 @@ class Store:
             if resource in (None, snapshot[0]):
                 del self._snapshots[snapshot]
 
-    def _write(self, resource: Resource, made: Object, old: Entry | None) -> Object:
+    def _write(self, resource: Resource, obj: Object, old: Entry | None) -> Object:
         self.revision += 1
-        made["metadata"]["resourceVersion"] = str(self.revision)
+        obj["metadata"]["resourceVersion"] = str(self.revision)
         entry = Entry(
-            key_of(made["metadata"].get("namespace"), made["metadata"]["name"]),
+            key_of(obj["metadata"].get("namespace"), obj["metadata"]["name"]),
             self.revision,
-            encode(resource, made),
+            encode(resource, obj),
         )
-        labels = dict(made["metadata"].get("labels") or {})
+        labels = dict(obj["metadata"].get("labels") or {})
         kind = "ADDED" if old is None else "MODIFIED"
         before = None if old is None else old.labels
         self.caches[resource].put(entry)
@@ -337,12 +337,12 @@ def key_of(namespace: str | None, name: str) -> str:
     return f"{namespace}/{name}" if namespace else name
 
 
-def encode(resource: Resource, made: Object) -> bytes:
+def encode(resource: Resource, obj: Object) -> bytes:
     """Encode an object for the wire; built-in kinds start with kind and version.
 
     Lists of built-in kinds cut that prefix off.
     """
-    bare = {field: value for field, value in made.items() if field not in ("apiVersion", "kind")}
+    bare = {field: value for field, value in obj.items() if field not in ("apiVersion", "kind")}
     if resource.custom:
         return _encode_sorted({"apiVersion": resource.api_version, "kind": resource.kind} | bare)
     return _encode({"kind": resource.kind, "apiVersion": resource.api_version} | bare)
@@ -395,17 +395,17 @@ def _merge_update(
     return after
 
 
-def _spec(resource: Resource, made: Object) -> Object:
+def _spec(resource: Resource, obj: Object) -> Object:
     """The fields whose changes count as a new generation."""
     left_out = {"metadata", "status"} if resource.status else {"metadata"}
-    return {field: value for field, value in made.items() if field not in left_out}
+    return {field: value for field, value in obj.items() if field not in left_out}
 
 
-def _grace(resource: Resource, made: Object, asked: int | None) -> int:
+def _grace(resource: Resource, obj: Object, asked: int | None) -> int:
     """Seconds a deletion waits: none but for a running pod on a node (`pod/strategy.go`)."""
-    if resource is not PODS or not made.get("spec", {}).get("nodeName"):
+    if resource is not PODS or not obj.get("spec", {}).get("nodeName"):
         return 0
-    if made.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+    if obj.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
-    default = made.get("spec", {}).get("terminationGracePeriodSeconds", 30)
+    default = obj.get("spec", {}).get("terminationGracePeriodSeconds", 30)
     return int(default if asked is None else asked)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from exporter import app
-from exporter.demo import controller, node, objects
+from exporter.demo import node, objects, webhooks
 from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
@@ -110,7 +110,7 @@ class Story:
         for vmi in self._vmis():
             namespace, name = vmi["metadata"]["namespace"], vmi["metadata"]["name"]
             if vmi["status"].get("evacuationNodeName") and name not in HOT:
-                self.cluster.change_vmi(namespace, name, controller.cancel_evacuation)
+                self.cluster.change_vmi(namespace, name, webhooks.cancel_evacuation)
         resolves = self.receiver.resolves
         await resolves("KubeVirtEvacuationStuck", name=HELD[0])
         await resolves("KubeVirtDeschedulerSlotsHeld")
@@ -168,7 +168,7 @@ class Story:
 
         async def marked() -> Object | None:
             pod = self.cluster.launcher(NAMESPACE, name)
-            return pod if pod and objects.EVICTION_IN_PROGRESS in objects.notes(pod) else None
+            return pod if pod and objects.EVICTION_IN_PROGRESS in objects.annotations(pod) else None
 
         pod = await poll(marked, within=60, what=f"{name} marked")
         pod["metadata"]["annotations"].pop(objects.EVICTION_IN_PROGRESS)
@@ -245,7 +245,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
     )
     demo = FaultyDemo(clock.read, speed=SPEED, nodes=5)
     demo.server.bookmark_seconds = 60.0 / FACTOR
-    demo.scenario = demo.cluster.plan = Play()
+    demo.scenario = demo.cluster.fates.plan = Play()
     targets = [
         {
             "targets": [f"127.0.0.1:{port}"],
