@@ -23,8 +23,8 @@ from exporter.demo.week import (
     SIZES,
     Trouble,
     Week,
-    cast_vms,
     copy_seconds,
+    make_vms,
 )
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Fact, MigrationLimits, Pod, Resource, Vmi, Vmim
@@ -105,7 +105,7 @@ class TestShape:
 
     def test_148_vms_of_five_sizes(self) -> None:
         """56 of 8 cores and 80 GiB, and so on; their dirty rates are 50 to 4000 Mbps."""
-        vms = cast_vms(1)
+        vms = make_vms(1)
         sizes = Counter((vm.cores, vm.gib) for vm in vms)
 
         assert len({vm.name for vm in vms}) == 148
@@ -170,7 +170,7 @@ class TestRecording:
         """At the end, the facts are those of the cluster's own objects, which are cut for it."""
         whole = {}
         for resource, ours in RESOURCES.items():
-            for entry in told.week.cluster.store.shelves[resource].all():
+            for entry in told.week.cluster.store.caches[resource].all():
                 fact = parse_object(ours, entry.body).fact
                 whole[key_of(ours, fact)] = fact
 
