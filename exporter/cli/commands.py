@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from exporter.app import Listening
     from exporter.cli.client import Exporter
     from exporter.cli.replay import Source
-    from exporter.whatif.replay import Comparison
+    from exporter.whatif.account import Comparison
 
 
 class Exit(IntEnum):

@@ -23,8 +23,9 @@ from exporter.engine.model import Instant, Seconds
 from exporter.kube.kubevirt import stamp
 from exporter.settings import InvalidSettings, load_settings
 from exporter.whatif import comparison, recording
+from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.recording import Faults, Recorded
-from exporter.whatif.replay import BUILTIN, Comparison, Contender, Replay
+from exporter.whatif.replay import Replay
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from exporter.engine.model import Instant, Policy, Reason, Seconds
 from exporter.kube.kubevirt import stamp
 from exporter.settings import format_duration
 from exporter.text import escape, split_span
-from exporter.whatif.replay import (
+from exporter.whatif.account import (
     Account,
     Comparison,
     Contender,
@@ -124,7 +124,7 @@ def _rows(comparison: Comparison) -> Iterator[_Row]:
     yield "  per VM: mean", each(lambda a: f"{_mean(a.migrations.per_vm):.1f}")
     for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
         yield f"  per VM: {name}", each(lambda a, s=share: f"{a.migrations.per_vm.quantile(s):,}")
-    yield "  per VM: most", each(lambda a: f"{a.migrations.per_vm.most:,}")
+    yield "  per VM: most", each(lambda a: f"{a.migrations.per_vm.max:,}")
     yield "Time under cooldown", each(lambda a: _span(a.cooldown_seconds))
     whole = comparison.vm_seconds
     yield "  of all VMs' time", each(lambda a: f"{share_of(a.cooldown_seconds, whole):.2%}")
@@ -239,7 +239,7 @@ def _tell_histogram(histogram: Histogram) -> dict[str, Any]:
         "mean": round(_mean(histogram), 3),
         "p50": histogram.quantile(0.5),
         "p99": histogram.quantile(0.99),
-        "max": histogram.most,
+        "max": histogram.max,
         "counts": {str(value): times for value, times in sorted(histogram.counts.items())},
     }
 

@@ -13,7 +13,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from exporter.kube.kubevirt import stamp
-from exporter.whatif.replay import Comparison, Histogram, Timeline
+from exporter.whatif.account import Comparison, Histogram, Timeline
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from exporter.engine.model import Outcome, Resource, Trigger, Vmi
 from exporter.kube.kubevirt import stamp
+from exporter.whatif.account import BUILTIN, Account
 from exporter.whatif.prometheus import (
     ENDS,
     FAILED,
@@ -29,7 +30,7 @@ from exporter.whatif.prometheus import (
     tell,
 )
 from exporter.whatif.recording import Kind, Recorded
-from exporter.whatif.replay import BUILTIN, Account, play
+from exporter.whatif.replay import play
 from tests.alerts.live import Prometheus as PrometheusServer
 from tests.cluster import find_binary
 from tests.support.builders import NOW

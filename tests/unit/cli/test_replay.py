@@ -16,8 +16,8 @@ from exporter.engine.model import Policy, Resource, StuckPolicy, Vmi
 from exporter.kube.kubevirt import stamp
 from exporter.settings import InvalidSettings
 from exporter.whatif import recording
+from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded
-from exporter.whatif.replay import BUILTIN
 from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 
 

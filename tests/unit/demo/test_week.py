@@ -30,8 +30,9 @@ from exporter.engine.diagnosis import State
 from exporter.engine.model import Fact, MigrationLimits, Pod, Resource, Vmi, Vmim
 from exporter.kube.kubevirt import parse_object
 from exporter.whatif import recording
+from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded
-from exporter.whatif.replay import BUILTIN, play
+from exporter.whatif.replay import play
 
 
 README = Path(__file__).parents[3] / "README.md"

@@ -8,8 +8,8 @@ import pytest
 
 from exporter.engine.model import Policy, Reason, StuckPolicy
 from exporter.whatif import comparison
+from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.comparison import to_json
-from exporter.whatif.replay import BUILTIN, Comparison, Contender
 from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 
 
