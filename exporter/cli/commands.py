@@ -140,22 +140,22 @@ def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Ex
 
 def write_recording(path: Path, lines: Iterable[bytes]) -> Exit:
     """`record --scenario`: write a made-up cluster's lines to a file."""
-    from exporter.whatif.recorder import CannotRecord, Tape
+    from exporter.whatif.recorder import CannotRecord, LineFile
 
     try:
-        tape = Tape(path)
+        file = LineFile(path)
         try:
             for line in lines:
-                tape.write(line)
-            tape.close()
+                file.write(line)
+            file.close()
         except BaseException:
-            tape.discard()
+            file.discard()
             raise
     except CannotRecord as trouble:
         return _complain(Exit.CANNOT_RECORD, str(trouble))
     except KeyboardInterrupt:
         return _complain(Exit.INTERRUPTED, "given up")
-    print(f"{path}: {tape.lines:,} lines, {tape.size:,} bytes")
+    print(f"{path}: {file.lines:,} lines, {file.size:,} bytes")
     return Exit.OK
 
 
@@ -186,7 +186,7 @@ def replay(
             found = whatif.play(source, contenders, sys.stderr)
             screen = _screen_for(arguments)
             whatif.show(found, source, as_json=arguments.json, out=text, **screen)
-            whatif.tell_faults(source.faults, sys.stderr)
+            whatif.print_faults(source.faults, sys.stderr)
         if arguments.plot is not None:
             _draw(found, arguments.plot)
     except whatif.CannotReplay as trouble:
@@ -197,7 +197,7 @@ def replay(
         return _complain(Exit.INTERRUPTED, "given up")
     code = _print_answer(text.getvalue(), Exit.CANNOT_REPLAY)
     if code is Exit.OK:
-        whatif.tell_cost(found, timer() - began, sys.stderr)
+        whatif.print_cost(found, timer() - began, sys.stderr)
     return code
 
 

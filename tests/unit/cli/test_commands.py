@@ -432,7 +432,7 @@ def test_replay_answers(recorded: str) -> None:
     done = run("replay", recorded, "--policy", "ours")
 
     assert done.returncode == Exit.OK
-    assert re.search(r"Evictions asked for +2\n +allowed +1 \(50%\)", done.stdout)
+    assert re.search(r"Evictions requested +2\n +allowed +1 \(50%\)", done.stdout)
     assert re.fullmatch(r"played .* events in .* s, .* MiB at most\n", done.stderr)
 
 
@@ -543,7 +543,7 @@ def test_a_recording_is_never_overwritten(recorded: str) -> None:
     for source in (scenario, ("--kubeconfig", recorded)):
         done = run("record", "--output", recorded, *source)
         assert done.returncode == Exit.CANNOT_RECORD
-        assert "is there already" in done.stdout + done.stderr
+        assert "exists already" in done.stdout + done.stderr
 
     assert Path(recorded).read_bytes() == a_recording()
 
