@@ -4,21 +4,26 @@ Only the answer goes to standard output, and equal input gives equal bytes there
 lines and the cost go to standard error.
 """
 
+import argparse
 import asyncio
 import json
+import os
 import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from exporter.cli.commands import Exit, complain, name_python, print_answer, refuse
+from exporter.cli.layout import Screen, detect_terminal
 from exporter.engine.model import Instant, Seconds
 from exporter.settings import InvalidSettings, load_settings
 from exporter.text import write_instant
@@ -26,10 +31,6 @@ from exporter.whatif import comparison, recording
 from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.recording import Faults, Recorded
 from exporter.whatif.replay import Replay
-
-
-if TYPE_CHECKING:
-    from exporter.whatif.prometheus import Prometheus
 
 
 CHUNK = 2**16
@@ -56,6 +57,44 @@ class Source:
     done: Callable[[Instant], float] = lambda _now: 0.0
     remarks: Sequence[str] = ()
     faults: Faults = field(default_factory=Faults)
+
+
+def replay(
+    arguments: argparse.Namespace,
+    *,
+    timer: Callable[[], Seconds],
+    simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
+) -> Exit:
+    """`replay`: print what these policies would have done.
+
+    `simulate` gives the scenario's lines, its beginning and its length.
+    """
+    began = timer()
+    try:
+        contenders = choose_contenders(arguments.policy)
+        check_plot(arguments.plot)
+        _check_source(arguments)
+    except InvalidSettings as invalid:
+        return refuse(invalid)
+    except CannotReplay as trouble:
+        return complain(Exit.USAGE, str(trouble))
+    text = StringIO()
+    try:
+        with _open_source(arguments, simulate) as source:
+            found = play(source, contenders, sys.stderr)
+            screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
+            show(found, source, as_json=arguments.json, screen=screen, out=text)
+            print_faults(source.faults, sys.stderr)
+        if arguments.plot is not None:
+            _draw(found, arguments.plot)
+    except CannotReplay as trouble:
+        return complain(Exit.CANNOT_REPLAY, str(trouble))
+    except OSError as error:
+        return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
+    code = print_answer(text.getvalue(), Exit.CANNOT_REPLAY)
+    if code is Exit.OK:
+        print_cost(found, timer() - began, sys.stderr)
+    return code
 
 
 def choose_contenders(names: Sequence[str]) -> list[Contender]:
@@ -121,12 +160,12 @@ def from_lines(lines: Iterable[bytes], *, began: Instant, lasts: Seconds) -> Sou
     )
 
 
-def from_prometheus(
-    prometheus: "Prometheus", began: Instant, ended: Instant, step: Seconds, errors: TextIO
-) -> Source:
+def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Source:
     """A source from the metrics in a Prometheus, all read first. Raises `CannotReplay`."""
-    from exporter.whatif import prometheus as ranges
+    from exporter.whatif import prometheus as metrics
 
+    server = metrics.Prometheus(arguments.prometheus, arguments.token_file, arguments.ca_file)
+    began, ended = arguments.began, arguments.ended
     with _progress(errors) as progress:
         task = progress.add_task("reading", total=ended - began, status="")
 
@@ -135,15 +174,15 @@ def from_prometheus(
 
         try:
             spans = asyncio.run(
-                ranges.fetch(prometheus, began, ended, step=step, progress=show_progress)
+                metrics.fetch(server, began, ended, step=arguments.step, progress=show_progress)
             )
-        except ranges.QueryFailed as trouble:
+        except metrics.QueryFailed as trouble:
             raise CannotReplay(str(trouble)) from None
     return Source(
-        lambda _faults: ranges.to_events(spans, began, ended),
+        lambda _faults: metrics.to_events(spans, began, ended),
         whole=ended - began,
         done=lambda now: now - began,
-        remarks=ranges.REMARKS,
+        remarks=metrics.REMARKS,
     )
 
 
@@ -181,15 +220,14 @@ def show(
     source: Source,
     *,
     as_json: bool,
-    width: int | None,
-    colored: bool,
+    screen: Screen,
     out: TextIO,
 ) -> None:
     """Print the answer as a table or as JSON."""
     if as_json:
         print(json.dumps(comparison.to_json(found, source.remarks), indent=2), file=out)
         return
-    comparison.show(found, out, width=width, colored=colored)
+    comparison.show(found, out, width=screen.width, colored=screen.colored)
     for remark in source.remarks:
         print(f"\n{remark}", file=out)
 
@@ -201,9 +239,7 @@ def check_plot(path: Path | None) -> None:
     if path.suffix not in PLOT_SUFFIXES:
         raise CannotReplay(f"--plot {path}: expected a name that ends in .png or .svg")
     if find_spec("matplotlib") is None:
-        raise CannotReplay(
-            "--plot needs Matplotlib: pip install 'kubevirt-eviction-exporter[plot]'"
-        )
+        raise CannotReplay(f"--plot needs Matplotlib: {name_python()} -m pip install matplotlib")
 
 
 def print_faults(faults: Faults, errors: TextIO) -> None:
@@ -237,6 +273,41 @@ def peak_mebibytes() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
     mark = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(mark.split()[1]) / 2**10
+
+
+def _check_source(arguments: argparse.Namespace) -> None:
+    """Raises `InvalidSettings` unless the arguments name exactly one complete source."""
+    given = (arguments.file, arguments.scenario, arguments.prometheus)
+    if sum(source is not None for source in given) != 1:
+        raise InvalidSettings(["expected one of FILE, --scenario and --prometheus"])
+    if arguments.prometheus is None:
+        return
+    if arguments.began is None or arguments.ended is None or arguments.began >= arguments.ended:
+        raise InvalidSettings(["--prometheus: expected --from and, later than it, --to"])
+    if arguments.step < 1:
+        raise InvalidSettings(["--step: must be at least 1s"])
+
+
+def _open_source(
+    arguments: argparse.Namespace,
+    simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
+) -> AbstractContextManager[Source]:
+    if arguments.file is not None:
+        return open_recording(arguments.file)
+    if arguments.scenario is not None:
+        lines, began, lasts = simulate()
+        return nullcontext(from_lines(lines, began=began, lasts=lasts))
+    return nullcontext(from_prometheus(arguments, sys.stderr))
+
+
+def _draw(found: Comparison, path: Path) -> None:
+    """Raises `CannotReplay` or OSError."""
+    from exporter.whatif import plot
+
+    try:
+        plot.draw(found, path)
+    except plot.CannotDraw as trouble:
+        raise CannotReplay(f"--plot {path}: {trouble}") from None
 
 
 def _progress(errors: TextIO) -> Progress:

@@ -26,11 +26,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.credentials import (
-    UnsafeAddress,
+    UnsafeUrl,
     UnusableFile,
-    check_address,
+    check_url,
+    make_ssl_context,
     read_token,
-    read_trust,
 )
 from exporter.engine.model import (
     Instant,
@@ -163,12 +163,13 @@ async def fetch(
     spans: Spans = {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     try:
-        check_address(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
-        trust, headers = read_trust(prometheus.ca_file), read_token(prometheus.token_file)
-    except (UnsafeAddress, UnusableFile) as trouble:
+        check_url(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
+        context = make_ssl_context(prometheus.ca_file)
+        headers = read_token(prometheus.token_file)
+    except (UnsafeUrl, UnusableFile) as trouble:
         raise QueryFailed(str(trouble)) from None
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=trust), headers=headers, timeout=timeout
+        connector=aiohttp.TCPConnector(ssl=context), headers=headers, timeout=timeout
     ) as session:
         for since, until in cut_windows(began, ended, step):
             for metric in METRICS:

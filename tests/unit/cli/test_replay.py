@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 
 from exporter.cli import replay as whatif
+from exporter.cli.layout import Screen
 from exporter.cli.replay import CannotReplay, Source, choose_contenders, open_recording, play
 from exporter.engine.model import Policy, Resource, StuckPolicy, Vmi
 from exporter.settings import InvalidSettings
@@ -216,7 +217,7 @@ def test_remarks_of_a_source_stand_below_its_answer() -> None:
     source.remarks = ("Nobody knows who asked.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
     out = StringIO()
-    whatif.show(found, source, as_json=False, width=None, colored=False, out=out)
+    whatif.show(found, source, as_json=False, screen=Screen(), out=out)
 
     assert out.getvalue().endswith("\nNobody knows who asked.\n")
 
@@ -228,7 +229,7 @@ def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyP
     with pytest.raises(CannotReplay, match=r"ends in \.png or \.svg"):
         whatif.check_plot(Path("week.jpg"))
     monkeypatch.setattr(whatif, "find_spec", lambda _name: None)
-    with pytest.raises(CannotReplay, match=r"pip install 'kubevirt-eviction-exporter\[plot\]'"):
+    with pytest.raises(CannotReplay, match=r"python -m pip install matplotlib$"):
         whatif.check_plot(Path("week.png"))
 
 
