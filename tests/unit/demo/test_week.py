@@ -30,8 +30,9 @@ from exporter.engine.diagnosis import State
 from exporter.engine.model import Fact, MigrationLimits, Pod, Resource, Vmi, Vmim
 from exporter.kube.kubevirt import parse_object
 from exporter.whatif import recording
+from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded
-from exporter.whatif.replay import BUILTIN, play
+from exporter.whatif.replay import play
 
 
 README = Path(__file__).parents[3] / "README.md"
@@ -158,7 +159,7 @@ class TestRecording:
         header = msgspec.json.decode(told.lines[0])
 
         assert header == {"format": recording.FORMAT, "version": recording.VERSION}
-        assert not told.faults.count, told.faults.told
+        assert not told.faults.count, told.faults.messages
         assert {event.resource for event in told.events if event.kind is Kind.SYNCED} == set(
             RESOURCES.values()
         )
@@ -260,7 +261,7 @@ def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
 
     assert runs[0].stdout == runs[1].stdout
     assert cost.startswith("played ")
-    assert b"Evictions asked for" in runs[0].stdout
+    assert b"Evictions requested" in runs[0].stdout
     if days == "7":
         table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]
         assert table in README.read_text(encoding="utf-8")

@@ -26,18 +26,18 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
-from exporter.whatif.recording import Kind, Recorded
-from exporter.whatif.replay import (
-    ALERT_FOR,
+from exporter.whatif.account import (
     BUILTIN,
-    MOST_BINS,
+    MAX_BINS,
     Account,
     Comparison,
     Contender,
     Histogram,
     Timeline,
-    play,
 )
+from exporter.whatif.recording import Kind, Recorded
+from exporter.whatif.replay import play
+from exporter.whatif.stuck_timers import ALERT_FOR
 from tests.generate.rules import all_alerts, load_groups
 from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim, an_ended_vmim
 
@@ -611,7 +611,7 @@ class TestSums:
 
     def test_of_nothing_there_is_no_quantile(self) -> None:
         """Zero, and no fault."""
-        assert (Histogram().quantile(0.5), Histogram().most) == (0, 0)
+        assert (Histogram().quantile(0.5), Histogram().max) == (0, 0)
 
     def test_a_timeline_keeps_its_sums_as_it_gets_longer(self) -> None:
         """However long it goes on, it has a bounded number of bins."""
@@ -620,7 +620,7 @@ class TestSums:
             timeline.add(NOW + number * HOUR, 1)
         timeline.spread(NOW + 10, NOW + 1000 * HOUR)
 
-        assert len(timeline.bins) <= MOST_BINS
+        assert len(timeline.bins) <= MAX_BINS
         assert sum(timeline.bins) == pytest.approx(5000 + 1000 * HOUR - 10)
         assert timeline.bins[0] == pytest.approx(timeline.width / HOUR + timeline.width - 10, 0.01)
 
@@ -726,7 +726,8 @@ def test_the_reference_is_the_plugin_s_defaults() -> None:
 
 _PLAY = """
 import sys
-from exporter.whatif.replay import BUILTIN, play
+from exporter.whatif.account import BUILTIN
+from exporter.whatif.replay import play
 from exporter.cli.replay import peak_mebibytes
 from tests.unit.whatif.test_replay import endless
 found = play(endless(int(sys.argv[1])), BUILTIN.values())
