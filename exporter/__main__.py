@@ -1,28 +1,44 @@
-"""`python -m exporter`: the only place that touches arguments, signals and the exit code."""
+"""`python -m exporter`: runs the command, handles signals and returns the exit code.
 
-import argparse
-import asyncio
+Everything that takes time to import is imported in `main`, so a signal during that time is handled
+too.
+"""
+
+import signal
 import sys
-import time
 from collections.abc import Iterable
-from dataclasses import replace
-from datetime import UTC, datetime
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
-from exporter.cli import arguments as commandline
-from exporter.cli import commands
-from exporter.engine.model import Instant, Policy, Seconds, StuckPolicy
-from exporter.settings import (
-    Address,
-    AdmissionMode,
-    AdmissionSettings,
-    InvalidSettings,
-    Settings,
-    read_settings,
-)
+
+if TYPE_CHECKING:
+    import argparse
+    import asyncio
+
+    from exporter.engine.model import Instant, Seconds
+    from exporter.settings import Settings
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; before a command has a handler of its own, it ends like Ctrl-C."""
 
 
 def main() -> int:
     """Run the command that was typed and return its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return run()
+    except KeyboardInterrupt as interrupt:
+        by_sigterm = isinstance(interrupt, Terminated)
+        print(f"given up at {'SIGTERM' if by_sigterm else 'Ctrl-C'}", file=sys.stderr)
+        return 128 + (signal.SIGTERM if by_sigterm else signal.SIGINT)
+
+
+def run() -> int:
+    """Choose the command."""
+    from exporter.cli import arguments as commandline
+    from exporter.cli import commands
+
     arguments = commandline.parse(sys.argv[1:])
     match arguments.command:
         case "check":
@@ -39,38 +55,55 @@ def main() -> int:
             return commands.watch(arguments)
 
 
-def play_back(arguments: argparse.Namespace) -> int:
-    """`record` and `replay`, of a cluster or of one that is made up."""
+def play_back(arguments: "argparse.Namespace") -> int:
+    """`record` and `replay`, of a real cluster or of the scenario."""
+    import time
+
+    from exporter.cli import commands
+
     if arguments.command == "replay":
-        return commands.replay(
-            arguments, timer=time.perf_counter, simulate=lambda: simulate(arguments)
-        )
+        from exporter.cli.replay import replay
+
+        return replay(arguments, timer=time.perf_counter, simulate=lambda: simulate(arguments))
     if arguments.scenario is None:
         return commands.record(arguments, clock=time.time)
     lines, _, _ = simulate(arguments)
     return commands.write_recording(arguments.output, lines)
 
 
-def simulate(arguments: argparse.Namespace) -> tuple[Iterable[bytes], Instant, Seconds]:
-    """The lines of the scenario, when it begins and how long it lasts."""
+def simulate(arguments: "argparse.Namespace") -> "tuple[Iterable[bytes], Instant, Seconds]":
+    """The scenario's lines, its beginning and its length."""
     from exporter.demo.week import BEGAN, Week
 
     week = Week(arguments.seed, arguments.days)
     return week.lines(), BEGAN.timestamp(), arguments.days * 86_400
 
 
-def demo(arguments: argparse.Namespace) -> int:
-    """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
+def demo(arguments: "argparse.Namespace") -> int:
+    """`demo`: the main job on a simulated cluster, whose descheduler queries it."""
+    import asyncio
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
     from exporter import app
+    from exporter.cli import commands
     from exporter.demo import USER, Demo, shorten_settings
+    from exporter.engine.model import Policy, StuckPolicy
     from exporter.kube.client import Login
+    from exporter.settings import (
+        Address,
+        AdmissionMode,
+        AdmissionSettings,
+        InvalidSettings,
+        read_settings,
+    )
 
     try:
         settings = commands.read_settings_for(arguments)
     except InvalidSettings as invalid:
         return commands.refuse(invalid)
     if arguments.log_level is None and arguments.config is None:
-        # Because an event a second would bury the greeting.
+        # One log line a second would bury the greeting.
         settings = replace(settings, log=replace(settings.log, level="warning"))
     shortened = read_settings(shorten_settings(arguments.speed))
     if settings.policy == Policy():
@@ -90,7 +123,7 @@ def demo(arguments: argparse.Namespace) -> int:
         nodes=arguments.nodes,
     )
 
-    async def play(settings: Settings, stop: asyncio.Event) -> None:
+    async def play(settings: "Settings", stop: "asyncio.Event") -> None:
         listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
 
         async def play_cluster() -> None:
@@ -113,10 +146,14 @@ def demo(arguments: argparse.Namespace) -> int:
                         await app.run(settings, login, stop, on_listening=listening.set_result)
                     finally:
                         playing.cancel()
-            except* Exception as group:  # noqa: BLE001 (told apart again by commands.serve)
+            except* Exception as group:  # noqa: BLE001 (commands.serve handles each kind)
                 raise group.exceptions[0] from None
 
     return commands.serve(settings, play)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 if __name__ == "__main__":

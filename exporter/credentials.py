@@ -1,6 +1,6 @@
-"""What a client shows to whom it asks: a token, and whom it trusts.
+"""The credentials of our HTTP clients: a bearer token, a CA, a client certificate.
 
-A fault is told by the option that helps, and never repeats a password.
+Messages name the option that helps, and never repeat a password.
 """
 
 import ipaddress
@@ -9,46 +9,44 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 
-_SHOWN = "a URL shows among the processes: give a token with --token-file"
+_URL_IS_VISIBLE = "a URL is visible in the process list: give a token with --token-file"
 
 
-class UnsafeAddress(ValueError):
-    """Nobody can be asked there, or not with a token; the text says why."""
+class UnsafeUrl(ValueError):
+    """The URL is invalid, or not safe for a token; the text says why."""
 
 
 class UnusableFile(Exception):
-    """A file holds no token, no authority or no pair; the text names its option."""
+    """A file with no token, CA or key pair in it; the text names its option."""
 
 
-def check_address(url: str, expected: str, *, with_token: bool) -> None:
-    """Raises `UnsafeAddress` where a URL is not as `expected`, or a token could be overheard."""
+def check_url(url: str, expected: str, *, with_token: bool) -> None:
+    """Raises `UnsafeUrl` if a URL is not as `expected`, or would expose a token."""
     fault = _find_fault(url, expected)
-    if fault:  # a URL that cannot be taken apart may have a password anywhere before an @
-        raise UnsafeAddress(_SHOWN if "@" in url else f"{url}: {fault}")
+    if fault:  # an invalid URL may have a password anywhere before an @
+        raise UnsafeUrl(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
     parts = urlsplit(url)
     if with_token and parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
-        raise UnsafeAddress(
-            f"{url}: a token is sent over https, a unix socket or to this machine only"
-        )
+        raise UnsafeUrl(f"{url}: a token is sent over https, a unix socket or to this machine only")
 
 
 def read_token(file: Path | None) -> dict[str, str]:
-    """The header that says who asks; none without a file. Raises `UnusableFile`."""
+    """The Authorization header, if there is a token file. Raises `UnusableFile`."""
     if file is None:
         return {}
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableFile(f"--token-file {file} cannot be read: {explain(error)}") from None
+        raise UnusableFile(f"--token-file {file} cannot be read: {describe(error)}") from None
     if not token or not token.isprintable() or " " in token:
         raise UnusableFile(f"--token-file {file} holds no token")
     return {"Authorization": f"Bearer {token}"}
 
 
-def read_trust(
+def make_ssl_context(
     ca_file: Path | None, cert_file: Path | None = None, key_file: Path | None = None
 ) -> ssl.SSLContext | bool:
-    """Whom to trust, and a certificate to show; True is as the system does.
+    """An SSL context with this CA and client certificate; True means the system's default.
 
     Raises `UnusableFile`.
     """
@@ -56,25 +54,25 @@ def read_trust(
         return True
     option = f"--ca-file {ca_file}"
     try:
-        trust = ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
             option = f"--cert-file {cert_file}, --key-file {key_file}"
-            trust.load_cert_chain(cert_file, key_file, password=_ask_nobody)
+            context.load_cert_chain(cert_file, key_file, password=_no_password)
     except (ssl.SSLError, ValueError):
         raise UnusableFile(f"{option}: not in PEM, not a pair, or locked by a password") from None
     except OSError as error:
-        raise UnusableFile(f"{option}: cannot be read: {explain(error)}") from None
-    return trust
+        raise UnusableFile(f"{option}: cannot be read: {describe(error)}") from None
+    return context
 
 
-def explain(error: BaseException) -> str:
-    """An error in the system's words, without its number; its name where it has none."""
-    said = error.strerror if isinstance(error, OSError) else None
-    return said or str(error) or type(error).__name__
+def describe(error: BaseException) -> str:
+    """An error's message without its number, or its type if it has no message."""
+    message = error.strerror if isinstance(error, OSError) else None
+    return message or str(error) or type(error).__name__
 
 
 def _find_fault(url: str, expected: str) -> str:
-    """What is wrong with a URL; "" where nothing is."""
+    """What is wrong with a URL, "" if nothing is."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
@@ -94,6 +92,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _ask_nobody() -> str:
-    """The password of a locked key: none, where OpenSSL would ask the terminal."""
+def _no_password() -> str:
+    """For an encrypted key: without this, OpenSSL would prompt on the terminal."""
     return ""

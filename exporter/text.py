@@ -1,16 +1,19 @@
-"""Text for people: durations in the units that they think in, and words that hide nothing."""
+"""Text for people: durations, instants, and names without invisible characters."""
 
-from exporter.engine.model import Seconds
+from datetime import UTC, datetime
+
+from exporter.engine.model import Instant, Seconds
 
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _AGES: Seconds = 100 * 365 * 86_400.0
+_LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 def split_span(seconds: int, most: int) -> list[tuple[int, str]]:
-    """How many of which units a duration has, d, h, m or s: of so many, from its greatest on.
+    """Split seconds into at most `most` units (d, h, m, s), largest first.
 
-    Those that it has none of are left out, and what is smaller is cut off: 86,461 in two is 1 d.
+    Units of which there are none are left out, and smaller ones are cut off: 86,461 in two is 1 d.
     """
     left, parts = seconds, list[tuple[int, str]]()
     for unit, size in _UNITS:
@@ -21,7 +24,7 @@ def split_span(seconds: int, most: int) -> list[tuple[int, str]]:
 
 
 def write_span(seconds: Seconds, *, units: int = 4) -> str:
-    """Seconds as a person writes them: 3m12s, 6h, 0.4s; cut off after so many units."""
+    """Seconds as people write them, in at most `units` units: 3m12s, 6h, 0.4s."""
     if seconds >= _AGES:
         return "over 100 years"
     if seconds < 60 and seconds != int(seconds):
@@ -29,6 +32,12 @@ def write_span(seconds: Seconds, *, units: int = 4) -> str:
     return "".join(f"{count}{unit}" for count, unit in split_span(round(seconds), units)) or "0s"
 
 
+def write_instant(instant: Instant) -> str:
+    """Unix seconds as RFC 3339 in UTC, with microseconds unless they are zero."""
+    moment = datetime.fromtimestamp(min(instant, _LAST_INSTANT), tz=UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
 def escape(text: str) -> str:
-    """Text with every character that does more than be seen written as an escape."""
+    """Write control characters, direction marks and other invisible characters as escapes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

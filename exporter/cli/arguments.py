@@ -1,9 +1,11 @@
-"""The command line: what can be typed."""
+"""The command line's parser."""
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from exporter import __version__
 from exporter.engine.model import Instant, Seconds
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     _Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 
-MOST_DAYS = 3650
-"""How long a made-up cluster may go on: a calendar ends somewhere."""
+T = TypeVar("T")
+
+MAX_DAYS = 3650
+"""How long the scenario may last: the calendar ends with the year 9999."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -35,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
         commands, "explain", "Why may this VM not be moved now?", "explain shop/db1"
     ).add_argument("vmi", type=_vmi, metavar="NAMESPACE/NAME", help="the VMI's, not its pod's")
     _add_asking(
-        commands, "status", "Can this exporter be trusted, what is stuck, who is held?", "status"
+        commands, "status", "Does this exporter work, what is stuck, which VMs are held?", "status"
     ).add_argument("--all", action="store_true", help="every row of each list, not 20")
     check = _add_command(
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"
@@ -48,9 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_shared(demo, top=False)
     made = demo.add_argument_group("the simulated cluster")
-    made.add_argument("--seed", type=int, default=1, metavar="N", help="what happens (default: 1)")
+    made.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default: 1)")
     made.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="X", help="times faster (default: 1)"
+        "--speed", type=_speed, default=1.0, metavar="X", help="times faster (default: 1)"
     )
     made.add_argument("--vms", type=_count, default=24, metavar="N", help="VMs (default: 24)")
     made.add_argument("--nodes", type=_count, default=4, metavar="N", help="nodes (default: 4)")
@@ -65,14 +69,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The parsed command line; wrong arguments exit with 2."""
+    """Parse the command line; wrong arguments exit with 2."""
     return make_parser().parse_args(arguments)
 
 
 def _add_command(
     commands: "_Commands", name: str, summary: str, example: str
 ) -> argparse.ArgumentParser:
-    """A command with its line in the list of commands and an example below its options."""
+    """Add a command with a summary and an example."""
     return commands.add_parser(
         name,
         help=summary,
@@ -86,7 +90,7 @@ def _add_record(commands: "_Commands") -> None:
     parser = _add_command(
         commands,
         "record",
-        "Write what the cluster says to a file that `replay` plays.",
+        "Record the cluster to a file that `replay` plays.",
         "record --output cluster.ndjson.gz --for 168h",
     )
     parser.add_argument(
@@ -94,14 +98,14 @@ def _add_record(commands: "_Commands") -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="the recording, compressed where the name ends in .gz; nothing is overwritten",
+        help="the recording, compressed if the name ends in .gz; no file is overwritten",
     )
     parser.add_argument(
         "--for",
         dest="lasts",
         type=_duration,
         metavar="DURATION",
-        help="end by itself after so long, as in 2h30m (default: until Ctrl-C or SIGTERM)",
+        help="stop after this time, such as 2h30m (default: at Ctrl-C or SIGTERM)",
     )
     _add_scenario(parser)
     _add_shared(parser, top=False)
@@ -114,7 +118,7 @@ def _add_replay(commands: "_Commands") -> None:
     parser = _add_command(
         commands,
         "replay",
-        "What would these settings have done?",
+        "What would these policies have done?",
         "replay --policy ours --policy mine=mine.yaml week.ndjson.gz",
     )
     parser.add_argument(
@@ -122,7 +126,7 @@ def _add_replay(commands: "_Commands") -> None:
         type=Path,
         nargs="?",
         metavar="FILE",
-        help="a recording, or what `kubectl get vmi -A -w -o json --output-watch-events` writes;"
+        help="a recording, or the output of `kubectl get vmi -A -w -o json --output-watch-events`;"
         " plain or gzip, - is standard input",
     )
     parser.add_argument(
@@ -131,75 +135,62 @@ def _add_replay(commands: "_Commands") -> None:
         default=[],
         metavar="NAME[=FILE]",
         help="reference, ours, none, or a name for the policy: and stuck: of a configuration file;"
-        " as often as wanted (default: reference, ours and none)",
+        " can be repeated (default: reference, ours and none)",
     )
-    parser.add_argument("--json", action="store_true", help="the answer as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw it too: .png or .svg (needs Matplotlib)"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="also plot it: .png or .svg (needs Matplotlib)",
     )
     _add_scenario(parser)
-    asked = parser.add_argument_group("instead of a recording: KubeVirt's metrics in a Prometheus")
-    asked.add_argument("--prometheus", metavar="URL", help="its address")
+    prometheus = parser.add_argument_group(
+        "instead of a recording: KubeVirt's metrics in a Prometheus"
+    )
+    prometheus.add_argument("--prometheus", metavar="URL", help="its address")
     for flag, name, meaning in (("--from", "began", "first"), ("--to", "ended", "last")):
-        asked.add_argument(
+        prometheus.add_argument(
             flag, dest=name, type=_instant, metavar="T", help=f"the {meaning} instant, RFC 3339"
         )
-    asked.add_argument(
+    prometheus.add_argument(
         "--step",
         type=_duration,
         default=60.0,
         metavar="DURATION",
-        help="how closely to look (default: 60s)",
+        help="time between two samples (default: 60s)",
     )
-    asked.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="the bearer token to send; over https or to this machine only",
-    )
-    asked.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="the authorities of its certificate (default: the system's)",
-    )
+    _add_credentials(prometheus, "https")
 
 
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
-    made = parser.add_argument_group("instead of a cluster: a made-up one")
-    made.add_argument(
+    scenario = parser.add_argument_group("instead of a cluster: a made-up one")
+    scenario.add_argument(
         "--scenario", choices=("week-pilot",), help="ten nodes, 148 VMs, a week from Monday on"
     )
-    made.add_argument("--seed", type=int, default=1, metavar="N", help="what happens (default: 1)")
-    made.add_argument("--days", type=_days, default=7.0, metavar="X", help="how long (default: 7)")
+    scenario.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="random seed (default: 1)"
+    )
+    scenario.add_argument(
+        "--days", type=_days, default=7.0, metavar="X", help="how long (default: 7)"
+    )
 
 
 def _add_asking(
     commands: "_Commands", name: str, summary: str, example: str
 ) -> argparse.ArgumentParser:
-    """A command that asks a running exporter."""
+    """Add a command that queries a running exporter."""
     parser = _add_command(commands, name, summary, example)
-    parser.add_argument("--json", action="store_true", help="the API's own answer")
-    asked = parser.add_argument_group("the exporter that is asked")
+    parser.add_argument("--json", action="store_true", help="print the API's own answer")
+    asked = parser.add_argument_group("the exporter to query")
     asked.add_argument(
         "--url",
         help="its query listener: http://HOST:PORT, https://HOST:PORT or unix:/PATH"
         " (default: $EXPORTER, else http://127.0.0.1:9810)",
     )
+    _add_credentials(asked, "https, a unix socket")
     asked.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="the bearer token to send; over https, a unix socket or to this machine only",
-    )
-    asked.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="the authorities of its certificate (default: the system's)",
-    )
-    asked.add_argument(
-        "--cert-file", type=Path, metavar="FILE", help="the certificate that it wants of a caller"
+        "--cert-file", type=Path, metavar="FILE", help="the client certificate, if it requires one"
     )
     asked.add_argument(
         "--key-file", type=Path, metavar="FILE", help="that certificate's key (default: its file)"
@@ -207,31 +198,43 @@ def _add_asking(
     return parser
 
 
+def _add_credentials(group: "argparse._ArgumentGroup", safe: str) -> None:
+    group.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the bearer token to send; over {safe} or to this machine only",
+    )
+    group.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="its CA (default: the system's)"
+    )
+
+
 def _add_shared(parser: argparse.ArgumentParser, *, top: bool) -> None:
-    """Options of the main job and of the demo; a command's own silence overrides nothing."""
+    """Options of the main job and the demo; if a command omits one, the value before it stays."""
     absent = None if top else argparse.SUPPRESS
-    told = parser.add_argument_group("configuration")
-    told.add_argument(
+    group = parser.add_argument_group("configuration")
+    group.add_argument(
         "--config", type=Path, metavar="FILE", default=absent, help="YAML; without: defaults"
     )
     if top:
-        told.add_argument(
+        group.add_argument(
             "--kubeconfig",
             type=Path,
             metavar="FILE",
             help="credentials; without: the pod's service account, else the default kubeconfig",
         )
-    told.add_argument(
+    group.add_argument(
         "--log-format",
         choices=("json", "console"),
         default=absent,
-        help="over log.format (default: by whether it is a terminal)",
+        help="instead of log.format (default: console on a terminal, else json)",
     )
-    told.add_argument(
+    group.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=absent,
-        help="over log.level (default: info)",
+        help="instead of log.level (default: info)",
     )
 
 
@@ -261,28 +264,23 @@ def _instant(text: str) -> Instant:
     return instant
 
 
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
-    return value
+def _number(
+    convert: Callable[[str], T], is_valid: Callable[[T], bool], expected: str
+) -> Callable[[str], T]:
+    """A parser of numbers."""
+
+    def parse_number(text: str) -> T:
+        with suppress(ValueError):
+            value = convert(text)
+            if is_valid(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+
+    return parse_number
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, more than 0")
-    return value
-
-
-def _days(text: str) -> float:
-    value = _positive(text)
-    if value > MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r}: at most {MOST_DAYS:,} days")
-    return value
+_count = _number(int, lambda value: value >= 1, "a whole number, at least 1")
+_speed = _number(float, lambda value: 0 < value < math.inf, "a number, more than 0")
+_days = _number(
+    float, lambda value: 0 < value <= MAX_DAYS, f"more than 0 and at most {MAX_DAYS:,} days"
+)

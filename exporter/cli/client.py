@@ -1,6 +1,6 @@
-"""Asks a running exporter, over http, https or a unix socket, and reads what it answers.
+"""A client of a running exporter's query API, over http, https or a unix socket.
 
-What goes wrong is told to the person who asked: what happened, and which option helps.
+Error messages say what happened and which option helps.
 """
 
 import ssl
@@ -15,12 +15,12 @@ import aiohttp
 import msgspec
 
 from exporter.credentials import (
-    UnsafeAddress,
+    UnsafeUrl,
     UnusableFile,
-    check_address,
-    explain,
+    check_url,
+    describe,
+    make_ssl_context,
     read_token,
-    read_trust,
 )
 from exporter.engine.model import Seconds
 from exporter.server.schemas import Problem
@@ -29,29 +29,29 @@ from exporter.server.schemas import Problem
 T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:9810"
-"""The query listener, where `listen.query` is its default."""
-PATIENCE: Seconds = 15.0
+"""The default of `listen.query`."""
+TIMEOUT: Seconds = 15.0
 
 _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
 
-class InvalidPlace(ValueError):
-    """No exporter can be asked with these options; the text says which is wrong."""
+class InvalidEndpoint(ValueError):
+    """The options name no exporter; the text says which is wrong."""
 
 
 class CannotAsk(Exception):
-    """The exporter did not answer, or not what was asked; the text says why and what helps."""
+    """No usable answer from the exporter; the text says why and what helps."""
 
 
 class NoSuchVmi(Exception):
-    """The exporter answered: it knows no such VMI."""
+    """The exporter knows no such VMI."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an exporter is, and how to be let in. Raises InvalidPlace.
+class Endpoint:
+    """The URL of an exporter, and the credentials for it. Raises `InvalidEndpoint`.
 
-    `cert_file` and `key_file` are a client certificate, in one file or in two.
+    The client certificate `cert_file` may include its key.
     """
 
     url: str = DEFAULT_URL
@@ -62,33 +62,35 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.cert_file is None:
-            raise InvalidPlace("--key-file: expected --cert-file with it")
+            raise InvalidEndpoint("--key-file: needs --cert-file")
         if self.socket:
             return
         try:
-            check_address(self.url, _EXPECTED, with_token=self.token_file is not None)
-        except UnsafeAddress as unsafe:
-            raise InvalidPlace(str(unsafe)) from None
+            check_url(self.url, _EXPECTED, with_token=self.token_file is not None)
+        except UnsafeUrl as unsafe:
+            raise InvalidEndpoint(str(unsafe)) from None
 
     @property
     def socket(self) -> str:
-        """The path of a unix socket; "" where it is none."""
+        """The path of the unix socket, "" for a URL of another scheme."""
         scheme, _, path = self.url.partition(":")
         return f"/{path.lstrip('/')}" if scheme == "unix" and path.startswith("/") else ""
 
     @property
     def base(self) -> str:
-        """What every path is put behind."""
+        """The URL that paths are appended to."""
         return "http://localhost" if self.socket else self.url.rstrip("/")
 
 
 class Exporter:
-    """A running exporter that can be asked."""
+    """A connection to an exporter."""
 
-    def __init__(self, place: Place, session: aiohttp.ClientSession, patience: Seconds) -> None:
-        self._place = place
+    def __init__(
+        self, endpoint: Endpoint, session: aiohttp.ClientSession, max_wait: Seconds
+    ) -> None:
+        self._endpoint = endpoint
         self._session = session
-        self._patience = patience
+        self._max_wait = max_wait
 
     async def read_vmi(self, namespace: str, name: str) -> bytes:
         """GET /v1/vmis/{namespace}/{name}. Raises NoSuchVmi."""
@@ -102,106 +104,108 @@ class Exporter:
 
     async def read(self, path: str) -> bytes:
         """The JSON of a GET. Raises CannotAsk or NoSuchVmi."""
-        place = self._place
+        endpoint = self._endpoint
         try:
             async with self._session.get(
-                place.base + path,
-                # Each time, because tokens are renewed.
-                headers=read_token(place.token_file),
+                endpoint.base + path,
+                # Read for each request: tokens are rotated.
+                headers=read_token(endpoint.token_file),
                 allow_redirects=False,
             ) as response:
                 body = await response.read()
                 if response.status != 200:
-                    _refuse(place, response.status, body)
+                    _raise_for(endpoint, response.status, body)
                 if response.content_type != "application/json":
                     raise CannotAsk(
-                        f"{place.url} is no exporter: it answered {response.content_type}"
+                        f"{endpoint.url} is no exporter: it answered {response.content_type}"
                     )
                 return body
         except UnusableFile as unusable:
             raise CannotAsk(str(unusable)) from None
         except TimeoutError:
             raise CannotAsk(
-                f"{place.url} did not answer within {self._patience:g} s: is it the exporter's"
-                " address, and does nothing hold the connection up on the way?"
+                f"{endpoint.url} did not answer within {self._max_wait:g} s: is it the exporter's"
+                " address, and does nothing on the way block the connection?"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise CannotAsk(_explain_connection(place, error)) from None
+            raise CannotAsk(_explain_connection(endpoint, error)) from None
 
 
 @asynccontextmanager
-async def connect(place: Place, *, patience: Seconds = PATIENCE) -> AsyncIterator[Exporter]:
-    """An exporter to ask for the length of the block. Raises CannotAsk.
+async def connect(endpoint: Endpoint, *, max_wait: Seconds = TIMEOUT) -> AsyncIterator[Exporter]:
+    """A connection for the length of the block. Raises `CannotAsk`.
 
-    `patience`: how long an answer may take, the connection included.
+    `max_wait` is for one answer, connecting included.
     """
     try:
-        trust = read_trust(place.ca_file, place.cert_file, place.key_file)
+        context = make_ssl_context(endpoint.ca_file, endpoint.cert_file, endpoint.key_file)
     except UnusableFile as unusable:
         raise CannotAsk(str(unusable)) from None
     connector = (
-        aiohttp.UnixConnector(place.socket) if place.socket else aiohttp.TCPConnector(ssl=trust)
+        aiohttp.UnixConnector(endpoint.socket)
+        if endpoint.socket
+        else aiohttp.TCPConnector(ssl=context)
     )
-    timeout = aiohttp.ClientTimeout(total=patience)
+    timeout = aiohttp.ClientTimeout(total=max_wait)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        yield Exporter(place, session, patience)
+        yield Exporter(endpoint, session, max_wait)
 
 
-def understand(body: bytes, kind: type[T]) -> T:
-    """An answer as its type of `wire`. Raises CannotAsk."""
+def decode(body: bytes, kind: type[T]) -> T:
+    """Decode an answer of the API. Raises `CannotAsk`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CannotAsk(
-            f"the answer is not understood ({error}): is the exporter of another version?"
-            " --json shows it as it is"
+            f"the answer cannot be decoded ({error}): is the exporter of another version?"
+            " --json prints it unchanged"
         ) from None
 
 
-def _refuse(place: Place, status: int, body: bytes) -> NoReturn:
-    """Say what an answer that is none means, and what to do about it."""
+def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:
+    """Explain an answer other than 200."""
     try:
         problem = msgspec.json.decode(body, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise CannotAsk(f"{place.url} is no exporter: it answered {status}") from None
+        raise CannotAsk(f"{endpoint.url} is no exporter: it answered {status}") from None
     if status == 404 and problem.title == "No such VMI":
         raise NoSuchVmi(problem.detail)
     detail = problem.detail.rstrip(".")
     match status:
-        case 401 if place.token_file is None:
+        case 401 if endpoint.token_file is None:
             help_ = "give a token with --token-file FILE (kubectl create token makes one)"
         case 401:
-            help_ = f"the token of {place.token_file} may have run out"
+            help_ = f"the token of {endpoint.token_file} may have expired"
         case 403:
-            help_ = "bind the ClusterRole kubevirt-eviction-exporter-caller to whose token it is"
+            help_ = "bind the ClusterRole kubevirt-eviction-exporter-caller to the token's account"
         case 404:
-            help_ = "is it the metrics listener? Ask the query listener, by default port 9810"
+            help_ = "is it the metrics listener? Use the query listener, by default port 9810"
         case 503:
             help_ = "try again in a moment"
         case _:
             help_ = ""
-    said = f"{place.url} answered {status} {problem.title}: {detail}"
-    raise CannotAsk(f"{said}; {help_}" if help_ else said)
+    message = f"{endpoint.url} answered {status} {problem.title}: {detail}"
+    raise CannotAsk(f"{message}; {help_}" if help_ else message)
 
 
-def _explain_connection(place: Place, error: Exception) -> str:
+def _explain_connection(endpoint: Endpoint, error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         why = error.certificate_error
         said = why.verify_message if isinstance(why, ssl.SSLCertVerificationError) else str(why)
         return (
-            f"{place.url} is not trusted: {said.rstrip('.')}; give its authority with"
-            " --ca-file FILE, and a URL with a name that its certificate has"
+            f"{endpoint.url} is not trusted: {said.rstrip('.')}; give its CA with"
+            " --ca-file FILE, and use a host name that is in its certificate"
         )
     if isinstance(error, aiohttp.ClientSSLError):
-        return f"{place.url} speaks no TLS that is understood here: is it http://?"
+        return f"{endpoint.url} does not speak TLS: is it http://?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return (
-            f"{place.url} cannot be reached: {explain(error.os_error)}; is the exporter running"
-            " there, or kubectl port-forward? Say where with --url URL or EXPORTER"
+            f"{endpoint.url} cannot be reached: {describe(error.os_error)}; is the exporter running"
+            " there, or kubectl port-forward? Set its address with --url URL or EXPORTER"
         )
     if isinstance(error, aiohttp.ClientConnectionError | ConnectionResetError):
-        asked = "is it https://?"
-        if place.url.startswith("https"):
-            asked = "does it want a client certificate (--cert-file, --key-file)?"
-        return f"{place.url} closed the connection without an answer: {asked}"
-    return f"{place.url} is no exporter: {explain(error)}"
+        hint = "is it https://?"
+        if endpoint.url.startswith("https"):
+            hint = "does it want a client certificate (--cert-file, --key-file)?"
+        return f"{endpoint.url} closed the connection without an answer: {hint}"
+    return f"{endpoint.url} is no exporter: {describe(error)}"

@@ -1,6 +1,6 @@
-"""What each command does, and what it exits with.
+"""The commands and their exit codes.
 
-Each command imports what it needs when it is run: none waits for another's libraries.
+Each command imports what it needs when it runs, so none waits for another's libraries.
 """
 
 import argparse
@@ -11,27 +11,25 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
 from functools import partial
-from io import StringIO, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from exporter.engine.model import Instant, Seconds
+from exporter.engine.model import Instant
 from exporter.settings import InvalidSettings, Settings, load_settings
 
 
 if TYPE_CHECKING:
     from exporter.app import Listening
     from exporter.cli.client import Exporter
-    from exporter.cli.replay import Source
-    from exporter.whatif.replay import Comparison
 
 
 class Exit(IntEnum):
-    """Exit codes; the README's table is held against these."""
+    """Exit codes; a test compares the documented table with these."""
 
     OK = 0
     FAILED = 1
@@ -46,32 +44,33 @@ class Exit(IntEnum):
     CANNOT_RECORD = 10
     CANNOT_REPLAY = 11
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 EXIT_MEANINGS = {
-    Exit.OK: "ended by SIGTERM or Ctrl-C, the configuration checked is valid, or it was answered",
+    Exit.OK: "stopped by SIGTERM or Ctrl-C, the configuration is valid, or there was an answer",
     Exit.FAILED: "a fault of the exporter itself; the log ends with a traceback",
     Exit.USAGE: "wrong arguments or configuration; every error is named with its path",
     Exit.NOT_SYNCED: "VMIs could not be listed within kube.syncTimeout",
-    Exit.KUBEVIRT_MISSING: "the API server knows no VMIs, and kube.waitForKubeVirt is off",
+    Exit.KUBEVIRT_MISSING: "the API server has no VMI resource, and kube.waitForKubeVirt is off",
     Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
     Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
-    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... is not there",
-    Exit.CANNOT_ASK: "the exporter asked did not answer, or refused to; it is said what helps",
-    Exit.NO_SUCH_VMI: "the exporter asked knows no such VMI",
+    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... does not exist",
+    Exit.CANNOT_ASK: "no usable answer from the exporter; the message says what helps",
+    Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
-    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or nowhere to print it",
+    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or the answer cannot be printed",
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
+    Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
 }
 
 
 def check(path: Path) -> Exit:
-    """`check`: say what is wrong with a configuration, or that nothing is."""
+    """`check`: print every fault of a configuration file, or that it is valid."""
     try:
         settings = load_settings(path)
     except InvalidSettings as invalid:
-        _print_faults(invalid)
-        return Exit.USAGE
+        return refuse(invalid)
     for remark in settings.remarks:
         print(f"{path}: {remark}")
     print(f"{path}: valid")
@@ -79,9 +78,10 @@ def check(path: Path) -> Exit:
 
 
 def explain(arguments: argparse.Namespace) -> Exit:
-    """`explain`: why a VM may not be moved now, or that it may."""
-    from exporter.cli.client import understand
-    from exporter.cli.terminal import look_at, show_vmi
+    """`explain`: print why a VM may or may not be moved now."""
+    from exporter.cli.client import decode
+    from exporter.cli.explain import show_vmi
+    from exporter.cli.layout import detect_terminal
     from exporter.server.schemas import VmiAnswer
 
     namespace, name = arguments.vmi
@@ -89,31 +89,32 @@ def explain(arguments: argparse.Namespace) -> Exit:
     async def ask(exporter: "Exporter") -> str:
         body = await exporter.read_vmi(namespace, name)
         if arguments.json:
-            return _indent(understand(body, dict))
-        return show_vmi(understand(body, VmiAnswer), look_at(sys.stdout, os.environ))
+            return _indent(decode(body, dict))
+        return show_vmi(decode(body, VmiAnswer), detect_terminal(sys.stdout, os.environ))
 
     return _ask(arguments, ask)
 
 
 def status(arguments: argparse.Namespace) -> Exit:
-    """`status`: whether the exporter can be trusted, what is stuck and who is held."""
-    from exporter.cli.client import understand
-    from exporter.cli.terminal import look_at, show_status
+    """`status`: print whether the exporter works, what is stuck and which VMs are held."""
+    from exporter.cli.client import decode
+    from exporter.cli.layout import detect_terminal
+    from exporter.cli.status import show_status
     from exporter.server.schemas import BlockedAnswer, EvacuationsAnswer, StatusAnswer
 
     async def ask(exporter: "Exporter") -> str:
         body = await exporter.read("/v1/status")
-        told = understand(body, StatusAnswer)
-        evacuations = await exporter.read("/v1/evacuations") if told.ready else None
-        blocked = await exporter.read("/v1/blocked") if told.ready else None
+        answer = decode(body, StatusAnswer)
+        evacuations = await exporter.read("/v1/evacuations") if answer.ready else None
+        blocked = await exporter.read("/v1/blocked") if answer.ready else None
         if arguments.json:
             bodies = {"status": body, "evacuations": evacuations, "blocked": blocked}
-            return _indent({name: one and understand(one, dict) for name, one in bodies.items()})
+            return _indent({name: one and decode(one, dict) for name, one in bodies.items()})
         return show_status(
-            told,
-            None if evacuations is None else understand(evacuations, EvacuationsAnswer),
-            None if blocked is None else understand(blocked, BlockedAnswer),
-            look_at(sys.stdout, os.environ),
+            answer,
+            None if evacuations is None else decode(evacuations, EvacuationsAnswer),
+            None if blocked is None else decode(blocked, BlockedAnswer),
+            detect_terminal(sys.stdout, os.environ),
             everything=arguments.all,
         )
 
@@ -121,7 +122,7 @@ def status(arguments: argparse.Namespace) -> Exit:
 
 
 def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Exit:
-    """`record`: write what the cluster says to a file, until told to stop."""
+    """`record`: write the cluster's watch events to a file, until stopped."""
     try:
         settings = read_settings_for(arguments)
     except InvalidSettings as invalid:
@@ -139,70 +140,26 @@ def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Ex
 
 
 def write_recording(path: Path, lines: Iterable[bytes]) -> Exit:
-    """`record --scenario`: write a made-up cluster's lines to a file."""
-    from exporter.whatif.recorder import CannotRecord, Tape
+    """`record --scenario`: write the scenario's lines to a file."""
+    from exporter.whatif.recorder import CannotRecord, LineFile
 
     try:
-        tape = Tape(path)
+        file = LineFile(path)
         try:
             for line in lines:
-                tape.write(line)
-            tape.close()
+                file.write(line)
+            file.close()
         except BaseException:
-            tape.discard()
+            file.discard()
             raise
     except CannotRecord as trouble:
-        return _complain(Exit.CANNOT_RECORD, str(trouble))
-    except KeyboardInterrupt:
-        return _complain(Exit.INTERRUPTED, "given up")
-    print(f"{path}: {tape.lines:,} lines, {tape.size:,} bytes")
+        return complain(Exit.CANNOT_RECORD, str(trouble))
+    print(f"{path}: {file.lines:,} lines, {file.size:,} bytes")
     return Exit.OK
 
 
-def replay(
-    arguments: argparse.Namespace,
-    *,
-    timer: Callable[[], Seconds],
-    simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
-) -> Exit:
-    """`replay`: tell what these settings would have done.
-
-    `simulate` gives the lines of the scenario, its beginning and its length.
-    """
-    from exporter.cli import replay as whatif
-
-    began = timer()
-    try:
-        contenders = whatif.choose_contenders(arguments.policy)
-        whatif.check_plot(arguments.plot)
-        _check_source(arguments)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
-    except whatif.CannotReplay as trouble:
-        return _complain(Exit.USAGE, str(trouble))
-    text = StringIO()
-    try:
-        with _open_source(arguments, simulate) as source:
-            found = whatif.play(source, contenders, sys.stderr)
-            screen = _screen_for(arguments)
-            whatif.show(found, source, as_json=arguments.json, out=text, **screen)
-            whatif.tell_faults(source.faults, sys.stderr)
-        if arguments.plot is not None:
-            _draw(found, arguments.plot)
-    except whatif.CannotReplay as trouble:
-        return _complain(Exit.CANNOT_REPLAY, str(trouble))
-    except OSError as error:
-        return _complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
-    except KeyboardInterrupt:
-        return _complain(Exit.INTERRUPTED, "given up")
-    code = _print_answer(text.getvalue(), Exit.CANNOT_REPLAY)
-    if code is Exit.OK:
-        whatif.tell_cost(found, timer() - began, sys.stderr)
-    return code
-
-
 def watch(arguments: argparse.Namespace) -> Exit:
-    """Without a command: watch the cluster and serve, until told to stop."""
+    """Without a command: watch the cluster and serve, until stopped."""
     try:
         settings = read_settings_for(arguments)
     except InvalidSettings as invalid:
@@ -211,7 +168,7 @@ def watch(arguments: argparse.Namespace) -> Exit:
 
 
 def read_settings_for(arguments: argparse.Namespace) -> Settings:
-    """The settings of these arguments, the log flags over the file's. Raises InvalidSettings."""
+    """The settings of --config; log flags take precedence over it. Raises `InvalidSettings`."""
     settings = load_settings(arguments.config)
     return replace(
         settings,
@@ -227,7 +184,7 @@ def serve(
     settings: Settings,
     job: Callable[[Settings, asyncio.Event], Awaitable[None]],
 ) -> Exit:
-    """Run a job until SIGTERM or SIGINT, and turn what it raises into an exit code."""
+    """Run a job until SIGTERM or SIGINT, and turn its exception into an exit code."""
     from exporter.logs import configure_logging, log
 
     configure_logging(form=settings.log.format, level=settings.log.level)
@@ -236,7 +193,7 @@ def serve(
     except tuple(_failures()) as failure:
         log.error("stopped", why=str(failure))
         return _failures()[type(failure)]
-    except Exception:  # noqa: BLE001 (the log has it, and the exit code)
+    except Exception:  # noqa: BLE001 (it is logged, and the exit code says so)
         log.exception("failed")
         return Exit.FAILED
     return Exit.OK
@@ -253,22 +210,24 @@ async def watch_cluster(
 
 
 def refuse(invalid: InvalidSettings) -> Exit:
-    """Say on standard error what is wrong with the configuration."""
-    _print_faults(invalid)
+    """Print what is wrong with the configuration or the arguments."""
+    for fault in invalid.faults:
+        print(fault, file=sys.stderr)
     return Exit.USAGE
 
 
 def say(text: str) -> None:
-    """Print for a person, at once."""
-    print(text, flush=True)
+    """Print at once; a reader that has gone, such as `head`, changes nothing."""
+    with suppress(OSError):
+        _print(text, end="\n")
 
 
 def greet(listening: "Listening", namespace: str, name: str) -> str:
-    """What the demo says first: where it is, and three things to try."""
+    """What the demo prints first: its URLs, and three things to try."""
     query = listening.query[0]
     metrics = listening.metrics[0].replace("//0.0.0.0:", "//127.0.0.1:")
     body = f'{{"candidates": [{{"namespace": "{namespace}", "name": "{name}"}}]}}'
-    python = os.path.relpath(sys.executable)
+    python = name_python()
     return f"""
 A simulated KubeVirt cluster, and the exporter watching it.
 
@@ -278,7 +237,7 @@ A simulated KubeVirt cluster, and the exporter watching it.
 
 Three things to try, from another terminal in this directory:
 
-  # who must not be moved now, and until when
+  # which VMs must not be moved now, and until when
   {python} -m exporter status --url {query}
   # why
   {python} -m exporter explain --url {query} {namespace}/{name}
@@ -290,17 +249,24 @@ Ctrl-C ends it.
 
 
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
-    """Ask the exporter that the arguments name, and print what `ask` makes of it."""
-    from exporter.cli.client import DEFAULT_URL, CannotAsk, InvalidPlace, NoSuchVmi, Place, connect
-    from exporter.cli.terminal import Unreadable
+    """Query the exporter named by the arguments, and print the answer."""
+    from exporter.cli.client import (
+        DEFAULT_URL,
+        CannotAsk,
+        Endpoint,
+        InvalidEndpoint,
+        NoSuchVmi,
+        connect,
+    )
+    from exporter.cli.instants import Unreadable
 
     async def answer() -> str:
-        async with connect(place) as exporter:
+        async with connect(endpoint) as exporter:
             return await ask(exporter)
 
     url = arguments.url or os.environ.get("EXPORTER") or DEFAULT_URL
     try:
-        place = Place(
+        endpoint = Endpoint(
             url,
             token_file=arguments.token_file,
             ca_file=arguments.ca_file,
@@ -308,104 +274,62 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
             key_file=arguments.key_file,
         )
         text = asyncio.run(answer())
-    except InvalidPlace as invalid:
-        return _complain(Exit.USAGE, str(invalid))
+    except InvalidEndpoint as invalid:
+        return complain(Exit.USAGE, str(invalid))
     except NoSuchVmi as missing:
-        return _complain(Exit.NO_SUCH_VMI, str(missing))
+        return complain(Exit.NO_SUCH_VMI, str(missing))
     except CannotAsk as trouble:
-        return _complain(Exit.CANNOT_ASK, str(trouble))
+        return complain(Exit.CANNOT_ASK, str(trouble))
     except Unreadable as trouble:
-        why = f"{url} is no exporter of this version: {trouble}; --json shows its answer as it is"
-        return _complain(Exit.CANNOT_ASK, why)
-    except KeyboardInterrupt:
-        return _complain(Exit.INTERRUPTED, "given up")
-    return _print_answer(text, Exit.CANNOT_ASK)
+        why = f"{url} is no exporter of this version: {trouble}; --json prints its answer unchanged"
+        return complain(Exit.CANNOT_ASK, why)
+    return print_answer(text, Exit.CANNOT_ASK)
 
 
-def _print_answer(text: str, refusal: Exit) -> Exit:
-    """Print an answer; where standard output is closed or full, say so and end with `refusal`."""
+def print_answer(text: str, failure: Exit) -> Exit:
+    """Print an answer; if standard output is closed or full, say so and return `failure`."""
     if sys.stdout is None:
-        return _complain(refusal, "there is no standard output for the answer")
+        return complain(failure, "there is no standard output for the answer")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        print(text, end="", flush=True)
+        _print(text, end="")
     except OSError as error:
-        # Nothing is left for Python's own flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != errno.EPIPE:  # where `| head` has read enough
-            return _complain(refusal, f"standard output: {error.strerror}")
+        if error.errno != errno.EPIPE:  # the reader, such as `head`, has read enough
+            return complain(failure, f"standard output: {error.strerror}")
     return Exit.OK
 
 
-def _check_source(arguments: argparse.Namespace) -> None:
-    """Raises `InvalidSettings` where the arguments name not one source, or only a part of one."""
-    given = (arguments.file, arguments.scenario, arguments.prometheus)
-    if sum(source is not None for source in given) != 1:
-        raise InvalidSettings(["expected one of FILE, --scenario and --prometheus"])
-    if arguments.prometheus is None:
-        return
-    if arguments.began is None or arguments.ended is None or arguments.began >= arguments.ended:
-        raise InvalidSettings(["--prometheus: expected --from and, later than it, --to"])
-    if arguments.step < 1:
-        raise InvalidSettings(["--step: must be at least 1s"])
+def name_python() -> str:
+    """The path of this Python, as short as it can be typed here."""
+    return min(sys.executable, os.path.relpath(sys.executable), key=len)
 
 
-def _open_source(
-    arguments: argparse.Namespace,
-    simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
-) -> "AbstractContextManager[Source]":
-    from exporter.cli import replay as whatif
-
-    if arguments.file is not None:
-        return whatif.open_recording(arguments.file)
-    if arguments.scenario is not None:
-        lines, began, lasts = simulate()
-        return nullcontext(whatif.from_lines(lines, began=began, lasts=lasts))
-    from exporter.whatif.prometheus import Prometheus
-
-    place = Prometheus(arguments.prometheus, arguments.token_file, arguments.ca_file)
-    told = whatif.from_prometheus(
-        place, arguments.began, arguments.ended, arguments.step, sys.stderr
-    )
-    return nullcontext(told)
-
-
-def _draw(found: "Comparison", path: Path) -> None:
-    """Raises `CannotReplay` or OSError."""
-    from exporter.cli import replay as whatif
-    from exporter.whatif import plot
-
-    try:
-        plot.draw(found, path)
-    except plot.CannotDraw as trouble:
-        raise whatif.CannotReplay(f"--plot {path}: {trouble}") from None
-
-
-def _screen_for(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.json:
-        return {"width": None, "colored": False}
-    from exporter.cli.terminal import look_at
-
-    screen = look_at(sys.stdout, os.environ)
-    return {"width": screen.width, "colored": screen.colored}
-
-
-def _complain(code: Exit, text: str) -> Exit:
-    """Say on standard error why there is no answer; a server's words may hold anything."""
+def complain(code: Exit, text: str) -> Exit:
+    """Print to standard error why there is no answer, with control characters escaped."""
     from exporter.text import escape
 
     print(escape(text), file=sys.stderr)
     return code
 
 
+def _print(text: str, *, end: str) -> None:
+    """Print and flush. Raises OSError, after which standard output is discarded."""
+    try:
+        print(text, end=end, flush=True)
+    except OSError:
+        # Otherwise Python's own flush at exit fails again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 def _indent(answer: object) -> str:
-    """JSON to be read; what is not ASCII is escaped, control characters too."""
+    """Indented JSON; anything but printable ASCII is escaped."""
     return f"{json.dumps(answer, indent=2)}\n"
 
 
 def _failures() -> dict[type[Exception], Exit]:
-    """What a job ends with that is no fault of the exporter."""
+    """The exit codes of exceptions that are no fault of the exporter."""
     from exporter.checkpoint.writer import CannotKeep
     from exporter.kube.client import NoCredentials
     from exporter.kube.reflector import KubeVirtMissing, NotSynced
@@ -430,8 +354,3 @@ async def _with_signals(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await job(settings, stop)
-
-
-def _print_faults(invalid: InvalidSettings) -> None:
-    for fault in invalid.faults:
-        print(fault, file=sys.stderr)

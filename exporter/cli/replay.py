@@ -1,53 +1,55 @@
-"""What would these settings have done? The command `replay`: from where, for whom, and shown how.
+"""The command `replay`: opens the source, reads the policies, plays, and prints the answer.
 
-Nothing but the answer goes to standard output, and equal input gives equal bytes there; progress,
-what could not be read and how long it took go to standard error.
+Only the answer goes to standard output, and equal input gives equal bytes there. Progress, bad
+lines and the cost go to standard error.
 """
 
+import argparse
 import asyncio
 import json
+import os
 import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from exporter.cli.commands import Exit, complain, name_python, print_answer, refuse
+from exporter.cli.layout import Screen, detect_terminal
 from exporter.engine.model import Instant, Seconds
-from exporter.kube.kubevirt import stamp
 from exporter.settings import InvalidSettings, load_settings
+from exporter.text import write_instant
 from exporter.whatif import comparison, recording
+from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.recording import Faults, Recorded
-from exporter.whatif.replay import BUILTIN, Comparison, Contender, Replay
-
-
-if TYPE_CHECKING:
-    from exporter.whatif.prometheus import Prometheus
+from exporter.whatif.replay import Replay
 
 
 CHUNK = 2**16
 PLOT_SUFFIXES = (".png", ".svg")
 _NAME = re.compile(r"[\w.-]{1,40}")
-SHOWN_EVERY = 2_000
-"""Events between two moves of the progress bar."""
+PROGRESS_EVERY = 2_000
+"""Events between two updates of the progress bar."""
 
 
 class CannotReplay(Exception):
-    """There is nothing to play, or nothing to show it with; the text says what helps."""
+    """There is nothing to play, or no way to show it; the text says what helps."""
 
 
 @dataclass
 class Source:
     """Where events come from.
 
-    `whole` is its size and `done` how much of that has been played, given the virtual clock; in
-    bytes or in seconds. `remarks` say what is not known of such a source.
+    For the progress bar: `whole` is its size and `done` how much of that has been played at an
+    instant of the virtual clock, both in bytes or in seconds. `remarks` say what it lacks.
     """
 
     events: Callable[[Faults], Iterable[Recorded]]
@@ -57,8 +59,46 @@ class Source:
     faults: Faults = field(default_factory=Faults)
 
 
+def replay(
+    arguments: argparse.Namespace,
+    *,
+    timer: Callable[[], Seconds],
+    simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
+) -> Exit:
+    """`replay`: print what these policies would have done.
+
+    `simulate` gives the scenario's lines, its beginning and its length.
+    """
+    began = timer()
+    try:
+        contenders = choose_contenders(arguments.policy)
+        check_plot(arguments.plot)
+        _check_source(arguments)
+    except InvalidSettings as invalid:
+        return refuse(invalid)
+    except CannotReplay as trouble:
+        return complain(Exit.USAGE, str(trouble))
+    text = StringIO()
+    try:
+        with _open_source(arguments, simulate) as source:
+            found = play(source, contenders, sys.stderr)
+            screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
+            show(found, source, as_json=arguments.json, screen=screen, out=text)
+            print_faults(source.faults, sys.stderr)
+        if arguments.plot is not None:
+            _draw(found, arguments.plot)
+    except CannotReplay as trouble:
+        return complain(Exit.CANNOT_REPLAY, str(trouble))
+    except OSError as error:
+        return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
+    code = print_answer(text.getvalue(), Exit.CANNOT_REPLAY)
+    if code is Exit.OK:
+        print_cost(found, timer() - began, sys.stderr)
+    return code
+
+
 def choose_contenders(names: Sequence[str]) -> list[Contender]:
-    """The settings to compare: of each NAME=FILE, or built in; none named: all built in.
+    """The policies to compare: built-in names or NAME=FILE; by default all built-in ones.
 
     Raises `InvalidSettings` with every fault.
     """
@@ -67,7 +107,7 @@ def choose_contenders(names: Sequence[str]) -> list[Contender]:
     for text in names or tuple(BUILTIN):
         name, equals, file = text.partition("=")
         if name in chosen:
-            faults.append(f"--policy {text}: the name {name} is there twice")
+            faults.append(f"--policy {text}: the name {name} is used twice")
         elif not equals and name in BUILTIN:
             chosen[name] = BUILTIN[name]
         elif not _NAME.fullmatch(name) or not file:
@@ -90,7 +130,7 @@ def choose_contenders(names: Sequence[str]) -> list[Contender]:
 
 @contextmanager
 def open_recording(path: Path) -> Iterator[Source]:
-    """A file as a source, counted in bytes; `-` is standard input. Raises `CannotReplay`."""
+    """Open a recording; `-` is standard input. Progress counts bytes. Raises `CannotReplay`."""
     if str(path) == "-":
         if sys.stdin is None:
             raise CannotReplay("-: there is no standard input")
@@ -102,62 +142,63 @@ def open_recording(path: Path) -> Iterator[Source]:
         raise CannotReplay(f"{path}: {error.strerror}") from error
     with file:
         source = from_chunks(iter(lambda: file.read(CHUNK), b""))
-        if file.seekable():  # a pipe has neither a size nor a place in it
+        if file.seekable():  # a pipe has neither a size nor a position
             whole = path.stat().st_size
             source = replace(source, whole=whole, done=lambda _now: file.tell())
         yield source
 
 
 def from_chunks(chunks: Iterable[bytes]) -> Source:
-    """The bytes of a recording as a source."""
+    """A source from the bytes of a recording."""
     return Source(lambda faults: recording.read(recording.split(chunks, faults), faults))
 
 
 def from_lines(lines: Iterable[bytes], *, began: Instant, lasts: Seconds) -> Source:
-    """The lines of a recording as a source, counted in time."""
+    """A source from the lines of a recording. Progress counts time."""
     return Source(
         lambda faults: recording.read(lines, faults), whole=lasts, done=lambda now: now - began
     )
 
 
-def from_prometheus(
-    prometheus: "Prometheus", began: Instant, ended: Instant, step: Seconds, errors: TextIO
-) -> Source:
-    """What a Prometheus remembers as a source, read to its end first. Raises `CannotReplay`."""
-    from exporter.whatif import prometheus as ranges
+def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Source:
+    """A source from the metrics in a Prometheus, all read first. Raises `CannotReplay`."""
+    from exporter.whatif import prometheus as metrics
 
+    server = metrics.Prometheus(arguments.prometheus, arguments.token_file, arguments.ca_file)
+    began, ended = arguments.began, arguments.ended
     with _progress(errors) as progress:
-        task = progress.add_task("reading", total=ended - began, told="")
+        task = progress.add_task("reading", total=ended - began, status="")
 
-        def tell(now: Instant) -> None:
-            progress.update(task, completed=now - began, told=stamp(now)[:16])
+        def show_progress(now: Instant) -> None:
+            progress.update(task, completed=now - began, status=write_instant(now)[:16])
 
         try:
-            spans = asyncio.run(ranges.fetch(prometheus, began, ended, step=step, told=tell))
-        except ranges.NoRanges as trouble:
+            spans = asyncio.run(
+                metrics.fetch(server, began, ended, step=arguments.step, progress=show_progress)
+            )
+        except metrics.QueryFailed as trouble:
             raise CannotReplay(str(trouble)) from None
     return Source(
-        lambda _faults: ranges.tell(spans, began, ended),
+        lambda _faults: metrics.to_events(spans, began, ended),
         whole=ended - began,
         done=lambda now: now - began,
-        remarks=ranges.REMARKS,
+        remarks=metrics.REMARKS,
     )
 
 
 def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
-    """Play a source to its end, with a progress bar where `errors` is a terminal.
+    """Play a source, with a progress bar if `errors` is a terminal.
 
-    Where the end is torn away, it is told there how far it was read.
-
-    Raises `CannotReplay` where it is no recording, an empty one or one that cannot be read.
+    If the recording is truncated, a line there says how far it was read. Raises `CannotReplay` if
+    it is no recording, has no events or cannot be read.
     """
     replay = Replay(contenders)
     with _progress(errors) as progress:
-        task = progress.add_task("playing", total=source.whole, told="")
+        task = progress.add_task("playing", total=source.whole, status="")
         try:
             for event in source.events(source.faults):
                 replay.take(event)
-                if replay.events % SHOWN_EVERY == 0:
+                if replay.events % PROGRESS_EVERY == 0:
                     _show_progress(progress, task, source, replay)
         except recording.UnknownFormat as unknown:
             raise CannotReplay(str(unknown)) from None
@@ -165,10 +206,12 @@ def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Com
             raise CannotReplay(f"the recording cannot be read: {error.strerror}") from error
     if not replay.events:
         faults = source.faults
-        told = f": {faults.told[0]}" if faults.told else ": it is torn" if faults.torn else ""
-        raise CannotReplay(f"there is no event to play{told}")
-    if source.faults.torn:
-        print(f"the recording is torn: read to {stamp(replay.now)}", file=errors)
+        why = ": it is truncated" if faults.truncated else ""
+        if faults.messages:
+            why = f": {faults.messages[0]}"
+        raise CannotReplay(f"there is no event to play{why}")
+    if source.faults.truncated:
+        print(f"the recording is truncated: read to {write_instant(replay.now)}", file=errors)
     return replay.finish()
 
 
@@ -177,41 +220,38 @@ def show(
     source: Source,
     *,
     as_json: bool,
-    width: int | None,
-    colored: bool,
+    screen: Screen,
     out: TextIO,
 ) -> None:
-    """The answer: a table, or JSON."""
+    """Print the answer as a table or as JSON."""
     if as_json:
         print(json.dumps(comparison.to_json(found, source.remarks), indent=2), file=out)
         return
-    comparison.show(found, out, width=width, colored=colored)
+    comparison.show(found, out, width=screen.width, colored=screen.colored)
     for remark in source.remarks:
         print(f"\n{remark}", file=out)
 
 
 def check_plot(path: Path | None) -> None:
-    """Raises `CannotReplay` where that plot could not be drawn, before anything is played."""
+    """Check before playing that a plot can be drawn. Raises `CannotReplay`."""
     if path is None:
         return
     if path.suffix not in PLOT_SUFFIXES:
         raise CannotReplay(f"--plot {path}: expected a name that ends in .png or .svg")
     if find_spec("matplotlib") is None:
-        raise CannotReplay(
-            "--plot needs Matplotlib: pip install 'kubevirt-eviction-exporter[plot]'"
-        )
+        raise CannotReplay(f"--plot needs Matplotlib: {name_python()} -m pip install matplotlib")
 
 
-def tell_faults(faults: Faults, errors: TextIO) -> None:
-    """Which lines could not be used."""
-    for told in faults.told:
-        print(told, file=errors)
-    if faults.count > len(faults.told):
-        print(f"... and {faults.count - len(faults.told):,} lines more", file=errors)
+def print_faults(faults: Faults, errors: TextIO) -> None:
+    """Print which lines could not be used."""
+    for message in faults.messages:
+        print(message, file=errors)
+    if faults.count > len(faults.messages):
+        print(f"... and {faults.count - len(faults.messages):,} lines more", file=errors)
 
 
-def tell_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
-    """How much was played, how long that took, and the most memory that this process had."""
+def print_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
+    """Print how much was played, how long that took, and the peak memory."""
     days = (found.ended - found.began) / 86_400
     print(
         f"played {days:.3g} days, {found.events:,} events in {seconds:.1f} s,"
@@ -221,10 +261,10 @@ def tell_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
 
 
 def peak_mebibytes() -> float:
-    """The most memory that this process has had (resident).
+    """The peak resident memory of this process.
 
-    Linux counts into `ru_maxrss` what the process was before it became this program, so that there
-    the kernel's own high-water mark is read.
+    On Linux `ru_maxrss` includes the process before it executed this program, so the kernel's
+    high-water mark is read instead.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -235,11 +275,46 @@ def peak_mebibytes() -> float:
     return int(mark.split()[1]) / 2**10
 
 
+def _check_source(arguments: argparse.Namespace) -> None:
+    """Raises `InvalidSettings` unless the arguments name exactly one complete source."""
+    given = (arguments.file, arguments.scenario, arguments.prometheus)
+    if sum(source is not None for source in given) != 1:
+        raise InvalidSettings(["expected one of FILE, --scenario and --prometheus"])
+    if arguments.prometheus is None:
+        return
+    if arguments.began is None or arguments.ended is None or arguments.began >= arguments.ended:
+        raise InvalidSettings(["--prometheus: expected --from and, later than it, --to"])
+    if arguments.step < 1:
+        raise InvalidSettings(["--step: must be at least 1s"])
+
+
+def _open_source(
+    arguments: argparse.Namespace,
+    simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
+) -> AbstractContextManager[Source]:
+    if arguments.file is not None:
+        return open_recording(arguments.file)
+    if arguments.scenario is not None:
+        lines, began, lasts = simulate()
+        return nullcontext(from_lines(lines, began=began, lasts=lasts))
+    return nullcontext(from_prometheus(arguments, sys.stderr))
+
+
+def _draw(found: Comparison, path: Path) -> None:
+    """Raises `CannotReplay` or OSError."""
+    from exporter.whatif import plot
+
+    try:
+        plot.draw(found, path)
+    except plot.CannotDraw as trouble:
+        raise CannotReplay(f"--plot {path}: {trouble}") from None
+
+
 def _progress(errors: TextIO) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(),
         console=Console(file=errors),
         transient=True,
@@ -248,5 +323,5 @@ def _progress(errors: TextIO) -> Progress:
 
 
 def _show_progress(progress: Progress, task: TaskID, source: Source, replay: Replay) -> None:
-    told = f"{stamp(replay.now)[:16]}, {replay.events:,} events"
-    progress.update(task, completed=source.done(replay.now), told=told)
+    status = f"{write_instant(replay.now)[:16]}, {replay.events:,} events"
+    progress.update(task, completed=source.done(replay.now), status=status)

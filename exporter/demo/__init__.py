@@ -1,7 +1,7 @@
-"""A simulated KubeVirt cluster to try the exporter on, and the descheduler that asks it.
+"""A simulated KubeVirt cluster to try the exporter on, with a descheduler that queries it.
 
-An independent model: it imports nothing of the exporter, so that the exporter's reading of
-KubeVirt and the model of it cannot share a mistake.
+It imports nothing else of the exporter, so that the model of KubeVirt and the exporter's reading
+of KubeVirt cannot share a mistake.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Self
 import aiohttp
 
 from exporter.demo.apiserver import SimulatedApiServer
-from exporter.demo.cluster import Cluster, Pace
+from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.descheduler import CYCLE_SECONDS, USER, Descheduler
+from exporter.demo.plan import Pace
 from exporter.demo.scenario import Scenario
 
 
 __all__ = ["USER", "Demo", "shorten_settings"]
 
 SHORTENED = 10.0
-"""How much faster than KubeVirt's own its built-in waits are at speed 1: backoff 2, 4 ... 32 s."""
+"""How much shorter KubeVirt's built-in waits are at speed 1: backoff 2, 4 ... 32 s."""
 PAST_SECONDS = 150.0
-"""How much has happened before the exporter looks: enough for failures to have piled up."""
+"""How long the cluster has run before the exporter starts: enough for repeated failures."""
 STEP_SECONDS = 0.1
+BATCH = 100
+"""Work done before other tasks, such as the one that stops the demo, get their turn."""
 SETTINGS_SECONDS = {
     "policy": {
         "migrationCooldown": 20.0,
@@ -39,7 +42,7 @@ SETTINGS_SECONDS = {
 
 
 def shorten_settings(speed: float = 1.0) -> dict[str, dict[str, str]]:
-    """The exporter's settings that fit a speed, as Go durations."""
+    """The exporter's settings for a speed, as Go durations."""
     return {
         section: {name: f"{seconds / speed:g}s" for name, seconds in settings.items()}
         for section, settings in SETTINGS_SECONDS.items()
@@ -47,9 +50,9 @@ def shorten_settings(speed: float = 1.0) -> dict[str, dict[str, str]]:
 
 
 class Demo:
-    """A simulated cluster: `async with Demo(clock) as demo` serves it at `demo.url`.
+    """A simulated cluster: `async with Demo(clock) as demo` builds it and serves it at `demo.url`.
 
-    `run` plays it, until told to stop.
+    `run` then lets its time pass. `progress` is called with the number of VMs built so far.
     """
 
     def __init__(
@@ -60,9 +63,11 @@ class Demo:
         speed: float = 1.0,
         vms: int = 24,
         nodes: int = 4,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._speed = speed
+        self._progress = progress
         self.start = clock()
         self.scenario = Scenario(seed, vms)
         self.cluster = Cluster(
@@ -77,18 +82,21 @@ class Demo:
 
     @property
     def example(self) -> tuple[str, str]:
-        """Namespace and name of a VM that is worth looking at: the first, which churns."""
+        """Namespace and name of a VM for examples: the first, which churns."""
         vm = self.scenario.vms[0]
         return vm.namespace, vm.name
 
     @property
     def url(self) -> str:
-        """Where the cluster's API server listens."""
+        """The URL of the cluster's API server."""
         return self.server.url
 
     async def __aenter__(self) -> Self:
-        self.scenario.populate(self.cluster)
-        self.cluster.step(self.start)
+        for built, _ in enumerate(self.scenario.populate(self.cluster), 1):
+            if built % BATCH == 0:
+                self._progress(built)
+                await asyncio.sleep(0)
+        await self._step_to(self.start)
         await self.server.__aenter__()
         return self
 
@@ -98,25 +106,31 @@ class Demo:
     async def run(
         self, query_url: str | None, stop: asyncio.Event, *, webhook_url: str | None = None
     ) -> None:
-        """Play the cluster and its descheduler until `stop` is set.
+        """Run the cluster and its descheduler until `stop` is set.
 
-        The descheduler asks at `query_url`; None: it asks nobody. `webhook_url`: the admission
+        The descheduler queries `query_url` (None: it queries nobody). `webhook_url`: the admission
         webhook that its evictions go through.
         """
         async with asyncio.TaskGroup() as tasks:
-            playing = (
-                tasks.create_task(self._step()),
+            running = (
+                tasks.create_task(self._keep_stepping()),
                 tasks.create_task(self._deschedule(query_url, webhook_url)),
             )
             await stop.wait()
-            # At once, in the middle of a cycle too: who is asked is ending as well.
-            for task in playing:
+            # At once, even in a descheduling cycle: the exporter is ending too.
+            for task in running:
                 task.cancel()
 
-    async def _step(self) -> None:
+    async def _keep_stepping(self) -> None:
         while True:
-            self.cluster.step(self._clock())
+            await self._step_to(self._clock())
             await asyncio.sleep(STEP_SECONDS)
+
+    async def _step_to(self, now: datetime) -> None:
+        is_done = False
+        while not is_done:
+            is_done = self.cluster.step(now, most=BATCH)
+            await asyncio.sleep(0)
 
     async def _deschedule(self, query_url: str | None, webhook_url: str | None) -> None:
         descheduler = Descheduler(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from exporter.demo import objects
+from exporter.demo import objects, webhooks
 from exporter.demo.objects import Object
 
 
@@ -43,7 +43,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MigrationView:
     """What one reconcile of a migration looks at."""
 
     migration: Object
@@ -77,99 +77,7 @@ class Writes:
     create_pod: Object | None = None
     delete_pods: Sequence[Object] = ()
     delete_migrations: Sequence[Object] = ()
-    look_again: datetime | None = None
-
-
-# virt-api
-
-
-def admit_migration(migration: Object) -> Object:
-    """The mutating webhook of a VMIM: selector label and finalizer."""
-    return objects.changed(migration, _admit)
-
-
-def _admit(migration: Object) -> None:
-    metadata = migration["metadata"]
-    metadata.setdefault("labels", {})[objects.VMI_NAME] = migration["spec"]["vmiName"]
-    finalizers = metadata.get("finalizers", [])
-    if objects.MIGRATION_FINALIZER not in finalizers:
-        metadata["finalizers"] = [*finalizers, objects.MIGRATION_FINALIZER]
-
-
-def refuse_migration(vmi: Object, siblings: Iterable[Object]) -> str | None:
-    """Why the create webhook refuses a VMIM (`migration-create-admitter.go`); None: it admits."""
-    name = vmi["metadata"]["name"]
-    if objects.is_final(vmi):
-        return f"Cannot migrate VMI in finalized state: {name}"
-    migratable = objects.condition(vmi, "LiveMigratable")
-    if migratable is not None and migratable["status"] == "False":
-        return f"Cannot migrate VMI, Reason: {migratable.get('reason', '')}"
-    for other in siblings:
-        if not objects.is_final(other):
-            uid = other["metadata"]["uid"]
-            return (
-                f"in-flight migration detected. Active migration job ({uid}) "
-                f"is currently already in progress for VMI {name}."
-            )
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """The eviction webhook's answer; `vmi` is there where it marks the VMI."""
-
-    code: int
-    message: str
-    vmi: Object | None = None
-
-
-def admit_eviction(
-    vmi: Object, pod: Object, *, descheduler: bool, dry_run: bool = False
-) -> Eviction:
-    """`pod-eviction-admitter.go`: an eviction of a launcher pod is answered 429 and becomes a mark.
-
-    200 means that the pod may be killed.
-    """
-    refused = _unmarkable(vmi, pod)
-    if refused is not None:
-        return refused
-    told = f'Eviction triggered evacuation of VMI "{objects.key(vmi)}"'
-    if objects.evacuated_node(vmi):
-        return Eviction(429, f"Evacuation in progress: {told}")
-    if vmi["status"].get("nodeName") != objects.node_of(pod):
-        return Eviction(429, "Eviction request for target Pod")
-    if dry_run:
-        return Eviction(429, told)
-
-    def mark(marked: Object) -> None:
-        marked["status"]["evacuationNodeName"] = objects.node_of(pod)
-        if descheduler:
-            # A later drain does not take this away: it can be stale.
-            marked["metadata"].setdefault("annotations", {})[objects.EVICTION_SOURCE] = (
-                "descheduler"
-            )
-
-    return Eviction(429, told, objects.changed(vmi, mark))
-
-
-def _unmarkable(vmi: Object, pod: Object) -> Eviction | None:
-    """The answer where the VMI's strategy, or the pod's end, leaves nothing to evacuate."""
-    strategy = vmi["spec"].get("evictionStrategy")
-    migratable = objects.is_true(vmi, "LiveMigratable")
-    if objects.is_final(pod) or strategy in (None, "None"):
-        return Eviction(200, "")
-    if strategy == "LiveMigrate" and not migratable:
-        name = vmi["metadata"]["name"]
-        message = f"VMI {name} is configured with an eviction strategy but is not live-migratable"
-        return Eviction(429, message)
-    if strategy == "LiveMigrateIfPossible" and not migratable:
-        return Eviction(200, "")
-    return None
-
-
-def cancel_evacuation(vmi: Object) -> Object:
-    """`evacuate_cancel.go`: the mark goes; the eviction source and the current VMIM stay."""
-    return objects.changed(vmi, lambda made: made["status"].pop("evacuationNodeName", None))
+    requeue_at: datetime | None = None
 
 
 # The evacuation controller
@@ -201,29 +109,29 @@ def needs_evacuation(vmi: Object, siblings: Iterable[Object], pods: Iterable[Obj
 def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
     """What virt-controller keeps true on a VMI (`watch/vmi/lifecycle.go: updateStatus`)."""
 
-    def sync(made: Object) -> None:
-        status = made["status"]
+    def sync(obj: Object) -> None:
+        status = obj["status"]
         status["activePods"] = {pod["metadata"]["uid"]: objects.node_of(pod) for pod in pods}
-        if not objects.evacuated_node(made):
-            objects.drop_condition(made, "EvictionRequested")
-        elif not objects.is_true(made, "EvictionRequested"):
+        if not objects.evacuated_node(obj):
+            objects.drop_condition(obj, "EvictionRequested")
+        elif not objects.is_true(obj, "EvictionRequested"):
             requested = {
                 "type": "EvictionRequested",
                 "status": "True",
                 "reason": "EvictionRequested",
                 "message": "VMI is marked for eviction",
-                "lastProbeTime": objects.stamp(now),
-                "lastTransitionTime": objects.stamp(now),
+                "lastProbeTime": objects.format_time(now),
+                "lastTransitionTime": objects.format_time(now),
             }
-            objects.set_condition(made, requested)
-        if objects.phase(made) == "Pending" and pods:
+            objects.set_condition(obj, requested)
+        if objects.phase(obj) == "Pending" and pods:
             status["phase"] = "Scheduling"
-        first = objects.current_pod(made, pods)
-        if objects.phase(made) == "Scheduling" and first and objects.is_pod_ready(first):
+        first = objects.current_pod(obj, pods)
+        if objects.phase(obj) == "Scheduling" and first and objects.is_pod_ready(first):
             # The hand-over of a new VMI to the virt-handler of its node.
             status["phase"] = "Scheduled"
             status["nodeName"] = objects.node_of(first)
-            made["metadata"].setdefault("labels", {})[objects.NODE_NAME] = objects.node_of(first)
+            obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = objects.node_of(first)
 
     return objects.changed(vmi, sync)
 
@@ -237,8 +145,8 @@ def sync_pod(vmi: Object, pod: Object) -> Object:
     if not objects.is_pod_ready(pod):
         return pod
 
-    def sync(made: Object) -> None:
-        notes = made["metadata"].setdefault("annotations", {})
+    def sync(obj: Object) -> None:
+        notes = obj["metadata"].setdefault("annotations", {})
         notes[objects.EVICT_ONLY] = ""
         if objects.evacuated_node(vmi):
             notes[objects.EVICTION_IN_PROGRESS] = "true"
@@ -251,20 +159,20 @@ def sync_pod(vmi: Object, pod: Object) -> Object:
 # The migration controller
 
 
-def reconcile_migration(seen: Seen, now: datetime, rules: Rules) -> Writes:
-    """One pass of `migration.go: execute`: sync, then status, both on what was seen before."""
-    migration, vmi = seen.migration, seen.vmi
-    if objects.OBSERVED_VERSION not in objects.notes(migration):
+def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Writes:
+    """One pass of `migration.go: execute`: sync, then status, both on what was view before."""
+    migration, vmi = view.migration, view.vmi
+    if objects.OBSERVED_VERSION not in objects.annotations(migration):
         return Writes(migration=_observed(migration))
     if vmi is None:
         if objects.is_deleting(migration):
             # The real one waits here for ever where the VMI went before its migration had failed.
             return Writes(migration=_released(migration))
         return Writes(delete_migrations=[migration])
-    synced = _sync(seen, vmi, now, rules)
-    updated = _update_status(seen, vmi, now)
+    synced = _sync(view, vmi, now, rules)
+    updated = _update_status(view, vmi, now)
     if objects.is_final(migration):
-        synced = replace(synced, delete_migrations=surplus(seen.siblings))
+        synced = replace(synced, delete_migrations=surplus(view.siblings))
     return replace(synced, migration=updated)
 
 
@@ -302,7 +210,7 @@ def backoff_until(migration: Object, siblings: Iterable[Object], rules: Rules) -
 
 
 def _backs_off(migration: Object) -> bool:
-    notes = objects.notes(migration)
+    notes = objects.annotations(migration)
     return objects.EVACUATION in notes or objects.WORKLOAD_UPDATE in notes
 
 
@@ -311,12 +219,12 @@ def set_phase(migration: Object, phase: str, now: datetime) -> Object:
     if objects.phase(migration) == phase:
         return migration
 
-    def enter(made: Object) -> None:
-        status = made.setdefault("status", {})
+    def enter(obj: Object) -> None:
+        status = obj.setdefault("status", {})
         status["phase"] = phase
         entries = status.setdefault("phaseTransitionTimestamps", [])
         if all(entry["phase"] != phase for entry in entries):
-            entries.append({"phase": phase, "phaseTransitionTimestamp": objects.stamp(now)})
+            entries.append({"phase": phase, "phaseTransitionTimestamp": objects.format_time(now)})
 
     return objects.changed(migration, enter)
 
@@ -325,10 +233,10 @@ def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Objec
     """`handleTargetPodHandoff`: the old `migrationState` is replaced, start and end go with it."""
     target = objects.node_of(pod)
 
-    def hand(made: Object) -> None:
+    def hand(obj: Object) -> None:
         state: Object = {
             "migrationUid": migration["metadata"]["uid"],
-            "sourceNode": made["status"]["nodeName"],
+            "sourceNode": obj["status"]["nodeName"],
             "targetNode": target,
             "targetPod": pod["metadata"]["name"],
             "migrationConfiguration": migration_configuration(rules),
@@ -336,8 +244,8 @@ def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Objec
         source = (objects.state_of(migration) or {}).get("sourcePod")
         if source:
             state["sourcePod"] = source
-        made["status"]["migrationState"] = state
-        made["metadata"].setdefault("labels", {})[objects.MIGRATION_TARGET_NODE] = target
+        obj["status"]["migrationState"] = state
+        obj["metadata"].setdefault("labels", {})[objects.MIGRATION_TARGET_NODE] = target
 
     return objects.changed(vmi, hand)
 
@@ -361,21 +269,21 @@ def migration_configuration(rules: Rules) -> Object:
 def mark_failed(vmi: Object, now: datetime) -> Object:
     """`handleMarkMigrationFailedOnVMI`: never started, so it starts and ends now."""
 
-    def fail(made: Object) -> None:
-        state = made["status"]["migrationState"]
-        state.setdefault("startTimestamp", objects.stamp(now))
-        state |= {"endTimestamp": objects.stamp(now), "failed": True, "completed": True}
+    def fail(obj: Object) -> None:
+        state = obj["status"]["migrationState"]
+        state.setdefault("startTimestamp", objects.format_time(now))
+        state |= {"endTimestamp": objects.format_time(now), "failed": True, "completed": True}
 
     return objects.changed(vmi, fail)
 
 
 def _observed(migration: Object) -> Object:
-    def observe(made: Object) -> None:
-        notes = made["metadata"].setdefault("annotations", {})
+    def observe(obj: Object) -> None:
+        notes = obj["metadata"].setdefault("annotations", {})
         notes |= {objects.OBSERVED_VERSION: "v1", objects.STORAGE_VERSION: "v1"}
 
     # A migration created past the webhook gets its label here (`ensureSelectorLabelPresent`).
-    return objects.changed(admit_migration(migration), observe)
+    return objects.changed(webhooks.admit_migration(migration), observe)
 
 
 def _released(migration: Object) -> Object:
@@ -385,61 +293,61 @@ def _released(migration: Object) -> Object:
         if finalizer != objects.MIGRATION_FINALIZER
     ]
 
-    def release(made: Object) -> None:
-        made["metadata"].pop("finalizers", None)
+    def release(obj: Object) -> None:
+        obj["metadata"].pop("finalizers", None)
         if left:
-            made["metadata"]["finalizers"] = left
+            obj["metadata"]["finalizers"] = left
 
     return objects.changed(migration, release)
 
 
-def _sync(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+def _sync(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
     """`migration.go: sync`: what a migration does to its pod and its VMI."""
-    is_over = _is_ours(seen, vmi) and _state(vmi).get("completed")
-    if objects.is_deleting(vmi) or is_over or not _may_migrate(seen, vmi):
+    is_over = _is_ours(view, vmi) and _state(vmi).get("completed")
+    if objects.is_deleting(vmi) or is_over or not _may_migrate(view, vmi):
         return Writes()
-    match objects.phase(seen.migration):
+    match objects.phase(view.migration):
         case "Pending" | "Scheduling":
-            return _sync_target(seen, vmi, now, rules)
+            return _sync_target(view, vmi, now, rules)
         case "Scheduled":
-            return _sync_hand_off(seen, vmi, rules)
+            return _sync_hand_off(view, vmi, rules)
         case "PreparingTarget" | "TargetReady" | "Failed":
-            return _sync_failure(seen, vmi, now, rules)
-        case "Running" if objects.is_deleting(seen.migration):
+            return _sync_failure(view, vmi, now, rules)
+        case "Running" if objects.is_deleting(view.migration):
             return Writes(vmi=objects.changed(vmi, _request_abort))
         case _:
             return Writes()
 
 
-def _sync_target(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+def _sync_target(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
     """Before hand-off: the target pod is created, awaited, or taken back."""
-    if objects.is_deleting(seen.migration):
-        return Writes(delete_pods=seen.targets[:1])
-    if seen.target is not None:
-        return _expire(seen.target, now, rules)
-    if objects.phase(seen.migration) == "Pending":
-        return _start(seen, vmi, now, rules)
+    if objects.is_deleting(view.migration):
+        return Writes(delete_pods=view.targets[:1])
+    if view.target is not None:
+        return _expire(view.target, now, rules)
+    if objects.phase(view.migration) == "Pending":
+        return _start(view, vmi, now, rules)
     return Writes()
 
 
-def _sync_hand_off(seen: Seen, vmi: Object, rules: Rules) -> Writes:
-    if _is_ours(seen, vmi):
+def _sync_hand_off(view: MigrationView, vmi: Object, rules: Rules) -> Writes:
+    if _is_ours(view, vmi):
         return Writes()
-    if objects.is_deleting(seen.migration):
-        return Writes(delete_pods=seen.targets[:1])
-    if seen.target is not None and objects.is_pod_ready(seen.target):
-        return Writes(vmi=hand_off(vmi, seen.migration, seen.target, rules))
+    if objects.is_deleting(view.migration):
+        return Writes(delete_pods=view.targets[:1])
+    if view.target is not None and objects.is_pod_ready(view.target):
+        return Writes(vmi=hand_off(vmi, view.migration, view.target, rules))
     return Writes()
 
 
-def _sync_failure(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+def _sync_failure(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
     """A migration whose target went before the start is ended on the VMI by virt-controller."""
     state = _state(vmi)
-    if not _is_ours(seen, vmi) or "endTimestamp" in state:
+    if not _is_ours(view, vmi) or "endTimestamp" in state:
         return Writes()
-    if objects.phase(seen.migration) == "Failed":
+    if objects.phase(view.migration) == "Failed":
         return Writes() if rules.leaves_zombies else Writes(vmi=mark_failed(vmi, now))
-    is_down = seen.target is None or objects.is_final(seen.target)
+    is_down = view.target is None or objects.is_final(view.target)
     is_published = bool(state.get("targetDirectMigrationNodePorts"))
     if is_down and not is_published and "startTimestamp" not in state:
         return Writes(vmi=mark_failed(vmi, now))
@@ -454,37 +362,37 @@ def _state(vmi: Object) -> Object:
     return objects.state_of(vmi) or {}
 
 
-def _is_ours(seen: Seen, vmi: Object) -> bool:
+def _is_ours(view: MigrationView, vmi: Object) -> bool:
     """Whether the VMI was handed to this migration."""
-    return bool(_state(vmi).get("migrationUid") == seen.migration["metadata"]["uid"])
+    return bool(_state(vmi).get("migrationUid") == view.migration["metadata"]["uid"])
 
 
-def _may_migrate(seen: Seen, vmi: Object) -> bool:
+def _may_migrate(view: MigrationView, vmi: Object) -> bool:
     """No other migration that the VMI names is unfinished (`canMigrateVMI`)."""
     present = (objects.state_of(vmi) or {}).get("migrationUid")
-    if not present or present == seen.migration["metadata"]["uid"]:
+    if not present or present == view.migration["metadata"]["uid"]:
         return True
     return all(
         objects.is_final(sibling)
-        for sibling in seen.siblings
+        for sibling in view.siblings
         if sibling["metadata"]["uid"] == present
     )
 
 
-def _start(seen: Seen, vmi: Object, now: datetime, rules: Rules) -> Writes:
+def _start(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
     """Create the target pod unless something holds the migration in Pending."""
-    until = backoff_until(seen.migration, seen.siblings, rules)
+    until = backoff_until(view.migration, view.siblings, rules)
     if until is not None and now < until:
-        return Writes(look_again=until)
-    if objects.current_pod(vmi, seen.pods) is None:
+        return Writes(requeue_at=until)
+    if objects.current_pod(vmi, view.pods) is None:
         return Writes()
-    if objects.active_pods(seen.pods) > 1:
-        return Writes(look_again=now + rules.wait(PODS_RETRY))
-    if seen.running >= rules.per_cluster or seen.outbound >= rules.per_node:
-        return Writes(look_again=now + rules.wait(CAPACITY_RETRY))
+    if objects.active_pods(view.pods) > 1:
+        return Writes(requeue_at=now + rules.wait(PODS_RETRY))
+    if view.running >= rules.per_cluster or view.outbound >= rules.per_node:
+        return Writes(requeue_at=now + rules.wait(CAPACITY_RETRY))
     if objects.phase(vmi) != "Running":
         return Writes()
-    return Writes(create_pod=objects.build_launcher_pod(vmi, seen.migration))
+    return Writes(create_pod=objects.build_launcher_pod(vmi, view.migration))
 
 
 def _expire(pod: Object, now: datetime, rules: Rules) -> Writes:
@@ -493,58 +401,58 @@ def _expire(pod: Object, now: datetime, rules: Rules) -> Writes:
         return Writes()
     is_stuck = objects.is_unschedulable(pod)
     timeout = rules.wait(UNSCHEDULABLE_TIMEOUT if is_stuck else PENDING_TIMEOUT)
-    expires = objects.parse(pod["metadata"]["creationTimestamp"]) + timeout
+    expires = objects.parse_time(pod["metadata"]["creationTimestamp"]) + timeout
     if now >= expires:
         return Writes(delete_pods=[pod])
-    return Writes(look_again=expires)
+    return Writes(requeue_at=expires)
 
 
-def _update_status(seen: Seen, vmi: Object, now: datetime) -> Object:
+def _update_status(view: MigrationView, vmi: Object, now: datetime) -> Object:
     """`migration.go: updateStatus`: the migration's next phase."""
-    migration = seen.migration
+    migration = view.migration
     if objects.is_final(migration):
-        return _released(_copied(migration, vmi) if _is_ours(seen, vmi) else migration)
+        return _released(_copied(migration, vmi) if _is_ours(view, vmi) else migration)
     is_deleting = objects.is_deleting(migration)
-    if is_deleting and not _is_ours(seen, vmi):
+    if is_deleting and not _is_ours(view, vmi):
         return set_phase(_aborting(migration, now), "Failed", now)
-    if _has_failed(seen, vmi):
+    if _has_failed(view, vmi):
         return set_phase(migration, "Failed", now)
     if is_deleting and objects.condition(migration, "migrationAbortRequested") is None:
         return _aborting(migration, now)
-    entered = set_phase(migration, _next_phase(seen, vmi), now)
-    return _with_source_pod(entered, vmi, seen.pods)
+    entered = set_phase(migration, _next_phase(view, vmi), now)
+    return _with_source_pod(entered, vmi, view.pods)
 
 
 def _copied(migration: Object, vmi: Object) -> Object:
     """Only now, and only of its own: the VMI's struct as the migration's own."""
     state = _state(vmi)
-    return objects.changed(migration, lambda made: made["status"].update(migrationState=state))
+    return objects.changed(migration, lambda obj: obj["status"].update(migrationState=state))
 
 
-def _has_failed(seen: Seen, vmi: Object) -> bool:
+def _has_failed(view: MigrationView, vmi: Object) -> bool:
     """The VMI or the target pod is gone, the VMI names another, or its handler reports it."""
-    present = objects.phase(seen.migration)
-    is_ours = _is_ours(seen, vmi)
-    has_target = seen.target is not None
+    present = objects.phase(view.migration)
+    is_ours = _is_ours(view, vmi)
+    has_target = view.target is not None
     return (
         objects.is_final(vmi)
-        or (seen.target is not None and objects.is_final(seen.target))
+        or (view.target is not None and objects.is_final(view.target))
         or (present not in PRE_TARGET and not has_target)
         or (present not in PRE_HANDED_OFF and not is_ours)
         or (is_ours and bool(_state(vmi).get("failed")))
     )
 
 
-def _next_phase(seen: Seen, vmi: Object) -> str:
+def _next_phase(view: MigrationView, vmi: Object) -> str:
     """`processMigrationPhase`, for migrations within one cluster."""
-    present = objects.phase(seen.migration)
+    present = objects.phase(view.migration)
     if present == "":
-        return "Pending" if _may_migrate(seen, vmi) else "Failed"
-    state, target = _state(vmi), seen.target
+        return "Pending" if _may_migrate(view, vmi) else "Failed"
+    state, target = _state(vmi), view.target
     following, may_follow = {
         "Pending": ("Scheduling", target is not None),
         "Scheduling": ("Scheduled", target is not None and objects.is_pod_ready(target)),
-        "Scheduled": ("PreparingTarget", _is_ours(seen, vmi) and "targetNode" in state),
+        "Scheduled": ("PreparingTarget", _is_ours(view, vmi) and "targetNode" in state),
         "PreparingTarget": ("TargetReady", "targetNodeAddress" in state),
         "TargetReady": ("Running", "startTimestamp" in state),
         "Running": ("Succeeded", bool(state.get("completed"))),
@@ -558,8 +466,8 @@ def _with_source_pod(migration: Object, vmi: Object, pods: Sequence[Object]) -> 
     if objects.phase(migration) != "Pending" or source is None:
         return migration
 
-    def name(made: Object) -> None:
-        made["status"].setdefault("migrationState", {})["sourcePod"] = source["metadata"]["name"]
+    def name(obj: Object) -> None:
+        obj["status"].setdefault("migrationState", {})["sourcePod"] = source["metadata"]["name"]
 
     return objects.changed(migration, name)
 
@@ -570,7 +478,7 @@ def _aborting(migration: Object, now: datetime) -> Object:
     asked = {
         "type": "migrationAbortRequested",
         "status": "True",
-        "lastProbeTime": objects.stamp(now),
+        "lastProbeTime": objects.format_time(now),
         "lastTransitionTime": None,
     }
-    return objects.changed(migration, lambda made: objects.set_condition(made, asked))
+    return objects.changed(migration, lambda obj: objects.set_condition(obj, asked))

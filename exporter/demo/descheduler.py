@@ -114,7 +114,7 @@ class Descheduler:
             pod = self._cluster.launcher(vm.namespace, vm.name)
             if pod is None or objects.node_of(pod) != node or not objects.is_pod_ready(pod):
                 continue
-            notes = objects.notes(pod)
+            notes = objects.annotations(pod)
             # What is being evicted already is accounted for and not picked again.
             if objects.EVICTION_IN_PROGRESS in notes or objects.PREFER_NO_EVICTION in notes:
                 continue
@@ -148,7 +148,7 @@ class Descheduler:
             "candidates": [
                 {
                     "namespace": pod["metadata"]["namespace"],
-                    "name": objects.notes(pod)[objects.DOMAIN],
+                    "name": objects.annotations(pod)[objects.DOMAIN],
                     "vmiUid": objects.labels(pod)[objects.CREATED_BY],
                     "node": objects.node_of(pod),
                     "pod": pod["metadata"]["name"],
@@ -174,7 +174,7 @@ class Descheduler:
         """
         if self._webhook is None:
             return True
-        vm = f"{pod['metadata']['namespace']}/{objects.notes(pod)[objects.DOMAIN]}"
+        vm = f"{pod['metadata']['namespace']}/{objects.annotations(pod)[objects.DOMAIN]}"
         timeout = aiohttp.ClientTimeout(total=WEBHOOK_SECONDS)
         try:
             async with session.post(self._webhook, json=_review(pod), timeout=timeout) as response:

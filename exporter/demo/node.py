@@ -20,10 +20,10 @@ from exporter.demo.objects import Object
 def bind_pod(pod: Object, node: str, now: datetime) -> Object:
     """The scheduler has found a node."""
 
-    def bind(made: Object) -> None:
-        made["spec"]["nodeName"] = node
-        made["metadata"].setdefault("labels", {})[objects.NODE_NAME] = node
-        objects.set_condition(made, _condition("PodScheduled", "True", now))
+    def bind(obj: Object) -> None:
+        obj["spec"]["nodeName"] = node
+        obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = node
+        objects.set_condition(obj, _condition("PodScheduled", "True", now))
 
     return objects.changed(pod, bind)
 
@@ -37,17 +37,17 @@ def leave_unscheduled(pod: Object, nodes: int, now: datetime) -> Object:
     )
     refused = _condition("PodScheduled", "False", now)
     refused |= {"reason": "Unschedulable", "message": message}
-    return objects.changed(pod, lambda made: objects.set_condition(made, refused))
+    return objects.changed(pod, lambda obj: objects.set_condition(obj, refused))
 
 
 def start_pod(pod: Object, address: str, now: datetime) -> Object:
     """The compute container runs and is ready."""
 
-    def start(made: Object) -> None:
-        made["status"] |= {
+    def start(obj: Object) -> None:
+        obj["status"] |= {
             "phase": "Running",
             "podIP": address,
-            "startTime": objects.stamp(now),
+            "startTime": objects.format_time(now),
             "containerStatuses": [
                 {
                     "name": "compute",
@@ -56,12 +56,12 @@ def start_pod(pod: Object, address: str, now: datetime) -> Object:
                     "restartCount": 0,
                     "image": "virt-launcher",
                     "imageID": "",
-                    "state": {"running": {"startedAt": objects.stamp(now)}},
+                    "state": {"running": {"startedAt": objects.format_time(now)}},
                 }
             ],
         }
         for kind in ("Initialized", "Ready", "ContainersReady"):
-            objects.set_condition(made, _condition(kind, "True", now))
+            objects.set_condition(obj, _condition(kind, "True", now))
 
     return objects.changed(pod, start)
 
@@ -71,19 +71,19 @@ def finish_pod(pod: Object, phase: str, now: datetime) -> Object:
     code = 0 if phase == "Succeeded" else 1
     reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
 
-    def finish(made: Object) -> None:
-        made["status"]["phase"] = phase
-        for container in made["status"].get("containerStatuses", []):
-            ended = {"exitCode": code, "finishedAt": objects.stamp(now)}
+    def finish(obj: Object) -> None:
+        obj["status"]["phase"] = phase
+        for container in obj["status"].get("containerStatuses", []):
+            ended = {"exitCode": code, "finishedAt": objects.format_time(now)}
             container |= {"ready": False, "started": False, "state": {"terminated": ended}}
         for kind in ("Ready", "ContainersReady"):
-            objects.set_condition(made, _condition(kind, "False", now) | {"reason": reason})
+            objects.set_condition(obj, _condition(kind, "False", now) | {"reason": reason})
 
     return objects.changed(pod, finish)
 
 
 def _condition(kind: str, status: str, now: datetime) -> Object:
-    stamped = objects.stamp(now)
+    stamped = objects.format_time(now)
     return {
         "type": kind,
         "status": status,
@@ -98,8 +98,8 @@ def _condition(kind: str, status: str, now: datetime) -> Object:
 def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
     """The domain runs."""
 
-    def run(made: Object) -> None:
-        made["status"] |= {
+    def run(obj: Object) -> None:
+        obj["status"] |= {
             "phase": "Running",
             "migrationMethod": "LiveMigration",
             "migrationTransport": "Unix",
@@ -108,9 +108,9 @@ def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
             # Without it virt-controller creates no target pod (`setTargetPodSELinuxLevel`).
             "selinuxContext": "none",
         }
-        passed = made["status"].setdefault("phaseTransitionTimestamps", [])
-        passed.append({"phase": "Running", "phaseTransitionTimestamp": objects.stamp(now)})
-        objects.set_condition(made, _condition("Ready", "True", now))
+        passed = obj["status"].setdefault("phaseTransitionTimestamps", [])
+        passed.append({"phase": "Running", "phaseTransitionTimestamp": objects.format_time(now)})
+        objects.set_condition(obj, _condition("Ready", "True", now))
 
     return set_migratable(objects.changed(vmi, run), migratable=migratable)
 
@@ -138,9 +138,9 @@ def set_migratable(vmi: Object, *, migratable: bool) -> Object:
         "lastTransitionTime": None,
     }
 
-    def judge(made: Object) -> None:
-        objects.set_condition(made, found)
-        objects.set_condition(made, shared)
+    def judge(obj: Object) -> None:
+        objects.set_condition(obj, found)
+        objects.set_condition(obj, shared)
 
     return objects.changed(vmi, judge)
 
@@ -156,7 +156,7 @@ def prepare_target(vmi: Object, address: str, ports: Mapping[str, int]) -> Objec
 
 def start_migration(vmi: Object, now: datetime) -> Object:
     """Copying begins (source launcher, copied by `setMigrationProgressStatus`)."""
-    return _with_state(vmi, {"startTimestamp": objects.stamp(now), "mode": "PreCopy"})
+    return _with_state(vmi, {"startTimestamp": objects.format_time(now), "mode": "PreCopy"})
 
 
 def detect_domain(vmi: Object) -> Object:
@@ -175,16 +175,16 @@ def end_migration(vmi: Object, now: datetime) -> Object:
         vmi,
         {
             "targetNodeDomainDetected": True,
-            "targetNodeDomainReadyTimestamp": objects.stamp(now),
-            "endTimestamp": objects.stamp(now),
+            "targetNodeDomainReadyTimestamp": objects.format_time(now),
+            "endTimestamp": objects.format_time(now),
         },
     )
 
-    def move(made: Object) -> None:
-        made["status"]["nodeName"] = target
-        made["status"].pop("evacuationNodeName", None)
-        made["metadata"].setdefault("labels", {})[objects.NODE_NAME] = target
-        made["metadata"].get("annotations", {}).pop(objects.EVICTION_SOURCE, None)
+    def move(obj: Object) -> None:
+        obj["status"]["nodeName"] = target
+        obj["status"].pop("evacuationNodeName", None)
+        obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = target
+        obj["metadata"].get("annotations", {}).pop(objects.EVICTION_SOURCE, None)
 
     return objects.changed(ended, move)
 
@@ -197,8 +197,8 @@ def finalise_migration(vmi: Object) -> Object:
 def clean_up_target(vmi: Object) -> Object:
     """`finalCleanup`: the label that made the VMI known to the target's handler goes."""
 
-    def clean(made: Object) -> None:
-        made["metadata"].get("labels", {}).pop(objects.MIGRATION_TARGET_NODE, None)
+    def clean(obj: Object) -> None:
+        obj["metadata"].get("labels", {}).pop(objects.MIGRATION_TARGET_NODE, None)
 
     return objects.changed(vmi, clean)
 
@@ -208,7 +208,7 @@ def fail_migration(
 ) -> Object:
     """It broke after its start (source handler): ended, and the evacuation stays."""
     broken: Object = {
-        "endTimestamp": objects.stamp(now),
+        "endTimestamp": objects.format_time(now),
         "completed": True,
         "failed": True,
         "failureReason": reason,
@@ -220,5 +220,5 @@ def fail_migration(
 
 def _with_state(vmi: Object, fields: Object) -> Object:
     return objects.changed(
-        vmi, lambda made: made["status"].setdefault("migrationState", {}).update(fields)
+        vmi, lambda obj: obj["status"].setdefault("migrationState", {}).update(fields)
     )

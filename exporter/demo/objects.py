@@ -3,8 +3,6 @@
 Pure: objects are plain dicts, never changed in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -172,36 +170,42 @@ def build_evacuation(vmi: Object) -> Object:
 # Reading
 
 
-def key(made: Object) -> str:
+def key(obj: Object) -> str:
     """Namespace and name."""
-    return f"{made['metadata']['namespace']}/{made['metadata']['name']}"
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
-def labels(made: Object) -> Mapping[str, str]:
+def owner_key(obj: Object) -> str:
+    """Namespace and name of the VMI that a migration or launcher pod belongs to."""
+    name = obj["spec"].get("vmiName") or annotations(obj).get(DOMAIN, "")
+    return f"{obj['metadata']['namespace']}/{name}"
+
+
+def labels(obj: Object) -> Mapping[str, str]:
     """Its labels."""
-    found: Mapping[str, str] = made["metadata"].get("labels") or {}
+    found: Mapping[str, str] = obj["metadata"].get("labels") or {}
     return found
 
 
-def notes(made: Object) -> Mapping[str, str]:
+def annotations(obj: Object) -> Mapping[str, str]:
     """Its annotations."""
-    found: Mapping[str, str] = made["metadata"].get("annotations") or {}
+    found: Mapping[str, str] = obj["metadata"].get("annotations") or {}
     return found
 
 
-def phase(made: Object) -> str:
+def phase(obj: Object) -> str:
     """Its phase, empty where there is none."""
-    return str(made.get("status", {}).get("phase") or "")
+    return str(obj.get("status", {}).get("phase") or "")
 
 
-def is_final(made: Object) -> bool:
+def is_final(obj: Object) -> bool:
     """It has succeeded or failed: a VMI, a VMIM or a pod."""
-    return phase(made) in FINAL
+    return phase(obj) in FINAL
 
 
-def is_deleting(made: Object) -> bool:
+def is_deleting(obj: Object) -> bool:
     """It is marked for deletion."""
-    return "deletionTimestamp" in made["metadata"]
+    return "deletionTimestamp" in obj["metadata"]
 
 
 def state_of(vmi: Object) -> Object | None:
@@ -221,17 +225,17 @@ def evacuated_node(vmi: Object) -> str:
     return str(vmi.get("status", {}).get("evacuationNodeName") or "")
 
 
-def condition(made: Object, kind: str) -> Object | None:
+def condition(obj: Object, kind: str) -> Object | None:
     """One of its conditions, if it is there."""
-    for found in made.get("status", {}).get("conditions", []):
+    for found in obj.get("status", {}).get("conditions", []):
         if found["type"] == kind:
             return dict(found)
     return None
 
 
-def is_true(made: Object, kind: str) -> bool:
+def is_true(obj: Object, kind: str) -> bool:
     """A condition is there and True."""
-    found = condition(made, kind) or {}
+    found = condition(obj, kind) or {}
     return str(found.get("status")) == "True"
 
 
@@ -280,7 +284,7 @@ def transition(migration: Object, to: str) -> datetime | None:
     """When it entered a phase."""
     for entry in migration.get("status", {}).get("phaseTransitionTimestamps", []):
         if entry["phase"] == to:
-            return parse(entry["phaseTransitionTimestamp"])
+            return parse_time(entry["phaseTransitionTimestamp"])
     return None
 
 
@@ -297,41 +301,41 @@ def newest_first(migrations: Iterable[Object]) -> list[Object]:
 # Transforming
 
 
-def copy(made: Object) -> Object:
+def copy(obj: Object) -> Object:
     """A deep copy: objects are JSON, so a round trip makes one, and fast."""
-    copied: Object = msgspec.json.decode(msgspec.json.encode(made))
+    copied: Object = msgspec.json.decode(msgspec.json.encode(obj))
     return copied
 
 
-def changed(made: Object, *changes: Callable[[Object], None]) -> Object:
+def changed(obj: Object, *changes: Callable[[Object], None]) -> Object:
     """A copy with changes applied."""
-    copied = copy(made)
+    copied = copy(obj)
     for change in changes:
         change(copied)
     return copied
 
 
-def set_condition(made: Object, new: Object) -> None:
+def set_condition(obj: Object, new: Object) -> None:
     """Add a condition or replace it, in place."""
-    status = made.setdefault("status", {})
+    status = obj.setdefault("status", {})
     others = [found for found in status.get("conditions", []) if found["type"] != new["type"]]
     status["conditions"] = [*others, new]
 
 
-def drop_condition(made: Object, kind: str) -> None:
+def drop_condition(obj: Object, kind: str) -> None:
     """Remove a condition, in place."""
-    status = made.setdefault("status", {})
+    status = obj.setdefault("status", {})
     left = [found for found in status.get("conditions", []) if found["type"] != kind]
     status.pop("conditions", None)
     if left:
         status["conditions"] = left
 
 
-def stamp(instant: datetime) -> str:
+def format_time(instant: datetime) -> str:
     """An instant as `metav1.Time` writes it: UTC, whole seconds."""
     return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def parse(text: str) -> datetime:
-    """An instant as `stamp` wrote it."""
+def parse_time(text: str) -> datetime:
+    """An instant as `format_time` writes it."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)

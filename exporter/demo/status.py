@@ -1,4 +1,4 @@
-"""The `Status` bodies of a kube-apiserver's refusals (apimachinery `pkg/api/errors/errors.go`)."""
+"""The errors of kube-apiserver as `Status` objects (apimachinery `pkg/api/errors/errors.go`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODIFIED_SINCE = (
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind of object the server keeps, named as its path and its errors name it."""
+    """A resource of the API, named as in its path and in errors."""
 
     group: str
     version: str
@@ -35,27 +35,27 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """Group and version, as objects write them."""
+        """Group and version, as in `apiVersion`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def qualified(self) -> str:
-        """The plural with its group, as errors write it."""
+        """Plural and group, as in errors."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def counts_generations(self) -> bool:
-        """Custom resources and, since 1.35, pods."""
+        """Whether `metadata.generation` is kept: custom resources and, since 1.35, pods."""
         return self.custom or self.plural == "pods"
 
     @property
     def custom(self) -> bool:
-        """Custom resources are unstructured: written with sorted keys and a kind in each item."""
+        """Whether a CRD defines it: written with sorted keys, and a kind in each list item."""
         return bool(self.group)
 
 
-class Refused(Exception):
-    """A request that the API server answers with a failure Status."""
+class StatusError(Exception):
+    """A failure Status, as an exception."""
 
     def __init__(self, status: Object) -> None:
         super().__init__(status["message"])
@@ -68,13 +68,13 @@ class Refused(Exception):
 
     @property
     def retry_after(self) -> int | None:
-        """Seconds after which to ask again, if the status says."""
+        """Seconds to wait before a retry, if the Status has them."""
         seconds = self.status.get("details", {}).get("retryAfterSeconds")
         return None if seconds is None else int(seconds)
 
 
 def failure(code: int, reason: str, message: str, details: Object | None = None) -> Object:
-    """A failure Status, its fields in the order of the real one."""
+    """A failure Status, with its fields in the order of the real one."""
     status: Object = {
         "kind": "Status",
         "apiVersion": "v1",
@@ -89,7 +89,8 @@ def failure(code: int, reason: str, message: str, details: Object | None = None)
     return status
 
 
-def _details(resource: Resource, name: str = "") -> Object:
+def details_of(resource: Resource, name: str = "") -> Object:
+    """The `details` of a Status about a resource or an object."""
     details: Object = {}
     if name:
         details["name"] = name
@@ -99,86 +100,72 @@ def _details(resource: Resource, name: str = "") -> Object:
     return details
 
 
-def not_found(resource: Resource, name: str) -> Refused:
-    """404: no such object."""
+def not_found(resource: Resource, name: str) -> StatusError:
+    """404: the object does not exist."""
     message = f'{resource.qualified} "{name}" not found'
-    return Refused(failure(404, "NotFound", message, _details(resource, name)))
+    return StatusError(failure(404, "NotFound", message, details_of(resource, name)))
 
 
-def already_exists(resource: Resource, name: str) -> Refused:
-    """409: the name is taken."""
+def already_exists(resource: Resource, name: str) -> StatusError:
+    """409: an object with this name exists."""
     message = f'{resource.qualified} "{name}" already exists'
-    return Refused(failure(409, "AlreadyExists", message, _details(resource, name)))
+    return StatusError(failure(409, "AlreadyExists", message, details_of(resource, name)))
 
 
-def conflict(resource: Resource, name: str, why: str = MODIFIED_SINCE) -> Refused:
-    """409: the object is not as the caller thinks."""
+def conflict(resource: Resource, name: str, why: str = MODIFIED_SINCE) -> StatusError:
+    """409: the object has changed, or a precondition failed."""
     message = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {why}'
-    return Refused(failure(409, "Conflict", message, _details(resource, name)))
+    return StatusError(failure(409, "Conflict", message, details_of(resource, name)))
 
 
-def no_such_resource() -> Refused:
-    """404: the server's own groups have no such resource."""
+def no_such_resource() -> StatusError:
+    """404: a built-in group has no such resource."""
     message = "the server could not find the requested resource"
-    return Refused(failure(404, "NotFound", message, {}))
+    return StatusError(failure(404, "NotFound", message, {}))
 
 
-def unauthorized() -> Refused:
-    """401: no valid credentials."""
-    return Refused(failure(401, "Unauthorized", "Unauthorized"))
+def bad_request(message: str) -> StatusError:
+    """400: the request is malformed."""
+    return StatusError(failure(400, "BadRequest", message))
 
 
-def forbidden(
-    resource: Resource, verb: str, user: str, namespace: str | None, name: str
-) -> Refused:
-    """403, in the words of RBAC."""
-    where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-    named = f'{resource.qualified} "{name}"' if name else resource.qualified
-    message = (
-        f'{named} is forbidden: User "{user}" cannot {verb} resource "{resource.plural}" '
-        f'in API group "{resource.group}" {where}'
-    )
-    return Refused(failure(403, "Forbidden", message, _details(resource, name)))
-
-
-def bad_request(message: str) -> Refused:
-    """400: the request makes no sense."""
-    return Refused(failure(400, "BadRequest", message))
-
-
-def bad_version(message: str, *, watch: bool) -> Refused:
-    """A version that is no number: 400 for a list, and for a watch the real server's odd 500."""
+def bad_version(message: str, *, watch: bool) -> StatusError:
+    """A resourceVersion that is not a number: 400 for a list, and 500 for a watch."""
     if not watch:
         return bad_request(f"invalid resource version: {message}")
-    refused = failure(500, "", message)
-    del refused["reason"]
-    return Refused(refused)
+    status = failure(500, "", message)
+    del status["reason"]
+    return StatusError(status)
 
 
-def expired(message: str, continue_token: str = "") -> Refused:
-    """410: what was asked for is forgotten."""
+def expired(message: str, continue_token: str = "") -> StatusError:
+    """410: the requested version has been compacted."""
     status = failure(410, "Expired", message)
     if continue_token:
         status["metadata"] = {"continue": continue_token}
-    return Refused(status)
+    return StatusError(status)
 
 
-def too_old(requested: int, oldest: int) -> Refused:
-    """The watch cache's words (`storage/cacher/watch_cache.go: getAllEventsSinceLocked`)."""
+def too_old(requested: int, oldest: int) -> StatusError:
+    """410 of the watch cache (`storage/cacher/watch_cache.go: getAllEventsSinceLocked`)."""
     return expired(f"too old resource version: {requested} ({oldest})")
 
 
-def too_large(requested: int, current: int) -> Refused:
-    """504: the version asked for has not been written yet."""
+def too_large(requested: int, current: int) -> StatusError:
+    """504: the requested version does not exist yet."""
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
     message = f"Timeout: Too large resource version: {requested}, current: {current}"
-    return Refused(failure(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1}))
+    return StatusError(
+        failure(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
+    )
 
 
-def invalid(group: str, kind: str, name: str, causes: Sequence[tuple[str, str, str]]) -> Refused:
-    """Causes are (reason, field, message), as `field.ErrorList` renders them."""
-    told = [f"{field}: {message}" for _, field, message in causes]
-    joined = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+def invalid(
+    group: str, kind: str, name: str, causes: Sequence[tuple[str, str, str]]
+) -> StatusError:
+    """422; causes are (reason, field, message), rendered as `field.ErrorList` does."""
+    texts = [f"{field}: {message}" for _, field, message in causes]
+    joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     qualified = f"{kind}.{group}" if group else kind
     details: Object = {"name": name} if name else {}
     details |= {"group": group} if group else {}
@@ -189,31 +176,22 @@ def invalid(group: str, kind: str, name: str, causes: Sequence[tuple[str, str, s
             for reason, field, message in causes
         ],
     }
-    return Refused(failure(422, "Invalid", f'{qualified} "{name}" is invalid: {joined}', details))
+    return StatusError(
+        failure(422, "Invalid", f'{qualified} "{name}" is invalid: {joined}', details)
+    )
 
 
-def invalid_options(causes: Sequence[tuple[str, str]]) -> Refused:
-    """List options refused by `metainternalversion/validation`; causes are (field, message)."""
+def invalid_options(causes: Sequence[tuple[str, str]]) -> StatusError:
+    """422 for list options (`metainternalversion/validation`); causes are (field, message)."""
     forbidden_fields = [
         ("FieldValueForbidden", field, f"Forbidden: {message}") for field, message in causes
     ]
     return invalid("meta.k8s.io", "ListOptions", "", forbidden_fields)
 
 
-def internal_error(why: str) -> Refused:
-    """500: the server itself is at fault."""
-    message = f"Internal error occurred: {why}"
-    return Refused(failure(500, "InternalError", message, {"causes": [{"message": why}]}))
-
-
-def unavailable(message: str) -> Refused:
-    """503: not now."""
-    return Refused(failure(503, "ServiceUnavailable", message))
-
-
 def success(resource: Resource, name: str, uid: str) -> Object:
-    """The answer to a deletion that is done."""
-    details = _details(resource, name) | {"uid": uid}
+    """The answer to a completed deletion."""
+    details = details_of(resource, name) | {"uid": uid}
     return {
         "kind": "Status",
         "apiVersion": "v1",

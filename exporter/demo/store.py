@@ -1,7 +1,7 @@
-"""The objects of the simulated cluster: resource versions, the event window and paging; no I/O.
+"""The objects of the simulated cluster: resource versions, watch caches, snapshots. No I/O.
 
-Versions are one counter over all resources, as etcd's revision is. An object is serialised once
-per change and kept as bytes only, so that 100,000 of them and many watchers stay cheap.
+All resources share one version counter, like etcd's revision. An object is encoded once per change
+and stored as bytes only, so that 100,000 objects and many watches stay cheap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from exporter.demo import status
-from exporter.demo.objects import Object, stamp
+from exporter.demo.objects import Object, format_time
 from exporter.demo.status import Resource
 
 
@@ -37,7 +37,7 @@ NODES = Resource("", "v1", "nodes", "Node", namespaced=False, status=True)
 RESOURCES = (VMIS, MIGRATIONS, KUBEVIRTS, PODS, NAMESPACES, NODES)
 
 NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-"""The letters of generated names (apimachinery `util/rand`): no vowels, no look-alikes."""
+"""The characters of generated names (apimachinery `util/rand`)."""
 
 
 class _Labelled(msgspec.Struct):
@@ -55,7 +55,7 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An object at rest; `key` sorts as etcd's key does."""
+    """A stored object; keys sort as in etcd."""
 
     key: str
     revision: int
@@ -63,75 +63,74 @@ class Entry:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Its labels, read off the stored bytes."""
+        """Its labels, decoded from the stored bytes."""
         return _read_labels(self.body).metadata.labels or {}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change: what became of an object and what it was before, serialised once for all."""
+    """One change of an object: before and after, encoded once for all watches."""
 
     revision: int
     key: str
     kind: str
     body: bytes
     labels: Mapping[str, str] | None
-    """None: the object is gone."""
+    """None if the object was deleted."""
     before: Entry | None
     labels_before: Mapping[str, str] | None
 
 
-class Shelf:
+class WatchCache:
     """All objects of one resource, and the window of its latest changes."""
 
-    def __init__(self, resource: Resource, window: int) -> None:
-        self.resource = resource
+    def __init__(self, window: int) -> None:
         self.keys: list[str] = []
         self.entries: dict[str, Entry] = {}
         self.changes: list[Change] = []
         self.oldest = 0
-        """The oldest revision from which a new watch may start."""
+        """The oldest revision from which a watch may start."""
         self._lost = 0
-        """The newest revision whose change is kept for nobody, open watches included."""
+        """The newest revision whose change has left the window, for open watches too."""
         self._window = window
 
     def put(self, entry: Entry) -> None:
-        """Add an object or replace it."""
+        """Add or replace an object."""
         if entry.key not in self.entries:
             bisect.insort(self.keys, entry.key)
         self.entries[entry.key] = entry
 
     def remove(self, key: str) -> None:
-        """Take an object away."""
+        """Remove an object."""
         del self.entries[key]
         del self.keys[bisect.bisect_left(self.keys, key)]
 
-    def remember(self, change: Change) -> None:
+    def record(self, change: Change) -> None:
         """Add a change to the window."""
         self.changes.append(change)
-        # Forgetting half at once makes the cost of it vanish in the appends.
+        # Dropping half of the list at a time keeps the cost per change constant.
         if len(self.changes) > 2 * self._window:
             self._lost = self.changes[-self._window - 1].revision
             self.changes = self.changes[-self._window :]
-            self.forget(self._lost)
+            self.expire(self._lost)
 
-    def forget(self, revision: int) -> None:
-        """Let no watch start from before this revision; those that are open go on."""
+    def expire(self, revision: int) -> None:
+        """Refuse new watches from before this revision; open ones continue."""
         self.oldest = max(self.oldest, revision)
 
     def check(self, revision: int) -> None:
-        """Refuse a watch from a revision that is forgotten."""
+        """Refuse a watch from an expired revision."""
         if revision < self.oldest:
             raise status.too_old(revision, self.oldest)
 
-    def since(self, revision: int) -> list[Change] | None:
-        """The changes after a revision; None where the window has moved past them."""
+    def changes_since(self, revision: int) -> list[Change] | None:
+        """The changes after a revision; None if some have left the window."""
         if revision < self._lost:
             return None
         return self.changes[bisect.bisect(self.changes, revision, key=_revision) :]
 
     def all(self) -> tuple[Entry, ...]:
-        """Every object, in the order of their keys."""
+        """Every object, sorted by key."""
         return tuple(self.entries[key] for key in self.keys)
 
 
@@ -140,7 +139,7 @@ def _revision(change: Change) -> int:
 
 
 class Store:
-    """What the API server keeps, for the server and for the simulated controllers alike."""
+    """All objects of the cluster, for the API server and the simulated controllers."""
 
     def __init__(
         self,
@@ -151,52 +150,52 @@ class Store:
     ) -> None:
         self.revision = 1
         self.clock = clock
-        self.shelves = {resource: Shelf(resource, window) for resource in RESOURCES}
+        self.caches = {resource: WatchCache(window) for resource in RESOURCES}
         self.listeners: set[Callable[[], None]] = set()
         self._random = random.Random(seed)
-        self._snapshots: OrderedDict[tuple[str, int], tuple[Entry, ...]] = OrderedDict()
+        self._snapshots: OrderedDict[tuple[Resource, int], tuple[Entry, ...]] = OrderedDict()
         self._snapshots_kept = snapshots
 
     # Reading
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        """One object, or a refusal."""
+        """Get an object; 404 if it does not exist."""
         return decode(self.entry(resource, namespace, name))
 
     def find(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
-        """One object, or None."""
-        entry = self.shelves[resource].entries.get(key_of(namespace, name))
+        """Get an object, or None."""
+        entry = self.caches[resource].entries.get(key_of(namespace, name))
         return None if entry is None else decode(entry)
 
     def entry(self, resource: Resource, namespace: str | None, name: str) -> Entry:
-        """One object as it is stored, or a refusal."""
-        entry = self.shelves[resource].entries.get(key_of(namespace, name))
+        """Get a stored object; 404 if it does not exist."""
+        entry = self.caches[resource].entries.get(key_of(namespace, name))
         if entry is None:
             raise status.not_found(resource, name)
         return entry
 
     def objects(self, resource: Resource, namespace: str | None = None) -> Iterator[Object]:
-        """Every object of a resource, or of a namespace."""
-        for entry in self.shelves[resource].all():
+        """Every object of a resource, or of one namespace."""
+        for entry in self.caches[resource].all():
             if namespace is None or entry.key.startswith(f"{namespace}/"):
                 yield decode(entry)
 
-    def keep(self, resource: Resource, entries: tuple[Entry, ...]) -> None:
-        """Remember the list as it is now, so that later pages tell the same story."""
-        self._snapshots[resource.plural, self.revision] = entries
+    def keep_snapshot(self, resource: Resource) -> None:
+        """Keep the objects as they are now, so that later pages show the same list."""
+        self._snapshots[resource, self.revision] = self.caches[resource].all()
         if len(self._snapshots) > self._snapshots_kept:
             self._snapshots.popitem(last=False)
 
-    def kept(self, resource: Resource, revision: int) -> tuple[Entry, ...] | None:
-        """The list as it was at a revision, if that is known."""
+    def snapshot(self, resource: Resource, revision: int) -> tuple[Entry, ...] | None:
+        """The objects at a revision; None if it is neither the present nor a kept one."""
         if revision == self.revision:
-            return self.shelves[resource].all()
-        return self._snapshots.get((resource.plural, revision))
+            return self.caches[resource].all()
+        return self._snapshots.get((resource, revision))
 
     # Writing
 
     def create(self, resource: Resource, given: Object) -> Object:
-        """Create an object, with all that the server owns in it."""
+        """Create an object; the server sets uid, timestamps, version and generation."""
         metadata = dict(given.get("metadata") or {})
         namespace = metadata.get("namespace") if resource.namespaced else None
         if not metadata.get("name"):
@@ -206,22 +205,22 @@ class Store:
                 raise status.invalid(resource.group, resource.kind, "", causes)
             suffix = "".join(self._random.choices(NAME_ALPHABET, k=5))
             metadata["name"] = metadata["generateName"] + suffix
-        if key_of(namespace, metadata["name"]) in self.shelves[resource].entries:
+        if key_of(namespace, metadata["name"]) in self.caches[resource].entries:
             raise status.already_exists(resource, metadata["name"])
         metadata["uid"] = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
-        metadata["creationTimestamp"] = stamp(self.clock())
+        metadata["creationTimestamp"] = format_time(self.clock())
         metadata.pop("deletionTimestamp", None)
         if resource.counts_generations:
             metadata["generation"] = 1
-        made = {**given, "metadata": metadata}
+        obj = {**given, "metadata": metadata}
         if resource.status:
-            made.pop("status", None)
+            obj.pop("status", None)
         if resource is PODS:
-            made["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-        return self._write(resource, made, None)
+            obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        return self._write(resource, obj, None)
 
     def update(self, resource: Resource, given: Object, *, subresource: bool = False) -> Object:
-        """Replace an object, or with `subresource` its status alone, as PUT does."""
+        """Replace an object as PUT does; with `subresource` only its status."""
         metadata = given.get("metadata") or {}
         namespace = metadata.get("namespace") if resource.namespaced else None
         old = self.entry(resource, namespace, metadata.get("name", ""))
@@ -238,7 +237,7 @@ class Store:
         after = _merge_update(resource, before, given, subresource=subresource)
         after["metadata"]["resourceVersion"] = str(old.revision)
         if after == before:
-            # A write that changes nothing is not written, so no event follows it.
+            # An update without a difference causes no event.
             return before
         last_touch = after["metadata"].get("deletionTimestamp") and resource is not PODS
         if last_touch and not after["metadata"].get("finalizers"):
@@ -264,7 +263,7 @@ class Store:
     def delete(
         self, resource: Resource, namespace: str | None, name: str, grace: int | None = None
     ) -> Object | None:
-        """Delete an object; what is left while it still waits for its finalizers or its kubelet."""
+        """Delete an object; returns it if finalizers or the kubelet still hold it."""
         old = self.entry(resource, namespace, name)
         now = decode(old)
         metadata = now["metadata"]
@@ -272,7 +271,7 @@ class Store:
         if metadata.get("finalizers") or seconds > 0:
             if "deletionTimestamp" in metadata:
                 return now
-            metadata["deletionTimestamp"] = stamp(self.clock())
+            metadata["deletionTimestamp"] = format_time(self.clock())
             metadata["deletionGracePeriodSeconds"] = seconds
             if resource.counts_generations:
                 metadata["generation"] = metadata.get("generation", 1) + 1
@@ -280,53 +279,53 @@ class Store:
         self._remove(resource, old, now)
         return None
 
-    def forget(self, resource: Resource | None = None) -> None:
-        """Let no watch start from before now, as a fresh watch cache does."""
-        for shelf in self.shelves.values():
-            if resource is None or shelf.resource is resource:
-                shelf.forget(self.revision)
+    def expire(self, resource: Resource | None = None) -> None:
+        """Refuse new watches from before now, as a fresh watch cache does."""
+        for cached, cache in self.caches.items():
+            if resource in (None, cached):
+                cache.expire(self.revision)
 
     def compact(self, resource: Resource | None = None) -> None:
-        """Forget the past, paged lists under way included, as etcd's compaction does."""
-        self.forget(resource)
-        for kept in list(self._snapshots):
-            if resource is None or kept[0] == resource.plural:
-                del self._snapshots[kept]
+        """Expire watches and paged lists from before now, as etcd's compaction does."""
+        self.expire(resource)
+        for snapshot in list(self._snapshots):
+            if resource in (None, snapshot[0]):
+                del self._snapshots[snapshot]
 
-    def _write(self, resource: Resource, made: Object, old: Entry | None) -> Object:
+    def _write(self, resource: Resource, obj: Object, old: Entry | None) -> Object:
         self.revision += 1
-        made["metadata"]["resourceVersion"] = str(self.revision)
+        obj["metadata"]["resourceVersion"] = str(self.revision)
         entry = Entry(
-            key_of(made["metadata"].get("namespace"), made["metadata"]["name"]),
+            key_of(obj["metadata"].get("namespace"), obj["metadata"]["name"]),
             self.revision,
-            encode(resource, made),
+            encode(resource, obj),
         )
-        labels = dict(made["metadata"].get("labels") or {})
+        labels = dict(obj["metadata"].get("labels") or {})
         kind = "ADDED" if old is None else "MODIFIED"
         before = None if old is None else old.labels
-        self.shelves[resource].put(entry)
+        self.caches[resource].put(entry)
         change = Change(self.revision, entry.key, kind, entry.body, labels, old, before)
-        self._tell(resource, change)
+        self._publish(resource, change)
         return decode(entry)
 
     def _remove(self, resource: Resource, old: Entry, last: Object) -> Object:
         self.revision += 1
-        self.shelves[resource].remove(old.key)
-        body = departed(resource, old, self.revision)
+        self.caches[resource].remove(old.key)
+        body = encode_deleted(resource, old, self.revision)
         change = Change(self.revision, old.key, "DELETED", body, None, old, old.labels)
-        self._tell(resource, change)
+        self._publish(resource, change)
         return last
 
-    def _tell(self, resource: Resource, change: Change) -> None:
-        self.shelves[resource].remember(change)
+    def _publish(self, resource: Resource, change: Change) -> None:
+        self.caches[resource].record(change)
         for listener in tuple(self.listeners):
             listener()
 
 
-def departed(resource: Resource, entry: Entry, revision: int) -> bytes:
-    """The object as a watcher last saw it, at the revision at which it went.
+def encode_deleted(resource: Resource, entry: Entry, revision: int) -> bytes:
+    """The last state of an object, with the version of its deletion.
 
-    The version is that of the deletion (`storage/cacher: convertToWatchEvent`).
+    As `storage/cacher: convertToWatchEvent`.
     """
     last = decode(entry)
     last["metadata"]["resourceVersion"] = str(revision)
@@ -334,31 +333,34 @@ def departed(resource: Resource, entry: Entry, revision: int) -> bytes:
 
 
 def key_of(namespace: str | None, name: str) -> str:
-    """The key of an object, which sorts as the one in etcd."""
+    """The key of an object; keys sort as in etcd."""
     return f"{namespace}/{name}" if namespace else name
 
 
-def encode(resource: Resource, made: Object) -> bytes:
-    """The object as it goes over the wire, its kind first where a list leaves the kind out."""
-    bare = {field: value for field, value in made.items() if field not in ("apiVersion", "kind")}
+def encode(resource: Resource, obj: Object) -> bytes:
+    """Encode an object for the wire; built-in kinds start with kind and version.
+
+    Lists of built-in kinds cut that prefix off.
+    """
+    bare = {field: value for field, value in obj.items() if field not in ("apiVersion", "kind")}
     if resource.custom:
         return _encode_sorted({"apiVersion": resource.api_version, "kind": resource.kind} | bare)
     return _encode({"kind": resource.kind, "apiVersion": resource.api_version} | bare)
 
 
 def decode(entry: Entry) -> Object:
-    """The object at rest."""
+    """Decode a stored object."""
     return decode_body(entry.body)
 
 
 def decode_body(body: bytes) -> Object:
-    """The object in these bytes."""
+    """Decode an object."""
     decoded: Object = msgspec.json.decode(body)
     return decoded
 
 
 def merge(target: Any, changes: Any) -> Any:
-    """A JSON merge patch applied (RFC 7396): null removes, objects merge, all else replaces."""
+    """Apply a JSON merge patch (RFC 7396)."""
     if not isinstance(changes, dict):
         return changes
     merged = dict(target) if isinstance(target, dict) else {}
@@ -373,7 +375,7 @@ def merge(target: Any, changes: Any) -> Any:
 def _merge_update(
     resource: Resource, before: Object, given: Object, *, subresource: bool
 ) -> Object:
-    """What an update may change: the status alone, or all but the status where it has its own."""
+    """The object after an update; with a status subresource, status and the rest are apart."""
     if subresource:
         after = {**before, "metadata": dict(before["metadata"])}
         after.pop("status", None)
@@ -382,7 +384,7 @@ def _merge_update(
     if resource.status:
         after.pop("status", None)
         after |= {"status": before["status"]} if "status" in before else {}
-    # What belongs to the server stays as it was, whatever the caller sends.
+    # Fields that the server owns stay, whatever the caller sends.
     for owned in ("uid", "creationTimestamp", "generation", "deletionTimestamp", "generateName"):
         after["metadata"].pop(owned, None)
         if owned in before["metadata"]:
@@ -393,17 +395,17 @@ def _merge_update(
     return after
 
 
-def _spec(resource: Resource, made: Object) -> Object:
-    """What a generation counts: everything but metadata, and but a status of its own."""
+def _spec(resource: Resource, obj: Object) -> Object:
+    """The fields whose changes count as a new generation."""
     left_out = {"metadata", "status"} if resource.status else {"metadata"}
-    return {field: value for field, value in made.items() if field not in left_out}
+    return {field: value for field, value in obj.items() if field not in left_out}
 
 
-def _grace(resource: Resource, made: Object, asked: int | None) -> int:
-    """Only a running pod that is bound to a node waits for its kubelet (`pod/strategy.go`)."""
-    if resource is not PODS or not made.get("spec", {}).get("nodeName"):
+def _grace(resource: Resource, obj: Object, asked: int | None) -> int:
+    """Seconds a deletion waits: none but for a running pod on a node (`pod/strategy.go`)."""
+    if resource is not PODS or not obj.get("spec", {}).get("nodeName"):
         return 0
-    if made.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+    if obj.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
-    default = made.get("spec", {}).get("terminationGracePeriodSeconds", 30)
+    default = obj.get("spec", {}).get("terminationGracePeriodSeconds", 30)
     return int(default if asked is None else asked)

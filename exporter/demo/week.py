@@ -1,43 +1,32 @@
-"""A week of a customer's cluster, made up: ten nodes, 148 VMs, a descheduler that asks nobody.
+"""The scenario `week-pilot`: ten nodes, 148 VMs, and a descheduler without the exporter's plugin.
 
-The shape is that of descheduler-sim's scenario `week-pilot` (its parameters, none of its data):
-nodes of 128 cores and 2.3 TiB, VMs of five sizes, 10 Gbps, five migrations at once and two per
-node, a descheduler every five minutes; hot VMs on weekdays from 10 to 18 h, more of it on Tuesday,
-spikes of 15 minutes, a batch from 22 to 6 h that fills memory, and a tenth less at the weekend.
-Beside the descheduler people act: they drain two nodes, move VMs by hand, make some anew, and look
-three times a day after evacuations that got nowhere. Three VMs cannot be moved, each in its way.
+It has the parameters (and none of the data) of descheduler-sim's scenario of that name: nodes of
+128 cores and 2.3 TiB, VMs of five sizes, 10 Gbps, five migrations at once and two per node, and a
+descheduler every five minutes. VMs are hot on weekdays from 10 to 18 h, more so on Tuesday; there
+are spikes of 15 minutes, a batch from 22 to 6 h that fills memory, and 10 % less load at weekends.
+People drain two nodes, move VMs by hand, recreate some, and three times a day cancel evacuations
+that are stuck. Three VMs cannot be moved, each for a reason of its own.
 
-It is the simulated cluster in virtual time. Its store's changes come out as a recording, in the
-format of `python -m exporter replay`, which is written by hand here: this shares no mistake with
-what reads it.
+The simulated cluster runs in virtual time, and its changes come out as a recording.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
-import msgspec
-
-from exporter.demo import controller, objects
-from exporter.demo.cluster import Cluster, Fate
+from exporter.demo import objects, webhooks
+from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
+from exporter.demo.plan import Fate
+from exporter.demo.recorder import Recorder
 from exporter.demo.scenario import BROKEN
-from exporter.demo.status import Resource
-from exporter.demo.store import (
-    KUBEVIRTS,
-    MIGRATIONS,
-    NAMESPACES,
-    NODES,
-    PODS,
-    VMIS,
-    decode_body,
-)
+from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
 
 
 BEGAN = datetime(2026, 1, 5, tzinfo=UTC)
@@ -45,7 +34,7 @@ BEGAN = datetime(2026, 1, 5, tzinfo=UTC)
 WARM_UP = timedelta(hours=1)
 STEP = timedelta(minutes=1)
 WINDOW = 1_000
-"""How many changes the store keeps: nobody watches this cluster from afar."""
+"""Changes that the store keeps: few, as nothing watches this cluster over HTTP."""
 NAMESPACE = "pilot"
 
 NODES_COUNT = 10
@@ -67,16 +56,16 @@ CYCLE = timedelta(minutes=5)
 EVICTIONS = 5
 EVICTIONS_PER_NODE = 2
 ABOVE_MEAN = 0.10
-"""So far above the mean a node is over-utilised (`useDeviationThresholds`, low 0, high 10)."""
+"""A node this far above the mean is over-utilised (`useDeviationThresholds`, high 10)."""
 
 HOT_HOURS = (10, 18)
-"""The hours of hotspots on weekdays: one follows the other, and on Tuesday twice as fast."""
+"""Hotspots follow one another in these hours of weekdays, on Tuesday twice as fast."""
 HOT_LASTS = 2
 HOT_LASTS_ON_TUESDAY = 1
 HOT_NODES = 2
 HOT_NODES_ON_TUESDAY = 3
 HOT_VMS = 9
-"""How many VMs of a node become hot together."""
+"""VMs of a node that become hot together."""
 WEEKEND = 0.9
 SPIKE_HOURS = (8, 20)
 SPIKE_LASTS = timedelta(minutes=15)
@@ -85,13 +74,13 @@ BATCH_VMS = 12
 BATCH_HOURS = (22, 6)
 
 DOWNTIME_SECONDS = 0.3
-"""QEMU's default `downtime-limit`: what can be copied in so long is copied with the VM stopped."""
+"""QEMU's default `downtime-limit`: the last round is copied with the VM stopped."""
 MOST_ROUNDS = 30
 HAND_HOURS = (10.2, 14.2)
 HAND_VMS = 8
-CURE_HOURS = (9, 13, 17)
-CURED_AFTER = timedelta(hours=2)
-"""How old an evacuation is that somebody cancels when they look."""
+CANCEL_HOURS = (9, 13, 17)
+CANCEL_AFTER = timedelta(hours=2)
+"""The age from which people cancel an evacuation."""
 DRAIN_LASTS = timedelta(hours=2)
 DRAIN_EVERY = timedelta(minutes=1)
 
@@ -109,7 +98,7 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vm:
-    """One VM: its size, its mean load as a share of its cores, and what it does at which hours."""
+    """One VM: its size, its mean load as a share of its cores, and its daily pattern."""
 
     name: str
     cores: float
@@ -121,7 +110,7 @@ class Vm:
     trouble: Trouble | None = None
 
 
-def cast_vms(seed: int) -> list[Vm]:
+def make_vms(seed: int) -> list[Vm]:
     """The 148 VMs of a seed."""
     chance = random.Random(f"week {seed}")
     low, high = (math.log(mbps) for mbps in DIRTY_MBPS)
@@ -146,7 +135,7 @@ def cast_vms(seed: int) -> list[Vm]:
 
 
 def copy_seconds(gib: float, dirty_mbps: float, gbps: float) -> float:
-    """How long pre-copy takes: rounds that each send what the one before let get dirty.
+    """Seconds of a pre-copy migration: each round sends the pages that got dirty in the last.
 
     With D the dirty rate, R the bandwidth and M the memory, round i sends M (D/R)^i, so that n
     rounds take M/R (1 - (D/R)^(n+1)) / (1 - D/R), until the rest fits the downtime (Clark et al.,
@@ -162,39 +151,39 @@ def copy_seconds(gib: float, dirty_mbps: float, gbps: float) -> float:
 
 
 class Week:
-    """The cluster of a seed, from Monday on for so many days; `lines` plays it, once."""
+    """The cluster of a seed, from Monday on; `lines` runs it, once."""
 
     def __init__(self, seed: int = 1, days: float = 7.0) -> None:
-        self.vms = {vm.name: vm for vm in cast_vms(seed)}
+        self.vms = {vm.name: vm for vm in make_vms(seed)}
         self.days = days
         self.evictions = 0
-        """How many the descheduler asked for."""
+        """Evictions by the descheduler."""
         self.cluster = Cluster(BEGAN - WARM_UP, self, nodes=NODES_COUNT, seed=seed, window=WINDOW)
         self._seed = seed
         self._chance = random.Random(f"events of week {seed}")
         self._placed: dict[str, str] = {}
         self._hot: dict[str, datetime] = {}
         self._cordoned: set[str] = set()
-        self._tape = _Tape(self.cluster)
+        self._recorder = Recorder(self.cluster)
 
     def lines(self) -> Iterator[bytes]:
-        """The recording, line by line, as the cluster goes on."""
+        """Run the cluster; yields its recording line by line."""
         self._populate()
         self.cluster.step(BEGAN)
-        yield from self._tape.begin()
+        yield from self._recorder.begin()
         self._plan()
         ends = BEGAN + timedelta(days=self.days)
         now = BEGAN
         while now < ends:
             now = min(now + STEP, ends)
             self.cluster.step(now)
-            yield from self._tape.take()
-        yield self._tape.end()
+            yield from self._recorder.take()
+        yield self._recorder.end()
 
-    # What the cluster asks
+    # The cluster's plan
 
-    def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002 (each attempt is like the last)
-        """What becomes of a VM's migration."""
+    def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002 (all attempts are alike)
+        """How a VM's migration ends."""
         vm = self.vms[vmi["metadata"]["name"]]
         if vm.trouble is Trouble.UNSCHEDULABLE:
             return Fate("unschedulable")
@@ -205,21 +194,21 @@ class Week:
         return Fate("succeeds", seconds)
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
-        """Where least memory is asked for (`LeastAllocated`): the scheduler knows no load."""
+        """The node with the least memory requested (`LeastAllocated`), whatever its load."""
         name = vmi["metadata"]["name"]
-        asked = dict.fromkeys(free, 0.0)
+        requested = dict.fromkeys(free, 0.0)
         for other, host in self._placed.items():
-            if host in asked and other != name:
-                asked[host] += self.vms[other].gib
+            if host in requested and other != name:
+                requested[host] += self.vms[other].gib
         hosts = [host for host in free if host not in self._cordoned] or list(free)
-        chosen = min(hosts, key=lambda host: asked[host] + self._chance.uniform(0.0, 100.0))
+        chosen = min(hosts, key=lambda host: requested[host] + self._chance.uniform(0.0, 100.0))
         self._placed[name] = chosen
         return chosen
 
     # Loads
 
     def load(self, vm: Vm, now: datetime) -> float:
-        """How many cores it uses."""
+        """Cores it uses."""
         share = vm.load * (1 + 0.1 * math.sin(math.tau * _hour(now) / 24 + vm.shift))
         if now.weekday() >= 5:
             share *= WEEKEND
@@ -228,15 +217,15 @@ class Week:
         return min(share, 1.0) * vm.cores
 
     def memory(self, vm: Vm, now: datetime) -> float:
-        """How many GiB it uses."""
+        """GiB it uses."""
         return vm.gib * (0.95 if _runs_batch(vm, now) else 0.55)
 
     def dirty_mbps(self, vm: Vm) -> float:
-        """How fast it writes to its memory: the batch writes as fast as any VM."""
+        """How fast it dirties memory; a batch at the highest rate."""
         return DIRTY_MBPS[1] if _runs_batch(vm, self.cluster.instant) else vm.dirty_mbps
 
     def node_shares(self, now: datetime) -> dict[str, tuple[float, float]]:
-        """Which shares of its cores and of its memory each node uses."""
+        """The share of its cores and of its memory that each node uses."""
         used = {host: [0.0, 0.0] for host in self.cluster.nodes}
         for name, host in self._placed.items():
             used[host][0] += self.load(self.vms[name], now) / NODE_CORES
@@ -246,7 +235,7 @@ class Week:
     # The descheduler
 
     def _deschedule(self) -> None:
-        """One cycle of LowNodeUtilization, which asks nobody but KubeVirt's webhook."""
+        """One cycle of LowNodeUtilization, without the exporter's plugin."""
         now = self.cluster.instant
         self._locate()
         shares = self.node_shares(now)
@@ -262,7 +251,7 @@ class Week:
                 left -= self._relieve(host, above, budget, now)
 
     def _relieve(self, host: str, above: Sequence[float], budget: int, now: datetime) -> int:
-        """Evict the heaviest until the node is no more than its tenth above the mean."""
+        """Evict the heaviest VMs until the node is below the threshold."""
         by_cores = above[0] >= above[1]
         excess = max(above) - ABOVE_MEAN
 
@@ -275,7 +264,7 @@ class Week:
             if evicted == budget or excess <= 0:
                 break
             pod = self.cluster.launcher(NAMESPACE, vm.name)
-            if pod is None or objects.EVICTION_IN_PROGRESS in objects.notes(pod):
+            if pod is None or objects.EVICTION_IN_PROGRESS in objects.annotations(pod):
                 continue
             answer = self.cluster.evict(NAMESPACE, pod["metadata"]["name"], descheduler=True)
             if "Eviction triggered evacuation" in answer.message:
@@ -285,7 +274,7 @@ class Week:
         return evicted
 
     def _locate(self) -> None:
-        """Read off where each VM is."""
+        """Note the node of each VM."""
         for name in self.vms:
             vmi = self.cluster.vmi(NAMESPACE, name)
             where = "" if vmi is None else vmi["status"].get("nodeName", "")
@@ -293,8 +282,8 @@ class Week:
                 self._placed[name] = where
 
     def _leaving(self, host: str) -> int:
-        """How many VMs are being evacuated from a node."""
-        return sum(objects.evacuated_node(vmi) == host for vmi in self._tape.vmis())
+        """Count the VMs that are being evacuated from a node."""
+        return sum(objects.evacuated_node(vmi) == host for vmi in self._recorder.vmis())
 
     # People
 
@@ -314,12 +303,12 @@ class Week:
         )
 
     def _plan(self) -> None:
-        """All that is to happen, from the start on."""
+        """Queue everything that happens."""
         self._every(CYCLE, self._deschedule)
         for day in range(math.ceil(self.days)):
             midnight = timedelta(days=day)
             weekday = (BEGAN + midnight).weekday()
-            # Of its own, so that a shorter week is the beginning of a longer one.
+            # A generator per day, so that a shorter week is the beginning of a longer one.
             chance = random.Random(f"day {day} of week {self._seed}")
             lasts, nodes = (
                 (HOT_LASTS_ON_TUESDAY, HOT_NODES_ON_TUESDAY)
@@ -334,10 +323,10 @@ class Week:
                 self._at(midnight + at, self._heater(1, SPIKE_LASTS))
             for by_hand in HAND_HOURS if weekday < 5 else ():
                 self._at(midnight + timedelta(hours=by_hand), self._relieve_by_hand)
-            for cured in CURE_HOURS:
-                self._at(midnight + timedelta(hours=cured), self._cure)
+            for hour in CANCEL_HOURS:
+                self._at(midnight + timedelta(hours=hour), self._cancel_stuck)
         self._at(timedelta(days=2, hours=20), lambda: self._drain_node_of(Trouble.UNSCHEDULABLE))
-        self._at(timedelta(days=3, hours=3), self._renew)
+        self._at(timedelta(days=3, hours=3), self._recreate)
         self._at(timedelta(days=5, hours=7), lambda: self._drain_node_of(Trouble.FAILING))
 
     def _at(self, offset: timedelta, action: Callable[[], None]) -> None:
@@ -353,7 +342,7 @@ class Week:
         self.cluster.after(interval.total_seconds(), again)
 
     def _heater(self, nodes: int, lasts: timedelta) -> Callable[[], None]:
-        """So many nodes have some VMs each that become hot together, for so long."""
+        """An action that makes some VMs of each of `nodes` nodes hot."""
 
         def heat() -> None:
             self._locate()
@@ -365,9 +354,9 @@ class Week:
         return heat
 
     def _relieve_by_hand(self) -> None:
-        """Somebody moves the heaviest VMs off the busiest node, as `virtctl migrate` does.
+        """Somebody migrates the heaviest VMs of the busiest node, as `virtctl migrate` does.
 
-        KubeVirt lets two leave at once: the others wait, and the descheduler may want them too.
+        KubeVirt lets two leave at once. The others wait, and the descheduler may evict them too.
         """
         self._locate()
         now = self.cluster.instant
@@ -379,24 +368,24 @@ class Week:
             vmi = self.cluster.vmi(NAMESPACE, vm.name)
             if vmi is None or objects.evacuated_node(vmi) or objects.is_migrating(vmi):
                 continue
-            migration = controller.admit_migration(objects.build_migration(vmi))
+            migration = webhooks.admit_migration(objects.build_migration(vmi))
             self.cluster.store.create(MIGRATIONS, migration)
 
-    def _cure(self) -> None:
-        """Somebody cancels what has got nowhere for long."""
-        for vmi in self._tape.vmis():
+    def _cancel_stuck(self) -> None:
+        """Somebody cancels old evacuations."""
+        for vmi in self._recorder.vmis():
             requested = objects.condition(vmi, "EvictionRequested")
             if requested is None:
                 continue
-            since = objects.parse(requested["lastTransitionTime"])
-            if self.cluster.instant - since > CURED_AFTER:
+            since = objects.parse_time(requested["lastTransitionTime"])
+            if self.cluster.instant - since > CANCEL_AFTER:
                 self._cancel(vmi["metadata"]["name"])
 
     def _cancel(self, name: str) -> None:
-        self.cluster.change_vmi(NAMESPACE, name, controller.cancel_evacuation)
+        self.cluster.change_vmi(NAMESPACE, name, webhooks.cancel_evacuation)
 
     def _drain_node_of(self, trouble: Trouble) -> None:
-        """Somebody drains the node of that VM, gives up after two hours, and opens it again."""
+        """Somebody drains the node of such a VM, and after two hours gives up and uncordons it."""
         self._locate()
         host = next(self._placed[vm.name] for vm in self.vms.values() if vm.trouble is trouble)
         until = self.cluster.instant + DRAIN_LASTS
@@ -416,21 +405,11 @@ class Week:
 
         drain()
 
-    def _renew(self) -> None:
-        """Some small VMs are made anew under their names."""
+    def _recreate(self) -> None:
+        """Somebody recreates the small VMs."""
         for vm in self.vms.values():
             if vm.name.startswith("util"):
-                self.cluster.delete_vmi(NAMESPACE, vm.name)
-                self._create_when_gone(vm)
-
-    def _create_when_gone(self, vm: Vm) -> None:
-        def look() -> None:
-            if self.cluster.vmi(NAMESPACE, vm.name) is None:
-                self._create(vm)
-            else:
-                self._create_when_gone(vm)
-
-        self.cluster.after(1.0, look)
+                self.cluster.recreate_vmi(NAMESPACE, vm.name, functools.partial(self._create, vm))
 
 
 def _hour(now: datetime) -> float:
@@ -439,131 +418,3 @@ def _hour(now: datetime) -> float:
 
 def _runs_batch(vm: Vm, now: datetime) -> bool:
     return vm.is_batch and not BATCH_HOURS[1] <= _hour(now) < BATCH_HOURS[0]
-
-
-# The recording
-
-_METADATA = dict.fromkeys(("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp"))
-_STATE = dict.fromkeys(
-    ("migrationUid", "startTimestamp", "endTimestamp", "completed", "failed", "mode")
-)
-_CONDITIONS = dict.fromkeys(("type", "status", "lastTransitionTime"))
-_KEPT: Mapping[Resource, Mapping[str, Any]] = {
-    VMIS: {
-        "metadata": _METADATA | {"annotations": {objects.EVICTION_SOURCE: None}},
-        "spec": {"evictionStrategy": None},
-        "status": {
-            "nodeName": None,
-            "evacuationNodeName": None,
-            "migrationState": _STATE,
-            "conditions": _CONDITIONS,
-        },
-    },
-    MIGRATIONS: {
-        "metadata": _METADATA
-        | {"annotations": {objects.EVACUATION: None, objects.WORKLOAD_UPDATE: None}},
-        "spec": {"vmiName": None, "priority": None},
-        "status": {
-            "phase": None,
-            "phaseTransitionTimestamps": {"phase": None, "phaseTransitionTimestamp": None},
-            "migrationState": _STATE,
-            "conditions": _CONDITIONS,
-        },
-    },
-    PODS: {
-        "metadata": _METADATA
-        | {
-            "labels": {objects.CREATED_BY: None, objects.MIGRATION_JOB: None},
-            "annotations": {objects.EVICTION_IN_PROGRESS: None},
-        },
-        "spec": {"nodeName": None},
-        "status": {"phase": None, "conditions": {"type": None, "status": None}},
-    },
-    KUBEVIRTS: {"metadata": _METADATA, "spec": {"configuration": {"migrations": None}}},
-}
-"""What of each object is recorded: field by field, None for all that stands there."""
-
-
-class _Tape:
-    """What the store's changes are as lines; a change of what is not recorded is no line."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._last: dict[tuple[Resource, str], bytes] = {}
-        self._vmis: dict[str, Object] = {}
-        self._lines: list[bytes] = []
-        self._read = dict.fromkeys(_KEPT, 0)
-
-    def vmis(self) -> list[Object]:
-        """Every VMI as it was last told."""
-        self._note()
-        return list(self._vmis.values())
-
-    def begin(self) -> Iterator[bytes]:
-        """The header, and all that is there."""
-        yield _encode({"format": "kubevirt-eviction-exporter/recording", "version": 1})
-        self._cluster.store.listeners.add(self._note)
-        self._note()
-        self._lines.clear()
-        self._last.clear()
-        for resource in _KEPT:
-            for entry in self._cluster.store.shelves[resource].all():
-                self._put("ADDED", resource, entry.key, entry.body)
-            self._lines.append(self._line("SYNCED", resource, None))
-        yield from self.take()
-
-    def take(self) -> Iterator[bytes]:
-        """What has come since the last time."""
-        lines, self._lines = self._lines, []
-        yield from lines
-
-    def end(self) -> bytes:
-        """The last line."""
-        return _encode({"at": _stamp(self._cluster.instant), "type": "ENDED"})
-
-    def _note(self) -> None:
-        """Something has changed in the store, just now."""
-        for resource in _KEPT:
-            changes = self._cluster.store.shelves[resource].since(self._read[resource])
-            for change in changes or ():
-                self._read[resource] = change.revision
-                self._put(change.kind, resource, change.key, change.body)
-
-    def _put(self, kind: str, resource: Resource, key: str, body: bytes) -> None:
-        made = decode_body(body)
-        kept = _cut(made, _KEPT[resource])
-        if kind == "DELETED":
-            self._last.pop((resource, key), None)
-            self._vmis.pop(key, None) if resource is VMIS else None
-            kept = {
-                "metadata": _cut(made["metadata"], {"namespace": None, "name": None, "uid": None})
-            }
-        else:
-            if resource is VMIS:
-                self._vmis[key] = made
-            told = msgspec.json.encode(kept)
-            if self._last.get((resource, key)) == told:
-                return
-            self._last[resource, key] = told
-        self._lines.append(self._line(kind, resource, kept))
-
-    def _line(self, kind: str, resource: Resource, made: object) -> bytes:
-        head = {"at": _stamp(self._cluster.instant), "type": kind, "resource": resource.plural}
-        return _encode(head if made is None else head | {"object": made})
-
-
-def _cut(made: Any, kept: Mapping[str, Any] | None) -> Any:
-    """What of decoded JSON is kept; each item of a list alike."""
-    if kept is None or made is None:
-        return made
-    if isinstance(made, list):
-        return [_cut(one, kept) for one in made]
-    return {field: _cut(made[field], below) for field, below in kept.items() if field in made}
-
-
-def _encode(line: object) -> bytes:
-    return msgspec.json.encode(line) + b"\n"
-
-
-def _stamp(instant: datetime) -> str:
-    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,1 +1,1 @@
-"""Recordings of a cluster, and what another policy would have done."""
+"""Recordings of a cluster, and what another policy would have done with them."""

@@ -1,4 +1,4 @@
-"""What policies would have done, beside each other: a table for people, JSON for machines."""
+"""Shows what policies would have done, side by side: as a table or as JSON."""
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.engine.model import Instant, Policy, Reason, Seconds
-from exporter.kube.kubevirt import stamp
 from exporter.settings import format_duration
-from exporter.text import escape, split_span
-from exporter.whatif.replay import (
+from exporter.text import escape, split_span, write_instant
+from exporter.whatif.account import (
     Account,
     Comparison,
     Contender,
@@ -24,10 +23,10 @@ from exporter.whatif.replay import (
 
 
 STUCK_SHOWN = 10
-"""How many stuck evacuations the table names; the JSON has more."""
+"""How many stuck evacuations the table lists; the JSON has more."""
 PLAIN_WIDTH = 200
-"""Columns where there is no terminal, so that no line is cut for want of one."""
-WIDEST = 1_000
+"""Columns if there is no terminal, enough for every line."""
+UNLIMITED = 1_000
 
 _Row: TypeAlias = tuple[str, list[str]]
 
@@ -39,7 +38,7 @@ _REASONS = {
 
 
 def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: bool) -> None:
-    """Print the table; `width` None: there is no terminal, lines may be as long as they are."""
+    """Print the table; `width` is None if there is no terminal."""
     text = StringIO()
     console = Console(
         file=text,
@@ -56,37 +55,37 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
     stuck = _gather_stuck(comparison)
     if stuck:
         console.print()
-        console.print("Stuck evacuations, those that lasted longest first")
+        console.print("Stuck evacuations, the longest first")
         table = _stuck_table(stuck, len(comparison.accounts))
-        # A terminal that is too narrow breaks the lines: names and instants are not cut short.
-        boundless = console.options.update(width=WIDEST)
-        console.width = max(console.width, Measurement.get(console, boundless, table).maximum)
+        # Names and instants are never cut: on a narrow terminal the lines wrap.
+        unlimited = console.options.update(width=UNLIMITED)
+        console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
         console.print(table)
     for line in text.getvalue().splitlines():
         print(line.rstrip(), file=stream)
 
 
 def to_json(comparison: Comparison, remarks: Sequence[str] = ()) -> dict[str, Any]:
-    """The same, and more of it: instants as RFC 3339, durations in seconds."""
+    """Everything as JSON: instants as RFC 3339, durations in seconds."""
     return {
-        "began": stamp(comparison.began),
-        "ended": stamp(comparison.ended),
+        "began": write_instant(comparison.began),
+        "ended": write_instant(comparison.ended),
         "events": comparison.events,
         "vms": comparison.vms,
         "vmSeconds": round(comparison.vm_seconds, 3),
         "remarks": list(remarks),
-        "policies": [_tell_account(account, comparison) for account in comparison.accounts],
+        "policies": [_account_json(account, comparison) for account in comparison.accounts],
     }
 
 
 def share_of(part: float, whole: float) -> float:
-    """A share, 0 where there is nothing to share."""
+    """`part` as a share of `whole`, 0 if there is nothing to share."""
     return part / whole if whole else 0.0
 
 
 def _headline(comparison: Comparison) -> str:
     return (
-        f"{stamp(comparison.began)} to {stamp(comparison.ended)}"
+        f"{write_instant(comparison.began)} to {write_instant(comparison.ended)}"
         f" ({_span(comparison.ended - comparison.began)}), {comparison.events:,} events,"
         f" {comparison.vms:,} VMs"
     )
@@ -106,25 +105,25 @@ def _table(comparison: Comparison) -> Table:
 def _rows(comparison: Comparison) -> Iterator[_Row]:
     accounts = comparison.accounts
 
-    def each(of: Any) -> list[str]:
-        return [of(account) for account in accounts]
+    def each(cell: Any) -> list[str]:
+        return [cell(account) for account in accounts]
 
     yield "Cooldown, cap, window", each(lambda a: _settings_of(a.contender.policy))
     yield "Guards: pending, evacuations", each(lambda a: _guards_of(a.contender.policy))
     yield "", each(lambda _: "")
-    yield "Evictions asked for", each(lambda a: f"{a.asked:,}")
+    yield "Evictions requested", each(lambda a: f"{a.asked:,}")
     yield "  allowed", each(lambda a: _part(a.allowed, a.asked))
     yield "  refused", each(lambda a: _part(a.refused_in_all, a.asked))
     for reason, name in _REASONS.items():
         yield f"  {name}", each(lambda a, r=reason: f"{a.refused.get(r, 0):,}")
-    yield "Evictions nobody is asked about", each(lambda a: f"{a.others:,}")
+    yield "Evictions always allowed", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
     yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
     yield "  VMs that migrated", each(lambda a: f"{a.migrations.per_vm.total:,}")
     yield "  per VM: mean", each(lambda a: f"{_mean(a.migrations.per_vm):.1f}")
     for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
         yield f"  per VM: {name}", each(lambda a, s=share: f"{a.migrations.per_vm.quantile(s):,}")
-    yield "  per VM: most", each(lambda a: f"{a.migrations.per_vm.most:,}")
+    yield "  per VM: most", each(lambda a: f"{a.migrations.per_vm.max:,}")
     yield "Time under cooldown", each(lambda a: _span(a.cooldown_seconds))
     whole = comparison.vm_seconds
     yield "  of all VMs' time", each(lambda a: f"{share_of(a.cooldown_seconds, whole):.2%}")
@@ -140,7 +139,7 @@ def _rows(comparison: Comparison) -> Iterator[_Row]:
 
 
 def _gather_stuck(comparison: Comparison) -> list[tuple[StuckEvacuation, list[str]]]:
-    """Each stuck evacuation once, with those in whose world it was; the longest first."""
+    """Each stuck evacuation once, with the policies under which it was stuck; longest first."""
     found: dict[tuple[str, str, Instant], tuple[StuckEvacuation, list[str]]] = {}
     for account in comparison.accounts:
         for one in account.stuck.longest:
@@ -154,7 +153,7 @@ def _gather_stuck(comparison: Comparison) -> list[tuple[StuckEvacuation, list[st
     return sorted(found.values(), key=lasted, reverse=True)[:STUCK_SHOWN]
 
 
-def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], worlds: int) -> Table:
+def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for name in ("VM", "from", "requested", "alert after", "lasted", "at the alert", "in"):
         table.add_column(name)
@@ -164,20 +163,20 @@ def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], worlds: int) ->
         table.add_row(
             Text(escape(f"{one.namespace}/{one.name}")),
             Text(escape(one.node)),
-            stamp(one.requested_at),
+            write_instant(one.requested_at),
             "none" if after is None else _span(after),
             "not over" if lasted is None else _span(lasted),
             f"{one.state}, {one.source}",
-            Text("all" if len(names) == worlds else ", ".join(names)),
+            Text("all" if len(names) == policies else ", ".join(names)),
         )
     return table
 
 
-def _tell_account(account: Account, comparison: Comparison) -> dict[str, Any]:
+def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
     stuck, migrations = account.stuck, account.migrations
     return {
         "name": account.contender.name,
-        **_tell_settings(account.contender),
+        **_settings_json(account.contender),
         "evictions": {
             "asked": account.asked,
             "allowed": account.allowed,
@@ -187,7 +186,7 @@ def _tell_account(account: Account, comparison: Comparison) -> dict[str, Any]:
         "migrations": {
             "ended": migrations.ended,
             "failed": migrations.failed,
-            "perVm": _tell_histogram(migrations.per_vm),
+            "perVm": _histogram_json(migrations.per_vm),
         },
         "cooldown": {
             "seconds": round(account.cooldown_seconds, 3),
@@ -199,19 +198,19 @@ def _tell_account(account: Account, comparison: Comparison) -> dict[str, Any]:
             "alerted": stuck.alerted,
             "openAtEnd": stuck.open_at_end,
             "byState": dict(sorted(stuck.by_state.items())),
-            "minutesToAlert": _tell_histogram(stuck.minutes_to_alert),
-            "minutesAlerting": _tell_histogram(stuck.minutes_alerting),
-            "longest": [_tell_stuck(one) for one in stuck.longest],
+            "minutesToAlert": _histogram_json(stuck.minutes_to_alert),
+            "minutesAlerting": _histogram_json(stuck.minutes_alerting),
+            "longest": [_stuck_json(one) for one in stuck.longest],
         },
         "overTime": {
-            "allowed": _tell_timeline(account.allowed_over_time),
-            "refused": _tell_timeline(account.refused_over_time),
-            "cooldownSeconds": _tell_timeline(account.cooling_over_time),
+            "allowed": _timeline_json(account.allowed_over_time),
+            "refused": _timeline_json(account.refused_over_time),
+            "cooldownSeconds": _timeline_json(account.cooling_over_time),
         },
     }
 
 
-def _tell_settings(contender: Contender) -> dict[str, Any]:
+def _settings_json(contender: Contender) -> dict[str, Any]:
     policy, stuck = contender.policy, contender.stuck
     return {
         "policy": {
@@ -233,34 +232,34 @@ def _tell_settings(contender: Contender) -> dict[str, Any]:
     }
 
 
-def _tell_histogram(histogram: Histogram) -> dict[str, Any]:
+def _histogram_json(histogram: Histogram) -> dict[str, Any]:
     return {
         "count": histogram.total,
         "mean": round(_mean(histogram), 3),
         "p50": histogram.quantile(0.5),
         "p99": histogram.quantile(0.99),
-        "max": histogram.most,
+        "max": histogram.max,
         "counts": {str(value): times for value, times in sorted(histogram.counts.items())},
     }
 
 
-def _tell_timeline(timeline: Timeline) -> dict[str, Any]:
+def _timeline_json(timeline: Timeline) -> dict[str, Any]:
     return {
         "binSeconds": timeline.width,
         "bins": [round(amount, 3) for amount in timeline.bins],
     }
 
 
-def _tell_stuck(one: StuckEvacuation) -> dict[str, Any]:
+def _stuck_json(one: StuckEvacuation) -> dict[str, Any]:
     return {
         "namespace": one.namespace,
         "name": one.name,
         "evacuationNodeName": one.node,
         "source": one.source,
-        "requestedAt": stamp(one.requested_at),
-        "stuckAt": stamp(one.stuck_at),
-        "alertedAt": None if one.alerted_at is None else stamp(one.alerted_at),
-        "endedAt": None if one.ended_at is None else stamp(one.ended_at),
+        "requestedAt": write_instant(one.requested_at),
+        "stuckAt": write_instant(one.stuck_at),
+        "alertedAt": None if one.alerted_at is None else write_instant(one.alerted_at),
+        "endedAt": None if one.ended_at is None else write_instant(one.ended_at),
         "state": one.state,
         "stuckBy": list(one.causes),
     }
@@ -295,5 +294,5 @@ def _minutes(histogram: Histogram, share: float) -> str:
 
 
 def _span(seconds: Seconds) -> str:
-    """A duration for people, in its two greatest units."""
+    """A duration in its two largest units."""
     return " ".join(f"{count}{unit}" for count, unit in split_span(round(seconds), 2)) or "0s"

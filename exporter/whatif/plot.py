@@ -1,5 +1,6 @@
-"""The plot of a comparison, through Matplotlib: it is the optional extra `plot`, so that this
-module is imported only where a plot is asked for.
+"""Plots a comparison with Matplotlib.
+
+Matplotlib is the optional extra `plot`: import this module only if a plot was requested.
 """
 
 from datetime import UTC, datetime
@@ -12,30 +13,28 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
-from exporter.kube.kubevirt import stamp
-from exporter.whatif.replay import Comparison, Histogram, Timeline
+from exporter.text import write_instant
+from exporter.whatif.account import Comparison, Histogram, Timeline
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, which people with any colour vision can tell apart."""
+"""By Okabe and Ito: distinct for people with any colour vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
-
-
 LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
-"""Matplotlib's dates end with the year 9999, and an axis reaches beyond what is drawn on it."""
+"""Matplotlib's dates end with the year 9999, and an axis extends beyond its data."""
 
 
 class CannotDraw(Exception):
-    """The comparison is none that can be drawn; the text says why."""
+    """The comparison cannot be drawn; the text says why."""
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """Write the plot as PNG or SVG, by the path's suffix; equal comparisons give equal files.
+    """Write the plot as PNG or SVG, by the suffix; equal comparisons give equal files.
 
     Raises OSError, or CannotDraw.
     """
     if comparison.ended > LAST_DRAWN:
-        raise CannotDraw(f"there is no calendar to draw {stamp(comparison.ended)} on")
+        raise CannotDraw(f"there is no calendar to draw {write_instant(comparison.ended)} on")
     mpl.rcParams["svg.hashsalt"] = "kubevirt-eviction-exporter"
     figure = Figure(figsize=(11, 10), layout="constrained")
     over_time, cooling, per_vm = figure.subplots(3, 1, height_ratios=(5, 3, 4))
@@ -53,10 +52,10 @@ def draw(comparison: Comparison, path: Path) -> None:
 
 
 def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
-    """How many were allowed (solid) and refused (dashed) by each instant."""
+    """Evictions allowed (solid) and refused (dashed) so far, over time."""
     axes.set_title("Evictions so far: allowed (solid), refused (dashed)", loc="left")
     for number, account in enumerate(comparison.accounts):
-        color, mark, width = _look(number, comparison)
+        color, mark, width = _style(number, comparison)
         for timeline, line in (
             (account.allowed_over_time, "-"),
             (account.refused_over_time, "--"),
@@ -79,10 +78,10 @@ def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
 
 
 def _draw_cooling(axes: Axes, comparison: Comparison) -> None:
-    """How many VMs were under cooldown, on average over each stretch of time."""
+    """VMs under cooldown over time, as the average of each bin."""
     axes.set_title("VMs under cooldown", loc="left")
     for number, account in enumerate(comparison.accounts):
-        color, _, width = _look(number, comparison)
+        color, _, width = _style(number, comparison)
         timeline = _coarser(account.cooling_over_time, bins=168)
         axes.step(
             _days(timeline),
@@ -101,10 +100,10 @@ def _draw_cooling(axes: Axes, comparison: Comparison) -> None:
 
 
 def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
-    """How many VMs migrated at least so often: the further right, the more one VM was moved."""
+    """How many VMs migrated at least N times: further right means a VM that moved more often."""
     axes.set_title("VMs that migrated at least so many times", loc="left")
     for number, account in enumerate(comparison.accounts):
-        color, mark, width = _look(number, comparison)
+        color, mark, width = _style(number, comparison)
         times, vms = _at_least(account.migrations.per_vm)
         axes.step(
             times,
@@ -132,21 +131,21 @@ def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylabel("VMs")
 
 
-def _look(number: int, comparison: Comparison) -> tuple[str, str, float]:
-    """Colour, mark and width: the first is the widest, and is seen below one that is equal."""
+def _style(number: int, comparison: Comparison) -> tuple[str, str, float]:
+    """Colour, mark and width. Earlier lines are wider, so an equal later one does not hide them."""
     width = 1.4 + 1.6 * (len(comparison.accounts) - 1 - number)
     return COLORS[number % len(COLORS)], MARKS[number % len(MARKS)], width
 
 
 def _days(timeline: Timeline) -> list[float]:
-    """When each bin begins, as Matplotlib counts: in days since 1970."""
+    """When each bin begins, in Matplotlib's unit: days since 1970."""
     return [
         (timeline.began + number * timeline.width) / 86_400 for number in range(len(timeline.bins))
     ]
 
 
 def _coarser(timeline: Timeline, *, bins: int) -> Timeline:
-    """The same in at most so many bins."""
+    """The same timeline in at most `bins` bins."""
     together = -(-len(timeline.bins) // bins) or 1
     sums = [
         sum(timeline.bins[first : first + together])
@@ -156,11 +155,12 @@ def _coarser(timeline: Timeline, *, bins: int) -> Timeline:
 
 
 def _at_least(histogram: Histogram) -> tuple[list[int], list[int]]:
+    """Each value, and how many observations are at least that."""
     values = sorted(histogram.counts)
     from_above = list(accumulate(histogram.counts[value] for value in reversed(values)))
     return values, from_above[::-1]
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """Without the instant of drawing, and without Matplotlib's version."""
+    """Leave out the date and Matplotlib's version."""
     return {"Date": None} if path.suffix == ".svg" else {"Software": None}

@@ -1,16 +1,16 @@
-"""Migrations as a Prometheus remembers them, from KubeVirt's own metrics, as recorded events.
+"""Turns KubeVirt's migration metrics in Prometheus into recorded events.
 
-For clusters of which there is no recording. KubeVirt's gauges tell of each VM the last migration
-(`vmistats_collector.go`) and which VMIMs exist by outcome (`migrationstats_collector.go`), so a
-range query over them tells when each began and ended. What they do not tell is in `REMARKS`, and
-what follows from it is decided here, once:
+This is for clusters without a recording. KubeVirt's gauges have each VM's last migration
+(`vmistats_collector.go`) and the existing VMIMs by outcome (`migrationstats_collector.go`). A range
+query over them shows when each migration began and ended. `REMARKS` says what they lack. Where
+they leave a gap, these rules fill it:
 
-- an evacuation is a migration that KubeVirt named `kubevirt-evacuation-...`; it was asked for when
-  its first migration began, or when the first attempt of it was seen failed; one that goes on
-  when the range begins was asked for before, and nobody is asked about it;
-- it goes on after a failure, for KubeVirt tries again, and is over where no attempt follows within
-  `RETRIED_WITHIN`;
-- a migration whose end was never seen has ended when it was seen last, at an unknown instant.
+- An evacuation is a migration that KubeVirt named `kubevirt-evacuation-...`. Its request is the
+  start of its first migration, or the first sample of its first failed attempt. If it runs when
+  the range begins, it was requested before that, and no policy decides about it.
+- It goes on after a failure, because KubeVirt tries again. It is over if no attempt follows within
+  `RETRIED_WITHIN`.
+- A migration without an end ended at its last sample, at an unknown instant.
 """
 
 import heapq
@@ -26,11 +26,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.credentials import (
-    UnsafeAddress,
+    UnsafeUrl,
     UnusableFile,
-    check_address,
+    check_url,
+    make_ssl_context,
     read_token,
-    read_trust,
 )
 from exporter.engine.model import (
     Instant,
@@ -43,7 +43,7 @@ from exporter.engine.model import (
     Vmim,
 )
 from exporter.engine.store import Key
-from exporter.kube.kubevirt import stamp
+from exporter.text import write_instant
 from exporter.whatif.recording import Kind, Recorded
 
 
@@ -53,14 +53,14 @@ SUCCEEDED = "kubevirt_vmi_migration_succeeded"
 FAILED = "kubevirt_vmi_migration_failed"
 METRICS = (STARTS, ENDS, SUCCEEDED, FAILED)
 
-MOST_POINTS = 1_000
-"""Points of a series in one answer: Prometheus refuses more than 11,000, and memory is ours."""
-ANSWER_WITHIN: Seconds = 120.0
+MAX_POINTS = 1_000
+"""Points per series and query, to bound memory; Prometheus allows 11,000."""
+TIMEOUT: Seconds = 120.0
 RETRIED_WITHIN: Seconds = 900.0
-"""KubeVirt's longest pause between attempts is 320 s (five failures are kept), and an attempt that
-finds no node lasts 300 s."""
+"""KubeVirt waits at most 320 s between attempts (it keeps five failures), and an attempt that finds
+no node lasts 300 s."""
 KEPT_VMIMS = 5
-"""How many finished VMIMs KubeVirt keeps of a VM."""
+"""How many finished VMIMs KubeVirt keeps per VM."""
 
 _EXPECTED = "expected http://HOST:PORT or https://HOST:PORT"
 _EVACUATION = "kubevirt-evacuation-"
@@ -68,22 +68,22 @@ _WORKLOAD_UPDATE = "kubevirt-workload-update-"
 
 REMARKS = (
     """\
-Played from Prometheus, which tells less than a recording:
-- Who asked for an evacuation is not known: each counts as the descheduler's, drains too.
-- When it was asked for is not known: it counts from its first migration's start, or from when an
-  attempt that never began was seen failed.
-- VMs are known by name: one made anew goes on as the old one, one that never migrated is not
-  there, and a migration shorter than the step may be missing.""",
+Played from Prometheus, which knows less than a recording:
+- The source of an evacuation is unknown: each counts as the descheduler's, drains too.
+- The time of its request is unknown: it counts from the start of its first migration, or from the
+  first sample of an attempt that failed before it began.
+- VMs are known by name only: a recreated VM counts as the old one, a VM that never migrated is
+  missing, and so may be a migration shorter than the step.""",
 )
 
 
-class NoRanges(Exception):
-    """Prometheus did not answer, or not as one; the text says what it said."""
+class QueryFailed(Exception):
+    """Prometheus did not answer, or not with data; the text says why."""
 
 
 @dataclass(frozen=True)
 class Prometheus:
-    """Where to ask, and with which token and authorities."""
+    """The address of a Prometheus, with a token and a CA."""
 
     url: str
     token_file: Path | None = None
@@ -92,9 +92,9 @@ class Prometheus:
 
 @dataclass
 class Span:
-    """One migration as the metrics tell of it; `vm` is the VM's name, `node` one it was on.
+    """One migration in the metrics; `vm` is the VM's name, `node` a node that it was on.
 
-    `seen_at` and `last_seen_at` are of samples.
+    `seen_at` and `last_seen_at` are its first and last sample.
     """
 
     namespace: str
@@ -109,12 +109,12 @@ class Span:
 
     @property
     def evacuates(self) -> bool:
-        """Whether KubeVirt's evacuation controller made it."""
+        """Whether KubeVirt's evacuation controller created it."""
         return self.name.startswith(_EVACUATION)
 
     @property
     def trigger(self) -> Trigger:
-        """What it was made for, by its name."""
+        """Why it was created, according to its name."""
         if self.evacuates:
             return Trigger.EVACUATION
         is_update = self.name.startswith(_WORKLOAD_UPDATE)
@@ -140,10 +140,10 @@ class _Answer(Struct):
 
 
 def cut_windows(began: Instant, ended: Instant, step: Seconds) -> Iterator[tuple[Instant, Instant]]:
-    """The range in windows of at most `MOST_POINTS` steps, which share no point."""
+    """Cut the range into windows of at most `MAX_POINTS` points, without overlap."""
     at = began
     while at <= ended:
-        until = min(at + (MOST_POINTS - 1) * step, ended)
+        until = min(at + (MAX_POINTS - 1) * step, ended)
         yield at, until
         at = until + step
 
@@ -154,37 +154,38 @@ async def fetch(
     ended: Instant,
     *,
     step: Seconds,
-    told: Callable[[Instant], None] = lambda _now: None,
+    progress: Callable[[Instant], None] = lambda _now: None,
 ) -> Spans:
-    """Every migration that the metrics tell of in that time. Raises `NoRanges`.
+    """Read every migration of that time. Raises `QueryFailed`.
 
-    `told` is called with the instant up to which was read.
+    `progress` is called with the instant read so far.
     """
     spans: Spans = {}
-    timeout = aiohttp.ClientTimeout(total=ANSWER_WITHIN)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     try:
-        check_address(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
-        trust, headers = read_trust(prometheus.ca_file), read_token(prometheus.token_file)
-    except (UnsafeAddress, UnusableFile) as trouble:
-        raise NoRanges(str(trouble)) from None
+        check_url(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
+        context = make_ssl_context(prometheus.ca_file)
+        headers = read_token(prometheus.token_file)
+    except (UnsafeUrl, UnusableFile) as trouble:
+        raise QueryFailed(str(trouble)) from None
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=trust), headers=headers, timeout=timeout
+        connector=aiohttp.TCPConnector(ssl=context), headers=headers, timeout=timeout
     ) as session:
         for since, until in cut_windows(began, ended, step):
             for metric in METRICS:
                 fields = {
                     "query": metric,
-                    "start": stamp(since),
-                    "end": stamp(until),
+                    "start": write_instant(since),
+                    "end": write_instant(until),
                     "step": f"{step:g}",
                 }
                 for series in await _ask(session, prometheus.url, fields):
                     note_series(spans, metric, series.metric, series.values)
-            told(until)
+            progress(until)
     if not spans:
-        raise NoRanges(
-            f"{prometheus.url} has no kubevirt_vmi_migration_* between {stamp(began)} and"
-            f" {stamp(ended)}: does it scrape KubeVirt?"
+        raise QueryFailed(
+            f"{prometheus.url} has no kubevirt_vmi_migration_* between {write_instant(began)} and"
+            f" {write_instant(ended)}: does it scrape KubeVirt?"
         )
     return spans
 
@@ -192,7 +193,7 @@ async def fetch(
 def note_series(
     spans: Spans, metric: str, labels: Mapping[str, str], values: list[tuple[float, str]]
 ) -> None:
-    """Take in one series of one window; windows come in their order."""
+    """Add one series of one window; windows come in order."""
     namespace = labels.get("exported_namespace") or labels.get("namespace", "")
     by_vmim = metric in (SUCCEEDED, FAILED)
     name = labels.get("vmim" if by_vmim else "migration_name", "")
@@ -214,23 +215,23 @@ def note_series(
         span.outcome = max(span.outcome, found)
 
 
-def tell(spans: Spans, began: Instant, ended: Instant) -> Iterator[Recorded]:
-    """The events that these migrations were, in their order, from `began` to `ended`."""
+def to_events(spans: Spans, began: Instant, ended: Instant) -> Iterator[Recorded]:
+    """The events of these migrations from `began` to `ended`, in order."""
     by_vm: dict[Key, list[Span]] = {}
     for span in spans.values():
         by_vm.setdefault((span.namespace, span.vm), []).append(span)
-    stories = [_Story(key, by_vm[key], began, ended) for key in sorted(by_vm)]
-    for story in stories:
-        yield from story.before()
+    histories = [_VmHistory(key, by_vm[key], began, ended) for key in sorted(by_vm)]
+    for history in histories:
+        yield from history.first_list()
     yield Recorded(began, Kind.SYNCED, Resource.VMIS)
     yield Recorded(began, Kind.SYNCED, Resource.VMIMS)
-    yield from heapq.merge(*(story.events() for story in stories), key=lambda event: event.at)
+    yield from heapq.merge(*(history.events() for history in histories), key=lambda event: event.at)
     yield Recorded(ended, Kind.ENDED)
 
 
 @dataclass
-class _Story:
-    """What happened to one VM."""
+class _VmHistory:
+    """The migrations of one VM, and the VMI and VMIMs as they change."""
 
     key: Key
     spans: list[Span]
@@ -253,23 +254,23 @@ class _Story:
             migratable=True,
         )
 
-    def before(self) -> Iterator[Recorded]:
-        """What was so already when the range begins."""
+    def first_list(self) -> Iterator[Recorded]:
+        """The objects that exist when the range begins."""
         for span in self._spans_before():
             self.vmims.append(span.name)
-            yield self._tell(self.began, _vmim(span, ended=True), Kind.ADDED)
+            yield self._event(self.began, _vmim(span, ended=True), Kind.ADDED)
             self.vmi = replace(self.vmi, migration=_state(span, ended=True))
-        going = self._going_at_beginning()
-        if going is not None and going.evacuates:
-            self.vmi = self._mark(going)
-        if going is not None and self._began_before(going):
-            self.running = going
-            yield self._tell(self.began, self._name(_vmim(going, ended=False)), Kind.ADDED)
-            self.vmi = replace(self.vmi, migration=_state(going, ended=False))
-        yield self._tell(self.began, self.vmi, Kind.ADDED)
+        running = self._find_running()
+        if running is not None and running.evacuates:
+            self.vmi = self._mark(running)
+        if running is not None and self._began_before(running):
+            self.running = running
+            yield self._event(self.began, self._with_node(_vmim(running, ended=False)), Kind.ADDED)
+            self.vmi = replace(self.vmi, migration=_state(running, ended=False))
+        yield self._event(self.began, self.vmi, Kind.ADDED)
 
     def events(self) -> Iterator[Recorded]:
-        """What happened from then on."""
+        """The changes after that."""
         before = self._spans_before()
         spans = [span for span in self.spans if span not in before]
         for span, following in zip_longest(spans, spans[1:]):
@@ -279,7 +280,7 @@ class _Story:
             if span.evacuates and not self.vmi.evacuation_node:
                 yield self._put(begins, self._mark(span))
             if span.start is not None and span is not self.running:
-                yield self._tell(begins, self._name(_vmim(span, ended=False)), Kind.ADDED)
+                yield self._event(begins, self._with_node(_vmim(span, ended=False)), Kind.ADDED)
                 yield self._put(begins, replace(self.vmi, migration=_state(span, ended=False)))
             if ends is None:
                 return
@@ -294,8 +295,8 @@ class _Story:
                 yield self._put(until, replace(self.vmi, evacuation_node=""))
 
     def _finish(self, span: Span, ends: Instant) -> Iterator[Recorded]:
-        """It is over: the VMIM is final, the VMI says so if it was handed to it."""
-        yield self._tell(ends, self._name(_vmim(span, ended=True)), Kind.MODIFIED)
+        """The migration ended: its VMIM is final, and if handed off, the VMI says so."""
+        yield self._event(ends, self._with_node(_vmim(span, ended=True)), Kind.MODIFIED)
         changed = self.vmi
         if span.start is not None:
             changed = replace(changed, migration=_state(span, ended=True))
@@ -313,15 +314,15 @@ class _Story:
             )
 
     def _spans_before(self) -> list[Span]:
-        """Those that had ended by then, as the metrics still told."""
+        """The migrations that ended before the range begins."""
         return [
             span
             for span in self.spans
             if (span.seen_at if span.start is None else span.end or math.inf) <= self.began
         ]
 
-    def _going_at_beginning(self) -> Span | None:
-        """What runs when the range begins, or is the next attempt of an evacuation under way."""
+    def _find_running(self) -> Span | None:
+        """The migration that runs when the range begins, or the next attempt of its evacuation."""
         before = self._spans_before()
         span = next((span for span in self.spans if span not in before), None)
         if span is None or self._began_before(span):
@@ -336,27 +337,28 @@ class _Story:
         return span.start is not None and span.start < self.began
 
     def _mark(self, span: Span) -> Vmi:
-        """The VMI as it is to leave its node."""
+        """The VMI with the evacuation's marker."""
         node = span.node or self.vmi.node or "unknown"
         return replace(self.vmi, evacuation_node=node, node=node)
 
     def _end_of(self, span: Span) -> Instant | None:
-        """When it was over; None where it was not."""
+        """When the migration ended, None if it still runs."""
         if span.end is not None:
             return max(span.end, _begin_of(span))
         if span.start is None:
             return span.seen_at
         return None if span.last_seen_at >= self.ended else span.last_seen_at
 
-    def _name(self, vmim: Vmim) -> Vmim:
+    def _with_node(self, vmim: Vmim) -> Vmim:
+        """An evacuation VMIM names the marker's node."""
         return replace(vmim, evacuates=self.vmi.evacuation_node) if vmim.evacuates else vmim
 
     def _put(self, at: Instant, vmi: Vmi) -> Recorded:
         self.vmi = vmi
-        return self._tell(at, vmi, Kind.MODIFIED)
+        return self._event(at, vmi, Kind.MODIFIED)
 
     @staticmethod
-    def _tell(at: Instant, fact: Vmi | Vmim, kind: Kind) -> Recorded:
+    def _event(at: Instant, fact: Vmi | Vmim, kind: Kind) -> Recorded:
         resource = Resource.VMIS if isinstance(fact, Vmi) else Resource.VMIMS
         return Recorded(at, kind, resource, fact)
 
@@ -416,11 +418,11 @@ async def _ask(
         async with session.post(where, data=fields) as response:
             body = await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise NoRanges(f"{where}: {str(error) or type(error).__name__}") from error
+        raise QueryFailed(f"{where}: {str(error) or type(error).__name__}") from error
     try:
         answer = msgspec.json.decode(body, type=_Answer)
     except msgspec.MsgspecError:
-        raise NoRanges(f"{where}: {response.status}, and no answer of Prometheus's API") from None
+        raise QueryFailed(f"{where}: {response.status}, no answer of Prometheus's API") from None
     if answer.status != "success":
-        raise NoRanges(f"{where}: {response.status} {answer.error}")
+        raise QueryFailed(f"{where}: {response.status} {answer.error}")
     return answer.data.result

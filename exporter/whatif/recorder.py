@@ -1,6 +1,6 @@
-"""Writes what a cluster says to a recording: the exporter's own watch, and a store that keeps tape.
+"""Records a cluster: the exporter's own watch, with a store that writes each change to a file.
 
-What is written is what the store took in, so that a relist repeats nothing, and what it lacks is
+Only changes of the store are written, so a relist repeats nothing, and objects missing from it are
 recorded as deleted.
 """
 
@@ -37,7 +37,7 @@ from exporter.whatif.recording import Kind
 
 
 FLUSHED_EVERY: Seconds = 5.0
-"""How much of a recording a crash may cost."""
+"""How much of a recording a crash may lose."""
 _RESOURCES: dict[type, Resource] = {
     Vmi: Resource.VMIS,
     Vmim: Resource.VMIMS,
@@ -52,18 +52,18 @@ class CannotRecord(Exception):
     """The file cannot be written; the text says why."""
 
 
-class Tape:
-    """A file of lines, compressed where its name ends in .gz. An existing file is left alone."""
+class LineFile:
+    """A new file of lines, compressed if its name ends in .gz. Raises `CannotRecord`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             self._file = path.open("xb")
         except FileExistsError:
-            raise CannotRecord(f"{path}: is there already, and is not overwritten") from None
+            raise CannotRecord(f"{path}: exists already, and is not overwritten") from None
         except OSError as error:
             raise CannotRecord(f"{path}: {error.strerror}") from error
-        # Without a name and a time, so that equal lines are equal bytes.
+        # Not GzipFile: no name and time in the header, so equal lines give equal bytes.
         self._deflate = (
             zlib.compressobj(wbits=16 + zlib.MAX_WBITS) if path.suffix == ".gz" else None
         )
@@ -71,33 +71,33 @@ class Tape:
         self.lines = 0
 
     def write(self, line: bytes) -> None:
-        """Add a line, with its end."""
+        """Add a line, which includes its line end."""
         self.lines += 1
         self._add(line if self._deflate is None else self._deflate.compress(line))
 
     def flush(self) -> None:
-        """Hand all that was added to the file, so that it can be read."""
+        """Write everything so far to the file, readable as it is."""
         if self._deflate is not None:
             self._add(self._deflate.flush(zlib.Z_SYNC_FLUSH))
-        self._naming(self._file.flush)
+        self._reporting(self._file.flush)
 
     def close(self) -> None:
-        """End the file."""
+        """Complete the file."""
         if self._deflate is not None:
             self._add(self._deflate.flush())
-        self._naming(self._file.close)
+        self._reporting(self._file.close)
 
     def discard(self) -> None:
-        """End the file and remove it: nothing worth keeping is in it."""
-        with suppress(OSError):  # it may be gone because no more could be written
+        """Close and delete the file: there is nothing worth keeping in it."""
+        with suppress(OSError):  # the last write may have failed
             self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _add(self, body: bytes) -> None:
         self.size += len(body)
-        self._naming(lambda: self._file.write(body))
+        self._reporting(lambda: self._file.write(body))
 
-    def _naming(self, act: Callable[[], object]) -> None:
+    def _reporting(self, act: Callable[[], object]) -> None:
         try:
             act()
         except OSError as error:
@@ -105,20 +105,17 @@ class Tape:
 
 
 class Recorder(Store):
-    """A store that writes down what it is told, as far as that is news.
+    """A store that writes each change to `file`; `counts` are the events by resource and kind."""
 
-    `counts` are the events written, by resource and kind.
-    """
-
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, file: LineFile) -> None:
         super().__init__(endings_kept=Policy().endings_kept)
         self.counts: Counter[tuple[Resource, Kind]] = Counter()
-        self._tape = tape
+        self._lines = file
         self._refused: set[str] = set()
-        tape.write(recording.write_header())
+        file.write(recording.write_header())
 
     def put(self, fact: Fact) -> None:
-        """An object exists and says this."""
+        """Store an object, and record it if it changed."""
         resource = _RESOURCES[type(fact)]
         revision, known = self.revision, self.count(resource)
         super().put(fact)
@@ -128,7 +125,7 @@ class Recorder(Store):
         self._write(resource, kind, recording.write_fact(self.heard_at, kind, resource, fact))
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
-        """An object is gone."""
+        """Remove an object, and record that if it was there."""
         known = self.count(resource)
         super().remove(resource, namespace, name, uid)
         if self.count(resource) < known:
@@ -136,7 +133,7 @@ class Recorder(Store):
             self._write(resource, Kind.DELETED, line)
 
     def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
-        """A complete list held just these."""
+        """Remove all objects but those of a complete list, and record that it is complete."""
         gone = super().retain(resource, keys, namespace)
         self._refused.discard(resource)
         line = recording.write_note(self.heard_at, Kind.SYNCED, resource)
@@ -144,7 +141,7 @@ class Recorder(Store):
         return gone
 
     def note_refusals(self, health: Health, now: Instant) -> None:
-        """Write down which resources may not be seen in any namespace watched, once each."""
+        """Record which resources may not be listed in any watched namespace, once each."""
         for resource in CLUSTER_RESOURCES:
             is_unseen = health.is_refused(resource) and not health.is_seen(resource)
             if is_unseen and resource not in self._refused:
@@ -153,12 +150,12 @@ class Recorder(Store):
                 self._write(resource, Kind.REFUSED, line)
 
     def end(self, now: Instant) -> None:
-        """The recording ends here and now, and not with its last event."""
-        self._tape.write(recording.write_note(now, Kind.ENDED))
+        """Record when the recording was stopped, which may be long after its last event."""
+        self._lines.write(recording.write_note(now, Kind.ENDED))
 
     def _write(self, resource: Resource, kind: Kind, line: bytes) -> None:
         self.counts[resource, kind] += 1
-        self._tape.write(line)
+        self._lines.write(line)
 
 
 async def record(
@@ -171,12 +168,12 @@ async def record(
     lasts: Seconds | None = None,
     rng: random.Random | None = None,
 ) -> None:
-    """Record the cluster to a file until `stop` is set, or for so long.
+    """Record the cluster to a file until `stop` is set, or for `lasts` seconds.
 
     Raises `CannotRecord`, `NotSynced`, `KubeVirtMissing` or `NoCredentials`.
     """
-    tape = Tape(path)
-    recorder = Recorder(tape)
+    file = LineFile(path)
+    recorder = Recorder(file)
     health = Health(settings.kube.stale_after, settings.kube.dead_after)
     try:
         async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
@@ -191,27 +188,27 @@ async def record(
                 rng=rng or random.Random(),  # noqa: S311 (jitter)
             )
             log.info("recording", file=str(path), lasts=lasts)
-            await _run_until(watch, tape, stop, clock=clock, lasts=lasts)
+            await _run_until(watch, file, stop, clock=clock, lasts=lasts)
         recorder.end(clock())
     finally:
         if recorder.counts:
-            tape.close()
+            file.close()
         else:
-            tape.discard()
+            file.discard()
     events = {f"{kind} {resource}": n for (resource, kind), n in sorted(recorder.counts.items())}
     refused = sum(watched.refused_objects for watched in health.watched)
-    log.info("recorded", file=str(path), size=tape.size, refused_objects=refused, **events)
+    log.info("recorded", file=str(path), size=file.size, refused_objects=refused, **events)
 
 
 async def _run_until(
     watch: Watch,
-    tape: Tape,
+    file: LineFile,
     stop: asyncio.Event,
     *,
     clock: Callable[[], Instant],
     lasts: Seconds | None,
 ) -> None:
-    """Watch until told to stop or until the time is over, and flush now and then."""
+    """Watch until `stop` is set or the time is over, and flush regularly."""
     began = clock()
     tasks = {asyncio.create_task(watch.run()), asyncio.create_task(stop.wait())}
     try:
@@ -223,7 +220,7 @@ async def _run_until(
             done, _ = await asyncio.wait(
                 tasks, timeout=min(left, FLUSHED_EVERY), return_when=asyncio.FIRST_COMPLETED
             )
-            tape.flush()
+            file.flush()
         for task in done:
             task.result()
     finally:

@@ -1,19 +1,19 @@
-"""A recording: what a cluster said while it was watched, as lines of JSON. Bytes in, bytes out.
+"""The file format of recordings: the watch events of a cluster as lines of JSON.
 
 The first line is a header, each further one an event:
 
     {"format":"kubevirt-eviction-exporter/recording","version":1}
     {"at":"2026-01-05T10:00:00.25Z","type":"ADDED","resource":"pods","object":{...}}
 
-`type` is ADDED, MODIFIED or DELETED as in a watch; SYNCED where a whole list of the resource has
-been read (what it lacked was DELETED before); REFUSED where it may not be seen; ENDED, once, where
-the recorder was told to end. An object is written from the fact that was read off it and so holds
-nothing else: no cloud-init password, no image, no volume. `.gz` is read by its first bytes.
+`type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
+(objects missing from it were DELETED before). REFUSED means that the resource may not be listed.
+ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
+uses: no cloud-init password, no image, no volume. Gzip is recognized by its first bytes.
 
-What `kubectl get vmi -A -w -o json --output-watch-events` writes is read too: the resource is the
-object's kind, and the instant the latest that its metadata or status tells, annotations left out
-(with `--show-managed-fields` that is exact). A line that cannot be used is counted and told, and
-the rest is read on; a torn end is the end.
+The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. Its resource
+is the object's kind, its instant the latest one in the object's metadata or status, annotations
+excluded (exact with `--show-managed-fields`). Bad lines are counted and skipped. A truncated file
+is read as far as it goes.
 """
 
 import zlib
@@ -31,15 +31,15 @@ from exporter.kube.kubevirt import (
     Refused,
     parse_event,
     parse_instant,
-    stamp,
     write_object,
 )
+from exporter.text import write_instant
 
 
 FORMAT = "kubevirt-eviction-exporter/recording"
 VERSION = 1
-FAULTS_TOLD = 20
-"""How many faults are told in full; all are counted."""
+MAX_MESSAGES = 20
+"""How many faults are described; all are counted."""
 LONGEST_LINE = 16 * 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
 _KINDS = {
@@ -52,7 +52,7 @@ _RESOURCES = {str(resource): resource for resource in CLUSTER_RESOURCES}
 
 
 class Kind(StrEnum):
-    """What a line says of its resource."""
+    """The type of a line."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -63,7 +63,7 @@ class Kind(StrEnum):
 
 
 class Recorded(Struct, frozen=True, gc=False):
-    """One event: `fact` is there where the object exists, its names where it is gone."""
+    """One event: with `fact` if the object exists, with its names if it was deleted."""
 
     at: Instant
     kind: Kind
@@ -75,24 +75,24 @@ class Recorded(Struct, frozen=True, gc=False):
 
 
 class UnknownFormat(Exception):
-    """Not a recording that this version can read; the text says what it is."""
+    """Not a recording that this version can read; the text says why."""
 
 
 class Faults(Struct):
-    """The lines that could not be used: how many, and the first of them by number.
+    """The lines that could not be used: their count, and messages about the first of them.
 
-    `torn` is whether the end was torn away, which costs no whole line.
+    `truncated`: the file ends in the middle of a line or of its gzip.
     """
 
     count: int = 0
-    told: list[str] = []
-    torn: bool = False
+    messages: list[str] = []
+    truncated: bool = False
 
     def note(self, number: int, why: str) -> None:
-        """Line `number`, counted from 1, could not be used."""
+        """Count a fault of line `number`, the first being 1."""
         self.count += 1
-        if len(self.told) < FAULTS_TOLD:
-            self.told.append(f"line {number}: {why}")
+        if len(self.messages) < MAX_MESSAGES:
+            self.messages.append(f"line {number}: {why}")
 
 
 class _KindOf(Struct, gc=False):
@@ -100,7 +100,7 @@ class _KindOf(Struct, gc=False):
 
 
 class _Line(Struct, gc=False):
-    """What of a line is ours; the rest is a watch event, and `kubevirt` reads it."""
+    """What a recording adds to a watch event, which `kubevirt` parses."""
 
     at: Any = None
     type: Any = None
@@ -111,7 +111,7 @@ class _Line(Struct, gc=False):
 
 
 class _DatedMetadata(Struct, frozen=True, rename="camel", gc=False):
-    """What of the metadata is the API server's own: annotations may hold any date."""
+    """The metadata with dates from the API server; an annotation may hold any date."""
 
     creation_timestamp: Any = None
     deletion_timestamp: Any = None
@@ -120,7 +120,7 @@ class _DatedMetadata(Struct, frozen=True, rename="camel", gc=False):
 
 
 class _Dated(Struct, frozen=True, gc=False):
-    """Where in an object its own instants stand."""
+    """The parts of an object in which its instants are."""
 
     metadata: _DatedMetadata = _DatedMetadata()
     status: Any = None
@@ -136,30 +136,30 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_header() -> bytes:
-    """A recording's first line."""
+    """The first line of a recording."""
     return _encode({"format": FORMAT, "version": VERSION}) + b"\n"
 
 
 def write_fact(at: Instant, kind: Kind, resource: Resource, fact: Fact) -> bytes:
-    """The line of an object that exists."""
+    """The line for an object that exists."""
     return _write(at, kind, resource, write_object(fact))
 
 
 def write_deletion(
     at: Instant, resource: Resource, namespace: str, name: str, uid: str = ""
 ) -> bytes:
-    """The line of an object that is gone."""
+    """The line for an object that was deleted."""
     metadata = {"namespace": namespace, "name": name} | ({"uid": uid} if uid else {})
     return _write(at, Kind.DELETED, resource, {"metadata": metadata})
 
 
 def write_note(at: Instant, kind: Kind, resource: Resource | None = None) -> bytes:
-    """The line of what is said of a whole resource, or (ENDED) of none."""
+    """The line for a whole resource, or (ENDED) for the recording."""
     return _write(at, kind, resource, None)
 
 
 def _write(at: Instant, kind: Kind, resource: Resource | None, made: object) -> bytes:
-    line: dict[str, object] = {"at": stamp(round(at, 3)), "type": kind}
+    line: dict[str, object] = {"at": write_instant(round(at, 3)), "type": kind}
     if resource is not None:
         line["resource"] = resource
     if made is not None:
@@ -168,11 +168,10 @@ def _write(at: Instant, kind: Kind, resource: Resource | None, made: object) -> 
 
 
 def split(chunks: Iterable[bytes], faults: Faults | None = None) -> Iterator[bytes]:
-    """The lines of a file that is read in chunks, plain or gzip, without their ends.
+    """Split a file, plain or gzip, into lines without their line ends.
 
-    A last line without an end is left out where it is no JSON: whoever wrote it was torn away, as
-    where a gzip has no end, and `faults` say so. A line longer than `LONGEST_LINE` comes as an
-    empty one.
+    A last line without a line end is dropped unless it is valid JSON, and the file is then noted
+    as truncated in `faults`. A line longer than `LONGEST_LINE` becomes an empty one.
     """
     faults = Faults() if faults is None else faults
     rest = bytearray()
@@ -190,13 +189,13 @@ def split(chunks: Iterable[bytes], faults: Faults | None = None) -> Iterator[byt
     if rest and _is_json(rest):
         yield bytes(rest)
     elif lost or rest.strip():
-        faults.torn = True
+        faults.truncated = True
 
 
 def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
-    """The events of a recording, or of kubectl's lines. Raises `UnknownFormat` for no such thing.
+    """The events of a recording or of kubectl's output; bad lines are noted in `faults`.
 
-    What is wrong with a line goes to `faults`.
+    Raises `UnknownFormat`.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -215,7 +214,7 @@ def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
 
 
 def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
-    """One line's event, None for the header. Raises `Refused`."""
+    """The event of one line, None for the header. Raises `Refused`."""
     head = _read_line(line)
     if head.format is not None:
         if head.format != FORMAT or head.version != VERSION:
@@ -228,7 +227,7 @@ def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
         raise UnknownFormat("neither a recording nor watch events: the first line has no type")
     at = parse_instant(head.at) if head.at is not None else _latest_instant(line)
     if at is None:
-        raise Refused("no instant: expected `at` as RFC 3339, or an object that tells one")
+        raise Refused("no instant: expected `at` as RFC 3339, or an object with an instant")
     if head.type == Kind.ENDED:
         return Recorded(at, Kind.ENDED)
     resource = _find_resource(head)
@@ -254,15 +253,15 @@ def _find_resource(head: _Line) -> Resource:
 def _latest_instant(line: bytes) -> Instant | None:
     made = _read_dates(line).object
     metadata = made.metadata
-    told = list(_instants(metadata.creation_timestamp, metadata.managed_fields, made.status))
+    found = list(_instants(metadata.creation_timestamp, metadata.managed_fields, made.status))
     gone_at = parse_instant(metadata.deletion_timestamp)
-    if gone_at is not None:  # which is when the grace is over, and not when it began
-        told.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
-    return max(told, default=None)
+    if gone_at is not None:  # this is the end of the grace period, not the request
+        found.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
+    return max(found, default=None)
 
 
 def _instants(*values: object) -> Iterator[Instant]:
-    """Every instant that stands anywhere in decoded JSON."""
+    """Every instant anywhere in decoded JSON."""
     left = list(values)
     while left:
         value = left.pop()
@@ -277,7 +276,7 @@ def _instants(*values: object) -> Iterator[Instant]:
 
 
 def _unzip(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
-    """The chunks, decompressed where the first begins as gzip does; a torn end is the end."""
+    """Decompress the chunks if the first one begins like gzip."""
     inflate = None
     for number, chunk in enumerate(chunks):
         if number == 0 and chunk.startswith(_GZIP_MAGIC):
@@ -295,7 +294,7 @@ def _unzip(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
                 raise UnknownFormat(f"damaged gzip: {error}") from None
             left = inflate.unused_data
     if inflate is not None and not inflate.eof:
-        faults.torn = True
+        faults.truncated = True
 
 
 def _inflater() -> "zlib._Decompress":

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from exporter.demo.objects import DOMAIN, build_kubevirt, newest_first, notes
+from exporter.demo.objects import DOMAIN, annotations, build_kubevirt, newest_first
 
 from .binaries import find_binary, find_manifests
 from .client import ApiError, Client
@@ -265,7 +265,7 @@ class KubeVirtCluster:
     async def pods(self, name: str, namespace: str) -> list[Object]:
         """The launcher pods of a VMI, oldest first."""
         listed = await self._items(PODS, namespace)
-        mine = [one for one in listed if notes(one).get(DOMAIN) == name]
+        mine = [one for one in listed if annotations(one).get(DOMAIN) == name]
         return sorted(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]))
 
     async def _items(self, resource: Resource, namespace: str) -> list[Object]:

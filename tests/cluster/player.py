@@ -382,7 +382,7 @@ class Player:
                 yield step, vmi
 
     def _pod_step(self, pod: Object) -> _Step | None:
-        key = f"{pod['metadata']['namespace']}/{objects.notes(pod).get(objects.DOMAIN, '')}"
+        key = f"{pod['metadata']['namespace']}/{objects.annotations(pod).get(objects.DOMAIN, '')}"
         job = objects.labels(pod).get(objects.MIGRATION_JOB)
         fate = self.fate(job, key) if job else Fate()
         is_bound = bool(objects.node_of(pod))
@@ -530,7 +530,7 @@ def _node(name: str, allocatable: Mapping[str, str]) -> Object:
 
 
 def _heartbeat() -> Object:
-    return {"annotations": {"kubevirt.io/heartbeat": objects.stamp(_now())}}
+    return {"annotations": {"kubevirt.io/heartbeat": objects.format_time(_now())}}
 
 
 def _state(vmi: Object) -> Object:

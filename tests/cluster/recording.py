@@ -124,7 +124,7 @@ async def record(
             "state": path.name.partition(".")[0],
             "source": f"{source} {_CUT}",
             "kubevirt": KUBEVIRT_VERSION,
-            "now": objects.stamp(datetime.now(UTC)),
+            "now": objects.format_time(datetime.now(UTC)),
             "vmi": _cleaned(scene.vmi),
             "vmims": [_cleaned(one) for one in scene.vmims],
             "pods": [_cut(_cleaned(one)) for one in scene.pods],
@@ -143,7 +143,7 @@ def _outline(made: Object) -> Object:
         "phase": objects.phase(made),
         "conditions": sorted(f"{one['type']}={one['status']}" for one in conditions),
         "labels": sorted(objects.labels(made)),
-        "annotations": sorted(objects.notes(made)),
+        "annotations": sorted(objects.annotations(made)),
     }
 
 

@@ -99,10 +99,10 @@ def _node(name: str, room: dict[str, str]) -> Object:
 
 def _vmi(number: int, *, is_migrating: bool) -> Object:
     now = datetime.now(UTC)
-    state: Object = {"migrationUid": f"m-{number}", "startTimestamp": objects.stamp(now)}
+    state: Object = {"migrationUid": f"m-{number}", "startTimestamp": objects.format_time(now)}
     if not is_migrating:
-        state["startTimestamp"] = objects.stamp(now - timedelta(seconds=30))
-        state |= {"endTimestamp": objects.stamp(now), "completed": True}
+        state["startTimestamp"] = objects.format_time(now - timedelta(seconds=30))
+        state |= {"endTimestamp": objects.format_time(now), "completed": True}
     status = {"migrationState": state}
     return vmi(f"vm-{number:04}", SPACE, node=f"n{number % _FULL}", status=status)
 

@@ -135,7 +135,7 @@ def write_ledger(namespace: str, audit: Path, migrations: Iterable[Object] = ())
         if one.namespace != namespace:
             continue
         if one.resource == VMIMS.plural:
-            is_evacuation = objects.EVACUATION in objects.notes(one.made)
+            is_evacuation = objects.EVACUATION in objects.annotations(one.made)
             (ledger.creators if is_evacuation else ledger.by_hand)[one.user] += 1
         elif one.user == USER:
             _write_eviction(ledger, one)
@@ -160,4 +160,4 @@ def _instants(vmim: Object) -> tuple[datetime, datetime] | None:
     state = objects.state_of(vmim) or {}
     if "endTimestamp" not in state:
         return None
-    return objects.parse(state["startTimestamp"]), objects.parse(state["endTimestamp"])
+    return objects.parse_time(state["startTimestamp"]), objects.parse_time(state["endTimestamp"])

@@ -267,7 +267,7 @@ async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool
 
 def _is_in_progress(scene: Scene) -> bool:
     pod = objects.current_pod(scene.vmi, scene.pods)
-    return pod is not None and objects.EVICTION_IN_PROGRESS in objects.notes(pod)
+    return pod is not None and objects.EVICTION_IN_PROGRESS in objects.annotations(pod)
 
 
 LEAVING: dict[str, Callable[[Scene], object]] = {

@@ -168,8 +168,8 @@ async def add_vm(
     if held:
         status["migrationState"] = {
             "migrationUid": f"m-{name}",
-            "startTimestamp": objects.stamp(now - timedelta(seconds=30)),
-            "endTimestamp": objects.stamp(now),
+            "startTimestamp": objects.format_time(now - timedelta(seconds=30)),
+            "endTimestamp": objects.format_time(now),
             "completed": True,
         }
     if evacuates is not None:

@@ -16,7 +16,6 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.store import Store as SimulatedStore
 from exporter.kube.client import Login
 from tests.cluster import (
@@ -29,6 +28,7 @@ from tests.cluster import (
     namespace,
 )
 from tests.cluster.users import kubeconfig
+from tests.support.faulty_apiserver import FaultyApiServer
 
 
 _numbers = count(1)
@@ -155,7 +155,7 @@ class SimulatedStage(Stage):
 
     def __init__(self) -> None:
         self._ahead = timedelta()
-        self.server = SimulatedApiServer(SimulatedStore(self._clock), bookmark_seconds=0.5)
+        self.server = FaultyApiServer(SimulatedStore(self._clock), bookmark_seconds=0.5)
 
     @property
     def url(self) -> str:

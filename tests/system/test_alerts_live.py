@@ -22,7 +22,7 @@ import aiohttp
 import pytest
 
 from exporter import app
-from exporter.demo import Demo, controller, node, objects
+from exporter.demo import node, objects, webhooks
 from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
@@ -35,6 +35,7 @@ from tests.alerts.scaling import scale
 from tests.cluster import poll
 from tests.cluster.ports import free_port
 from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.reviews import a_review
 
 
@@ -86,7 +87,7 @@ class Play(Scenario):
 class Story:
     """What happens in the cluster, and who is told when."""
 
-    def __init__(self, demo: Demo, receiver: Receiver) -> None:
+    def __init__(self, demo: FaultyDemo, receiver: Receiver) -> None:
         self.demo = demo
         self.cluster = demo.cluster
         self.receiver = receiver
@@ -122,7 +123,7 @@ class Story:
         for vmi in self._vmis():
             namespace, name = vmi["metadata"]["namespace"], vmi["metadata"]["name"]
             if vmi["status"].get("evacuationNodeName") and name not in HOT:
-                self.cluster.change_vmi(namespace, name, controller.cancel_evacuation)
+                self.cluster.change_vmi(namespace, name, webhooks.cancel_evacuation)
         resolves = self.receiver.resolves
         await resolves("KubeVirtEvacuationStuck", name=HELD[0])
         await resolves("KubeVirtDeschedulerSlotsHeld")
@@ -201,7 +202,7 @@ class Story:
 
         async def marked() -> Object | None:
             pod = self.cluster.launcher(NAMESPACE, name)
-            return pod if pod and objects.EVICTION_IN_PROGRESS in objects.notes(pod) else None
+            return pod if pod and objects.EVICTION_IN_PROGRESS in objects.annotations(pod) else None
 
         pod = await poll(marked, what=f"{name} marked")
         pod["metadata"]["annotations"].pop(objects.EVICTION_IN_PROGRESS)
@@ -215,7 +216,7 @@ class Story:
 
 
 @asynccontextmanager
-async def exporting(settings: Settings, demo: Demo, clock: Clock) -> AsyncIterator[str]:
+async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> AsyncIterator[str]:
     """The exporter on the demo for the length of the block; the URL of its query listener."""
     stop = asyncio.Event()
     listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
@@ -238,7 +239,7 @@ async def exporting(settings: Settings, demo: Demo, clock: Clock) -> AsyncIterat
 
 
 @asynccontextmanager
-async def playing(demo: Demo, query: str) -> AsyncIterator[None]:
+async def playing(demo: FaultyDemo, query: str) -> AsyncIterator[None]:
     """The cluster and its descheduler at work for the length of the block."""
     stop = asyncio.Event()
     task = asyncio.create_task(demo.run(query, stop))
@@ -278,9 +279,9 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         }
     )
     settings = replace(settings, listen=replace(settings.listen, admission=(webhook,)))
-    demo = Demo(clock.read, speed=SPEED, nodes=5)
+    demo = FaultyDemo(clock.read, speed=SPEED, nodes=5)
     demo.server.bookmark_seconds = 60.0 / FACTOR
-    demo.scenario = demo.cluster.plan = Play()
+    demo.scenario = demo.cluster.fates.plan = Play()
     targets = [
         {
             "targets": [f"127.0.0.1:{port}"],

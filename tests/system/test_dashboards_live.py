@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from dashboards.build import ONE_VM, OVERVIEW
-from exporter.demo import Demo, objects, shorten_settings
+from exporter.demo import objects, shorten_settings
 from exporter.demo.objects import Object
 from exporter.demo.store import PODS
 from tests.cluster import find_binary, poll
@@ -29,6 +29,7 @@ from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.users import open_kubeconfig
 from tests.support.dashboards import Query, panels, variables
+from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.program import Program, program
 
 
@@ -85,7 +86,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
     """One run for all the tests of this module."""
     directory = tmp_path_factory.mktemp("live")
     stop = asyncio.Event()
-    demo = Demo(lambda: datetime.now(UTC), speed=SPEED)
+    demo = FaultyDemo(lambda: datetime.now(UTC), speed=SPEED)
     shortened = shorten_settings(SPEED)
     config = {
         "stuck": shortened["stuck"],
@@ -183,7 +184,7 @@ def _first_telling(matrix: list[dict[str, Any]]) -> str | None:
     return None
 
 
-async def _trouble(demo: Demo, exporter: Program, vm: tuple[str, str]) -> None:
+async def _trouble(demo: FaultyDemo, exporter: Program, vm: tuple[str, str]) -> None:
     """What happens in no healthy cluster, one after another, each until it is to be seen."""
     _lose_mark(demo, *vm)
     await asyncio.sleep(5)
@@ -208,7 +209,7 @@ async def _seen(exporter: Program, metric: str, resource: str) -> None:
     await asyncio.sleep(3)
 
 
-def _lose_mark(demo: Demo, namespace: str, name: str) -> None:
+def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
     """Take the annotation off a VM's pod, whose container waits, so that KubeVirt lets it be."""
     pod = demo.cluster.launcher(namespace, name)
     assert pod is not None
@@ -226,7 +227,7 @@ def _lose_mark(demo: Demo, namespace: str, name: str) -> None:
 
 
 async def _call(
-    session: aiohttp.ClientSession, exporter: Program, demo: Demo, stop: asyncio.Event
+    session: aiohttp.ClientSession, exporter: Program, demo: FaultyDemo, stop: asyncio.Event
 ) -> None:
     """A second caller beside the demo's descheduler; it asks about every VM, and wrongly too."""
     candidates: list[Mapping[str, str]] = [

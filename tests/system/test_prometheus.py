@@ -11,25 +11,26 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from exporter.engine.model import Outcome, Resource, Trigger, Vmi
-from exporter.kube.kubevirt import stamp
+from exporter.text import write_instant
+from exporter.whatif.account import BUILTIN, Account
 from exporter.whatif.prometheus import (
     ENDS,
     FAILED,
-    MOST_POINTS,
+    MAX_POINTS,
     RETRIED_WITHIN,
     STARTS,
     SUCCEEDED,
-    NoRanges,
     Prometheus,
+    QueryFailed,
     Span,
     Spans,
     cut_windows,
     fetch,
     note_series,
-    tell,
+    to_events,
 )
 from exporter.whatif.recording import Kind, Recorded
-from exporter.whatif.replay import BUILTIN, Account, play
+from exporter.whatif.replay import play
 from tests.alerts.live import Prometheus as PrometheusServer
 from tests.cluster import find_binary
 from tests.support.builders import NOW
@@ -60,7 +61,7 @@ def a_span(name: str, start: float | None, end: float | None, *, failed: bool = 
 def told(*spans: Span, hours: float = 10.0) -> list[Recorded]:
     """What these are as events."""
     known = {(span.namespace, span.name): span for span in spans}
-    return list(tell(known, NOW, NOW + hours * HOUR))
+    return list(to_events(known, NOW, NOW + hours * HOUR))
 
 
 def account(*spans: Span, name: str = "ours") -> Account:
@@ -250,13 +251,13 @@ class TestSeries:
         assert a_span(name, 0, 1).trigger is trigger
 
 
-@pytest.mark.parametrize("steps", [0, 1, MOST_POINTS - 1, MOST_POINTS, 3 * MOST_POINTS + 7])
+@pytest.mark.parametrize("steps", [0, 1, MAX_POINTS - 1, MAX_POINTS, 3 * MAX_POINTS + 7])
 def test_windows_cover_the_range_once(steps: int) -> None:
     """Each point is in one window, and no window has more than Prometheus answers."""
     points: list[float] = []
     for since, until in cut_windows(NOW, NOW + steps * 60, 60.0):
         count = round((until - since) / 60) + 1
-        assert count <= MOST_POINTS
+        assert count <= MAX_POINTS
         points += [since + number * 60 for number in range(count)]
 
     assert points == [NOW + number * 60 for number in range(steps + 1)]
@@ -311,7 +312,9 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
     began = (time.time() - 6 * HOUR) // 60 * 60
     seen: list[float] = []
     async with remembering(tmp_path, began) as url:
-        spans = await fetch(Prometheus(url), began, began + 3 * HOUR, step=60.0, told=seen.append)
+        spans = await fetch(
+            Prometheus(url), began, began + 3 * HOUR, step=60.0, progress=seen.append
+        )
 
     assert seen == [began + 3 * HOUR]
     assert {name: (s.start, s.end, s.outcome) for (_, name), s in spans.items()} == {
@@ -319,7 +322,7 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
         "kubevirt-evacuation-b": (began + 1000, began + 1090, Outcome.SUCCEEDED),
         "kubevirt-evacuation-c": (began + 7200, began + 7500, Outcome.FAILED),
     }
-    events = list(tell(spans, began, began + 3 * HOUR))
+    events = list(to_events(spans, began, began + 3 * HOUR))
     ours, none = play(events, [BUILTIN["ours"], BUILTIN["none"]]).accounts
     assert (ours.allowed, ours.refused_in_all, ours.migrations.ended) == (2, 1, 2)
     assert (none.allowed, none.migrations.ended, none.migrations.failed) == (3, 3, 1)
@@ -328,15 +331,15 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
 async def test_what_prometheus_refuses_is_told_in_its_words(tmp_path: Path) -> None:
     """It divides by no step of zero."""
     async with remembering(tmp_path, (time.time() - 6 * HOUR) // 60 * 60) as url:
-        with pytest.raises(NoRanges, match=r"400 .*zero or negative"):
+        with pytest.raises(QueryFailed, match=r"400 .*zero or negative"):
             await fetch(Prometheus(url), NOW, NOW, step=0.0)
 
 
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        (401, "no", "401, and no answer of Prometheus's API"),
-        (200, "<html>", "200, and no answer of Prometheus's API"),
+        (401, "no", "401, no answer of Prometheus's API"),
+        (200, "<html>", "200, no answer of Prometheus's API"),
         (503, '{"status":"error","error":"busy"}', "503 busy"),
     ],
 )
@@ -349,13 +352,13 @@ async def test_what_is_no_prometheus_is_told(status: int, body: str, why: str) -
     application = web.Application()
     application.router.add_post("/api/v1/query_range", answer)
     async with TestServer(application) as server:
-        with pytest.raises(NoRanges, match=why):
+        with pytest.raises(QueryFailed, match=why):
             await fetch(Prometheus(str(server.make_url("/"))), NOW, NOW + 60, step=60.0)
 
 
 async def test_nobody_there_is_told() -> None:
     """With the address."""
-    with pytest.raises(NoRanges, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(QueryFailed, match=r"127\.0\.0\.1:9"):
         await fetch(Prometheus("http://127.0.0.1:9"), NOW, NOW + 60, step=60.0)
 
 
@@ -374,7 +377,7 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
     async with TestServer(application) as server:
         url = f"http://127.0.0.1:{server.port}"
         await fetch(Prometheus(url, token_file=token), NOW, NOW + 60, step=60.0)
-    with pytest.raises(NoRanges, match="a token is sent over https"):
+    with pytest.raises(QueryFailed, match="a token is sent over https"):
         await fetch(Prometheus("http://10.0.0.1", token_file=token), NOW, NOW + 60, step=60.0)
 
     assert set(seen) == {"Bearer abc"}
@@ -384,7 +387,7 @@ async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
     """Before anybody is asked, and nothing of what is in it."""
     token = tmp_path / "token"
     token.write_text("two words")
-    with pytest.raises(NoRanges, match="holds no token") as refused:
+    with pytest.raises(QueryFailed, match="holds no token") as refused:
         await fetch(Prometheus("http://127.0.0.1:9", token_file=token), NOW, NOW + 60, step=60.0)
 
     assert "words" not in str(refused.value)
@@ -395,7 +398,7 @@ async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
 )
 async def test_a_password_in_the_url_is_refused(url: str) -> None:
     """It would show among the processes, and is not repeated."""
-    with pytest.raises(NoRanges, match="give a token with --token-file") as refused:
+    with pytest.raises(QueryFailed, match="give a token with --token-file") as refused:
         await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
 
     assert "secret" not in str(refused.value)
@@ -411,12 +414,12 @@ async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
     application.router.add_post("/api/v1/query_range", answer)
     async with TestServer(application) as server:
         url = f"http://127.0.0.1:{server.port}"
-        with pytest.raises(NoRanges) as told_so:
+        with pytest.raises(QueryFailed) as told_so:
             await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
 
     assert str(told_so.value) == (
-        f"{url} has no kubevirt_vmi_migration_* between {stamp(NOW)} and {stamp(NOW + 60)}:"
-        " does it scrape KubeVirt?"
+        f"{url} has no kubevirt_vmi_migration_* between {write_instant(NOW)} and"
+        f" {write_instant(NOW + 60)}: does it scrape KubeVirt?"
     )
 
 
@@ -427,7 +430,7 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
         (Prometheus("https://127.0.0.1:9", token_file=missing), "--token-file"),
         (Prometheus("https://127.0.0.1:9", ca_file=missing), "--ca-file"),
     ):
-        with pytest.raises(NoRanges, match=f"{option} {missing}:? cannot be read: No such file"):
+        with pytest.raises(QueryFailed, match=f"{option} {missing}:? cannot be read: No such file"):
             await fetch(place, NOW, NOW + 60, step=60.0)
 
 
@@ -435,7 +438,7 @@ async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
     """Where it would go to cannot be told."""
     token = tmp_path / "token"
     token.write_text("abc\n")
-    with pytest.raises(NoRanges, match="expected http://HOST:PORT"):
+    with pytest.raises(QueryFailed, match="expected http://HOST:PORT"):
         await fetch(Prometheus("http://[", token_file=token), NOW, NOW + 60, step=60.0)
 
 

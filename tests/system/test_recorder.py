@@ -16,7 +16,7 @@ from exporter.health import Health, Watched
 from exporter.kube.client import Login, NoCredentials
 from exporter.settings import Settings
 from exporter.whatif import recording
-from exporter.whatif.recorder import CannotRecord, Recorder, Tape, record
+from exporter.whatif.recorder import CannotRecord, LineFile, Recorder, record
 from exporter.whatif.recording import Faults, Kind, Recorded
 from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import Stage
@@ -32,7 +32,7 @@ def read(path: Path) -> list[Recorded]:
     """What a recording says, all of whose lines can be read."""
     faults = Faults()
     events = list(recording.read(recording.split([path.read_bytes()]), faults))
-    assert not faults.count, faults.told
+    assert not faults.count, faults.messages
     return events
 
 
@@ -227,8 +227,8 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     """A week of recording is not lost to a command typed twice."""
     path = tmp_path / "cluster.ndjson"
     path.write_text("a week\n")
-    with pytest.raises(CannotRecord, match="is there already"):
-        Tape(path)
+    with pytest.raises(CannotRecord, match="exists already"):
+        LineFile(path)
 
     assert path.read_text() == "a week\n"
 
@@ -236,33 +236,33 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
     """The text has the path and the system's reason."""
     with pytest.raises(CannotRecord, match="No such file or directory"):
-        Tape(tmp_path / "nowhere" / "cluster.ndjson")
+        LineFile(tmp_path / "nowhere" / "cluster.ndjson")
 
 
 def test_a_repetition_is_no_line(tmp_path: Path) -> None:
     """Most changes of a VMI are none of what we read: they cost nothing."""
-    tape = Tape(tmp_path / "cluster.ndjson")
-    recorder = Recorder(tape)
+    file = LineFile(tmp_path / "cluster.ndjson")
+    recorder = Recorder(file)
     for _ in range(3):
         recorder.put(a_vmi())
     recorder.remove(Resource.VMIS, NAMESPACE, NAME, UID)
     recorder.remove(Resource.VMIS, NAMESPACE, NAME, UID)
-    tape.close()
+    file.close()
 
-    assert tape.lines == 3
+    assert file.lines == 3
 
 
 def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:
     """A replay knows resources and no namespaces: it would believe that nothing can be seen."""
     path = tmp_path / "cluster.ndjson"
-    tape = Tape(path)
-    recorder = Recorder(tape)
+    file = LineFile(path)
+    recorder = Recorder(file)
     here = Watched(Resource.VMIMS, "here", synced=True)
     health = Health(180.0, 600.0, [here, Watched(Resource.VMIMS, "there", refused="403")])
     recorder.note_refusals(health, NOW)
     here.refused = "403"
     recorder.note_refusals(health, NOW + 1)
-    tape.close()
+    file.close()
 
     assert [(event.kind, event.at) for event in read(path)] == [(Kind.REFUSED, NOW + 1)]
 
@@ -276,9 +276,9 @@ def test_a_recording_is_given_up_where_no_more_can_be_written(tmp_path: Path) ->
             raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "cluster.ndjson"
-    tape = Tape(path)
-    tape._file.close()  # noqa: SLF001 (a disk cannot be filled here)
-    tape._file = Full()  # type: ignore[assignment]  # noqa: SLF001
-    tape.discard()
+    file = LineFile(path)
+    file._file.close()  # noqa: SLF001 (a disk cannot be filled here)
+    file._file = Full()  # type: ignore[assignment]  # noqa: SLF001
+    file.discard()
 
     assert not path.exists()

@@ -75,7 +75,7 @@ async def test_a_vmi_runs_in_its_real_launcher_pod(rig: Rig) -> None:
         (pod,) = scene.pods
         assert pod["metadata"]["generateName"] == "virt-launcher-db1-"
         assert objects.labels(pod)[objects.CREATED_BY] == scene.vmi["metadata"]["uid"]
-        assert objects.notes(pod)[objects.EVICT_ONLY] == ""
+        assert objects.annotations(pod)[objects.EVICT_ONLY] == ""
         assert (objects.node_of(pod), objects.phase(pod)) == ("node-2", "Running")
         assert scene.vmi["spec"]["evictionStrategy"] == "LiveMigrate"
         assert scene.vmi["status"]["nodeName"] == "node-2"
@@ -121,16 +121,16 @@ async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None
         assert requested["status"] == "True"
         assert requested["lastTransitionTime"]
         assert copying.marked == "node-1"
-        assert objects.notes(copying.vmi)[objects.EVICTION_SOURCE] == "descheduler"
+        assert objects.annotations(copying.vmi)[objects.EVICTION_SOURCE] == "descheduler"
         (vmim,) = copying.vmims
         assert vmim["metadata"]["generateName"] == "kubevirt-evacuation-"
-        assert objects.notes(vmim)[objects.EVACUATION] == "node-1"
+        assert objects.annotations(vmim)[objects.EVACUATION] == "node-1"
         assert objects.labels(vmim)[objects.VMI_NAME] == "db1"
         assert vmim["metadata"]["finalizers"] == [objects.MIGRATION_FINALIZER]
         source, target = copying.pods
-        assert objects.notes(source)[objects.EVICTION_IN_PROGRESS] == "true"
-        assert objects.EVICTION_IN_PROGRESS not in objects.notes(target)
-        assert objects.notes(target)[objects.EVICTION_SOURCE] == "descheduler"
+        assert objects.annotations(source)[objects.EVICTION_IN_PROGRESS] == "true"
+        assert objects.EVICTION_IN_PROGRESS not in objects.annotations(target)
+        assert objects.annotations(target)[objects.EVICTION_SOURCE] == "descheduler"
         await rig.record(
             "migrating",
             BY_EVACUATION + PHASES + PLAYED + "scheduler, kubelet, virt-handlers: prepared, "
@@ -145,10 +145,10 @@ async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None
         assert moved.marked == ""
         assert moved.vmi["status"]["nodeName"] == "node-2"
         assert objects.condition(moved.vmi, "EvictionRequested") is None
-        assert objects.EVICTION_SOURCE not in objects.notes(moved.vmi)
+        assert objects.EVICTION_SOURCE not in objects.annotations(moved.vmi)
         assert moved.vmims[0]["status"]["migrationState"] == moved.state
         assert [objects.phase(pod) for pod in moved.pods] == ["Succeeded", "Running"]
-        assert objects.notes(moved.pods[0])[objects.EVICTION_IN_PROGRESS] == "true"
+        assert objects.annotations(moved.pods[0])[objects.EVICTION_IN_PROGRESS] == "true"
         await rig.record(
             "succeeded",
             BY_EVACUATION + PHASES + PLAYED + "the target's virt-handler took the VMI over and "
@@ -246,8 +246,8 @@ async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled
 
         assert cancelled.phases == ["Scheduling"]
         assert objects.condition(cancelled.vmi, "EvictionRequested") is None
-        assert objects.EVICTION_IN_PROGRESS not in objects.notes(cancelled.pods[0])
-        assert objects.notes(cancelled.vmi)[objects.EVICTION_SOURCE] == "descheduler"
+        assert objects.EVICTION_IN_PROGRESS not in objects.annotations(cancelled.pods[0])
+        assert objects.annotations(cancelled.vmi)[objects.EVICTION_SOURCE] == "descheduler"
         await rig.record(
             "cancelled",
             "As target_unschedulable; then virt-api's evacuate/cancel subresource removed "
@@ -292,7 +292,7 @@ async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
 
         assert "Eviction triggered evacuation" in refusal
         assert marked.vmims == []
-        assert objects.notes(marked.pods[0])[objects.EVICTION_IN_PROGRESS] == "true"
+        assert objects.annotations(marked.pods[0])[objects.EVICTION_IN_PROGRESS] == "true"
         await rig.record(
             "external",
             BY_WEBHOOK + "virt-controller wrote the condition and the pod's "
@@ -474,7 +474,7 @@ async def test_a_mark_that_comes_too_late_stays(rig: Rig) -> None:
         assert marked.vmi["status"]["nodeName"] == "node-2"
         assert marked.marked == "node-1"
         assert marked.phases == ["Succeeded"]
-        assert objects.notes(marked.pods[1])[objects.EVICTION_IN_PROGRESS] == "true"
+        assert objects.annotations(marked.pods[1])[objects.EVICTION_IN_PROGRESS] == "true"
         await rig.record(
             "stale_marker",
             BY_EVACUATION + PHASES + PLAYED + "the migration. Then the test repeated the webhook's "

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from exporter.credentials import (
-    UnsafeAddress,
+    UnsafeUrl,
     UnusableFile,
-    check_address,
-    explain,
+    check_url,
+    describe,
+    make_ssl_context,
     read_token,
-    read_trust,
 )
 from tests.cluster.cluster import write_certificates
 
@@ -29,19 +29,19 @@ from tests.cluster.cluster import write_certificates
 )
 def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
     """Over TLS, or to this machine; without a token any address will do."""
-    check_address(url, "expected", with_token=False)
+    check_url(url, "expected", with_token=False)
     if sent:
-        check_address(url, "expected", with_token=True)
+        check_url(url, "expected", with_token=True)
     else:
-        with pytest.raises(UnsafeAddress, match=f"{url}: a token is sent over https"):
-            check_address(url, "expected", with_token=True)
+        with pytest.raises(UnsafeUrl, match=f"{url}: a token is sent over https"):
+            check_url(url, "expected", with_token=True)
 
 
 @pytest.mark.parametrize("url", ["there", "ftp://there", "http://", "http://[", "http://a?b", ""])
 def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
     """With or without a token."""
-    with pytest.raises(UnsafeAddress) as refused:
-        check_address(url, "expected a URL", with_token=False)
+    with pytest.raises(UnsafeUrl) as refused:
+        check_url(url, "expected a URL", with_token=False)
 
     assert str(refused.value).startswith(f"{url}: ")
     assert str(refused.value).endswith("expected a URL")
@@ -62,8 +62,8 @@ def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
 )
 def test_a_password_is_never_repeated(url: str) -> None:
     """Wherever it stands in what was typed."""
-    with pytest.raises(UnsafeAddress, match="give a token with --token-file") as refused:
-        check_address(url, "expected a URL", with_token=False)
+    with pytest.raises(UnsafeUrl, match="give a token with --token-file") as refused:
+        check_url(url, "expected a URL", with_token=False)
 
     assert "secret" not in str(refused.value)
 
@@ -91,9 +91,9 @@ def test_trust_is_the_system_s_unless_a_file_says_otherwise(tmp_path: Path) -> N
     write_certificates(tmp_path, "one")
     pair = (tmp_path / "one.crt", tmp_path / "one.key")
 
-    assert read_trust(None) is True
-    assert isinstance(read_trust(tmp_path / "one.crt"), ssl.SSLContext)
-    assert isinstance(read_trust(None, *pair), ssl.SSLContext)
+    assert make_ssl_context(None) is True
+    assert isinstance(make_ssl_context(tmp_path / "one.crt"), ssl.SSLContext)
+    assert isinstance(make_ssl_context(None, *pair), ssl.SSLContext)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_file_that_is_no_authority_is_told(
     if content is not None:
         file.write_text(content)
     with pytest.raises(UnusableFile, match=f"--ca-file {file}: {said}"):
-        read_trust(file)
+        make_ssl_context(file)
 
 
 def test_an_error_is_told_in_words() -> None:
     """The system's, its own, or else its name."""
-    assert explain(OSError(2, "No such file")) == "No such file"
-    assert explain(ValueError("odd")) == "odd"
-    assert explain(TimeoutError()) == "TimeoutError"
+    assert describe(OSError(2, "No such file")) == "No such file"
+    assert describe(ValueError("odd")) == "odd"
+    assert describe(TimeoutError()) == "TimeoutError"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from exporter.cli.client import CannotAsk, InvalidPlace, NoSuchVmi, Place, connect, understand
+from exporter.cli.client import CannotAsk, Endpoint, InvalidEndpoint, NoSuchVmi, connect, decode
 from exporter.server.api import make_metrics_app, make_query_app
 from exporter.server.problems import answer_problem
 from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
@@ -54,16 +54,16 @@ def refusing(status: int, title: str, detail: str) -> web.Application:
     return app
 
 
-async def read(place: Place, path: str = "/v1/status") -> bytes:
+async def read(endpoint: Endpoint, path: str = "/v1/status") -> bytes:
     """One answer."""
-    async with connect(place) as exporter:
+    async with connect(endpoint) as exporter:
         return await exporter.read(path)
 
 
-async def trouble(place: Place) -> str:
+async def trouble(endpoint: Endpoint) -> str:
     """What is said where there is no answer."""
     with pytest.raises(CannotAsk) as told:
-        await read(place)
+        await read(endpoint)
     return str(told.value)
 
 
@@ -86,8 +86,8 @@ async def trouble(place: Place) -> str:
 )
 def test_what_is_no_place_is_refused(url: str, said: str) -> None:
     """It is said what was expected, and a password is not repeated."""
-    with pytest.raises(InvalidPlace) as refused:
-        Place(url)
+    with pytest.raises(InvalidEndpoint) as refused:
+        Endpoint(url)
 
     assert said in str(refused.value)
     assert "secret" not in str(refused.value)
@@ -95,8 +95,8 @@ def test_what_is_no_place_is_refused(url: str, said: str) -> None:
 
 def test_a_key_alone_is_refused(tmp_path: Path) -> None:
     """It would be left out, and the refusal of the other side would not say so."""
-    with pytest.raises(InvalidPlace, match="--cert-file"):
-        Place(key_file=tmp_path / "key")
+    with pytest.raises(InvalidEndpoint, match="--cert-file"):
+        Endpoint(key_file=tmp_path / "key")
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_a_key_alone_is_refused(tmp_path: Path) -> None:
 )
 def test_a_token_is_never_sent_in_plain_text(url: str, sent: bool) -> None:
     """Only where nobody can listen on the way."""
-    Place(url)
+    Endpoint(url)
     if sent:
-        Place(url, token_file=TOKEN)
+        Endpoint(url, token_file=TOKEN)
     else:
-        with pytest.raises(InvalidPlace, match="https, a unix socket or to this machine"):
-            Place(url, token_file=TOKEN)
+        with pytest.raises(InvalidEndpoint, match="https, a unix socket or to this machine"):
+            Endpoint(url, token_file=TOKEN)
 
 
 @pytest.mark.parametrize("slash", ["", "/"], ids=["bare", "slash"])
@@ -128,9 +128,9 @@ async def test_asks_over_http(slash: str) -> None:
     desk = Desk()
     desk.cool()
     async with serving(make_query_app(desk.service)) as url:
-        status = understand(await read(Place(url + slash)), StatusAnswer)
-        async with connect(Place(url + slash)) as exporter:
-            vmi = understand(await exporter.read_vmi("shop", "db1"), VmiAnswer)
+        status = decode(await read(Endpoint(url + slash)), StatusAnswer)
+        async with connect(Endpoint(url + slash)) as exporter:
+            vmi = decode(await exporter.read_vmi("shop", "db1"), VmiAnswer)
 
     assert status.ready
     assert vmi.verdicts.pre_eviction.reason == "cooldown"
@@ -143,7 +143,7 @@ async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
     runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
     await runner.setup()
     await web.UnixSite(runner, socket).start()
-    status = understand(await read(Place(f"unix:{slashes}{socket}")), StatusAnswer)
+    status = decode(await read(Endpoint(f"unix:{slashes}{socket}")), StatusAnswer)
     await runner.cleanup()
 
     assert status.ready
@@ -159,12 +159,12 @@ async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
     port = runner.addresses[0][1]
     url = f"https://localhost:{port}"
-    answered = await read(Place(url, ca_file=tmp_path / "ca.crt"))
-    untrusted = await trouble(Place(url))
-    in_plain = await trouble(Place(f"http://localhost:{port}"))
+    answered = await read(Endpoint(url, ca_file=tmp_path / "ca.crt"))
+    untrusted = await trouble(Endpoint(url))
+    in_plain = await trouble(Endpoint(f"http://localhost:{port}"))
     await runner.cleanup()
 
-    assert understand(answered, StatusAnswer).ready
+    assert decode(answered, StatusAnswer).ready
     assert "is not trusted" in untrusted
     assert "--ca-file" in untrusted
     assert "is it https://?" in in_plain
@@ -181,7 +181,7 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
     runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
-    nobody = Place(
+    nobody = Endpoint(
         f"https://localhost:{runner.addresses[0][1]}", ca_file=tmp_path / "localhost-ca.crt"
     )
     caller = replace(nobody, cert_file=tmp_path / "caller.crt", key_file=tmp_path / "caller.key")
@@ -189,7 +189,7 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
     refused = await trouble(nobody)
     await runner.cleanup()
 
-    assert understand(answered, StatusAnswer).ready
+    assert decode(answered, StatusAnswer).ready
     assert "does it want a client certificate (--cert-file, --key-file)?" in refused
 
 
@@ -198,7 +198,7 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
     write_certificates(tmp_path, "one")
     certificate = tmp_path / "one.crt"
     for key, said in ((None, "not in PEM, not a pair"), (tmp_path / "none", "No such file")):
-        told = await trouble(Place("https://localhost:1", cert_file=certificate, key_file=key))
+        told = await trouble(Endpoint("https://localhost:1", cert_file=certificate, key_file=key))
 
         assert f"--cert-file {certificate}, --key-file {key}: " in told
         assert said in told
@@ -207,9 +207,9 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
 async def test_tls_where_there_is_none_is_told() -> None:
     """https:// to a plain listener says what to try."""
     async with serving(answering()) as url:
-        said = await trouble(Place(url.replace("http", "https")))
+        said = await trouble(Endpoint(url.replace("http", "https")))
 
-    assert "speaks no TLS" in said
+    assert "does not speak TLS" in said
     assert "is it http://?" in said
 
 
@@ -217,7 +217,10 @@ async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
     """As it is in the file at that moment, without the line's end."""
     (tmp_path / "token").write_text("first\n")
     app = answering()
-    async with serving(app) as url, connect(Place(url, token_file=tmp_path / "token")) as exporter:
+    async with (
+        serving(app) as url,
+        connect(Endpoint(url, token_file=tmp_path / "token")) as exporter,
+    ):
         await exporter.read("/a")
         (tmp_path / "token").write_text("second")
         await exporter.read("/b")
@@ -243,7 +246,7 @@ async def test_a_bad_token_file_is_told(tmp_path: Path, content: str | None, sai
     if content is not None:
         file.write_text(content, encoding="utf-8")
     async with serving(answering()) as url:
-        told = await trouble(Place(url, token_file=file))
+        told = await trouble(Endpoint(url, token_file=file))
 
     assert f"--token-file {file} {said}" in told
     assert "Evil" not in told
@@ -261,7 +264,7 @@ async def test_a_bad_authority_is_told(tmp_path: Path, content: str | None, said
     file = tmp_path / "ca.crt"
     if content is not None:
         file.write_text(content)
-    told = await trouble(Place("https://localhost:1", ca_file=file))
+    told = await trouble(Endpoint("https://localhost:1", ca_file=file))
 
     assert f"--ca-file {file}: {said}" in told
 
@@ -270,7 +273,7 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
     """Where nothing listens: the URL, why, and the options that say another."""
     port = free_port()
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/nothing.sock"):
-        said = await trouble(Place(url))
+        said = await trouble(Endpoint(url))
 
         assert f"{url} cannot be reached" in said
         assert "--url URL or EXPORTER" in said
@@ -300,23 +303,23 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
 async def test_what_is_no_answer_is_told(app: web.Application, said: str) -> None:
     """What came instead, and what helps."""
     async with serving(app) as url:
-        assert said in await trouble(Place(url))
+        assert said in await trouble(Endpoint(url))
 
 
 async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
     """Who gave one already is not told to give one."""
     (tmp_path / "token").write_text("old")
     async with serving(refusing(401, "Who are you?", "unknown token")) as url:
-        said = await trouble(Place(url, token_file=tmp_path / "token"))
+        said = await trouble(Endpoint(url, token_file=tmp_path / "token"))
 
-    assert "may have run out" in said
+    assert "may have expired" in said
 
 
 async def test_an_exporter_that_is_not_ready_is_told() -> None:
     """With what it waits for."""
     desk = Desk()
     desk.health.watched[0].synced = False
-    async with serving(make_query_app(desk.service)) as url, connect(Place(url)) as exporter:
+    async with serving(make_query_app(desk.service)) as url, connect(Endpoint(url)) as exporter:
         with pytest.raises(CannotAsk, match="503 Not synced yet: waiting for virtualmachine"):
             await exporter.read("/v1/blocked")
 
@@ -324,7 +327,7 @@ async def test_an_exporter_that_is_not_ready_is_told() -> None:
 async def test_the_metrics_listener_is_told_apart() -> None:
     """Who asks the wrong one of the two is told which is right."""
     async with serving(make_metrics_app(Desk().service)) as url:
-        assert "Ask the query listener" in await trouble(Place(url))
+        assert "Use the query listener" in await trouble(Endpoint(url))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +338,7 @@ async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
     """An answer of its own kind; a pod's name is known for one."""
     async with (
         serving(make_query_app(Desk().service)) as url,
-        connect(Place(url)) as exporter,
+        connect(Endpoint(url)) as exporter,
     ):
         with pytest.raises(NoSuchVmi) as missing:
             await exporter.read_vmi("shop", name)
@@ -347,7 +350,7 @@ async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
 async def test_a_name_is_no_path() -> None:
     """Whatever is in a name stays in its place."""
     app = answering()
-    async with serving(app) as url, connect(Place(url)) as exporter:
+    async with serving(app) as url, connect(Endpoint(url)) as exporter:
         await exporter.read_vmi("a/../b", "c?d#e%2F")
 
     assert app[ASKED][0].raw_path == "/v1/vmis/a%2F..%2Fb/c%3Fd%23e%252F"
@@ -363,7 +366,7 @@ async def test_what_speaks_no_http_is_told() -> None:
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
         url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
-        assert f"{url} is no exporter: " in await trouble(Place(url))
+        assert f"{url} is no exporter: " in await trouble(Endpoint(url))
 
 
 async def test_who_says_nothing_is_told() -> None:
@@ -375,7 +378,7 @@ async def test_who_says_nothing_is_told() -> None:
 
     async with await asyncio.start_server(listen, "127.0.0.1", 0) as silent:
         url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        async with connect(Place(url), patience=0.2) as exporter:
+        async with connect(Endpoint(url), max_wait=0.2) as exporter:
             with pytest.raises(CannotAsk, match=r"did not answer within 0.2 s"):
                 await exporter.read("/v1/status")
 
@@ -384,4 +387,4 @@ async def test_who_says_nothing_is_told() -> None:
 def test_what_is_not_understood_is_told(body: bytes) -> None:
     """An answer of another version's names the way round."""
     with pytest.raises(CannotAsk, match="another version"):
-        understand(body, StatusAnswer)
+        decode(body, StatusAnswer)

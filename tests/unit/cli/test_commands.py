@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -209,12 +210,12 @@ def imported(*arguments: str) -> set[str]:
         pytest.param(
             ("--kubeconfig", "/nothing"),
             {"exporter.app", "structlog", "aiohttp"},
-            {"rich", "matplotlib", "exporter.demo", "exporter.cli.client", "exporter.cli.terminal"},
+            {"rich", "matplotlib", "exporter.demo", "exporter.cli.client", "exporter.cli.layout"},
             id="main-job",
         ),
         pytest.param(
             ("explain", "--url", "unix:/nothing", "shop/db1"),
-            {"exporter.cli.client", "exporter.cli.terminal"},
+            {"exporter.cli.client", "exporter.cli.layout"},
             {"matplotlib", "prometheus_client", "structlog", "exporter.demo", "exporter.app"},
             id="explain",
         ),
@@ -271,7 +272,7 @@ async def test_explain_answers(exporter: str) -> None:
     code, out, err = await ask("explain", "--url", exporter, "shop/db1")
 
     assert (code, err) == (Exit.OK, "")
-    assert out.startswith("shop/db1 may not be moved now: it cools down")
+    assert out.startswith("shop/db1 may not be moved now: it is cooling down")
 
 
 async def test_status_answers(exporter: str) -> None:
@@ -279,7 +280,7 @@ async def test_status_answers(exporter: str) -> None:
     code, out, err = await ask("status", EXPORTER=exporter)
 
     assert (code, err) == (Exit.OK, "")
-    assert out.startswith("To be trusted")
+    assert out.startswith("Healthy")
     assert "shop/db1" in out
     assert "shop/db2" in out
 
@@ -304,7 +305,7 @@ async def test_status_before_the_sync_is_an_answer() -> None:
         _, body, _ = await ask("status", "--json", "--url", url)
 
     assert (code, err) == (Exit.OK, "")
-    assert out.startswith("Not ready: the exporter waits for virtualmachineinstances")
+    assert out.startswith("Not ready: the exporter is waiting for virtualmachineinstances")
     assert (json.loads(body)["evacuations"], json.loads(body)["blocked"]) == (None, None)
 
 
@@ -357,7 +358,7 @@ async def test_an_exporter_of_another_version_is_told() -> None:
         _, told, _ = await ask("status", "--json", "--url", url)
 
     assert (code, out) == (Exit.CANNOT_ASK, "")
-    assert err.endswith("'noon' is no instant; --json shows its answer as it is\n")
+    assert err.endswith("'noon' is no instant; --json prints its answer unchanged\n")
     assert json.loads(told)["status"]["asOf"] == "noon"
 
 
@@ -432,7 +433,7 @@ def test_replay_answers(recorded: str) -> None:
     done = run("replay", recorded, "--policy", "ours")
 
     assert done.returncode == Exit.OK
-    assert re.search(r"Evictions asked for +2\n +allowed +1 \(50%\)", done.stdout)
+    assert re.search(r"Evictions requested +2\n +allowed +1 \(50%\)", done.stdout)
     assert re.fullmatch(r"played .* events in .* s, .* MiB at most\n", done.stderr)
 
 
@@ -543,32 +544,98 @@ def test_a_recording_is_never_overwritten(recorded: str) -> None:
     for source in (scenario, ("--kubeconfig", recorded)):
         done = run("record", "--output", recorded, *source)
         assert done.returncode == Exit.CANNOT_RECORD
-        assert "is there already" in done.stdout + done.stderr
+        assert "exists already" in done.stdout + done.stderr
 
     assert Path(recorded).read_bytes() == a_recording()
 
 
-@pytest.mark.parametrize(
-    ("end", "code", "why"),
-    [
-        pytest.param(KeyboardInterrupt(), Exit.INTERRUPTED, "given up", id="ctrl-c"),
-        pytest.param(CannotRecord("disk full"), Exit.CANNOT_RECORD, "disk full", id="disk-full"),
-    ],
-)
-def test_half_a_made_up_cluster_is_not_left(
-    tmp_path: Path, end: BaseException, code: Exit, why: str, capsys: pytest.CaptureFixture[str]
+def test_an_incomplete_scenario_leaves_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would be taken for a whole one, and stand in the way of the next."""
+    """It would pass for a complete one, and block the next attempt."""
+    path = tmp_path / "week.ndjson"
 
-    def lines() -> Iterator[bytes]:
+    def lines(end: BaseException) -> Iterator[bytes]:
         yield recording.write_header()
         raise end
 
-    path = tmp_path / "week.ndjson"
-
-    assert write_recording(path, lines()) == code
-    assert capsys.readouterr().err == f"{why}\n"
+    assert write_recording(path, lines(CannotRecord("disk full"))) == Exit.CANNOT_RECORD
+    assert capsys.readouterr().err == "disk full\n"
     assert not path.exists()
+    with pytest.raises(KeyboardInterrupt):
+        write_recording(path, lines(KeyboardInterrupt()))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [
+        pytest.param(signal.SIGINT, Exit.INTERRUPTED, "given up at Ctrl-C", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, Exit.TERMINATED, "given up at SIGTERM", id="sigterm"),
+    ],
+)
+def test_a_signal_ends_a_replay(
+    tmp_path: Path, number: signal.Signals, code: Exit, message: str
+) -> None:
+    """It prints no answer, says why, and has an exit code of its own."""
+    pipe = tmp_path / "recording"
+    os.mkfifo(pipe)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exporter", "replay", str(pipe)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with pipe.open("wb"):  # opens once the replay does, which then waits for its first line
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out, err) == (code, "", f"{message}\n")
+
+
+@pytest.mark.parametrize("module", ["exporter.engine.model", "aiohttp", "exporter.app"])
+def test_ctrl_c_during_the_start_leaves_no_traceback(module: str) -> None:
+    """Neither during the imports nor after them."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "exporter", "demo"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).endswith(f" {module}\n"):
+        assert line, "it ended"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode in {Exit.INTERRUPTED, Exit.OK}
+    assert "Traceback" not in err
+
+
+def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
+    """As in `demo | head`."""
+    config = tmp_path / "config.yaml"
+    config.write_text("listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "exporter", "demo", "--vms", "12", "--config", str(config)),
+            *("--log-format", "json"),
+        ],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    assert process.stderr is not None
+    while '"listed"' not in (line := process.stderr.readline()):
+        assert line, "it ended"
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == Exit.OK
+    assert "Traceback" not in err
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from threading import Thread
 import pytest
 
 from exporter.cli import replay as whatif
+from exporter.cli.layout import Screen
 from exporter.cli.replay import CannotReplay, Source, choose_contenders, open_recording, play
 from exporter.engine.model import Policy, Resource, StuckPolicy, Vmi
-from exporter.kube.kubevirt import stamp
 from exporter.settings import InvalidSettings
+from exporter.text import write_instant
 from exporter.whatif import recording
+from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded
-from exporter.whatif.replay import BUILTIN
 from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 
 
@@ -100,7 +101,7 @@ class TestSources:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As in `replay <(zcat week.ndjson.gz)`: how far it is cannot be told, and need not."""
-        monkeypatch.setattr(whatif, "SHOWN_EVERY", 1)
+        monkeypatch.setattr(whatif, "PROGRESS_EVERY", 1)
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
         writer = Thread(target=pipe.write_bytes, args=(a_recording(),))
@@ -143,7 +144,7 @@ class TestSources:
             (b'{"type":"ADDED"}\n', "no event to play: line 1: no instant"),
             (b'{"items":[]}\n', "neither a recording nor watch events"),
             (b"\x1f\x8bnothing", "damaged gzip"),
-            (gzip.compress(a_recording(), mtime=0)[:12], "no event to play: it is torn"),
+            (gzip.compress(a_recording(), mtime=0)[:12], "no event to play: it is truncated"),
         ],
     )
     def test_what_cannot_be_played_is_told(self, body: bytes, why: str) -> None:
@@ -157,11 +158,11 @@ def test_bad_lines_are_told_by_number_and_the_rest_by_count() -> None:
     source = whatif.from_chunks([a_recording(), b"{\n" * 30])
     play(source, [BUILTIN["ours"]], StringIO())
     errors = StringIO()
-    whatif.tell_faults(source.faults, errors)
+    whatif.print_faults(source.faults, errors)
     told = errors.getvalue().splitlines()
 
     assert source.faults.count == 30
-    assert len(told) == recording.FAULTS_TOLD + 1
+    assert len(told) == recording.MAX_MESSAGES + 1
     assert told[-1] == "... and 10 lines more"
 
 
@@ -173,7 +174,7 @@ def test_a_torn_recording_is_told(*, zipped: bool) -> None:
     *_, last = recording.read(recording.split([torn]), Faults())
     for body, said in (
         (gzip.compress(whole) if zipped else whole, ""),
-        (torn, f"the recording is torn: read to {stamp(last.at)}\n"),
+        (torn, f"the recording is truncated: read to {write_instant(last.at)}\n"),
     ):
         errors = StringIO()
         play(whatif.from_chunks([body]), [BUILTIN["ours"]], errors)
@@ -185,7 +186,7 @@ def test_no_bar_where_there_is_no_terminal() -> None:
     """A log file gets what it cost, and no bar."""
     errors = StringIO()
     found = play(whatif.from_chunks([a_recording()]), [BUILTIN["ours"]], errors)
-    whatif.tell_cost(found, 1.25, errors)
+    whatif.print_cost(found, 1.25, errors)
 
     (line,) = errors.getvalue().splitlines()
     assert line.startswith(f"played 0.0417 days, {found.events} events in 1.2 s, ")
@@ -199,7 +200,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr(whatif, "SHOWN_EVERY", 1)
+    monkeypatch.setattr(whatif, "PROGRESS_EVERY", 1)
     monkeypatch.setenv("TERM", "xterm")
     body, errors = a_recording(), Terminal()
     events = list(recording.read(recording.split([body]), Faults()))
@@ -216,7 +217,7 @@ def test_remarks_of_a_source_stand_below_its_answer() -> None:
     source.remarks = ("Nobody knows who asked.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
     out = StringIO()
-    whatif.show(found, source, as_json=False, width=None, colored=False, out=out)
+    whatif.show(found, source, as_json=False, screen=Screen(), out=out)
 
     assert out.getvalue().endswith("\nNobody knows who asked.\n")
 
@@ -228,7 +229,7 @@ def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyP
     with pytest.raises(CannotReplay, match=r"ends in \.png or \.svg"):
         whatif.check_plot(Path("week.jpg"))
     monkeypatch.setattr(whatif, "find_spec", lambda _name: None)
-    with pytest.raises(CannotReplay, match=r"pip install 'kubevirt-eviction-exporter\[plot\]'"):
+    with pytest.raises(CannotReplay, match=r"python -m pip install matplotlib$"):
         whatif.check_plot(Path("week.png"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from exporter.demo import controller, node, objects
+from exporter.demo import controller, node, objects, webhooks
 from exporter.demo.objects import Object
 
 
@@ -20,7 +20,10 @@ def at(seconds: float) -> datetime:
 
 def given(made: Object, uid: str, *, name: str | None = None, created: float = 0) -> Object:
     """An object as the API server returns it."""
-    metadata = made["metadata"] | {"uid": uid, "creationTimestamp": objects.stamp(at(created))}
+    metadata = made["metadata"] | {
+        "uid": uid,
+        "creationTimestamp": objects.format_time(at(created)),
+    }
     metadata["name"] = name or metadata.get("name") or metadata["generateName"] + uid[:5]
     return made | {"metadata": metadata}
 
@@ -45,7 +48,7 @@ def make_pod(
 
 def evict(vmi: Object, pod: Object, *, descheduler: bool = True) -> Object:
     """The VMI after its eviction was asked for."""
-    marked = controller.admit_eviction(vmi, pod, descheduler=descheduler).vmi
+    marked = webhooks.admit_eviction(vmi, pod, descheduler=descheduler).vmi
     assert marked is not None
     return controller.sync_vmi(marked, [pod], NOW)
 
@@ -53,9 +56,9 @@ def evict(vmi: Object, pod: Object, *, descheduler: bool = True) -> Object:
 def make_evacuation(vmi: Object, uid: str = "m1", *, created: float = 0) -> Object:
     """A VMIM as the evacuation controller made it and its own controller first saw it."""
     migration = given(objects.build_evacuation(vmi), uid, created=created)
-    migration = controller.admit_migration(migration)
-    seen = controller.Seen(migration, vmi)
-    observed = controller.reconcile_migration(seen, at(created), RULES).migration
+    migration = webhooks.admit_migration(migration)
+    view = controller.MigrationView(migration, vmi)
+    observed = controller.reconcile_migration(view, at(created), RULES).migration
     assert observed is not None
     return observed
 
@@ -89,8 +92,8 @@ class Play:
         for _ in range(times):
             self.now += timedelta(seconds=1)
             siblings = [self.migration]
-            seen = controller.Seen(self.migration, self.vmi, self.pods, siblings)
-            writes = controller.reconcile_migration(seen, self.now, self.rules)
+            view = controller.MigrationView(self.migration, self.vmi, self.pods, siblings)
+            writes = controller.reconcile_migration(view, self.now, self.rules)
             self.vmi = writes.vmi or self.vmi
             self.migration = writes.migration or self.migration
             if writes.create_pod is not None:

@@ -9,9 +9,10 @@ from itertools import pairwise
 import pytest
 
 from exporter.demo import objects
-from exporter.demo.cluster import Cluster, Fate, Pace
+from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
+from exporter.demo.plan import Fate, Pace
 from exporter.demo.store import MIGRATIONS, NAMESPACES, PODS, VMIS, decode_body
 
 from .facts import NOW, at
@@ -89,8 +90,8 @@ class Lab:
 
     def told(self, resource: object = VMIS) -> list[Object]:
         """Every object that a watcher of this resource has been told of."""
-        shelf = next(shelf for kind, shelf in self.store.shelves.items() if kind is resource)
-        return [decode_body(change.body) for change in shelf.changes]
+        cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
+        return [decode_body(change.body) for change in cache.changes]
 
 
 def test_a_new_vmi_comes_up() -> None:
@@ -124,11 +125,11 @@ def test_an_eviction_becomes_a_migration() -> None:
     assert lab.state()["migrationUid"] == migration["metadata"]["uid"]
     assert lab.vmi()["status"]["nodeName"] == "node-2"
     assert objects.evacuated_node(lab.vmi()) == ""
-    assert objects.EVICTION_SOURCE not in objects.notes(lab.vmi())
+    assert objects.EVICTION_SOURCE not in objects.annotations(lab.vmi())
     assert objects.condition(lab.vmi(), "EvictionRequested") is None
     finished = lab.store.get(PODS, "shop", old["metadata"]["name"])
     assert objects.phase(finished) == "Succeeded"
-    assert objects.notes(finished)[objects.EVICTION_IN_PROGRESS] == "true"
+    assert objects.annotations(finished)[objects.EVICTION_IN_PROGRESS] == "true"
 
 
 def test_the_hand_off_leaves_a_hole() -> None:
@@ -254,7 +255,7 @@ def test_an_external_vmi_waits_for_ever(strategy: str) -> None:
     assert lab.migrations() == []
     assert objects.evacuated_node(lab.vmi()) == "node-1"
     pod = lab.cluster.launcher("shop", "db1") or {}
-    assert objects.notes(pod)[objects.EVICTION_IN_PROGRESS] == "true"
+    assert objects.annotations(pod)[objects.EVICTION_IN_PROGRESS] == "true"
 
 
 def test_two_leave_a_node_at_a_time() -> None:

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from exporter.demo import controller, node, objects
-from exporter.demo.controller import Rules, Seen
+from exporter.demo import controller, node, objects, webhooks
+from exporter.demo.controller import MigrationView, Rules
 
 from .facts import NOW, RULES, Play, at, evict, make_evacuation, make_pod, make_vmi, through
 
@@ -59,7 +59,7 @@ class TestPhases:
         play = Play()
         play.hand_off()
         second = make_evacuation(play.vmi, "m2", created=1)
-        seen = Seen(second, play.vmi, play.pods, [play.migration, second])
+        seen = MigrationView(second, play.vmi, play.pods, [play.migration, second])
 
         failed = controller.reconcile_migration(seen, at(20), RULES).migration
 
@@ -70,14 +70,18 @@ class TestPhases:
         """A VMIM made past the webhook gets label, finalizer and version before anything else."""
         vmi = make_vmi()
         bare = objects.build_migration(vmi)
-        bare["metadata"] |= {"name": "mine", "uid": "m9", "creationTimestamp": objects.stamp(NOW)}
+        bare["metadata"] |= {
+            "name": "mine",
+            "uid": "m9",
+            "creationTimestamp": objects.format_time(NOW),
+        }
 
-        written = controller.reconcile_migration(Seen(bare, vmi), NOW, RULES).migration
+        written = controller.reconcile_migration(MigrationView(bare, vmi), NOW, RULES).migration
 
         assert written is not None
         assert objects.labels(written) == {"kubevirt.io/vmi-name": "db1"}
         assert written["metadata"]["finalizers"] == ["kubevirt.io/migrationJobFinalize"]
-        assert objects.notes(written)["kubevirt.io/latest-observed-api-version"] == "v1"
+        assert objects.annotations(written)["kubevirt.io/latest-observed-api-version"] == "v1"
         assert "status" not in written
 
     def test_migrations_of_a_vanished_vmi_are_deleted(self) -> None:
@@ -88,8 +92,8 @@ class TestPhases:
             lambda made: made["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
         )
 
-        first = controller.reconcile_migration(Seen(migration, None), NOW, RULES)
-        second = controller.reconcile_migration(Seen(marked, None), NOW, RULES)
+        first = controller.reconcile_migration(MigrationView(migration, None), NOW, RULES)
+        second = controller.reconcile_migration(MigrationView(marked, None), NOW, RULES)
 
         assert first.delete_migrations == [migration]
         assert second.migration is not None
@@ -176,7 +180,7 @@ class TestFailures:
         play.now = at(301)
         play.reconcile(2)
 
-        assert waiting.look_again == at(301)
+        assert waiting.requeue_at == at(301)
         assert play.phases == ["Pending", "Scheduling", "Failed"]
         assert play.vmi == before
         assert play.migration["status"]["migrationState"] == {
@@ -188,7 +192,7 @@ class TestFailures:
         play = Play()
         play.reconcile(3)
 
-        assert play.reconcile().look_again == at(901)
+        assert play.reconcile().requeue_at == at(901)
 
     def test_a_target_lost_before_the_start_starts_and_ends_at_once(self) -> None:
         """virt-controller itself marks the VMI: start and end are the same instant."""
@@ -352,13 +356,13 @@ class TestBackoff:
         play = Play()
         play.migration = make_evacuation(play.vmi, "new", created=5)
         play.migration = through(play.migration, "Pending", start=5)
-        seen = Seen(play.migration, play.vmi, play.pods, [failed, play.migration])
+        seen = MigrationView(play.migration, play.vmi, play.pods, [failed, play.migration])
 
         early = controller.reconcile_migration(seen, at(21), RULES)
         late = controller.reconcile_migration(seen, at(22), RULES)
 
         assert early.create_pod is None
-        assert early.look_again == at(22)
+        assert early.requeue_at == at(22)
         assert late.create_pod is not None
 
 
@@ -372,12 +376,14 @@ class TestWaiting:
         """Five per cluster, two out of a node; it looks again in five seconds."""
         play = Play()
         play.reconcile()
-        seen = Seen(play.migration, play.vmi, play.pods, [play.migration], running, outbound)
+        seen = MigrationView(
+            play.migration, play.vmi, play.pods, [play.migration], running, outbound
+        )
 
         writes = controller.reconcile_migration(seen, NOW, RULES)
 
         assert (writes.create_pod is None) is held
-        assert writes.look_again == (at(5) if held else None)
+        assert writes.requeue_at == (at(5) if held else None)
 
     def test_a_second_active_pod_holds(self) -> None:
         """While two pods of the VMI run, no third is created."""
@@ -395,7 +401,7 @@ class TestWaiting:
         assert pod is not None
         assert objects.labels(pod)["kubevirt.io/migrationJobUID"] == "m1"
         assert objects.labels(pod)["kubevirt.io/created-by"] == "vmi-db1"
-        notes = objects.notes(pod)
+        notes = objects.annotations(pod)
         assert notes["kubevirt.io/migrationJobName"] == play.migration["metadata"]["name"]
         assert notes["kubevirt.io/eviction-source"] == "descheduler"
         assert notes["descheduler.alpha.kubernetes.io/request-evict-only"] == ""
@@ -420,82 +426,6 @@ class TestGarbage:
         surplus = controller.surplus([*reversed(finished), waiting])
 
         assert [migration["metadata"]["uid"] for migration in surplus] == ["m0", "m1"]
-
-
-class TestEviction:
-    """The eviction webhook."""
-
-    @pytest.mark.parametrize(
-        ("strategy", "migratable", "code", "marks"),
-        [
-            ("None", True, 200, False),
-            ("LiveMigrate", True, 429, True),
-            ("LiveMigrate", False, 429, False),
-            ("LiveMigrateIfPossible", True, 429, True),
-            ("LiveMigrateIfPossible", False, 200, False),
-            ("External", True, 429, True),
-            ("External", False, 429, True),
-        ],
-    )
-    def test_the_strategy_decides(
-        self, *, strategy: str, migratable: bool, code: int, marks: bool
-    ) -> None:
-        """The table of strategies: who is marked, who is refused, who may be killed."""
-        vmi = node.set_migratable(make_vmi(strategy=strategy), migratable=migratable)
-
-        answer = controller.admit_eviction(vmi, make_pod(vmi), descheduler=False)
-
-        assert answer.code == code
-        assert (answer.vmi is not None) is marks
-        if answer.vmi is not None:
-            assert answer.vmi["status"]["evacuationNodeName"] == "n1"
-            assert answer.message == 'Eviction triggered evacuation of VMI "shop/db1"'
-
-    def test_the_descheduler_leaves_its_name(self) -> None:
-        """Only an eviction by the descheduler sets the source; a later drain leaves it there."""
-        vmi = make_vmi()
-        by_descheduler = controller.admit_eviction(vmi, make_pod(vmi), descheduler=True).vmi
-        assert by_descheduler is not None
-        freed = controller.cancel_evacuation(by_descheduler)
-        drained = controller.admit_eviction(freed, make_pod(vmi), descheduler=False).vmi
-        assert drained is not None
-
-        assert objects.notes(by_descheduler)[objects.EVICTION_SOURCE] == "descheduler"
-        assert objects.notes(drained)[objects.EVICTION_SOURCE] == "descheduler"
-
-    def test_a_second_eviction_is_told_of_the_first(self) -> None:
-        """A VMI that is marked is not marked again."""
-        vmi = make_vmi()
-        answer = controller.admit_eviction(
-            evict(vmi, make_pod(vmi)), make_pod(vmi), descheduler=True
-        )
-
-        assert answer.vmi is None
-        assert answer.message.startswith("Evacuation in progress: Eviction triggered evacuation")
-
-    def test_a_target_pod_is_not_evicted(self) -> None:
-        """A pod that is not on the VMI's node is refused without a mark."""
-        vmi = make_vmi()
-
-        answer = controller.admit_eviction(vmi, make_pod(vmi, on="n2"), descheduler=True)
-
-        assert (answer.code, answer.vmi) == (429, None)
-        assert answer.message == "Eviction request for target Pod"
-
-    def test_a_dry_run_marks_nothing(self) -> None:
-        """The answer is the same, the VMI is not marked."""
-        vmi = make_vmi()
-
-        answer = controller.admit_eviction(vmi, make_pod(vmi), descheduler=True, dry_run=True)
-
-        assert (answer.code, answer.vmi) == (429, None)
-
-    def test_finished_pods_may_go(self) -> None:
-        """A launcher that has exited is nobody's."""
-        vmi = make_vmi()
-        done = node.finish_pod(make_pod(vmi), "Succeeded", NOW)
-
-        assert controller.admit_eviction(vmi, done, descheduler=True).code == 200
 
 
 class TestEvacuation:
@@ -548,19 +478,9 @@ class TestEvacuation:
         migration = make_evacuation(evict(vmi, make_pod(vmi), descheduler=descheduler))
 
         assert migration["metadata"]["generateName"] == "kubevirt-evacuation-"
-        assert objects.notes(migration)["kubevirt.io/evacuationMigration"] == "n1"
+        assert objects.annotations(migration)["kubevirt.io/evacuationMigration"] == "n1"
         assert migration["spec"] == {"vmiName": "db1", "priority": priority}
         assert "ownerReferences" not in migration["metadata"]
-
-    def test_the_webhook_admits_one_at_a_time(self) -> None:
-        """A second VMIM is refused while one is open, and for a VMI that cannot migrate."""
-        vmi = make_vmi()
-        still_open = through(make_evacuation(vmi), "Pending")
-        pinned = node.set_migratable(vmi, migratable=False)
-
-        assert controller.refuse_migration(vmi, []) is None
-        assert "in-flight migration" in (controller.refuse_migration(vmi, [still_open]) or "")
-        assert "Cannot migrate VMI" in (controller.refuse_migration(pinned, []) or "")
 
 
 class TestVmi:
@@ -572,7 +492,7 @@ class TestVmi:
         pod = make_pod(vmi)
         marked = evict(vmi, pod)
         later = controller.sync_vmi(marked, [pod], NOW + timedelta(hours=1))
-        freed = controller.sync_vmi(controller.cancel_evacuation(later), [pod], NOW)
+        freed = controller.sync_vmi(webhooks.cancel_evacuation(later), [pod], NOW)
 
         condition = objects.condition(marked, "EvictionRequested")
         assert condition == {
@@ -589,10 +509,10 @@ class TestVmi:
     def test_cancelling_leaves_the_source(self) -> None:
         """`evacuate/cancel` clears the node and leaves the annotation stale."""
         vmi = make_vmi()
-        freed = controller.cancel_evacuation(evict(vmi, make_pod(vmi)))
+        freed = webhooks.cancel_evacuation(evict(vmi, make_pod(vmi)))
 
         assert "evacuationNodeName" not in freed["status"]
-        assert objects.notes(freed)["kubevirt.io/eviction-source"] == "descheduler"
+        assert objects.annotations(freed)["kubevirt.io/eviction-source"] == "descheduler"
 
     def test_the_pod_is_annotated_while_marked(self) -> None:
         """The current pod says that its eviction is in progress, until the mark goes."""
@@ -601,9 +521,9 @@ class TestVmi:
         marked = controller.sync_pod(evict(vmi, pod), pod)
         freed = controller.sync_pod(vmi, marked)
 
-        assert objects.notes(marked)[objects.EVICTION_IN_PROGRESS] == "true"
-        assert objects.EVICTION_IN_PROGRESS not in objects.notes(freed)
-        assert objects.notes(freed)[objects.EVICT_ONLY] == ""
+        assert objects.annotations(marked)[objects.EVICTION_IN_PROGRESS] == "true"
+        assert objects.EVICTION_IN_PROGRESS not in objects.annotations(freed)
+        assert objects.annotations(freed)[objects.EVICT_ONLY] == ""
 
     def test_a_finished_pod_keeps_its_annotation(self) -> None:
         """The pod that the VMI has left is not written any more."""

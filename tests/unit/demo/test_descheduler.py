@@ -49,7 +49,8 @@ class Trial:
     def __init__(self, exporter: Exporter, url: str, session: aiohttp.ClientSession) -> None:
         self.scenario = Scenario(1, 24)
         self.cluster = Cluster(NOW, self.scenario)
-        self.scenario.populate(self.cluster)
+        for _ in self.scenario.populate(self.cluster):
+            pass
         self.cluster.step(at(5))
         self.exporter = exporter
         self.session = session
@@ -131,7 +132,7 @@ async def test_an_eviction_marks_the_vmi() -> None:
 
     for vmi in marked:
         assert vmi["status"]["evacuationNodeName"] == vmi["status"]["nodeName"]
-        assert objects.notes(vmi)[objects.EVICTION_SOURCE] == "descheduler"
+        assert objects.annotations(vmi)[objects.EVICTION_SOURCE] == "descheduler"
 
 
 async def test_it_leaves_evicting_and_steady_pods_alone() -> None:
@@ -140,7 +141,7 @@ async def test_it_leaves_evicting_and_steady_pods_alone() -> None:
         await tried.cycle()
         tried.cluster.step(at(5.5))
         names = {
-            objects.notes(pod)[objects.DOMAIN]
+            objects.annotations(pod)[objects.DOMAIN]
             for node in tried.cluster.nodes
             for pod in tried.descheduler.candidates(node, at(5.5))
         }

@@ -51,7 +51,7 @@ def test_an_end_is_not_completed_yet() -> None:
     assert "completed" not in state
     assert ended["status"]["nodeName"] == "n2"
     assert "evacuationNodeName" not in ended["status"]
-    assert "kubevirt.io/eviction-source" not in objects.notes(ended)
+    assert "kubevirt.io/eviction-source" not in objects.annotations(ended)
     assert not objects.is_migrating(ended)
 
 

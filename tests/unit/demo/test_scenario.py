@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from exporter.demo import objects
-from exporter.demo.cluster import Cluster, Pace
+from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
-from exporter.demo.scenario import CAST, Part, Scenario, cast_vms, node_loads
+from exporter.demo.plan import Pace
+from exporter.demo.scenario import ROLES, Role, Scenario, make_vms, node_loads
 from exporter.demo.store import MIGRATIONS, PODS, VMIS, decode_body
 
 from .facts import NOW, at
@@ -21,7 +22,8 @@ def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Clu
     """The scenario after so many seconds."""
     scenario = Scenario(seed, vms)
     cluster = Cluster(NOW, scenario, nodes=nodes, seed=seed, rules=Rules(faster=10), pace=Pace())
-    scenario.populate(cluster)
+    for _ in scenario.populate(cluster):
+        pass
     cluster.step(at(seconds))
     return cluster
 
@@ -31,14 +33,14 @@ def told(cluster: Cluster, *resources: Any) -> list[Object]:
     return [
         decode_body(change.body)
         for resource in resources
-        for change in cluster.store.shelves[resource].changes
+        for change in cluster.store.caches[resource].changes
     ]
 
 
-def named(cluster: Cluster, part: Part) -> list[Object]:
-    """The VMs that play a part."""
+def named(cluster: Cluster, role: Role) -> list[Object]:
+    """The VMs of a role."""
     return [
-        vmi for vmi in cluster.store.objects(VMIS) if vmi["metadata"]["name"].startswith(f"{part}-")
+        vmi for vmi in cluster.store.objects(VMIS) if vmi["metadata"]["name"].startswith(f"{role}-")
     ]
 
 
@@ -56,10 +58,10 @@ def test_a_seed_decides_everything() -> None:
     assert first != other
 
 
-def test_every_part_is_played_by_default() -> None:
+def test_every_role_is_there_by_default() -> None:
     """The default population shows each part at least once."""
-    assert {vm.part for vm in cast_vms(1, 24)} == set(Part)
-    assert len(CAST) == 24
+    assert {vm.role for vm in make_vms(1, 24)} == set(Role)
+    assert len(ROLES) == 24
 
 
 @pytest.mark.parametrize(("vms", "nodes"), [(0, 1), (1, 1), (3, 2), (60, 8)])
@@ -68,7 +70,7 @@ def test_the_size_is_adjustable(vms: int, nodes: int) -> None:
     cluster = play(30, vms=vms, nodes=nodes)
 
     assert len(list(cluster.store.objects(VMIS))) == vms
-    assert all(objects.phase(vmi) == "Running" for vmi in named(cluster, Part.STEADY))
+    assert all(objects.phase(vmi) == "Running" for vmi in named(cluster, Role.STEADY))
 
 
 def test_it_is_lively() -> None:
@@ -82,7 +84,7 @@ def test_it_is_lively() -> None:
         ends = [(objects.state_of(vmi) or {}).get("endTimestamp") for vmi in vmis]
         seen["running"] += any(objects.is_migrating(vmi) for vmi in vmis)
         seen["pending"] += "Pending" in phases
-        seen["cooling"] += any(end and objects.parse(end) > at(second - 20) for end in ends)
+        seen["cooling"] += any(end and objects.parse_time(end) > at(second - 20) for end in ends)
         seen["evacuating"] += sum(bool(objects.evacuated_node(vmi)) for vmi in vmis) >= 5
 
     assert min(seen.values()) >= 50
@@ -90,8 +92,8 @@ def test_it_is_lively() -> None:
 
 def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
     """A failing VM keeps its mark, and five failures are there to be seen."""
-    for part in (Part.FAILING, Part.UNSCHEDULABLE):
-        vmi = named(minutes, part)[0]
+    for role in (Role.FAILING, Role.UNSCHEDULABLE):
+        vmi = named(minutes, role)[0]
         failed = [
             migration
             for migration in minutes.store.objects(MIGRATIONS)
@@ -105,15 +107,15 @@ def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
 
 def test_steady_vms_never_move(minutes: Cluster) -> None:
     """They have no migration and ask the descheduler to leave them alone."""
-    for vmi in named(minutes, Part.STEADY):
+    for vmi in named(minutes, Role.STEADY):
         assert objects.state_of(vmi) is None
-        assert objects.notes(vmi)[objects.PREFER_NO_EVICTION] == "true"
+        assert objects.annotations(vmi)[objects.PREFER_NO_EVICTION] == "true"
 
 
 def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:
     """Both are marked and get no migration: one by its strategy, one because it cannot."""
-    (external,) = named(minutes, Part.EXTERNAL)
-    (pinned,) = named(minutes, Part.PINNED)
+    (external,) = named(minutes, Role.EXTERNAL)
+    (pinned,) = named(minutes, Role.PINNED)
     moved = {migration["spec"]["vmiName"] for migration in told(minutes, MIGRATIONS)}
 
     assert external["spec"]["evictionStrategy"] == "External"

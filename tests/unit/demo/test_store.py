@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.demo.status import Refused
+from exporter.demo.status import StatusError
 from exporter.demo.store import MIGRATIONS, NAMESPACES, NODES, PODS, VMIS, merge
 
 from .wire import make_store
@@ -88,7 +88,7 @@ def test_an_old_version_is_refused() -> None:
     made = store.create(VMIS, vmi())
     store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
 
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(StatusError) as refused:
         store.update(VMIS, made)
 
     assert refused.value.code == 409
@@ -132,7 +132,7 @@ def test_a_deletion_event_carries_the_version_of_the_deletion() -> None:
 
     store.delete(VMIS, "shop", "db1")
 
-    (last,) = (store.shelves[VMIS].since(store.revision - 1) or [])[-1:]
+    (last,) = (store.caches[VMIS].changes_since(store.revision - 1) or [])[-1:]
     assert last.kind == "DELETED"
     assert f'"resourceVersion":"{store.revision}"'.encode() in last.body
 
@@ -142,12 +142,12 @@ def test_the_window_is_bounded() -> None:
     store = make_store(window=10)
     for number in range(100):
         store.create(VMIS, vmi(f"db{number}"))
-    shelf = store.shelves[VMIS]
+    cache = store.caches[VMIS]
 
-    assert len(shelf.changes) <= 20
-    assert shelf.since(2) is None
-    with pytest.raises(Refused) as refused:
-        shelf.check(2)
+    assert len(cache.changes) <= 20
+    assert cache.changes_since(2) is None
+    with pytest.raises(StatusError) as refused:
+        cache.check(2)
     assert refused.value.code == 410
 
 

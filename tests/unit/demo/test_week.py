@@ -22,15 +22,16 @@ from exporter.demo.week import (
     SIZES,
     Trouble,
     Week,
-    cast_vms,
     copy_seconds,
+    make_vms,
 )
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Fact, MigrationLimits, Pod, Resource, Vmi, Vmim
 from exporter.kube.kubevirt import parse_object
 from exporter.whatif import recording
+from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded
-from exporter.whatif.replay import BUILTIN, play
+from exporter.whatif.replay import play
 from tests.support.documents import WHAT_IF
 
 
@@ -104,7 +105,7 @@ class TestShape:
 
     def test_148_vms_of_five_sizes(self) -> None:
         """56 of 8 cores and 80 GiB, and so on; their dirty rates are 50 to 4000 Mbps."""
-        vms = cast_vms(1)
+        vms = make_vms(1)
         sizes = Counter((vm.cores, vm.gib) for vm in vms)
 
         assert len({vm.name for vm in vms}) == 148
@@ -157,7 +158,7 @@ class TestRecording:
         header = msgspec.json.decode(told.lines[0])
 
         assert header == {"format": recording.FORMAT, "version": recording.VERSION}
-        assert not told.faults.count, told.faults.told
+        assert not told.faults.count, told.faults.messages
         assert {event.resource for event in told.events if event.kind is Kind.SYNCED} == set(
             RESOURCES.values()
         )
@@ -169,7 +170,7 @@ class TestRecording:
         """At the end, the facts are those of the cluster's own objects, which are cut for it."""
         whole = {}
         for resource, ours in RESOURCES.items():
-            for entry in told.week.cluster.store.shelves[resource].all():
+            for entry in told.week.cluster.store.caches[resource].all():
                 fact = parse_object(ours, entry.body).fact
                 whole[key_of(ours, fact)] = fact
 
@@ -259,7 +260,7 @@ def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
 
     assert runs[0].stdout == runs[1].stdout
     assert cost.startswith("played ")
-    assert b"Evictions asked for" in runs[0].stdout
+    assert b"Evictions requested" in runs[0].stdout
     if days == "7":
         table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]
         assert table in WHAT_IF.read_text(encoding="utf-8")

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.store import NAMESPACES, Store
 from tests.cluster import PATIENCE
+from tests.support.faulty_apiserver import FaultyApiServer
 
 
 NOW = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
@@ -104,7 +104,7 @@ class Stream:
 class Client:
     """Speaks to the server under test."""
 
-    def __init__(self, server: SimulatedApiServer, session: aiohttp.ClientSession) -> None:
+    def __init__(self, server: FaultyApiServer, session: aiohttp.ClientSession) -> None:
         self.server = server
         self.session = session
 
@@ -166,7 +166,7 @@ def make_store(**settings: Any) -> Store:
 async def serve(store: Store | None = None, **settings: Any) -> AsyncIterator[Client]:
     """A server and a client of it."""
     async with (
-        SimulatedApiServer(store or make_store(), **settings) as server,
+        FaultyApiServer(store or make_store(), **settings) as server,
         aiohttp.ClientSession() as session,
     ):
         yield Client(server, session)

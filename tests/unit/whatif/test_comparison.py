@@ -8,8 +8,8 @@ import pytest
 
 from exporter.engine.model import Policy, Reason, StuckPolicy
 from exporter.whatif import comparison
+from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.comparison import to_json
-from exporter.whatif.replay import BUILTIN, Comparison, Contender
 from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 
 
@@ -50,7 +50,7 @@ def test_each_policy_has_its_column() -> None:
     """The numbers stand below the names, in the order that was asked for."""
     table = shown(a_comparison())
 
-    assert cells(table, "Evictions asked for") == ["4", "4", "4", "4"]
+    assert cells(table, "Evictions requested") == ["4", "4", "4", "4"]
     assert cells(table, "Migrations that happened") == ["2", "2", "3", "3"]
     assert cells(table, "cooling down") == ["1", "1", "0", "0"]
     assert cells(table, "Guards: pending, evacuations") == [
@@ -102,7 +102,7 @@ def test_a_terminal_s_width_is_kept() -> None:
 
     assert stuck
     assert max(map(len, table.splitlines())) <= 80
-    assert cells(table, "Evictions asked for") == ["4"] * 4
+    assert cells(table, "Evictions requested") == ["4"] * 4
 
 
 def test_a_narrow_terminal_cuts_no_name() -> None:

@@ -179,7 +179,7 @@ def test_a_bad_line_is_told_by_its_number_and_costs_no_other(bad: bytes, why: st
 
     assert len(events) == 2
     assert faults.count == 1
-    assert faults.told[0].startswith(f"line 2: {why}")
+    assert faults.messages[0].startswith(f"line 2: {why}")
 
 
 def test_of_many_bad_lines_the_first_are_told_and_all_are_counted() -> None:
@@ -187,7 +187,7 @@ def test_of_many_bad_lines_the_first_are_told_and_all_are_counted() -> None:
     _, faults = read(recording.write_header(), *[b"{"] * 1000)
 
     assert faults.count == 1000
-    assert len(faults.told) == recording.FAULTS_TOLD
+    assert len(faults.messages) == recording.MAX_MESSAGES
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_torn_file_is_read_to_its_last_whole_line(length: int, zipped: bool) -
     _, _, tail = body.rpartition(b"\n")
 
     assert faults.count == 0
-    assert faults.torn is (zipped or tail not in (b"", *a_file().splitlines()))
+    assert faults.truncated is (zipped or tail not in (b"", *a_file().splitlines()))
     assert len(events) in {max(body.count(b"\n") - 1, 0), body.count(b"\n")}
 
 
@@ -239,4 +239,4 @@ def test_a_line_without_end_is_skipped_in_bounded_memory() -> None:
     events, faults = read_file(chunks)
 
     assert len(events) == 1
-    assert faults.told == ["line 2: empty, or longer than any object"]
+    assert faults.messages == ["line 2: empty, or longer than any object"]

@@ -1,0 +1,220 @@
+"""The command `explain`: why a VM may or may not be moved now, and what that is based on."""
+
+from shlex import quote
+
+import msgspec
+
+from exporter.cli.instants import (
+    Unreadable,
+    read_instant,
+    write_distance,
+    write_past,
+    write_release,
+)
+from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.engine.model import Reason
+from exporter.server.schemas import (
+    CancelAnswer,
+    CooldownAnswer,
+    EvacuationAnswer,
+    HeldEvictionAnswer,
+    LauncherAnswer,
+    MigrationAnswer,
+    PendingAnswer,
+    PolicyAnswer,
+    RuleAnswer,
+    VmiAnswer,
+)
+from exporter.text import write_span
+
+
+_HELD = {
+    Reason.MIGRATION_IN_PROGRESS: "it is migrating, and that has to end first",
+    Reason.EVACUATION_IN_PROGRESS: "it is being evacuated, and that has to end first",
+    Reason.COOLDOWN: "it is cooling down after its last migration",
+}
+
+
+def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
+    """Why a VM may or may not be moved now, and what that is based on. Raises `Unreadable`."""
+    sheet = Sheet(screen)
+    sheet.say(*_judge(vmi))
+    if vmi.evacuation is not None and vmi.evacuation.stuck:
+        sheet.say(("Its evacuation is stuck. ", BAD), vmi.evacuation.next_step)
+    sheet.warn(_doubts(vmi))
+    sheet.head("Rules, in the order in which they are checked")
+    sheet.rows([_rule(rule) for rule in vmi.rules])
+    sheet.head("Cooldown")
+    sheet.rows(_cooldown(vmi.cooldown, vmi.policy, vmi.as_of))
+    counted = sum(one.in_window for one in vmi.migrations)
+    sheet.head(f"Known migrations: {len(vmi.migrations)}, {counted} of them counted")
+    sheet.rows([_migration(one, vmi.as_of) for one in vmi.migrations], _MIGRATION_HEAD)
+    for pending in vmi.pending_migrations:
+        sheet.rows([("not ended", _attempt(pending, vmi.as_of))])
+    if vmi.evacuation is not None:
+        sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
+        sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
+        if vmi.evacuation.cancel is not None:
+            sheet.rows([("to cancel it (KubeVirt 1.8), run",)])
+            sheet.command(write_cancel(vmi.evacuation.cancel))
+    if vmi.held_evictions:
+        sheet.head("Requested evictions")
+        sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
+    sheet.head("Based on")
+    sheet.rows(_evidence(vmi))
+    return sheet.text()
+
+
+def write_cancel(cancel: CancelAnswer) -> str:
+    """The request that cancels an evacuation, as a shell command. Raises `Unreadable`."""
+    body = msgspec.json.encode(cancel.body).decode()
+    verb = {"PUT": "replace", "POST": "create"}.get(cancel.method)
+    if verb is None:
+        raise Unreadable(f"kubectl has no verb for the method {cancel.method!r}")
+    return f"echo {quote(body)} | kubectl {verb} --raw {quote(cancel.path)} -f -"
+
+
+def _judge(vmi: VmiAnswer) -> list[Cell]:
+    """The first sentence: whether the VM may be moved now."""
+    name = f"{vmi.namespace}/{vmi.name}"
+    verdicts = (vmi.verdicts.filter, vmi.verdicts.pre_eviction)
+    verdict = next((one for one in verdicts if one.reason is not None), None)
+    if verdict is None or verdict.reason is None:
+        if vmi.phase in ("Succeeded", "Failed"):
+            return [name, f" has ended ({vmi.phase}): there is nothing to move."]
+        if vmi.evacuation is not None:
+            node = vmi.evacuation.evacuation_node_name
+            return [name, f" is already being evacuated from {node}, and no rule holds it."]
+        return [name, (" may be moved now", GOOD), f": {_why_allowed(vmi)}."]
+    why = _HELD[verdict.reason]
+    until = ""
+    if verdict.not_before is not None:
+        release = write_release(verdict.not_before)
+        until = f", until {release} ({write_distance(verdict.not_before, vmi.as_of)})"
+    return [name, (" may not be moved now", BAD), f": {why}{until}."]
+
+
+def _why_allowed(vmi: VmiAnswer) -> str:
+    if vmi.cooldown is None:
+        return "no rule holds it, and it has no known migration to cool down from"
+    ended = write_distance(vmi.cooldown.not_before, vmi.as_of)
+    return f"no rule holds it, and its last cooldown ended {ended}"
+
+
+def _doubts(vmi: VmiAnswer) -> list[str]:
+    """What makes the answer uncertain."""
+    doubts = []
+    if vmi.stale:
+        since = f" since {write_past(vmi.observed_at, vmi.as_of)}" if vmi.observed_at else ""
+        doubts.append(f"no contact with the API server{since}: this may be out of date.")
+    for resource, why in vmi.blind_spots.items():
+        doubts.append(f"{resource} cannot be watched: {why}.")
+    return doubts
+
+
+def _rule(rule: RuleAnswer) -> list[Cell]:
+    if rule.blocks:
+        state: Cell = ("holds it", BAD)
+    elif not rule.enabled:
+        state = ("is off", FAINT)
+    elif rule.silenced:
+        state = ("is silent", BAD)
+    else:
+        state = ("lets it go", GOOD)
+    return [rule.rule, state, f"{rule.why} ({rule.checkpoint})"]
+
+
+def _cooldown(
+    cooldown: CooldownAnswer | None, policy: PolicyAnswer, as_of: str
+) -> list[list[Cell]]:
+    if cooldown is None:
+        return [["no migration has ended"]]
+    over = read_instant(cooldown.not_before) <= read_instant(as_of)
+    took = write_span(cooldown.duration_seconds)
+    return [
+        ["arithmetic", write_arithmetic(cooldown, policy)],
+        ["last migration", f"ended {write_past(cooldown.ended_at, as_of)}, took {took}"],
+        [
+            "over since" if over else "until",
+            f"{write_release(cooldown.not_before)} ({write_distance(cooldown.not_before, as_of)})",
+        ],
+    ]
+
+
+def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
+    """The cooldown as a formula: max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h."""
+    floor, cap = policy.migration_cooldown_seconds, policy.max_migration_cooldown_seconds
+    took = write_span(cooldown.duration_seconds)
+    base = f"max({write_span(floor)}, {took})" if floor else f"{took} (no floor)"
+    count = cooldown.migrations_in_window
+    doubled = f" x 2^({count}-1)" if count else ""
+    formula = f"{base}{doubled} = {write_span(cooldown.backed_off_seconds)}"
+    if not cap:
+        return f"{formula}, no cap"
+    if cooldown.effective_seconds < cooldown.backed_off_seconds:
+        return f"{formula}, capped at {write_span(cap)}"
+    return f"{formula}, cap {write_span(cap)}"
+
+
+_MIGRATION_HEAD = ("ENDED", "TOOK", "OUTCOME", "COUNTED")
+
+
+def _migration(one: MigrationAnswer, as_of: str) -> list[Cell]:
+    took = "?"
+    if one.start is not None and one.end is not None:
+        seconds = read_instant(one.end) - read_instant(one.start)
+        took = write_span(max(0.0, seconds))
+    elif one.start is not None:
+        took = f"began {write_past(one.start, as_of)}"
+    style = {"failed": BAD, "succeeded": GOOD}.get(one.outcome, "")
+    counted = "yes" if one.in_window else "no" if one.handed_off else "no: never handed off"
+    ended = "?" if one.end is None else write_past(one.end, as_of)
+    return [ended, took, (one.outcome, style), counted]
+
+
+def _attempt(one: PendingAnswer, as_of: str) -> str:
+    made = "" if one.created_at is None else f", created {write_past(one.created_at, as_of)}"
+    return f"{one.name}: {one.phase or 'no phase yet'}{made}"
+
+
+def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
+    by = f": stuck by {' and '.join(one.stuck_by)}" if one.stuck else ""
+    rows: list[list[Cell]] = [
+        ["state", (f"{one.state}{by}", BAD if one.stuck else "")],
+        ["requested", f"{write_past(one.requested_at, as_of)}, source {one.source}"],
+        [
+            "failed attempts",
+            f"at least {one.failed_attempts}" if one.failed_attempts else "none known",
+        ],
+    ]
+    if one.attempt is not None:
+        rows.append(["current attempt", _attempt(one.attempt, as_of)])
+    if one.backoff is not None:
+        pause = f"{write_span(one.backoff.seconds)}, next try"
+        rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
+    if one.diverged:
+        rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
+    rows.append(["next step", one.next_step])
+    return rows
+
+
+def _held_eviction(one: HeldEvictionAnswer, as_of: str) -> list[Cell]:
+    outcome: Cell = ("denied", BAD) if one.denied else "would be denied"
+    times = "once" if one.times == 1 else f"{one.times} times, last"
+    return [f"by {one.user}", f"{times} {write_past(one.at, as_of)}", outcome, str(one.reason)]
+
+
+def _evidence(vmi: VmiAnswer) -> list[list[Cell]]:
+    contact = "none yet" if vmi.observed_at is None else write_past(vmi.observed_at, vmi.as_of)
+    return [
+        ["runs on", vmi.node or "no node yet"],
+        ["launcher pod", "unknown" if vmi.launcher is None else _launcher(vmi.launcher)],
+        ["last contact", contact],
+        ["not watched", ", ".join(vmi.blind_spots) or "nothing"],
+    ]
+
+
+def _launcher(pod: LauncherAnswer) -> str:
+    ready = "ready" if pod.ready else "not ready"
+    marked = ", eviction-in-progress" if pod.eviction_in_progress else ""
+    return f"{pod.name}: {pod.phase}, {ready}{marked}"

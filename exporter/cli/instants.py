@@ -1,0 +1,37 @@
+"""The instants in the API's answers, for people: with how far they are from the answer's own."""
+
+import math
+
+from exporter.engine.model import Instant
+from exporter.kube.kubevirt import parse_instant
+from exporter.text import write_instant, write_span
+
+
+class Unreadable(ValueError):
+    """An answer has a value that no exporter of this version gives; the text says which."""
+
+
+def read_instant(text: str) -> Instant:
+    """Unix seconds from RFC 3339. Raises `Unreadable`."""
+    instant = parse_instant(text)
+    if instant is None:
+        raise Unreadable(f"{text!r} is no instant")
+    return instant
+
+
+def write_release(text: str) -> str:
+    """An instant rounded up to whole seconds, so that nobody comes too early."""
+    return write_instant(math.ceil(read_instant(text)))
+
+
+def write_past(text: str, as_of: str) -> str:
+    """An instant in whole seconds, and how long ago it was."""
+    return f"{write_instant(math.floor(read_instant(text)))} ({write_distance(text, as_of)})"
+
+
+def write_distance(text: str, as_of: str) -> str:
+    """How far an instant is from `as_of`, in its two largest units."""
+    seconds = read_instant(text) - read_instant(as_of)
+    if seconds > 0:
+        return f"in {write_span(math.ceil(seconds), units=2)}"
+    return f"{write_span(int(-seconds), units=2)} ago"

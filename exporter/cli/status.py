@@ -1,0 +1,173 @@
+"""The command `status`: whether the exporter works, what is stuck, and which VMs are held."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from exporter.cli.instants import read_instant, write_distance, write_past, write_release
+from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.engine.model import Reason
+from exporter.health import Staleness
+from exporter.server.schemas import (
+    BlockedAnswer,
+    BlockedVmi,
+    CheckpointStatus,
+    EvacuationAnswer,
+    EvacuationsAnswer,
+    ResourceAnswer,
+    StatusAnswer,
+)
+from exporter.text import write_span
+
+
+ROWS = 20
+"""How many rows of each list are shown without --all."""
+
+_UNTIL = {
+    Reason.MIGRATION_IN_PROGRESS: "the migration ends",
+    Reason.EVACUATION_IN_PROGRESS: "the evacuation ends",
+    Reason.COOLDOWN: "unknown",
+}
+
+
+def show_status(
+    status: StatusAnswer,
+    evacuations: EvacuationsAnswer | None,
+    blocked: BlockedAnswer | None,
+    screen: Screen,
+    *,
+    everything: bool,
+) -> str:
+    """Whether the exporter works, which evacuations are stuck, and which VMs are held until when.
+
+    Before the exporter is ready, the other answers are None. `everything` shows every row.
+    Raises `Unreadable`.
+    """
+    sheet = Sheet(screen)
+    sheet.say(*_judge(status))
+    sheet.warn(_warnings(status))
+    sheet.head("Based on")
+    sheet.rows(
+        [
+            ("version", status.version),
+            ("checkpoint", _checkpoint(status.checkpoint, status.as_of)),
+            *(_resource(one, status.as_of) for one in status.resources),
+        ]
+    )
+    if status.vmis is not None:
+        sheet.head(f"VMs: {status.vmis.known}")
+        held = [(f"held: {reason}", str(n)) for reason, n in status.vmis.held.items() if n]
+        sheet.rows([("may be moved now", str(status.vmis.allowed)), *held])
+    limit = None if everything else ROWS
+    if evacuations is not None:
+        stuck = [one for one in evacuations.evacuations if one.stuck]
+        others = [one for one in evacuations.evacuations if not one.stuck]
+        _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck, limit)
+        _list_evacuations(sheet, f"Other evacuations: {len(others)}", others, limit)
+    if blocked is not None:
+        rows = _held_vms(blocked)
+        sheet.head(f"Held VMs: {len(rows)}")
+        sheet.rows(rows[:limit], _HELD_HEAD)
+        sheet.note_hidden(len(rows), limit)
+    return sheet.text()
+
+
+def _judge(status: StatusAnswer) -> list[Cell]:
+    """The first sentence: whether the exporter works."""
+    contact = "no contact with the API server yet"
+    if status.observed_at is not None:
+        contact = f"last contact {write_distance(status.observed_at, status.as_of)}"
+    if not status.ready:
+        why = "stopping"
+        if status.waiting_for:
+            why = f"waiting for {', '.join(status.waiting_for)}"
+        return [("Not ready: ", BAD), f"the exporter is {why}, and gives no verdicts."]
+    match status.staleness:
+        case Staleness.FRESH if not status.blind_spots:
+            return [("Healthy: ", GOOD), f"ready, all resources visible, {contact}."]
+        case Staleness.FRESH:
+            return [("Healthy, with blind spots: ", BAD), f"ready, {contact}."]
+        case Staleness.STALE:
+            return [("Stale: ", BAD), f"{contact}; its answers may be out of date."]
+        case Staleness.DEAD:
+            return [("Dead: ", BAD), f"{contact}; only cooldowns still hold VMs."]
+
+
+def _warnings(status: StatusAnswer) -> list[str]:
+    warnings = [f"{place} cannot be watched: {why}." for place, why in status.blind_spots.items()]
+    for one in status.resources:
+        if one.trouble is not None and one.refused is None:
+            warnings.append(f"{one.resource}: {one.trouble}.")
+        if one.refused_objects:
+            warnings.append(f"{one.resource}: {one.refused_objects} objects could not be read.")
+    if status.checkpoint is not None:
+        for fault, count in status.checkpoint.faults.items():
+            warnings.append(f"checkpoint: {count} x {fault} since the start.")
+    return warnings
+
+
+def _resource(one: ResourceAnswer, as_of: str) -> list[Cell]:
+    place = str(one.resource) if one.namespace is None else f"{one.resource} in {one.namespace}"
+    if one.refused is not None:
+        return [place, ("cannot be watched", BAD)]
+    if not one.synced:
+        return [place, ("not listed yet", BAD)]
+    if one.contact_at is None:
+        return [place, "synced"]
+    return [place, f"synced, last contact {write_distance(one.contact_at, as_of)}"]
+
+
+def _checkpoint(kept: CheckpointStatus | None, as_of: str) -> str:
+    if kept is None:
+        return "none: after a restart only what the cluster still shows is known"
+    state = "written by this process" if kept.writes else "written by another replica"
+    if kept.unwritten_since is not None:
+        state += f", unwritten changes since {write_past(kept.unwritten_since, as_of)}"
+    elif kept.writes and kept.written_at is not None:
+        state += f", up to date {write_distance(kept.written_at, as_of)}"
+    return f"{kept.vmis} VMs, {kept.bytes:,} bytes, {state}"
+
+
+_EVACUATION_HEAD = ("VM", "FROM", "AGE", "STATE", "FAILED")
+
+
+def _list_evacuations(
+    sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], limit: int | None
+) -> None:
+    """List evacuations, and below them each next step once per state."""
+    shown = found[:limit]
+    sheet.head(head)
+    sheet.rows([_evacuation_row(one) for one in shown], _EVACUATION_HEAD)
+    sheet.note_hidden(len(found), limit)
+    steps = dict.fromkeys((str(one.state), one.next_step) for one in shown)
+    sheet.rows([((f"{state}:", FAINT), step) for state, step in steps])
+
+
+def _evacuation_row(one: EvacuationAnswer) -> list[Cell]:
+    return [
+        f"{one.namespace}/{one.name}",
+        one.evacuation_node_name,
+        write_span(int(one.age_seconds), units=2),
+        (str(one.state), BAD if one.stuck else ""),
+        str(one.failed_attempts),
+    ]
+
+
+_HELD_HEAD = ("VM", "ON", "BECAUSE", "UNTIL")
+
+
+def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
+    """One row per VM: those with a release time in that order, then the others."""
+    dated: list[tuple[float, list[Cell]]] = []
+    others: list[list[Cell]] = []
+    for (namespace, name), group in groupby(blocked.blocked, lambda one: (one.namespace, one.name)):
+        entries: list[BlockedVmi] = list(group)
+        because = ", ".join(dict.fromkeys(entry.reason for entry in entries))
+        row: list[Cell] = [f"{namespace}/{name}", entries[0].node, because]
+        release = entries[-1].not_before
+        if release is None or len(entries) > 1:
+            others.append([*row, _UNTIL[Reason(entries[0].reason)]])
+        else:
+            until = f"{write_release(release)} ({write_distance(release, blocked.as_of)})"
+            dated.append((read_instant(release), [*row, until]))
+    dated.sort(key=lambda one: one[0])
+    return [row for _, row in dated] + others

@@ -1,0 +1,70 @@
+"""What the simulated controllers read and write: objects, and the index of them by VMI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from exporter.demo import objects
+from exporter.demo.objects import Object
+from exporter.demo.status import Resource
+from exporter.demo.store import MIGRATIONS, PODS, VMIS, Store
+
+
+class Client:
+    """Reads and writes the store as a controller does; `note` keeps its index up to date."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        # Dictionaries, not sets: their order is the same in every process.
+        self._keys: dict[Resource, dict[str, dict[str, None]]] = {MIGRATIONS: {}, PODS: {}}
+        """Per resource: the keys of a VMI's objects, by the VMI's key."""
+
+    def note(self, resource: Resource, owner: str, key: str, *, is_gone: bool) -> None:
+        """Add a migration or pod to its VMI's index, or remove it."""
+        index = self._keys[resource]
+        if not is_gone:
+            index.setdefault(owner, {})[key] = None
+            return
+        index.get(owner, {}).pop(key, None)
+        if not index.get(owner):
+            index.pop(owner, None)
+
+    def vmi(self, key: str) -> Object | None:
+        """A VMI, if it exists."""
+        return self.store.find(VMIS, *key.split("/"))
+
+    def migration(self, key: str) -> Object | None:
+        """A migration, if it exists."""
+        return self.store.find(MIGRATIONS, *key.split("/"))
+
+    def migration_keys(self, owner: str) -> Sequence[str]:
+        """The keys of a VMI's migrations."""
+        return tuple(self._keys[MIGRATIONS].get(owner, {}))
+
+    def migrations(self, owner: str) -> list[Object]:
+        """The migrations of a VMI's name."""
+        found = map(self.migration, self.migration_keys(owner))
+        return [migration for migration in found if migration is not None]
+
+    def pods(self, vmi: Object) -> list[Object]:
+        """The pods of a VMI, without those of an earlier one with its name."""
+        keys = self._keys[PODS].get(objects.key(vmi), {})
+        found = [self.store.find(PODS, *key.split("/")) for key in keys]
+        uid = vmi["metadata"]["uid"]
+        return [pod for pod in found if pod and objects.labels(pod)[objects.CREATED_BY] == uid]
+
+    def delete(self, resource: Resource, obj: Object) -> None:
+        """Delete an object."""
+        self.store.delete(resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+    def write(self, resource: Resource, before: Object, after: Object) -> None:
+        """Write what differs; a status subresource first and apart, as KubeVirt does."""
+        after = objects.changed(after, lambda obj: obj["metadata"].pop("resourceVersion", None))
+        if resource.status and after.get("status") != before.get("status"):
+            self.store.update(resource, after, subresource=True)
+        rest = {field: value for field, value in after.items() if field != "status"}
+        was = {field: value for field, value in before.items() if field != "status"}
+        was["metadata"] = {**was["metadata"]}
+        was["metadata"].pop("resourceVersion", None)
+        if rest != was or not resource.status:
+            self.store.update(resource, after)

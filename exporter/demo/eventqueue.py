@@ -1,0 +1,53 @@
+"""The clock and the event queue of the simulation."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+
+Action = Callable[[], object]
+
+
+class EventQueue:
+    """Actions with the instants at which they are due, and the simulated time."""
+
+    def __init__(self, start: datetime, speed: float) -> None:
+        self.now = start
+        self._speed = speed
+        self._heap: list[tuple[datetime, int, str, Action]] = []
+        self._order = itertools.count()
+        self._due_of: dict[str, datetime] = {}
+        """When the action of each key is due."""
+
+    def after(self, seconds: float, action: Action, key: str = "") -> None:
+        """Queue an action in some seconds, divided by the speed."""
+        self.at(self.now + timedelta(seconds=seconds / self._speed), action, key)
+
+    def at(self, due: datetime, action: Action, key: str = "") -> None:
+        """Queue an action; a key is queued once, at its earliest instant, as in a work queue."""
+        if key:
+            queued = self._due_of.get(key)
+            if queued is not None and queued <= due:
+                return
+            self._due_of[key] = due
+        heapq.heappush(self._heap, (due, next(self._order), key, action))
+
+    def pop(self, until: datetime) -> Action | None:
+        """Take the next action due until then, and set the clock to its instant."""
+        while self._heap and self._heap[0][0] <= until:
+            due, _, key, action = heapq.heappop(self._heap)
+            if key:
+                if self._due_of.get(key) != due:
+                    # Replaced by an earlier one.
+                    continue
+                del self._due_of[key]
+            self.advance(due)
+            return action
+        return None
+
+    def advance(self, to: datetime) -> None:
+        """Set the clock, never back."""
+        self.now = max(self.now, to)

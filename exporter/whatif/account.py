@@ -1,0 +1,215 @@
+"""The result of a replay: what each policy would have done, in numbers.
+
+`comparison` prints it, `plot` draws it.
+"""
+
+import math
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from exporter.engine.diagnosis import Cause, Source, State
+from exporter.engine.model import Instant, Policy, Reason, Seconds, StuckPolicy
+
+
+FIRST_WIDTH: Seconds = 60.0
+"""The width of a timeline's bins before the first doubling."""
+MAX_BINS = 2048
+
+
+class Contender(Struct, frozen=True, kw_only=True):
+    """One of the policies to compare, with its name."""
+
+    name: str
+    policy: Policy = Policy()
+    stuck: StuckPolicy = StuckPolicy()
+
+
+BUILTIN: Mapping[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Contender(
+            name="reference", policy=Policy(guard_pending_migrations=False, guard_evacuations=False)
+        ),
+        Contender(name="ours"),
+        Contender(
+            name="none",
+            policy=Policy(
+                migration_cooldown=0.0,
+                # 0 would mean no cap, and a migration's own duration is the least cooldown.
+                max_migration_cooldown=1e-9,
+                migration_history_window=0.0,
+                guard_pending_migrations=False,
+                guard_evacuations=False,
+            ),
+        ),
+    )
+}
+"""The reference plugin's defaults, ours, and neither cooldown nor guards."""
+
+
+class Histogram(Struct):
+    """How often each whole number was observed."""
+
+    counts: dict[int, int] = {}
+
+    def add(self, value: int) -> None:
+        """Observe a value."""
+        self.counts[value] = self.counts.get(value, 0) + 1
+
+    @property
+    def total(self) -> int:
+        """The number of observations."""
+        return sum(self.counts.values())
+
+    @property
+    def sum(self) -> int:
+        """The sum of all observed values."""
+        return sum(value * times for value, times in self.counts.items())
+
+    @property
+    def max(self) -> int:
+        """The largest value, 0 if there is none."""
+        return max(self.counts, default=0)
+
+    def quantile(self, share: float) -> int:
+        """The smallest value with at least this share (0 to 1) at or below it, 0 if empty."""
+        left = math.ceil(share * self.total)
+        for value in sorted(self.counts):
+            left -= self.counts[value]
+            if left <= 0:
+                return value
+        return 0
+
+
+class Timeline(Struct):
+    """Amounts over time, in at most `MAX_BINS` bins; their width doubles as time goes on."""
+
+    began: Instant
+    width: Seconds = FIRST_WIDTH
+    bins: list[float] = []
+
+    def add(self, at: Instant, amount: float) -> None:
+        """Add an amount at one instant."""
+        number = self._reach(at)
+        self.bins[number] += amount
+
+    def spread(self, since: Instant, until: Instant) -> None:
+        """Add to each bin how many of its seconds lie between `since` and `until`."""
+        last = self._reach(until)
+        for number in range(self._reach(since), last + 1):
+            begins = self.began + number * self.width
+            overlap = min(until, begins + self.width) - max(since, begins)
+            self.bins[number] += max(overlap, 0.0)
+
+    def extend(self, until: Instant) -> None:
+        """Add empty bins up to `until`."""
+        self._reach(until)
+
+    def _reach(self, at: Instant) -> int:
+        """The number of the bin for `at`, made if it does not exist yet."""
+        while at - self.began >= self.width * MAX_BINS:
+            if len(self.bins) % 2:
+                self.bins.append(0.0)
+            self.bins = [
+                one + two for one, two in zip(self.bins[::2], self.bins[1::2], strict=True)
+            ]
+            self.width *= 2
+        number = max(int((at - self.began) / self.width), 0)
+        self.bins.extend([0.0] * (number + 1 - len(self.bins)))
+        return number
+
+
+class Migrations(Struct):
+    """The migrations that happened; `per_vm` counts only VMs that moved."""
+
+    ended: int = 0
+    failed: int = 0
+    per_vm: Histogram = field(default_factory=Histogram)
+
+
+class StuckEvacuation(Struct, frozen=True, kw_only=True):
+    """One stuck evacuation.
+
+    `state` and `causes` are from when the alert fired, else from when it became stuck.
+    `alerted_at` is None if it ended before the alert fired, `ended_at` if the recording ended
+    first.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    source: Source
+    requested_at: Instant
+    stuck_at: Instant
+    alerted_at: Instant | None
+    ended_at: Instant | None
+    state: State
+    causes: tuple[Cause, ...]
+
+
+class Stuck(Struct):
+    """The stuck evacuations.
+
+    `minutes_to_alert` is from the request to the alert, `minutes_alerting` from the alert to the
+    end, in whole minutes. `longest` are those that lasted longest, the longest first.
+    """
+
+    found: int = 0
+    alerted: int = 0
+    open_at_end: int = 0
+    by_state: dict[State, int] = {}
+    minutes_to_alert: Histogram = field(default_factory=Histogram)
+    minutes_alerting: Histogram = field(default_factory=Histogram)
+    longest: list[StuckEvacuation] = []
+
+
+class Account(Struct, kw_only=True):
+    """What one policy would have done; `others` are evictions that no policy decides about."""
+
+    contender: Contender
+    allowed: int = 0
+    refused: dict[Reason, int] = {}
+    others: int = 0
+    migrations: Migrations = field(default_factory=Migrations)
+    cooldown_seconds: Seconds = 0.0
+    vms_at_cap: int = 0
+    stuck: Stuck = field(default_factory=Stuck)
+    allowed_over_time: Timeline
+    refused_over_time: Timeline
+    cooling_over_time: Timeline
+
+    @property
+    def asked(self) -> int:
+        """The evictions that the policy decided about."""
+        return self.allowed + self.refused_in_all
+
+    @property
+    def refused_in_all(self) -> int:
+        """The refused evictions, whatever the reason."""
+        return sum(self.refused.values())
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """All timelines."""
+        return self.allowed_over_time, self.refused_over_time, self.cooling_over_time
+
+    def count_decision(self, reason: Reason | None, at: Instant, times: int = 1) -> None:
+        """Count an eviction refused for `reason`, or allowed; -1 times takes it back."""
+        if reason is None:
+            self.allowed += times
+            self.allowed_over_time.add(at, times)
+        else:
+            self.refused[reason] = self.refused.get(reason, 0) + times
+            self.refused_over_time.add(at, times)
+
+
+class Comparison(Struct, kw_only=True):
+    """The same recording under each policy; `vm_seconds` is how long all VMs existed, together."""
+
+    began: Instant
+    ended: Instant
+    events: int
+    vms: int
+    vm_seconds: Seconds
+    accounts: list[Account]

@@ -1,0 +1,206 @@
+"""Which of the recorded events would have happened under one policy.
+
+An eviction is a VMI whose `evacuationNodeName` becomes set, or set to another node. `decide` is
+called on the evidence from just before.
+
+Allowed: everything that follows happens as recorded. Refused: the evacuation does not happen. Its
+marker, its VMIMs and the `migrationState` of its migrations are hidden from the policy's store, so
+they count towards no later cooldown. Nothing takes their place.
+
+Two kinds always happen. Migrations without an evacuation (users, workload updates) need no
+permission. Neither do evacuations with a VMIM of priority `system-critical` (drains and
+maintenance): that VMIM often arrives just after the marker, and then the decision is taken back.
+An eviction of unknown source counts as the descheduler's.
+
+The watches of VMIs and VMIMs have no order between them. A VMIM may arrive before its marker, and
+a migration's state before its VMIM; until the VMIM is known, the state counts as part of the
+refused evacuation.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.engine.cooldown import decide
+from exporter.engine.model import Instant, Policy, Priority, Reason, Resource, Trigger, Vmi, Vmim
+from exporter.engine.store import Key, Store
+from exporter.whatif.account import Account
+
+
+class _Eviction(Struct):
+    """The last eviction of a VMI, kept while it runs or hides anything.
+
+    `node` is "" once the evacuation is over. `needs_permission` is False for a drain. `reason` is
+    why it was refused, else None. `hidden` are the IDs of its hidden migrations (see
+    `migration_id`), `hidden_before` those of earlier evictions.
+    """
+
+    node: str
+    at: Instant
+    needs_permission: bool = True
+    reason: Reason | None = None
+    hidden: set[str] = set()
+    hidden_before: set[str] = set()
+
+    def hides(self, migration: str) -> bool:
+        """Whether a migration did not happen under this policy."""
+        return migration in self.hidden or migration in self.hidden_before
+
+
+class Counterfactual:
+    """Puts into `store` what happens under `policy`, and counts its decisions in `account`.
+
+    `recorded_vmims` are all VMIMs in the recording by VMI and ID, hidden or not.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        store: Store,
+        account: Account,
+        recorded_vmims: Mapping[Key, Mapping[str, Vmim]],
+    ) -> None:
+        self._policy = policy
+        self._store = store
+        self._account = account
+        self._recorded_vmims = recorded_vmims
+        self._evictions: dict[str, _Eviction] = {}
+
+    def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
+        """A VMI changed; `before` is None if it is new or in the first list."""
+        if before is not None and vmi.evacuation_node not in ("", before.evacuation_node):
+            self._decide(vmi)
+        eviction = self._evictions.get(vmi.uid)
+        if eviction is None:
+            self._store.put(vmi)
+            return
+        self._hide_new_migration(eviction, vmi, before)
+        if vmi.evacuation_node != eviction.node:
+            eviction.node = ""
+        self._prune(eviction, vmi)
+        self._put_visible(vmi, eviction)
+
+    def put_vmim(self, vmim: Vmim, vmi: Vmi | None, *, is_new: bool) -> None:
+        """A VMIM of `vmi` was added or changed."""
+        eviction = None if vmi is None else self._evictions.get(vmi.uid)
+        if vmi is None or eviction is None:
+            self._store.put(vmim)
+            return
+        if is_new:
+            self._judge_new_vmim(vmi, eviction, vmim)
+        if not eviction.hides(migration_id(vmim)):
+            self._store.put(vmim)
+
+    def remove_vmim(self, namespace: str, name: str, uid: str, vmi: Vmi | None) -> None:
+        """A VMIM of `vmi` was deleted."""
+        self._store.remove(Resource.VMIMS, namespace, name, uid)
+        eviction = None if vmi is None else self._evictions.get(vmi.uid)
+        if vmi is not None and eviction is not None:
+            self._prune(eviction, vmi)
+
+    def remove_vmi(self, vmi: Vmi) -> None:
+        """A VMI was deleted."""
+        self._store.remove(Resource.VMIS, vmi.namespace, vmi.name)
+        self._evictions.pop(vmi.uid, None)
+
+    def _decide(self, vmi: Vmi) -> None:
+        """Decide about a new eviction."""
+        former = self._evictions.pop(vmi.uid, None)
+        now = self._store.heard_at
+        evidence = self._store.evidence(vmi.namespace, vmi.name)
+        if evidence is None:
+            return
+        eviction = self._evictions[vmi.uid] = _Eviction(vmi.evacuation_node, now)
+        if former is not None:
+            eviction.hidden_before = former.hidden_before | former.hidden
+        # Its own first VMIM may have arrived before the marker.
+        own = [v for v in evidence.vmims if not v.finished and _evacuates(v, vmi.evacuation_node)]
+        if any(vmim.priority is Priority.SYSTEM_CRITICAL for vmim in own):
+            eviction.needs_permission = False
+            self._account.others += 1
+            return
+        earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
+        evidence = replace(evidence, vmims=earlier, kept=None)
+        eviction.reason = decide(evidence, self._policy, now).reason
+        self._account.count_decision(eviction.reason, now)
+        if eviction.reason is not None:
+            for vmim in own:
+                eviction.hidden.add(migration_id(vmim))
+                self._store.remove(Resource.VMIMS, vmim.namespace, vmim.name)
+
+    def _judge_new_vmim(self, vmi: Vmi, eviction: _Eviction, vmim: Vmim) -> None:
+        """Find out whether a new VMIM belongs to the eviction, and what follows from that."""
+        if not _evacuates(vmim, eviction.node):
+            self._show_if_unrelated(vmi, eviction, vmim)
+        elif vmim.priority is Priority.SYSTEM_CRITICAL and eviction.needs_permission:
+            self._take_back(vmi, eviction)
+        elif eviction.reason is not None:
+            eviction.hidden.add(migration_id(vmim))
+
+    def _take_back(self, vmi: Vmi, eviction: _Eviction) -> None:
+        """The eviction turned out to be a drain: undo the decision and show what it hid."""
+        self._account.count_decision(eviction.reason, eviction.at, -1)
+        self._account.others += 1
+        eviction.needs_permission, eviction.reason = False, None
+        for name, vmim in self._vmims_of(vmi).items():
+            if name in eviction.hidden:
+                self._store.put(vmim)
+        eviction.hidden.clear()
+        self._put_visible(vmi, eviction)
+
+    def _hide_new_migration(self, eviction: _Eviction, vmi: Vmi, before: Vmi | None) -> None:
+        """Hide a migration that begins during a refused evacuation, unless its VMIM differs."""
+        state = vmi.migration
+        if not eviction.node or eviction.reason is None or state is None or not state.uid:
+            return
+        known = None if before is None else before.migration
+        if known is not None and known.uid == state.uid:
+            return
+        vmim = self._vmims_of(vmi).get(state.uid)
+        if vmim is None or _evacuates(vmim, eviction.node):
+            eviction.hidden.add(state.uid)
+
+    def _show_if_unrelated(self, vmi: Vmi, eviction: _Eviction, vmim: Vmim) -> None:
+        """Show a migration that was hidden before its VMIM said that it is no evacuation."""
+        if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
+            eviction.hidden.discard(vmim.uid)
+            self._put_visible(vmi, eviction)
+
+    def _prune(self, eviction: _Eviction, vmi: Vmi) -> None:
+        """Forget hidden migrations that neither a VMIM nor the VMI names any more."""
+        if eviction.hidden or eviction.hidden_before:
+            named = set(self._vmims_of(vmi))
+            named.add("" if vmi.migration is None else vmi.migration.uid)
+            eviction.hidden &= named
+            eviction.hidden_before &= named
+        if not (eviction.node or eviction.hidden or eviction.hidden_before):
+            self._evictions.pop(vmi.uid, None)
+
+    def _vmims_of(self, vmi: Vmi) -> Mapping[str, Vmim]:
+        return self._recorded_vmims.get((vmi.namespace, vmi.name), {})
+
+    def _put_visible(self, vmi: Vmi, eviction: _Eviction) -> None:
+        """Put a VMI without the marker and the migrations that did not happen."""
+        if eviction.node and eviction.reason is not None:
+            vmi = replace(
+                vmi, evacuation_node="", eviction_requested_at=None, evicted_by_descheduler=False
+            )
+        if vmi.migration is not None and eviction.hides(vmi.migration.uid):
+            evidence = self._store.evidence(vmi.namespace, vmi.name)
+            vmi = replace(
+                vmi,
+                migration=None if evidence is None else evidence.vmi.migration,
+                other_uids=() if evidence is None else evidence.vmi.other_uids,
+            )
+        self._store.put(vmi)
+
+
+def migration_id(vmim: Vmim) -> str:
+    """The VMIM's UID, or its name if the recording has no UID."""
+    return vmim.uid or vmim.name
+
+
+def _evacuates(vmim: Vmim, node: str) -> bool:
+    """Whether a VMIM was created to evacuate that node."""
+    return vmim.trigger is Trigger.EVACUATION and vmim.evacuates == node != ""

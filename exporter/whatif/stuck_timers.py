@@ -1,0 +1,136 @@
+"""The stuck evacuations under one policy, and when the alert KubeVirtEvacuationStuck would fire.
+
+An evacuation is diagnosed after each event of its VMI. Between events the clock alone can make it
+stuck or let the alert fire, so each evacuation has a timer for the next such instant.
+"""
+
+import math
+from collections.abc import Iterator
+from heapq import heappush, heappushpop
+
+from msgspec import Struct
+
+from exporter.engine.diagnosis import Diagnosis, diagnose
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Instant, Seconds, StuckPolicy, Vmi
+from exporter.engine.store import Store
+from exporter.whatif.account import Stuck, StuckEvacuation
+
+
+ALERT_FOR: Seconds = 300.0
+"""The `for` of the alert."""
+LONGEST_KEPT = 100
+"""How many stuck evacuations are listed, those that lasted longest."""
+
+
+class _Evacuation(Struct):
+    """A running evacuation; `timer` is when the clock alone may change its diagnosis."""
+
+    vmi: Vmi
+    node: str
+    requested_at: Instant
+    timer: Instant = math.inf
+    stuck_at: Instant | None = None
+    diagnosis: Diagnosis | None = None
+
+
+class StuckTimers:
+    """Counts in `stuck` the stuck evacuations among the VMIs of `store`."""
+
+    def __init__(self, policy: StuckPolicy, store: Store, stuck: Stuck) -> None:
+        self._policy = policy
+        self._store = store
+        self._stuck = stuck
+        self._running: dict[str, _Evacuation] = {}
+        self._next_timer: Instant = math.inf
+        self._longest: list[tuple[Seconds, int, StuckEvacuation]] = []
+
+    def advance(self, now: Instant) -> None:
+        """Run every timer before `now`, each at its own instant."""
+        while self._next_timer < now:
+            at = self._next_timer
+            for _, one in sorted(self._running.items()):
+                if one.timer <= at:
+                    evidence = self._store.evidence(one.vmi.namespace, one.vmi.name)
+                    # A limit is exceeded only after its instant.
+                    self._diagnose(one.vmi.uid, evidence, math.nextafter(at, math.inf), at)
+            self._next_timer = min((one.timer for one in self._running.values()), default=math.inf)
+
+    def check(self, evidence: Evidence, now: Instant) -> None:
+        """A VMI changed: find out whether its evacuation began, ended or became stuck."""
+        self._diagnose(evidence.vmi.uid, evidence, now, now)
+
+    def end(self, uid: str, now: Instant) -> None:
+        """The VMI's evacuation is over."""
+        self._end(uid, now, ended_at=now)
+
+    def close(self, now: Instant) -> None:
+        """The recording is over; evacuations may still run."""
+        for uid in list(self._running):
+            self._end(uid, now, ended_at=None)
+        self._stuck.longest = [one for _, _, one in sorted(self._longest, reverse=True)]
+
+    def _diagnose(
+        self, uid: str, evidence: Evidence | None, now: Instant, reported_at: Instant
+    ) -> None:
+        found = None if evidence is None else diagnose(evidence, self._policy, None, now)
+        one = self._running.get(uid)
+        if one is not None and (found is None or found.node != one.node):
+            self.end(uid, reported_at)
+            one = None
+        if found is None or evidence is None:
+            return
+        if one is None:
+            one = self._running[uid] = _Evacuation(evidence.vmi, found.node, found.requested_at)
+        one.requested_at = found.requested_at
+        fires_at = math.inf if one.stuck_at is None else one.stuck_at + ALERT_FOR
+        if found.stuck and (one.stuck_at is None or one.timer <= fires_at < now):
+            one.stuck_at = reported_at if one.stuck_at is None else one.stuck_at
+            one.diagnosis = diagnose(evidence, self._policy, self._store.load(), now)
+        timers = self._timers(evidence, found, one.stuck_at)
+        one.timer = min((at for at in timers if at >= now), default=math.inf)
+        self._next_timer = min(self._next_timer, one.timer)
+
+    def _timers(
+        self, evidence: Evidence, found: Diagnosis, stuck_at: Instant | None
+    ) -> Iterator[Instant]:
+        """When the clock alone makes an evacuation stuck, or lets the alert fire."""
+        if stuck_at is not None:
+            yield stuck_at + ALERT_FOR
+            return
+        policy, state = self._policy, evidence.vmi.migration
+        yield found.requested_at + policy.after
+        if policy.external is not None:
+            yield found.requested_at + policy.external
+        for instant in () if state is None else (state.start, state.end):
+            if instant is not None:
+                yield instant + policy.migration_timeout
+
+    def _end(self, uid: str, now: Instant, ended_at: Instant | None) -> None:
+        one = self._running.pop(uid, None)
+        if one is None or one.stuck_at is None or one.diagnosis is None:
+            return
+        found, stuck = one.diagnosis, self._stuck
+        fires_at = one.stuck_at + ALERT_FOR
+        alerted_at = fires_at if now >= fires_at else None
+        stuck.found += 1
+        stuck.by_state[found.state] = stuck.by_state.get(found.state, 0) + 1
+        stuck.open_at_end += ended_at is None
+        if alerted_at is not None:
+            stuck.alerted += 1
+            stuck.minutes_to_alert.add(int((alerted_at - one.requested_at) // 60))
+            stuck.minutes_alerting.add(int((now - alerted_at) // 60))
+        entry = StuckEvacuation(
+            namespace=one.vmi.namespace,
+            name=one.vmi.name,
+            node=one.node,
+            source=found.source,
+            requested_at=one.requested_at,
+            stuck_at=one.stuck_at,
+            alerted_at=alerted_at,
+            ended_at=ended_at,
+            state=found.state,
+            causes=found.stuck_by,
+        )
+        ranked = (now - one.stuck_at, -stuck.found, entry)
+        (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)

@@ -1,0 +1,98 @@
+"""Per VM under one policy: its migrations, and how long it was under cooldown.
+
+A VM's totals go into the account once the VM is deleted, so memory is that of the VMs which exist
+at the same time.
+"""
+
+from msgspec import Struct
+
+from exporter.engine.cooldown import measure_cooldown
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Instant, MigrationState, Outcome, Policy, Vmi
+from exporter.whatif.account import Account
+
+
+class _Totals(Struct):
+    """One VM: its cooldown lasts from `since` to `until`.
+
+    `measured` is the migration and the history's revision from which that was worked out.
+    """
+
+    migrations: int = 0
+    measured: tuple[MigrationState | None, int] = (None, 0)
+    since: Instant = 0.0
+    until: Instant = 0.0
+    at_cap: bool = False
+
+
+class VmTotals:
+    """Counts migrations and cooldown time of all VMs in `account`."""
+
+    def __init__(self, policy: Policy, account: Account) -> None:
+        self._policy = policy
+        self._account = account
+        self._totals: dict[str, _Totals] = {}
+
+    def count_migration(self, before: Vmi | None, vmi: Vmi) -> None:
+        """Count a migration that ended between `before` and now."""
+        state = vmi.migration
+        if before is None or state is None or not _has_ended(before.migration, state):
+            return
+        self._of(vmi).migrations += 1
+        self._account.migrations.ended += 1
+        self._account.migrations.failed += state.outcome is Outcome.FAILED
+
+    def measure_cooldown(self, evidence: Evidence, now: Instant) -> None:
+        """Work out the VM's cooldown again if it can have changed.
+
+        Most events change nothing in it, and measuring it takes most of a replay's time.
+        """
+        totals = self._of(evidence.vmi)
+        state = evidence.vmi.migration
+        measured = (state, evidence.history.revision)
+        was_handed_off = state is not None and state.start is None and not state.ended
+        if measured == totals.measured and not was_handed_off:
+            return
+        self._add_cooldown(totals, now)
+        totals.since = totals.until = now
+        totals.measured = measured
+        if state is None or state.running:
+            return
+        cooldown = measure_cooldown(evidence, self._policy, now)
+        if cooldown is None or not cooldown.blocks:
+            return
+        totals.until = max(cooldown.released_at, now)
+        cap = self._policy.max_migration_cooldown
+        totals.at_cap = totals.at_cap or (cap > 0 and cooldown.effective >= cap)
+
+    def complete(self, uid: str, now: Instant) -> None:
+        """The VM was deleted, or the recording is over."""
+        totals = self._totals.pop(uid, None)
+        if totals is None:
+            return
+        self._add_cooldown(totals, now)
+        self._account.vms_at_cap += totals.at_cap
+        if totals.migrations:
+            self._account.migrations.per_vm.add(totals.migrations)
+
+    def close(self, now: Instant) -> None:
+        """The recording is over."""
+        for uid in list(self._totals):
+            self.complete(uid, now)
+
+    def _of(self, vmi: Vmi) -> _Totals:
+        return self._totals.setdefault(vmi.uid, _Totals())
+
+    def _add_cooldown(self, totals: _Totals, now: Instant) -> None:
+        until = min(totals.until, now)
+        if until > totals.since:
+            self._account.cooldown_seconds += until - totals.since
+            self._account.cooling_over_time.spread(totals.since, until)
+
+
+def _has_ended(before: MigrationState | None, state: MigrationState) -> bool:
+    """Whether a migration has ended that had not ended before."""
+    if not state.ended:
+        return False
+    is_same = before is not None and (before.uid, before.start) == (state.uid, state.start)
+    return not (is_same and before is not None and before.ended)

@@ -1,0 +1,93 @@
+"""Answers of the API that the tests of `explain`, `status` and their layout share."""
+
+import re
+from typing import Any
+
+from exporter.cli.layout import Screen
+from exporter.cli.status import show_status
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy
+from exporter.health import Health
+from exporter.server.answers import describe_status, list_evacuations
+from exporter.server.schemas import (
+    BlockedAnswer,
+    BlockedVmi,
+    write_instant,
+    write_optional_instant,
+)
+from tests.support.builders import (
+    NOW,
+    a_history,
+    a_migration,
+    a_state,
+    a_vmi,
+    some_evidence,
+)
+from tests.unit.engine.test_diagnosis import an_attempt, an_evacuation
+from tests.unit.server.test_answers import some_health
+
+
+PIPED = Screen()
+NARROW = Screen(width=80)
+COLORED = Screen(width=80, colored=True)
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def cooling() -> Evidence:
+    """A VM that was moved twice; the second migration took 3m12s and ended ten minutes ago."""
+    return some_evidence(
+        vmi=a_vmi(migration=a_state(uid="m2", start=NOW - 792.0)),
+        history=a_history(
+            m1=a_migration(start=NOW - 4000.0, end=NOW - 3900.0),
+            m2=a_migration(start=NOW - 792.0),
+        ),
+    )
+
+
+def stuck(**vmi: Any) -> Evidence:
+    """A VM whose evacuation was asked for two hours ago, and which a quota holds."""
+    return an_evacuation(
+        age=7200.0,
+        vmims=(an_attempt(hold=Hold.QUOTA),),
+        vmi=vmi,
+        marker={"failed": {"f1": NOW - 900.0}},
+    )
+
+
+def held(name: str, reason: Reason = Reason.COOLDOWN, until: float | None = None) -> BlockedVmi:
+    """A VM of the blocked set."""
+    cools = reason is Reason.COOLDOWN
+    return BlockedVmi(
+        namespace="shop",
+        name=name,
+        vmi_uid=name,
+        node="n1",
+        checkpoint=Checkpoint.PRE_EVICTION if cools else Checkpoint.FILTER,
+        reason=reason,
+        not_before=write_optional_instant(until),
+    )
+
+
+def status_of(
+    *evacuating: Evidence,
+    blocked: tuple[BlockedVmi, ...] = (),
+    health: Health | None = None,
+    screen: Screen = PIPED,
+    everything: bool = False,
+    now: float = NOW,
+) -> str:
+    """What `status` shows of these."""
+    health = health or some_health()
+    status = describe_status(health, vmis=100, blocked=blocked, now=now)
+    evacuations = list_evacuations(evacuating, StuckPolicy(), None, now, health)
+    answer = BlockedAnswer(
+        as_of=write_instant(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
+    )
+    ready = status.ready
+    return show_status(
+        status,
+        evacuations if ready else None,
+        answer if ready else None,
+        screen,
+        everything=everything,
+    )

@@ -1,0 +1,305 @@
+"""What `explain` prints."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.cli.explain import show_vmi, write_arithmetic, write_cancel
+from exporter.cli.instants import Unreadable
+from exporter.counters import HeldEviction
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Reason
+from exporter.server.schemas import (
+    CancelAnswer,
+)
+from tests.support.builders import (
+    NOW,
+    a_history,
+    a_migration,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_vmi,
+    some_evidence,
+)
+from tests.unit.cli.answers import (
+    PIPED,
+    cooling,
+    stuck,
+)
+from tests.unit.engine.test_diagnosis import a_failed_attempt, an_attempt, an_evacuation
+from tests.unit.server.test_answers import explained, some_health
+
+
+def test_a_vm_that_cools_down_is_explained() -> None:
+    """First one sentence; then each rule, the arithmetic, the migrations, what it rests on."""
+    assert show_vmi(explained(cooling()), PIPED) == (
+        """\
+shop/db1 may not be moved now: it is cooling down after its last migration, until \
+2027-01-15T08:20:00Z (in 20m).
+
+Rules, in the order in which they are checked
+  running_migration     lets it go  the last migration has ended: endTimestamp is \
+2027-01-15T07:50:00Z (filter)
+  pending_migration     lets it go  no unfinished VMIM belongs to this VMI (filter)
+  requested_evacuation  lets it go  evacuationNodeName is not set (filter)
+  cooldown              holds it    2 ended in the window: base 15m, backed off to 30m, from \
+2027-01-15T07:50:00Z on (preEviction)
+
+Cooldown
+  arithmetic      max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h
+  last migration  ended 2027-01-15T07:50:00Z (10m ago), took 3m12s
+  until           2027-01-15T08:20:00Z (in 20m)
+
+Known migrations: 2, 2 of them counted
+  ENDED                            TOOK   OUTCOME    COUNTED
+  2027-01-15T06:55:00Z (1h5m ago)  1m40s  succeeded  yes
+  2027-01-15T07:50:00Z (10m ago)   3m12s  succeeded  yes
+
+Based on
+  runs on       n1
+  launcher pod  virt-launcher-db1-x: Running, ready
+  last contact  2027-01-15T07:59:58Z (2s ago)
+  not watched   nothing
+"""
+    )
+
+
+def test_who_asked_for_its_eviction() -> None:
+    """Each user whose eviction was held, how often, when last, and whether it was denied."""
+    vmi = explained(
+        cooling(),
+        held_evictions=(
+            HeldEviction("descheduler", NOW - 7.0, Reason.COOLDOWN, denied=True, times=3),
+            HeldEviction("autoscaler", NOW - 70.0, Reason.COOLDOWN, denied=False),
+        ),
+    )
+    section = show_vmi(vmi, PIPED).partition("Requested evictions\n")[2].splitlines()[:2]
+    assert [re.sub(" +", " ", line) for line in section] == [
+        " by descheduler 3 times, last 2027-01-15T07:59:53Z (7s ago) denied cooldown",
+        " by autoscaler once 2027-01-15T07:58:50Z (1m10s ago) would be denied cooldown",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "sentence"),
+    [
+        pytest.param(
+            some_evidence(),
+            "shop/db1 may be moved now: no rule holds it, and it has no known migration to cool"
+            " down from.",
+            id="never-moved",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))),
+            "shop/db1 may be moved now: no rule holds it, and its last cooldown ended 1h45m ago.",
+            id="cooled-down",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=a_running_state())),
+            "shop/db1 may not be moved now: it is migrating, and that has to end first.",
+            id="migrating",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(phase="Failed", migration=a_running_state())),
+            "shop/db1 has ended (Failed): there is nothing to move.",
+            id="ended",
+        ),
+        pytest.param(
+            an_evacuation(launcher=None),
+            "shop/db1 is already being evacuated from n1, and no rule holds it.",
+            id="evacuated-unseen",
+        ),
+    ],
+)
+def test_the_first_sentence_answers(evidence: Evidence, sentence: str) -> None:
+    """Whether it may be moved now; if not why, and until when."""
+    assert show_vmi(explained(evidence), PIPED).splitlines()[0] == sentence
+
+
+def test_a_stuck_evacuation_is_explained() -> None:
+    """Its state, attempts, next step, and the command that cancels it on a line of its own."""
+    text = show_vmi(explained(stuck()), PIPED)
+
+    assert text.splitlines()[1] == (
+        "Its evacuation is stuck. A ResourceQuota refuses the target pod: raise it, or cancel the"
+        " evacuation."
+    )
+    assert (
+        """
+Evacuation from n1
+  state            quota: stuck by age
+  requested        2027-01-15T06:00:00Z (2h ago), source unknown
+  failed attempts  at least 1
+  current attempt  kubevirt-evacuation-1: Pending, created 2027-01-15T07:59:50Z (10s ago)
+  next step        A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.
+  to cancel it (KubeVirt 1.8), run
+    echo '{"evacuationNodeName":"n1"}' | kubectl replace --raw /apis/subresources.kubevirt.io/v1"""
+        "/namespaces/shop/virtualmachineinstances/db1/evacuate/cancel -f -\n"
+    ) in text
+
+
+def test_a_pause_and_a_divergence_are_told() -> None:
+    """KubeVirt's pause with its end, and that the descheduler considers it over."""
+    pausing = an_evacuation(
+        age=7200.0,
+        vmims=(an_attempt(), a_failed_attempt(1, 5.0)),
+        marker={"lacking_since": NOW - 600.0},
+        pods=(a_pod(),),
+    )
+    text = show_vmi(explained(pausing), PIPED)
+
+    assert "  KubeVirt waits  20s, next try in 15s\n" in text
+    assert "  diverged        the descheduler considers it over, KubeVirt does not\n" in text
+
+
+def test_no_command_where_cancelling_could_harm() -> None:
+    """In post-copy there is none to copy."""
+    state = a_running_state(mode="PostCopy")
+    text = show_vmi(explained(stuck(migration=state)), PIPED)
+
+    assert "Evacuation from n1" in text
+    assert "kubectl" not in text
+
+
+def test_doubts_come_right_after_the_sentence() -> None:
+    """Stale evidence and blind spots are warned of before anything is concluded from them."""
+    health = some_health(synced=False, refused="forbidden by RBAC")
+    text = show_vmi(explained(cooling(), now=NOW + 400.0, health=health), PIPED)
+    first, second, third, *_ = text.splitlines()
+
+    assert "may not be moved now" in first
+    assert second == (
+        "Warning: no contact with the API server since 2027-01-15T07:59:58Z (6m42s ago): this may"
+        " be out of date."
+    )
+    assert third == (
+        "Warning: virtualmachineinstancemigrations cannot be watched: forbidden by RBAC."
+    )
+
+
+def test_rules_that_are_off_or_silent_are_told() -> None:
+    """Neither is taken for one that lets it go."""
+    off = explained(cooling(), policy=a_policy(guard_evacuations=False))
+    dead = explained(cooling(), now=NOW + 3000.0)
+
+    assert "\n  requested_evacuation  is off      " in show_vmi(off, PIPED)
+    assert "\n  running_migration     is silent   " in show_vmi(dead, PIPED)
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome", "row"),
+    [
+        pytest.param(
+            {"handed_off": False}, "succeeded", "no: never handed off", id="not-handed-off"
+        ),
+        pytest.param({"end": NOW - 100_000.0}, "succeeded", "no", id="left-the-window"),
+        pytest.param({"end": None}, "succeeded", "no", id="no-end"),
+    ],
+)
+def test_migrations_that_do_not_count_are_told(
+    ended: Mapping[str, Any], outcome: str, row: str
+) -> None:
+    """With why, where it is not their age."""
+    evidence = some_evidence(history=a_history(m1=a_migration(**ended)))
+    text = show_vmi(explained(evidence), PIPED)
+
+    assert "Known migrations: 1, 0 of them counted" in text
+    assert re.search(rf"  {outcome}  {row}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "took", "ends", "written"),
+    [
+        pytest.param({}, 192.0, 2, "max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h", id="doubled"),
+        pytest.param({}, 1800.0, 1, "max(15m, 30m) x 2^(1-1) = 30m, cap 6h", id="slow"),
+        pytest.param({}, 60.0, 7, "max(15m, 1m) x 2^(7-1) = 16h, capped at 6h", id="capped"),
+        pytest.param(
+            {"max_migration_cooldown": 0.0},
+            60.0,
+            7,
+            "max(15m, 1m) x 2^(7-1) = 16h, no cap",
+            id="no-cap",
+        ),
+        pytest.param(
+            {"migration_cooldown": 0.0}, 60.0, 2, "1m (no floor) x 2^(2-1) = 2m, cap 6h", id="floor"
+        ),
+        pytest.param(
+            {"migration_history_window": 0.0}, 60.0, 2, "max(15m, 1m) = 15m, cap 6h", id="backoff"
+        ),
+    ],
+)
+def test_the_arithmetic_is_as_one_writes_it(
+    policy: Mapping[str, Any], took: float, ends: int, written: str
+) -> None:
+    """Floor, duration, doubling and cap, each of them off where the policy switches it off."""
+    last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
+    older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, ends)}
+    evidence = some_evidence(
+        vmi=a_vmi(migration=a_state(uid="m0", start=NOW - 600.0 - took)),
+        history=a_history(m0=last, **older),
+    )
+    answer = explained(evidence, policy=a_policy(**policy))
+
+    assert answer.cooldown is not None
+    assert write_arithmetic(answer.cooldown, answer.policy) == written
+
+
+def test_a_release_is_never_told_too_early() -> None:
+    """A fraction of a second is rounded up, in the instant and in how far it is."""
+    state = a_state(start=NOW - 660.0, end=NOW - 600.0)
+    answer = explained(some_evidence(vmi=a_vmi(migration=state)))
+    answer.verdicts.pre_eviction.not_before = "2027-01-15T08:00:01.500000Z"
+
+    assert "until 2027-01-15T08:00:02Z (in 2s)." in show_vmi(answer, PIPED)
+
+
+def test_the_cancel_command_is_run_by_a_shell(tmp_path: Path) -> None:
+    """A shell hands kubectl the very path and body, whatever is in them."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\nfor one in "$@"; do echo "$one"; done; cat\n')
+    kubectl.chmod(0o755)
+    cancel = CancelAnswer(
+        method="PUT", path="/apis/it's/$HOME", body={"evacuationNodeName": "n'1 $(id)"}
+    )
+    done = subprocess.run(
+        ["sh", "-c", write_cancel(cancel)],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *arguments, body = done.stdout.splitlines()
+
+    assert arguments == ["replace", "--raw", "/apis/it's/$HOME", "-f", "-"]
+    assert json.loads(body) == cancel.body
+
+
+@pytest.mark.parametrize("instant", ["", "soon", "2027-01-15T08:00:00"])
+def test_what_is_no_instant_is_told(instant: str) -> None:
+    """An exporter of another version may say anything."""
+    answer = explained(cooling())
+    answer.as_of = instant
+    with pytest.raises(Unreadable, match=f"'{instant}' is no instant"):
+        show_vmi(answer, PIPED)
+
+
+def test_no_command_is_made_of_a_method_that_kubectl_has_no_verb_for() -> None:
+    """It would be pasted into a shell."""
+    with pytest.raises(Unreadable, match="'BREW'"):
+        write_cancel(CancelAnswer(method="BREW", path="/", body={}))
+
+
+def test_the_last_instant_is_told() -> None:
+    """Where there is no next second."""
+    answer = explained(cooling())
+    answer.verdicts.pre_eviction.not_before = "9999-12-31T23:59:59.999999Z"
+
+    assert "until 9999-12-31T23:59:59Z" in show_vmi(answer, PIPED)

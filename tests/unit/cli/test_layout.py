@@ -1,0 +1,142 @@
+"""How text is laid out: on terminals of any width, in pipes, with hostile names."""
+
+import fcntl
+import io
+import os
+import re
+import struct
+import termios
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from exporter.cli.explain import show_vmi
+from exporter.cli.layout import Screen, detect_terminal
+from exporter.text import escape
+from tests.support.builders import (
+    NOW,
+)
+from tests.unit.cli.answers import (
+    COLORED,
+    COLORS,
+    NARROW,
+    PIPED,
+    cooling,
+    held,
+    status_of,
+    stuck,
+)
+from tests.unit.server.test_answers import explained
+
+
+@pytest.mark.parametrize("screen", [NARROW, COLORED], ids=["plain", "colored"])
+def test_nothing_is_wider_than_the_terminal(screen: Screen) -> None:
+    """At 80 columns every line fits, long names too; only a command to copy is never broken."""
+    long = {"namespace": "a" * 63, "name": "b" * 253, "node": "n" * 63}
+    evidence = stuck(**long, evacuation_node="n" * 63)
+    texts = [
+        show_vmi(explained(evidence), screen),
+        show_vmi(explained(cooling()), screen),
+        status_of(evidence, stuck(), blocked=(held("c" * 253, until=NOW + 60.0),), screen=screen),
+    ]
+
+    for line in COLORS.sub("", "".join(texts)).splitlines():
+        assert cell_len(line) <= 80 or line.startswith("    echo "), line
+
+
+def test_long_cells_go_on_below_their_beginning() -> None:
+    """A sentence in a table's last column is broken between words, under itself."""
+    text = show_vmi(explained(cooling()), NARROW)
+
+    assert (
+        """
+  cooldown              holds it    2 ended in the window: base 15m, backed off
+                                    to 30m, from 2027-01-15T07:50:00Z on
+                                    (preEviction)
+"""
+        in text
+    )
+
+
+def test_a_pipe_gets_a_line_each() -> None:
+    """Piped, nothing is wrapped, coloured or padded: a line can be grepped for."""
+    texts = (show_vmi(explained(stuck(name="b" * 253)), PIPED), status_of(stuck()))
+    for text in texts:
+        assert text.replace("\n", "").isprintable()
+        assert not re.search(r" +$", text, re.MULTILINE)
+    (line,) = (line for line in texts[1].splitlines() if "shop/db1" in line)
+    assert line.split() == ["shop/db1", "n1", "2h", "quota", "1"]
+
+
+def test_colours_say_no_more_than_the_words() -> None:
+    """Without its colours the text is the same; with them there are some."""
+    answer = explained(stuck())
+    colored = show_vmi(answer, COLORED)
+
+    assert "\x1b[" in colored
+    plain = COLORS.sub("", colored)
+    assert [line.rstrip() for line in plain.splitlines()] == show_vmi(answer, NARROW).splitlines()
+
+
+@given(
+    name=st.text(min_size=1, max_size=40) | st.sampled_from(["[bold]x[/bold]", "[/]", ":smile:"])
+)
+def test_a_name_is_only_text(name: str) -> None:
+    """Whatever a name holds, control characters, markup or emoji codes, it is shown and no more."""
+    evidence = stuck(namespace="shop", name=name, node=name, evacuation_node=name)
+    for screen in (PIPED, COLORED):
+        text = show_vmi(explained(evidence), screen) + status_of(evidence, screen=screen)
+        assert all(c == "\n" or c.isprintable() for c in COLORS.sub("", text)), text
+    assert f"shop/{escape(name)} may" in show_vmi(explained(evidence), PIPED)
+
+
+@pytest.mark.parametrize(
+    ("environment", "columns", "screen"),
+    [
+        pytest.param({"TERM": "xterm"}, 100, Screen(100, colored=True), id="terminal"),
+        pytest.param({"TERM": "xterm", "NO_COLOR": "1"}, 100, Screen(100), id="no-color"),
+        pytest.param({"TERM": "xterm", "NO_COLOR": ""}, 100, Screen(100, colored=True), id="unset"),
+        pytest.param({"TERM": "dumb"}, 100, Screen(100), id="dumb"),
+        pytest.param({}, 100, Screen(100), id="no-term"),
+        pytest.param({"TERM": "xterm"}, 0, Screen(80, colored=True), id="unknown-width"),
+        pytest.param({"TERM": "xterm"}, 7, Screen(40, colored=True), id="tiny"),
+        pytest.param(
+            {"TERM": "xterm", "COLUMNS": "120"}, 100, Screen(120, colored=True), id="columns"
+        ),
+        pytest.param(
+            {"TERM": "xterm", "COLUMNS": "0"}, 100, Screen(100, colored=True), id="no-columns"
+        ),
+        pytest.param(
+            {"TERM": "xterm", "COLUMNS": "wide"}, 100, Screen(100, colored=True), id="bad-columns"
+        ),
+    ],
+)
+def test_a_terminal_is_looked_at(
+    environment: Mapping[str, str], columns: int, screen: Screen
+) -> None:
+    """Its width, and whether it wants colours."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as terminal:
+        assert detect_terminal(terminal, environment) == screen
+
+
+def test_a_terminal_that_does_not_know_its_width() -> None:
+    """Eighty columns, as long ago."""
+
+    class Unsized(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            raise OSError
+
+    assert detect_terminal(Unsized(), {"TERM": "xterm"}) == COLORED
+
+
+def test_a_pipe_is_no_terminal() -> None:
+    """Neither width nor colours, whatever the environment says."""
+    assert detect_terminal(io.StringIO(), {"TERM": "xterm", "COLUMNS": "100"}) == PIPED

@@ -1,0 +1,172 @@
+"""What `status` prints."""
+
+import pytest
+
+from exporter.cli.status import ROWS
+from exporter.engine.model import Reason
+from exporter.health import CheckpointFault, CheckpointHealth, Health
+from tests.support.builders import (
+    NOW,
+    a_running_state,
+)
+from tests.unit.cli.answers import (
+    held,
+    status_of,
+    stuck,
+)
+from tests.unit.engine.test_diagnosis import an_attempt, an_evacuation
+from tests.unit.server.test_answers import some_health
+
+
+@pytest.mark.parametrize(
+    ("health", "now", "sentence"),
+    [
+        pytest.param(
+            some_health(),
+            NOW,
+            "Healthy: ready, all resources visible, last contact 2s ago.",
+            id="fresh",
+        ),
+        pytest.param(
+            some_health(synced=False, refused="forbidden"),
+            NOW,
+            "Healthy, with blind spots: ready, last contact 2s ago.",
+            id="blind",
+        ),
+        pytest.param(
+            some_health(),
+            NOW + 200.0,
+            "Stale: last contact 3m22s ago; its answers may be out of date.",
+            id="stale",
+        ),
+        pytest.param(
+            some_health(),
+            NOW + 2000.0,
+            "Dead: last contact 33m22s ago; only cooldowns still hold VMs.",
+            id="dead",
+        ),
+        pytest.param(
+            some_health(synced=False),
+            NOW,
+            "Not ready: the exporter is waiting for virtualmachineinstancemigrations, and gives"
+            " no verdicts.",
+            id="not-ready",
+        ),
+    ],
+)
+def test_the_first_sentence_says_whether_to_believe_it(
+    health: Health, now: float, sentence: str
+) -> None:
+    """Ready, fresh, and nothing hidden; or what is wrong."""
+    assert status_of(health=health, now=now).splitlines()[0] == sentence
+
+
+def test_a_status_is_shown() -> None:
+    """Trust first; then VMs by reason, stuck evacuations before others, releases in order."""
+    health = some_health(trouble="watch broke: reset by peer", refused_objects=2)
+    health.checkpoint = CheckpointHealth(
+        may_write=lambda: True, written_at=NOW - 9.0, vmis=3, size=1234
+    )
+    health.checkpoint.faults[CheckpointFault.DAMAGED] = 1
+    blocked = (
+        held("a", until=NOW + 600.0),
+        held("b", Reason.MIGRATION_IN_PROGRESS),
+        held("c", until=NOW + 60.5),
+    )
+    text = status_of(
+        an_evacuation(vmi={"name": "web1"}, vmims=(an_attempt(phase="Running"),)),
+        stuck(name="web2"),
+        blocked=blocked,
+        health=health,
+    )
+
+    assert (
+        text
+        == """\
+Healthy: ready, all resources visible, last contact 2s ago.
+Warning: virtualmachineinstancemigrations: watch broke: reset by peer.
+Warning: virtualmachineinstancemigrations: 2 objects could not be read.
+Warning: checkpoint: 1 x damaged since the start.
+
+Based on
+  version                           0.1.0
+  checkpoint                        3 VMs, 1,234 bytes, written by this process, up to date 9s ago
+  virtualmachineinstances           synced, last contact 2s ago
+  virtualmachineinstancemigrations  synced, last contact 2s ago
+  pods                              synced, last contact 2s ago
+  kubevirts                         synced, last contact 2s ago
+
+VMs: 100
+  may be moved now             97
+  held: migration_in_progress  1
+  held: cooldown               2
+
+Stuck evacuations: 1
+  VM         FROM  AGE  STATE  FAILED
+  shop/web2  n1    2h   quota  1
+  quota:  A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.
+
+Other evacuations: 1
+  VM         FROM  AGE  STATE      FAILED
+  shop/web1  n1    1m   migrating  0
+  migrating:  Wait: a migration is under way.
+
+Held VMs: 3
+  VM      ON  BECAUSE                UNTIL
+  shop/c  n1  cooldown               2027-01-15T08:01:01Z (in 1m1s)
+  shop/a  n1  cooldown               2027-01-15T08:10:00Z (in 10m)
+  shop/b  n1  migration_in_progress  the migration ends
+"""
+    )
+
+
+def test_what_to_do_is_told_of_each_that_differs() -> None:
+    """Two VMs in one state with different steps have a line each, two with the same share one."""
+    failing = {"failed": {f"f{number}": NOW - number for number in range(14)}}
+    first, second, third = (
+        an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
+        for name, marker in (("web1", {}), ("web2", {}), ("web3", failing))
+    )
+    text = status_of(first, second, third, everything=True)
+
+    assert text.count("  migrating:  Wait: a migration is under way.\n") == 1
+    assert text.count("  migrating:  Failed attempts: at least 14. ") == 1
+
+
+def test_a_vm_held_twice_is_one_row() -> None:
+    """With both reasons: its cooldown's end alone would not release it."""
+    blocked = (held("a", Reason.MIGRATION_IN_PROGRESS), held("a", until=NOW + 600.0))
+
+    assert "  shop/a  n1  migration_in_progress, cooldown  the migration ends\n" in status_of(
+        blocked=blocked
+    )
+
+
+def test_nothing_more_is_shown_before_it_is_ready() -> None:
+    """No list is empty because nobody could be asked yet."""
+    text = status_of(health=some_health(synced=False))
+
+    assert "\n  virtualmachineinstancemigrations  not listed yet\n" in text
+    assert "VMs:" not in text
+    assert "vacuations" not in text
+
+
+def test_lists_are_bounded_unless_all_is_asked_for() -> None:
+    """Twenty rows and how many more there are; `--all` shows them."""
+    blocked = tuple(held(f"vm-{n:03}", until=NOW + 60.0 * n) for n in range(1, 51))
+    cut, whole = (status_of(blocked=blocked, everything=everything) for everything in (False, True))
+
+    assert (cut.count("shop/vm-"), whole.count("shop/vm-")) == (ROWS, 50)
+    assert "\n  and 30 more: --all shows them\n" in cut
+    assert "--all" not in whole
+
+
+def test_a_checkpoint_of_another_replica_and_what_waits_are_told() -> None:
+    """Who writes it, and since when something is not written."""
+    health = some_health()
+    health.checkpoint = CheckpointHealth(find_unwritten=lambda: NOW - 60.0, vmis=3, size=99)
+
+    assert (
+        "3 VMs, 99 bytes, written by another replica, unwritten changes since"
+        " 2027-01-15T07:59:00Z (1m ago)\n"
+    ) in status_of(health=health)
