@@ -535,7 +535,7 @@ class TestStuck:
         """The time from the alert to the end is counted in minutes."""
         tale = Tale()
         tale.mark(10)
-        tale.evict(90 * MINUTE + 10)
+        tale.attempt(90 * MINUTE + 11)
         tale.end(3 * HOUR)
         stuck = tale.account().stuck
 
@@ -543,6 +543,18 @@ class TestStuck:
         assert stuck.minutes_to_alert.counts == {35: 1}
         assert stuck.minutes_alerting.counts == {56: 1}
         assert stuck.longest[0].ended_at == NOW + 90 * MINUTE + 10 + 61
+
+    def test_requested_again_is_another_evacuation(self) -> None:
+        """A condition that has moved ends the one before, whose alert resolves then."""
+        tale = Tale()
+        tale.mark(10)
+        tale.mark(90 * MINUTE + 10)
+        tale.end(3 * HOUR)
+        stuck = tale.account().stuck
+
+        assert (stuck.found, stuck.alerted, stuck.open_at_end) == (2, 2, 1)
+        assert stuck.minutes_to_alert.counts == {35: 2}
+        assert [one.requested_at for one in stuck.longest] == [NOW + 10, NOW + 90 * MINUTE + 10]
 
     def test_that_ends_before_the_alert_is_not_alerted(self) -> None:
         """The rule's `for` has not passed."""
