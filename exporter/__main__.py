@@ -76,6 +76,7 @@ def demo(arguments: argparse.Namespace) -> int:
         speed=arguments.speed,
         vms=arguments.vms,
         nodes=arguments.nodes,
+        progress=lambda built: show_progress(built, arguments.vms),
     )
 
     async def play(settings: Settings, stop: asyncio.Event) -> None:
@@ -86,6 +87,9 @@ def demo(arguments: argparse.Namespace) -> int:
             commands.say(commands.greet(urls, *cluster.example))
             await cluster.run(urls.query[0], stop)
 
+        await cluster.build(stop)
+        if stop.is_set():
+            return
         async with cluster:
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -99,6 +103,12 @@ def demo(arguments: argparse.Namespace) -> int:
                 raise group.exceptions[0] from None
 
     return commands.serve(settings, play)
+
+
+def show_progress(built: int, vms: int) -> None:
+    """Say how far a large simulated cluster is."""
+    if built % 1000 == 0:
+        commands.say(f"simulated cluster: {built:,} of {vms:,} VMs created")
 
 
 if __name__ == "__main__":

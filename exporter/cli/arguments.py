@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_DAYS = 3650
 """How long a made-up cluster may go on: a calendar ends somewhere."""
+MOST_VMS = 20_000
+"""VMs of the demo: more take minutes to create."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -52,7 +54,13 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--speed", type=_positive, default=1.0, metavar="X", help="times faster (default: 1)"
     )
-    made.add_argument("--vms", type=_count, default=24, metavar="N", help="VMs (default: 24)")
+    made.add_argument(
+        "--vms",
+        type=_vms,
+        default=24,
+        metavar="N",
+        help=f"VMs, at most {MOST_VMS:,} (default: 24)",
+    )
     made.add_argument("--nodes", type=_count, default=4, metavar="N", help="nodes (default: 4)")
     return parser
 
@@ -261,6 +269,13 @@ def _count(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
+    return value
+
+
+def _vms(text: str) -> int:
+    value = _count(text)
+    if value > MOST_VMS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected at most {MOST_VMS:,}")
     return value
 
 
