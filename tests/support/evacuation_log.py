@@ -1,4 +1,4 @@
-"""What the exporter says of one evacuation, written down at every step of it."""
+"""Records the exporter's answers about one evacuation, by failed attempts."""
 
 import asyncio
 from collections import defaultdict
@@ -13,7 +13,7 @@ FAILED_ATTEMPTS = "kubevirt_vmi_evacuation_failed_attempts"
 
 @dataclass
 class Diary:
-    """What was said, by how many of the attempts had failed."""
+    """States, backoffs and stuck reasons, by the number of failed attempts."""
 
     states: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     backoffs: dict[int, set[float]] = field(default_factory=lambda: defaultdict(set))
@@ -21,7 +21,7 @@ class Diary:
     measured: set[int] = field(default_factory=set)
 
     def write(self, told: dict[str, Any]) -> None:
-        """One answer of the API."""
+        """Add an answer of the API."""
         failed = told["failedAttempts"]
         self.states[failed].add(told["state"])
         self.stuck[failed].add(tuple(told["stuckBy"]))
@@ -30,7 +30,7 @@ class Diary:
 
 
 async def ask_evacuation(exporter: Program, key: str) -> dict[str, Any] | None:
-    """What GET /v1/evacuations says of one VMI ("namespace/name")."""
+    """The evacuation of a VMI ("namespace/name") from GET /v1/evacuations, if any."""
     namespace, name = key.split("/")
     status, body = await exporter.get("/v1/evacuations")
     assert status == 200
@@ -39,7 +39,7 @@ async def ask_evacuation(exporter: Program, key: str) -> dict[str, Any] | None:
 
 
 async def keep_diary(exporter: Program, key: str, *, failures: int) -> Diary:
-    """Ask again and again, until so many failures were counted and the pause after them told."""
+    """Poll until the backoff after this many failures has been seen."""
     diary = Diary()
     namespace, name = key.split("/")
     while failures not in diary.backoffs:
