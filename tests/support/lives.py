@@ -176,7 +176,7 @@ class Script:
     async def _finish(self, life: _Life, phase: str, state: Object | None = None) -> None:
         moving = life.moving
         assert moving is not None
-        status = {"phase": phase, **self._transitions(_told(moving), phase)}
+        status = {"phase": phase, **self._transitions(_phase_entries(moving), phase)}
         if state is not None:
             status["migrationState"] = state
         await self._put_status(life, status)
@@ -188,12 +188,12 @@ class Script:
 
     async def _advance(self, life: _Life, phase: str) -> None:
         assert life.moving is not None
-        status = {"phase": phase, **self._transitions(_told(life.moving), phase)}
+        status = {"phase": phase, **self._transitions(_phase_entries(life.moving), phase)}
         await self._put_status(life, status)
 
-    def _transitions(self, told: list[Object], phase: str) -> Object:
+    def _transitions(self, entries: list[Object], phase: str) -> Object:
         now = {"phase": phase, "phaseTransitionTimestamp": rfc3339(self._now)}
-        return {"phaseTransitionTimestamps": [*told, now]}
+        return {"phaseTransitionTimestamps": [*entries, now]}
 
     async def _put_state(self, life: _Life, state: Object) -> None:
         life.vmi["status"]["migrationState"] = state
@@ -259,6 +259,6 @@ def _questions(policy: Policy, at: float) -> Iterable[tuple[str, Callable[[Any],
     yield "rules", lambda e: explain(e, policy, at)
 
 
-def _told(moving: Object) -> list[Object]:
-    told: list[Object] = moving["status"].get("phaseTransitionTimestamps", [])
-    return told
+def _phase_entries(moving: Object) -> list[Object]:
+    entries: list[Object] = moving["status"].get("phaseTransitionTimestamps", [])
+    return entries
