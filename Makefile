@@ -15,7 +15,7 @@ DIST ?= dist
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test check soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
+.PHONY: run alerts test quick check soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -34,6 +34,10 @@ alerts: $(RUNTIME)
 
 test: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile $(TESTS)
+
+# The tests that need no real server, no browser and no Go: for the inner loop.
+quick: needs-python $(DEVELOPMENT)
+	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile tests/unit tests/docs tests/support
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools

@@ -1,4 +1,4 @@
-"""A watch that runs beside a test, and what the test asks of it."""
+"""A running watch for tests: its store, its health, and waiting for conditions on them."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, refused_retry=0.3
 
 @dataclass
 class Following:
-    """A running watch, its store and its health. `changes` wakes whoever waits."""
+    """A running watch, its store and its health; `changes` is notified of every change."""
 
     store: Store
     health: Health
@@ -32,7 +32,7 @@ class Following:
     async def until(
         self, condition: Callable[[], object], *, what: str, wait: float = PATIENCE
     ) -> None:
-        """Wait until the condition holds, tried anew after every change and twice a second."""
+        """Wait until the condition holds; it is checked after every change."""
         deadline = time.monotonic() + wait
         while not condition():
             if self.running.done():
@@ -69,7 +69,7 @@ class Following:
         return None if evidence is None else decide(evidence, Policy(), now)
 
     def restarts(self, resource: Resource) -> dict[str, int]:
-        """Why and how often the watch of a resource was opened again."""
+        """Restarts of the watch of a resource, by reason."""
         counted: dict[str, int] = {}
         for watched in self.health.of(resource):
             for reason, times in watched.restarts.items():
@@ -77,7 +77,7 @@ class Following:
         return counted
 
     def refused_objects(self, resource: Resource) -> int:
-        """How many objects of a resource could not be used."""
+        """Refused objects of a resource."""
         return sum(one.refused_objects for one in self.health.of(resource))
 
 
@@ -90,7 +90,7 @@ async def following(
     follower: type[Follower] = Follower,
     **changed: object,
 ) -> AsyncIterator[Following]:
-    """Watch for the length of the block; `changed` are settings that differ from `settings`."""
+    """Watch for the length of the block; `changed` overrides single `settings`."""
     kube = replace(settings, **changed)  # type: ignore[arg-type]
     store = Store(endings_kept=Policy().endings_kept)
     health = Health(kube.stale_after, kube.dead_after)
