@@ -59,7 +59,7 @@ EXIT_MEANINGS = {
     Exit.CANNOT_ASK: "no usable answer from the exporter; the message says what helps",
     Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
-    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or the answer cannot be printed",
+    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or nowhere to print it",
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
     Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
 }
