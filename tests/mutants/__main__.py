@@ -73,8 +73,8 @@ SWAPS: dict[type[ast.AST], Callable[[], Any]] = {
 CALLS = {"min": "max", "max": "min"}
 FORK = get_context("fork")
 OUTPUT = "mutants.log"
-IMPORTED = ("aiohttp", "hypothesis", "msgspec", "prometheus_client", "structlog", "yaml")
-"""Imported once, and not by each of the processes that are forked."""
+IMPORTED = ("hypothesis.stateful", "pytest_asyncio", "tests.conftest", "xdist.plugin")
+"""Imported once with all that they import, and not by each of the processes that are forked."""
 
 
 @dataclass(frozen=True)
