@@ -374,7 +374,7 @@ def _release(
     free_at = end + cap(back_off(base, len(counted)), policy)
     for left, oldest in enumerate(counted, start=1):
         leaves_at = oldest.written_end + policy.migration_history_window
-        if free_at <= max(now, leaves_at):
+        if free_at <= leaves_at:
             break
         free_at = max(leaves_at, end + cap(back_off(base, len(counted) - left), policy))
     return free_at
