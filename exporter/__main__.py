@@ -1,4 +1,4 @@
-"""`python -m exporter`: the only place that touches arguments, signals and the exit code."""
+"""`python -m exporter`: parse the arguments, run the command, return the exit code."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ from exporter.settings import (
 
 
 def main() -> int:
-    """Run the command that was typed and return its exit code."""
+    """Run the command and return its exit code."""
     arguments = commandline.parse(sys.argv[1:])
     match arguments.command:
         case "check":
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def play_back(arguments: argparse.Namespace) -> int:
-    """`record` and `replay`, of a cluster or of one that is made up."""
+    """`record` and `replay`, of a real or a simulated cluster."""
     if arguments.command == "replay":
         return commands.replay(
             arguments, timer=time.perf_counter, simulate=lambda: simulate(arguments)
@@ -52,7 +52,7 @@ def play_back(arguments: argparse.Namespace) -> int:
 
 
 def simulate(arguments: argparse.Namespace) -> tuple[Iterable[bytes], Instant, Seconds]:
-    """The lines of the scenario, when it begins and how long it lasts."""
+    """A scenario's lines, when it begins and how long it lasts."""
     from exporter.demo.week import BEGAN, Week
 
     week = Week(arguments.seed, arguments.days)
@@ -60,7 +60,7 @@ def simulate(arguments: argparse.Namespace) -> tuple[Iterable[bytes], Instant, S
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """`demo`: the main job on a simulated cluster, and that cluster's descheduler asking it."""
+    """`demo`: the exporter on a simulated cluster, with a descheduler that queries it."""
     from exporter import app
     from exporter.demo import USER, Demo, shorten_settings
     from exporter.kube.client import Login
@@ -70,7 +70,7 @@ def demo(arguments: argparse.Namespace) -> int:
     except InvalidSettings as invalid:
         return commands.refuse(invalid)
     if arguments.log_level is None and arguments.config is None:
-        # Because an event a second would bury the greeting.
+        # One log line per second would bury the greeting.
         settings = replace(settings, log=replace(settings.log, level="warning"))
     shortened = read_settings(shorten_settings(arguments.speed))
     if settings.policy == Policy():
@@ -78,7 +78,7 @@ def demo(arguments: argparse.Namespace) -> int:
     if settings.stuck == StuckPolicy():
         settings = replace(settings, stuck=shortened.stuck)
     if arguments.evictor == "webhook" and not settings.listen.admission:
-        # Without TLS, as no configuration file could have it: nobody but the demo calls it.
+        # Without TLS, which a configuration file could not set: only the demo calls it.
         listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
         admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
         settings = replace(settings, listen=listen, admission=admission)
@@ -113,7 +113,7 @@ def demo(arguments: argparse.Namespace) -> int:
                         await app.run(settings, login, stop, on_listening=listening.set_result)
                     finally:
                         playing.cancel()
-            except* Exception as group:  # noqa: BLE001 (told apart again by commands.serve)
+            except* Exception as group:  # noqa: BLE001 (commands.serve handles it)
                 raise group.exceptions[0] from None
 
     return commands.serve(settings, play)

@@ -1,7 +1,7 @@
-"""HTTP: the query API, the metrics, the probes and the page, on two listeners.
+"""The HTTP handlers of the query API, the metrics, the probes and the page.
 
-Every answer is computed from the store when it is asked for, by the same pure functions that
-the metrics use. Every error is a problem+json (RFC 9457) that says what was expected.
+Every answer is computed from the store at request time. Every error is a problem+json (RFC 9457)
+that says what was expected.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from exporter.health import Health
 from exporter.server.access import Access, CannotTell, Forbidden, Unauthenticated
 from exporter.server.answers import describe_status, explain_vmi, list_evacuations, write_verdict
 from exporter.server.blocked import Blocked, BlockedSet
-from exporter.server.page.model import Scene, read_wish, set_up
+from exporter.server.openapi import ROUTES, write_openapi
+from exporter.server.page.model import PageInputs, build_page, read_filter
 from exporter.server.page.render import PAGE_HEADERS, render_page
 from exporter.server.problems import answer_problem
 from exporter.server.schemas import (
-    ROUTES,
     BlockedAnswer,
     Candidate,
     Problem,
@@ -48,7 +48,6 @@ from exporter.server.schemas import (
     VerdictRequest,
     VerdictsAnswer,
     write_instant,
-    write_openapi,
     write_optional_instant,
     write_optional_release,
 )
@@ -58,14 +57,14 @@ from exporter.settings import LONGEST_WAIT, Limits
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_AGE: Seconds = 90.0
-"""How long a caller may use a snapshot of the blocked set: a long poll and some."""
+"""How long a caller may use a copy of the blocked set; longer than the longest long poll."""
 SHARED_FROM = 2**12
-"""Bytes from which on the entries of the blocked set are not copied into each answer."""
+"""From this many bytes on, answers share the encoded blocked set instead of copying it."""
 RETRY_AFTER = 2
 BLOCKS_LOGGED_EVERY: Seconds = 60.0
 BLOCKS_REMEMBERED = 20_000
 BLOCKED_WAIT = "blocked_wait"
-"""The metric label of requests that are held open on purpose."""
+"""The metric label of long polls."""
 METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
@@ -78,7 +77,7 @@ _requests = msgspec.json.Decoder(VerdictRequest)
 
 
 class Refusal(Exception):
-    """A request that is not answered, with its status and what was expected."""
+    """A refused request, with the HTTP status and what was expected."""
 
     def __init__(
         self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
@@ -89,10 +88,10 @@ class Refusal(Exception):
 
 
 class _Parts(Payload):
-    """A body in parts, each sent in a turn of its own: 2 MB at once would take 4 ms of one.
+    """A body sent part by part, yielding to other tasks in between: 2 MB at once block for 4 ms.
 
-    Parts can be shared: aiohttp keeps a connection's last answer until the next, so that 10,000
-    who wait for the blocked set of 1,000 VMIs to change would have 2 GB of copies of it.
+    Answers can share parts. aiohttp keeps a connection's last answer until the next one, so
+    10,000 long polls with copies of a blocked set of 1,000 VMIs would take 2 GB.
     """
 
     _autoclose = True
@@ -112,7 +111,7 @@ class _Parts(Payload):
 
 @dataclass
 class Service:
-    """What the endpoints share. `render_metrics` takes an Accept header."""
+    """The handlers and what they share. `render_metrics` takes an Accept header."""
 
     store: Store
     health: Health
@@ -135,8 +134,8 @@ class Service:
             raise Refusal(
                 422,
                 "Too many candidates",
-                f"candidates: {len(candidates)} of them, at most"
-                f" {self.limits.candidates} are taken (limits.candidates)",
+                f"candidates: got {len(candidates)}, at most {self.limits.candidates} are allowed"
+                " (limits.candidates)",
             )
         now = self.clock()
         return _json(
@@ -231,9 +230,9 @@ class Service:
         return _json(write_openapi())
 
     async def answer_page(self, request: web.Request, *, named: bool, linked: bool) -> web.Response:
-        """GET /. `named`: it tells of single VMs; `linked`: it links to the API."""
+        """GET /. `named`: show single VMs; `linked`: link to the API."""
         now = self.clock()
-        scene = Scene(
+        inputs = PageInputs(
             store=self.store,
             health=self.health,
             policy=self.policy,
@@ -242,11 +241,11 @@ class Service:
             held_evictions=self.counters.held_evictions,
             closing=self.closing,
         )
-        board = set_up(scene, read_wish(request.query), now, named=named)
-        # Others are answered before it is rendered: a board does not change any more.
+        page = build_page(inputs, read_filter(request.query), now, named=named)
+        # Let other requests run before rendering; the page model is immutable.
         await asyncio.sleep(0)
         response = web.Response(
-            text=render_page(board, linked=linked),
+            text=render_page(page, linked=linked),
             content_type="text/html",
             charset="utf-8",
             headers=PAGE_HEADERS,
@@ -260,14 +259,14 @@ class Service:
             raise Refusal(
                 503,
                 "Shutting down" if self.closing else "Not synced yet",
-                "this process is ending" if self.closing else f"waiting for {waiting}",
+                "this process is shutting down" if self.closing else f"waiting for {waiting}",
                 {hdrs.RETRY_AFTER: str(RETRY_AFTER)},
             )
 
     def _judge(
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
-        """All in one loop, because of 1,000 candidates each call that is made for each counts."""
+        """Judge all candidates in one loop; with 1,000 of them every call counts."""
         find, policy, checkpoint = self.store.evidence, self.policy, asked.checkpoint
         dead = self.health.find_dead(now)
         answers = []
@@ -316,7 +315,7 @@ class Service:
 
 
 def make_query_app(service: Service, access: Access | None = None) -> web.Application:
-    """The application of the query listener: every route, for whom `access` lets pass."""
+    """The query listener's application: every route, for callers that `access` admits."""
     page = partial(service.answer_page, named=True, linked=True)
     return _make_app(service, access, page, lambda _name: True)
 
@@ -324,9 +323,9 @@ def make_query_app(service: Service, access: Access | None = None) -> web.Applic
 def make_metrics_app(
     service: Service, access: Access | None = None, *, page: bool = False
 ) -> web.Application:
-    """The application of the metrics listener: metrics, probes and the page.
+    """The metrics listener's application: metrics, probes and the page.
 
-    With `page` that tells of single VMs even to those who were not asked who they are.
+    `page`: show single VMs to unauthenticated callers too.
     """
     shown = partial(service.answer_page, named=page or access is not None, linked=False)
     return _make_app(service, access, shown, METRICS_LISTENER.__contains__)
@@ -368,7 +367,7 @@ def _make_app(
 
 
 def timed_handler(name: str, handler: Handler, counters: Counters) -> Handler:
-    """The handler, with the duration of each request counted under `name`."""
+    """Wrap a handler to observe the duration of each request under `name`."""
 
     async def timed(request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
@@ -435,7 +434,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             Problem(
                 title="Internal error",
                 status=500,
-                detail="the exporter failed to answer this; its log says why",
+                detail="the exporter failed to answer this request; its log says why",
             )
         )
 
@@ -447,7 +446,7 @@ _DETAILS = {
 
 
 def _write_blocked(blocked: Blocked, now: Instant) -> list[bytes]:
-    """A `BlockedAnswer` as JSON; only what comes before its entries, which end it, is new."""
+    """A `BlockedAnswer` as JSON, reusing its encoded entries, which come last."""
     empty = BlockedAnswer(
         as_of=write_instant(now), stale=blocked.stale, max_age_seconds=MAX_AGE, blocked=[]
     )
@@ -461,10 +460,10 @@ def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Respo
 
 
 async def read_body(request: web.Request, limits: Limits) -> bytes:
-    """The whole body. Raises `Refusal` where it is too large, too slow or broken."""
+    """Read the whole body. Raises `Refusal` if it is too large, too slow or broken."""
     try:
         if request.content.is_eof():
-            # What has come with the head is not waited for: a timeout takes 7 of the 30 us.
+            # The body came with the head: skip the timeout, which takes 7 of the 30 us.
             return await request.read()
         async with asyncio.timeout(limits.request_timeout):
             return await request.read()
@@ -472,19 +471,17 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
         raise Refusal(
             408,
             "Too slow",
-            f"the body did not come within {limits.request_timeout:g} s (limits.requestTimeout)",
+            f"the body did not arrive within {limits.request_timeout:g} s (limits.requestTimeout)",
             {hdrs.CONNECTION: "close"},
         ) from None
     except web.HTTPRequestEntityTooLarge:
         raise Refusal(
             413,
             "Body too large",
-            f"the body may have {limits.body_bytes} bytes at most (limits.bodyBytes)",
+            f"the body may have at most {limits.body_bytes} bytes (limits.bodyBytes)",
         ) from None
     except web.RequestPayloadError:
-        raise Refusal(
-            400, "Broken body", "the body is not encoded as the request's headers say"
-        ) from None
+        raise Refusal(400, "Broken body", "the body does not match the request's headers") from None
 
 
 def _decode(body: bytes) -> VerdictRequest:
@@ -493,7 +490,7 @@ def _decode(body: bytes) -> VerdictRequest:
     except msgspec.ValidationError as error:
         detail = str(error)
         if detail.startswith("Invalid enum value"):
-            # It does not say what is valid; the checkpoint is the only enum of a request.
+            # The error does not list the valid values; only the checkpoint is an enum.
             detail += f": expected {_CHECKPOINTS}"
         raise Refusal(422, "Not a verdict request", detail) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

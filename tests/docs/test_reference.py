@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 
 from exporter.demo import Demo
-from exporter.server.schemas import ROUTES, write_openapi
+from exporter.server.openapi import ROUTES, write_openapi
 from exporter.settings import Listen
 from tests.generate.reference import EXAMPLES, REFERENCE, ask, write_reference
 

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any, TypeAlias
 
 from exporter.engine.model import Hold
-from exporter.server.schemas import ROUTES, Route, write_openapi
+from exporter.server.openapi import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.unit.server.test_api import Answer, Desk, opened
 

@@ -310,7 +310,7 @@ class TestLooks:
     async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
         """Rows, details and the filter are there; only the refresh is not, which is said."""
         async with visit(browser, demo.query, java_script_enabled=False) as page:
-            await expect(page.locator("#live-status")).to_have_text("Load it again for news.")
+            await expect(page.locator("#live-status")).to_have_text("Reload to update.")
             await expect(page.locator("#live-pause")).to_be_hidden()
             assert await page.locator("#evacuation-rows tbody tr").count() > 5
             await page.locator("#evacuation-rows summary").first.click()

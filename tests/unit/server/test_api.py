@@ -44,8 +44,9 @@ from exporter.server.api import (
     make_query_app,
 )
 from exporter.server.blocked import BlockedSet
+from exporter.server.openapi import ROUTES, Route, write_openapi
 from exporter.server.page.render import PAGE_HEADERS
-from exporter.server.schemas import ROUTES, BlockedAnswer, Route, write_openapi
+from exporter.server.schemas import BlockedAnswer
 from exporter.settings import Limits
 from tests.cluster import PATIENCE
 from tests.support.builders import (
@@ -512,7 +513,7 @@ class TestRefusals:
             )
 
         assert answer.status == 400
-        assert "encoded" in answer.detail
+        assert "does not match the request's headers" in answer.detail
 
     @pytest.mark.parametrize(
         ("body", "named"),
@@ -552,7 +553,9 @@ class TestRefusals:
                 "$.candidates[0].node",
                 id="long-node",
             ),
-            pytest.param({"candidates": [CANDIDATE] * 6}, "candidates: 6", id="too-many"),
+            pytest.param(
+                {"candidates": [CANDIDATE] * 6}, "candidates: got 6, at most 5", id="too-many"
+            ),
             pytest.param(
                 {"candidates": [], "checkpoint": "preeviction"}, "$.checkpoint", id="checkpoint"
             ),
@@ -695,7 +698,7 @@ class TestReadiness:
 
         assert answer.status == 503
         assert int(answer.headers["Retry-After"]) > 0
-        assert ("ending" if closing else "virtualmachineinstances") in answer.detail
+        assert ("shutting down" if closing else "virtualmachineinstances") in answer.detail
 
     async def test_waits_for_every_other_resource(self, desk: Desk) -> None:
         """Ready is: VMIs synced, every other resource synced or refused."""
