@@ -23,7 +23,8 @@ from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.lease import Lease
 from exporter.kube.reflector import Follower, Watch
-from exporter.metrics.exposition import Exposition, View
+from exporter.metrics.exposition import Exposition
+from exporter.metrics.families import View
 from exporter.server.access import Access
 from exporter.server.admission import Admission
 from exporter.server.api import Service, make_metrics_app, make_query_app

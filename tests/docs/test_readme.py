@@ -13,7 +13,7 @@ from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.cooldown import RULES
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Reason
-from exporter.metrics.exposition import FAMILIES
+from exporter.metrics.families import FAMILIES
 from exporter.server.openapi import ROUTES
 from exporter.settings import InvalidSettings, Settings, read_settings
 from tests.generate.rules import all_alerts, load_groups

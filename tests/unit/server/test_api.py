@@ -34,7 +34,8 @@ from exporter.engine.model import (
 )
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
-from exporter.metrics.exposition import Exposition, View
+from exporter.metrics.exposition import Exposition
+from exporter.metrics.families import View
 from exporter.server.access import Access, Unauthenticated
 from exporter.server.api import (
     METRICS_LISTENER,
