@@ -27,7 +27,8 @@ from exporter.metrics.exposition import Exposition
 from exporter.metrics.families import View
 from exporter.server.access import Access
 from exporter.server.admission import Admission
-from exporter.server.api import Service, make_metrics_app, make_query_app
+from exporter.server.api import Service
+from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, Settings

@@ -13,7 +13,9 @@ from aiohttp import hdrs, web
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, Reason, ReviewOutcome, Seconds, Verdict
-from exporter.server.api import Refusal, Service, answering_problems, read_body, timed_handler
+from exporter.server.api import Service
+from exporter.server.apps import answering_problems, timed_handler
+from exporter.server.requests import Refusal, read_body
 from exporter.server.reviews import (
     LONGEST_NAME,
     Judgement,

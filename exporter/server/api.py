@@ -5,24 +5,19 @@ that says what was expected.
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeAlias
 
 import msgspec
 import structlog
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
-from aiohttp.typedefs import Middleware
 
 from exporter.counters import Counters
 from exporter.engine.cooldown import decide, not_ours
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
-    Checkpoint,
     Instant,
     Mismatch,
     Policy,
@@ -33,17 +28,23 @@ from exporter.engine.model import (
 )
 from exporter.engine.store import Store
 from exporter.health import Health
-from exporter.server.access import Access, CannotTell, Forbidden, Unauthenticated
 from exporter.server.answers import describe_status, explain_vmi, list_evacuations, write_verdict
 from exporter.server.blocked import Blocked, BlockedSet
-from exporter.server.openapi import ROUTES, write_openapi
+from exporter.server.openapi import write_openapi
 from exporter.server.page.model import PageInputs, build_page, read_filter
 from exporter.server.page.render import PAGE_HEADERS, render_page
-from exporter.server.problems import answer_problem
+from exporter.server.requests import (
+    RETRY_AFTER,
+    Refusal,
+    decode_verdicts,
+    read_body,
+    read_checkpoint,
+    read_etags,
+    read_wait,
+)
 from exporter.server.schemas import (
     BlockedAnswer,
     Candidate,
-    Problem,
     VerdictAnswer,
     VerdictRequest,
     VerdictsAnswer,
@@ -51,40 +52,17 @@ from exporter.server.schemas import (
     write_optional_instant,
     write_optional_release,
 )
-from exporter.settings import LONGEST_WAIT, Limits
+from exporter.settings import Limits
 
-
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_AGE: Seconds = 90.0
 """How long a caller may use a copy of the blocked set; longer than the longest long poll."""
 SHARED_FROM = 2**12
 """From this many bytes on, answers share the encoded blocked set instead of copying it."""
-RETRY_AFTER = 2
 BLOCKS_LOGGED_EVERY: Seconds = 60.0
 BLOCKS_REMEMBERED = 20_000
-BLOCKED_WAIT = "blocked_wait"
-"""The metric label of long polls."""
-METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
-
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
-"""A JSON number, as the OpenAPI document promises."""
-
-_CHECKPOINTS = " or ".join(Checkpoint)
 
 log = structlog.stdlib.get_logger()
-_requests = msgspec.json.Decoder(VerdictRequest)
-
-
-class Refusal(Exception):
-    """A refused request, with the HTTP status and what was expected."""
-
-    def __init__(
-        self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.problem = Problem(title=title, status=status, detail=detail)
-        self.headers = headers or {}
 
 
 class _Parts(Payload):
@@ -128,7 +106,7 @@ class Service:
     async def answer_verdicts(self, request: web.Request) -> web.Response:
         """POST /v1/verdicts."""
         self._require_ready()
-        asked = _decode(await read_body(request, self.limits))
+        asked = decode_verdicts(await read_body(request, self.limits))
         candidates = asked.candidates or []
         if len(candidates) > self.limits.candidates:
             raise Refusal(
@@ -150,9 +128,9 @@ class Service:
     async def answer_blocked(self, request: web.Request) -> web.Response:
         """GET /v1/blocked."""
         self._require_ready()
-        checkpoint = _read_checkpoint(request)
-        wait = _read_wait(request)
-        known = [tag.strip().removeprefix("W/") for tag in _if_none_match(request)]
+        checkpoint = read_checkpoint(request)
+        wait = read_wait(request)
+        known = read_etags(request)
         blocked = self.blocked.read(checkpoint)
         if wait and blocked.etag in known:
             blocked = await self.blocked.wait(checkpoint, blocked.etag, wait)
@@ -314,137 +292,6 @@ class Service:
         )
 
 
-def make_query_app(service: Service, access: Access | None = None) -> web.Application:
-    """The query listener's application: every route, for callers that `access` admits."""
-    page = partial(service.answer_page, named=True, linked=True)
-    return _make_app(service, access, page, lambda _name: True)
-
-
-def make_metrics_app(
-    service: Service, access: Access | None = None, *, page: bool = False
-) -> web.Application:
-    """The metrics listener's application: metrics, probes and the page.
-
-    `page`: show single VMs to unauthenticated callers too.
-    """
-    shown = partial(service.answer_page, named=page or access is not None, linked=False)
-    return _make_app(service, access, shown, METRICS_LISTENER.__contains__)
-
-
-def _make_app(
-    service: Service, access: Access | None, page: Handler, serves: Callable[[str], bool]
-) -> web.Application:
-    app = web.Application(
-        middlewares=[answering_problems(service.counters)],
-        client_max_size=service.limits.body_bytes,
-    )
-    handlers: dict[str, Handler] = {
-        "verdicts": service.answer_verdicts,
-        "blocked": service.answer_blocked,
-        "vmi": service.answer_vmi,
-        "evacuations": service.answer_evacuations,
-        "status": service.answer_status,
-        "metrics": service.answer_metrics,
-        "livez": service.answer_livez,
-        "readyz": service.answer_readyz,
-        "openapi": service.answer_openapi,
-        "page": page,
-    }
-    for route in ROUTES:
-        if serves(route.name):
-            handler = handlers[route.name]
-            if access is not None and route.guarded:
-                handler = _guarded(handler, access)
-            timed = timed_handler(route.name, handler, service.counters)
-            service.counters.expect_requests(route.name)
-            if route.name == "blocked":
-                service.counters.expect_requests(BLOCKED_WAIT)
-            if route.method == "GET":
-                app.router.add_get(route.path, timed)
-            else:
-                app.router.add_route(route.method, route.path, timed)
-    return app
-
-
-def timed_handler(name: str, handler: Handler, counters: Counters) -> Handler:
-    """Wrap a handler to observe the duration of each request under `name`."""
-
-    async def timed(request: web.Request) -> web.StreamResponse:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        label = BLOCKED_WAIT if name == "blocked" and "wait" in request.query else name
-        try:
-            return await handler(request)
-        finally:
-            counters.count_request(label, loop.time() - began)
-
-    return timed
-
-
-def _guarded(handler: Handler, access: Access) -> Handler:
-    async def guarded(request: web.Request) -> web.StreamResponse:
-        try:
-            await access.check(
-                request.headers.get(hdrs.AUTHORIZATION), request.method, request.path
-            )
-        except Unauthenticated as refusal:
-            challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: "Bearer"}
-            raise Refusal(401, "Who are you?", str(refusal), challenge) from None
-        except Forbidden as refusal:
-            raise Refusal(403, "Not allowed", str(refusal)) from None
-        except CannotTell as trouble:
-            retry: dict[str, str] = {hdrs.RETRY_AFTER: str(RETRY_AFTER)}
-            raise Refusal(503, "Nobody to ask", str(trouble), retry) from None
-        return await handler(request)
-
-    return guarded
-
-
-def answering_problems(counters: Counters) -> Middleware:
-    """Middleware that turns refusals and errors into problem+json, and counts them."""
-
-    @web.middleware
-    async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = await _answer(request, handler)
-        if response.status >= 400:
-            counters.refused_requests[response.status] += 1
-        return response
-
-    return answer_problems
-
-
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except Refusal as refusal:
-        return answer_problem(refusal.problem, refusal.headers)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        headers: dict[str, str] = {}
-        if hdrs.ALLOW in error.headers:
-            headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
-        detail = _DETAILS.get(error.status, error.reason)
-        return answer_problem(
-            Problem(title=error.reason, status=error.status, detail=detail), headers
-        )
-    except Exception:
-        log.exception("request_failed", method=request.method, path=request.path)
-        return answer_problem(
-            Problem(
-                title="Internal error",
-                status=500,
-                detail="the exporter failed to answer this request; its log says why",
-            )
-        )
-
-
-_DETAILS = {
-    404: "there is no such endpoint; /openapi.json lists those of the query listener",
-    405: "this endpoint does not take that method; see the Allow header",
-}
-
-
 def _write_blocked(blocked: Blocked, now: Instant) -> list[bytes]:
     """A `BlockedAnswer` as JSON, reusing its encoded entries, which come last."""
     empty = BlockedAnswer(
@@ -457,68 +304,3 @@ def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Respo
     return web.Response(
         body=msgspec.json.encode(answer), content_type="application/json", headers=headers
     )
-
-
-async def read_body(request: web.Request, limits: Limits) -> bytes:
-    """Read the whole body. Raises `Refusal` if it is too large, too slow or broken."""
-    try:
-        if request.content.is_eof():
-            # The body came with the head: skip the timeout, which takes 7 of the 30 us.
-            return await request.read()
-        async with asyncio.timeout(limits.request_timeout):
-            return await request.read()
-    except TimeoutError:
-        raise Refusal(
-            408,
-            "Too slow",
-            f"the body did not arrive within {limits.request_timeout:g} s (limits.requestTimeout)",
-            {hdrs.CONNECTION: "close"},
-        ) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise Refusal(
-            413,
-            "Body too large",
-            f"the body may have at most {limits.body_bytes} bytes (limits.bodyBytes)",
-        ) from None
-    except web.RequestPayloadError:
-        raise Refusal(400, "Broken body", "the body does not match the request's headers") from None
-
-
-def _decode(body: bytes) -> VerdictRequest:
-    try:
-        return _requests.decode(body)
-    except msgspec.ValidationError as error:
-        detail = str(error)
-        if detail.startswith("Invalid enum value"):
-            # The error does not list the valid values; only the checkpoint is an enum.
-            detail += f": expected {_CHECKPOINTS}"
-        raise Refusal(422, "Not a verdict request", detail) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(400, "Not JSON", f"the body is not JSON: {error}") from None
-
-
-def _read_checkpoint(request: web.Request) -> Checkpoint | None:
-    value = request.query.get("checkpoint")
-    if value is None:
-        return None
-    try:
-        return Checkpoint(value)
-    except ValueError:
-        raise Refusal(422, "No such checkpoint", f"checkpoint: expected {_CHECKPOINTS}") from None
-
-
-def _read_wait(request: web.Request) -> Seconds:
-    value = request.query.get("wait")
-    if value is None:
-        return 0.0
-    expected = f"wait: expected seconds from 0 to {LONGEST_WAIT:g}"
-    if not _SECONDS.fullmatch(value):
-        raise Refusal(422, "Not a number of seconds", expected)
-    wait = float(value)
-    if not 0 <= wait <= LONGEST_WAIT:
-        raise Refusal(422, "Out of range", expected)
-    return wait
-
-
-def _if_none_match(request: web.Request) -> list[str]:
-    return ",".join(request.headers.getall(hdrs.IF_NONE_MATCH, [])).split(",")

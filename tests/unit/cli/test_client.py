@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from exporter.cli.client import CannotAsk, InvalidPlace, NoSuchVmi, Place, connect, understand
-from exporter.server.api import make_metrics_app, make_query_app
+from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.problems import answer_problem
 from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
 from tests.cluster.cluster import write_certificates

@@ -37,13 +37,8 @@ from exporter.health import Health, Watched
 from exporter.metrics.exposition import Exposition
 from exporter.metrics.families import View
 from exporter.server.access import Access, Unauthenticated
-from exporter.server.api import (
-    METRICS_LISTENER,
-    SHARED_FROM,
-    Service,
-    make_metrics_app,
-    make_query_app,
-)
+from exporter.server.api import SHARED_FROM, Service
+from exporter.server.apps import METRICS_LISTENER, make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
 from exporter.server.openapi import ROUTES, Route, write_openapi
 from exporter.server.page.render import PAGE_HEADERS
