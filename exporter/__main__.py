@@ -111,7 +111,7 @@ def demo(arguments: "argparse.Namespace") -> int:
     if settings.stuck == StuckPolicy():
         settings = replace(settings, stuck=shortened.stuck)
     if arguments.evictor == "webhook" and not settings.listen.admission:
-        # Without TLS, as no configuration file could have it: nobody but the demo calls it.
+        # Without TLS, which a configuration file could not set: only the demo calls it.
         listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
         admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
         settings = replace(settings, listen=listen, admission=admission)

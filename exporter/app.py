@@ -1,4 +1,4 @@
-"""The running program: watch, listeners and shutdown, put together in one place."""
+"""Starts and stops the parts of the running program: watches, checkpoint and listeners."""
 
 import asyncio
 import random
@@ -23,24 +23,26 @@ from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.lease import Lease
 from exporter.kube.reflector import Follower, Watch
-from exporter.metrics.exposition import Exposition, View
+from exporter.metrics.exposition import Exposition
+from exporter.metrics.families import View
 from exporter.server.access import Access
 from exporter.server.admission import Admission
-from exporter.server.api import Service, make_metrics_app, make_query_app
+from exporter.server.api import Service
+from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, Settings
 
 
 LINGER: Seconds = 2.0
-"""For how long an ending process still answers admission reviews."""
+"""How long admission reviews are still answered at shutdown."""
 
 log = structlog.stdlib.get_logger()
 
 
 @dataclass(frozen=True)
 class Listening:
-    """The URLs that are served, as bound: a port of 0 has become a real one."""
+    """The bound URLs; a port of 0 is replaced by the real one."""
 
     query: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -129,22 +131,22 @@ async def run(
                 log.info("stopping")
                 service.closing = True
                 blocked.close()
-                # Each answer closes its connection meanwhile, so that the API server leaves for
-                # another replica before its idle connections are closed under it.
+                # Meanwhile each answer closes its connection, so that the API server moves to
+                # another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(keeping.close(), asyncio.sleep(linger))
 
 
 @dataclass(frozen=True)
 class _Keeping:
-    """The keeper of the checkpoint, if there is one, and what follows the ConfigMaps for it."""
+    """The checkpoint's writer and the reader of its ConfigMaps, if there are any."""
 
     changed: Callable[[], None]
     keeper: Keeper | None = None
     reader: Follower | None = None
 
     def jobs(self) -> list[Coroutine[None, None, None]]:
-        """What is to run beside the watch."""
+        """The jobs to run beside the watch."""
         return [job.run() for job in (self.keeper, self.reader) if job is not None]
 
     def note_change(self) -> None:
@@ -154,7 +156,7 @@ class _Keeping:
             self.keeper.note_change()
 
     async def close(self) -> None:
-        """Write what is left to write, while there is time."""
+        """Write the remaining changes, within the time-out."""
         if self.keeper is None:
             return
         try:
@@ -174,7 +176,7 @@ def _prepare_keeping(
     rng: random.Random,
     changed: Callable[[], None],
 ) -> _Keeping:
-    """What keeps the checkpoint; a file is read at once. Raises `CannotKeep`."""
+    """Set up the checkpoint; a file is read at once. Raises `CannotKeep`."""
     place, interval = settings.checkpoint, settings.kube.checkpoint_interval
     if place is None:
         return _Keeping(changed)
@@ -202,7 +204,7 @@ def _prepare_keeping(
 
 
 async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyncio.Event) -> None:
-    """Run the jobs until `stop` is set; what ends one of them ends the program."""
+    """Run the jobs until `stop` is set or one of them ends; raise its error."""
     running = [asyncio.create_task(job) for job in jobs]
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.metrics.exposition import FAMILIES
+from exporter.metrics.families import FAMILIES
 from exporter.settings import Settings
 from tests.alerts.scaling import map_durations, read_duration, scale
 from tests.alerts.scrapes import SCRAPES, Scrape

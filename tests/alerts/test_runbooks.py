@@ -16,8 +16,8 @@ from aiohttp import web
 
 from exporter.engine.diagnosis import State
 from exporter.engine.model import CLUSTER_RESOURCES, Resource
-from exporter.metrics.exposition import FAMILIES
-from exporter.server.schemas import ROUTES
+from exporter.metrics.families import FAMILIES
+from exporter.server.openapi import ROUTES
 from exporter.settings import Settings
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.cluster.rig import Rig

@@ -33,7 +33,8 @@ from exporter.engine.verdict_index import Register
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.reflector import Follower
-from exporter.metrics.exposition import Exposition, View, sample
+from exporter.metrics.exposition import Exposition, sample
+from exporter.metrics.families import View
 from exporter.settings import KubeSettings
 
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from exporter.demo import Demo
-from exporter.server.schemas import ROUTES, write_openapi
+from exporter.server.openapi import ROUTES, write_openapi
 from exporter.settings import Listen
 from tests.generate.reference import EXAMPLES, ask, write_api
 from tests.support.documents import API, read

@@ -9,7 +9,7 @@ import pytest
 
 from exporter.demo import Demo
 from exporter.engine.diagnosis import State
-from exporter.server.schemas import write_openapi
+from exporter.server.openapi import write_openapi
 from tests.generate.rules import all_alerts, load_groups
 from tests.support.documents import CONTRIBUTING, README, ROOT, chapters, code_blocks, read, table
 

@@ -12,7 +12,7 @@ from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.cooldown import RULES
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Reason
-from exporter.metrics.exposition import FAMILIES
+from exporter.metrics.families import FAMILIES
 from exporter.settings import InvalidSettings, Settings, read_settings
 from tests.generate.reference import fill_tables
 from tests.support.documents import REFERENCE, ROOT, bare, chapters, code_blocks, read, table

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.model import Hold
-from exporter.metrics.exposition import FAMILIES
-from exporter.server.schemas import ROUTES, Route, write_openapi
+from exporter.metrics.families import FAMILIES
+from exporter.server.openapi import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.support.documents import API, REFERENCE, read
 from tests.unit.server.test_api import Answer, Desk, opened

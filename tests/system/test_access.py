@@ -168,7 +168,7 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
         assert asked.failures == 2, "one for the token, one for the permission"
         with pytest.raises(CannotTell) as refused:
             await access.check("Bearer new", "GET", "/metrics")
-        assert str(refused.value) == "the cluster's API server could not be asked who you are"
+        assert str(refused.value) == "the cluster's API server could not check who you are"
         clock.now = OUTAGE
         with pytest.raises(CannotTell):
             await access.check(bearer(caller), "GET", "/metrics")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dashboards.build import render, rewrite
-from exporter.metrics.exposition import FAMILIES
+from exporter.metrics.families import FAMILIES
 from tests.cluster.binaries import find_binary
 from tests.support.dashboards import (
     EVERYTHING,

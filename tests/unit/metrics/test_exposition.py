@@ -33,16 +33,8 @@ from exporter.engine.model import (
 from exporter.engine.store import Store
 from exporter.engine.verdict_index import Register
 from exporter.health import Health, Restart, Watched
-from exporter.metrics.exposition import (
-    BLOCKS,
-    COOLING,
-    FAMILIES,
-    SLICE,
-    Exposition,
-    View,
-    narrow,
-    sample,
-)
+from exporter.metrics.exposition import SLICE, Exposition, narrow, sample
+from exporter.metrics.families import BLOCKS, COOLING, FAMILIES, View
 from tests.cluster import find_binary
 from tests.support.builders import (
     KEEP,
