@@ -38,7 +38,7 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import ALLOWED, Census, Cooling, Register
+from exporter.engine.verdict_index import ALLOWED, Cooling, VerdictIndex, VerdictSummary
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart
 
 
@@ -69,12 +69,12 @@ class Sample(Struct, frozen=True, gc=False):
 class View(Struct, frozen=True, kw_only=True):
     """What a scrape reads, as one consistent picture at `now`.
 
-    `register` is that of `store` under `policy`. At most `vmi_series` VMIs have series of their
+    `index` is that of `store` under `policy`. At most `vmi_series` VMIs have series of their
     own.
     """
 
     store: Store
-    register: Register
+    index: VerdictIndex
     health: Health
     counters: Counters
     policy: Policy
@@ -376,11 +376,11 @@ def sample(view: View) -> Iterator[Piece]:
     One that tells of more VMIs than a slice comes in several pieces. Whatever may change is read
     before this returns: the pieces are of that instant, however late they are asked for.
     """
-    census = view.register.read(view.now, dead=view.dead)
-    evacuating = [evidence.still() for evidence in view.store.evacuating()]
+    summary = view.index.read(view.now, dead=view.dead)
+    evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
     return chain(
         list(_sample_exporter(view)),
-        _sample_vmis(view, census, evacuating, view.store.load()),
+        _sample_vmis(view, summary, evacuating, view.store.load()),
         list(_sample_migrations(view.store)),
     )
 
@@ -484,7 +484,7 @@ class Exposition:
 
     async def _sample(self) -> Iterator[Piece]:
         view = self._read()
-        while view.register.catch_up(view.now, dead=view.dead, most=SLICE):
+        while view.index.catch_up(view.now, dead=view.dead, most=SLICE):
             await asyncio.sleep(0)
             view = self._read()
         return sample(view)
@@ -585,13 +585,13 @@ def _sample_policy(policy: Policy) -> list[Sample]:
 
 
 def _sample_vmis(
-    view: View, census: Census, evacuating: Sequence[Evidence], load: Load | None
+    view: View, summary: VerdictSummary, evacuating: Sequence[Evidence], load: Load | None
 ) -> Iterator[Piece]:
     """What is told of single VMIs, those that evacuate first, and what is told of all.
 
     Of the view only what never changes is read.
     """
-    verdicts = census.verdicts
+    verdicts = summary.verdicts
     nodes = sorted({node for _, node in verdicts if node})
     yield (
         VMIS,
@@ -610,7 +610,7 @@ def _sample_vmis(
             if diagnosis is not None:
                 diagnosed.append((evidence.vmi, diagnosis))
     yield from _sample_evacuations(diagnosed[: view.vmi_series])
-    cooling, left_out = _admit(view.vmi_series, diagnosed, census.cooling)
+    cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, family in enumerate(COOLING):
         yield from ((family, Column(place, some)) for some in _cut(cooling))
     stuck = Counter((d.source, d.state) for _, d in diagnosed if d.stuck)

@@ -19,7 +19,6 @@ from aiohttp.payload import Payload
 from aiohttp.typedefs import Middleware
 
 from exporter.counters import Counters
-from exporter.engine.cooldown import decide, not_ours
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Checkpoint,
@@ -31,6 +30,7 @@ from exporter.engine.model import (
     StuckPolicy,
     Verdict,
 )
+from exporter.engine.rules import decide, not_ours
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.server.access import Access, CannotTell, Forbidden, Unauthenticated

@@ -37,7 +37,7 @@ from heapq import heappush, heappushpop
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from exporter.engine.cooldown import decide, measure_cooldown
+from exporter.engine.cooldown import measure_cooldown
 from exporter.engine.diagnosis import Cause, Diagnosis, Source, State, diagnose
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
@@ -56,6 +56,7 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
+from exporter.engine.rules import decide
 from exporter.engine.store import Key, Store
 from exporter.whatif.recording import Kind, Recorded
 

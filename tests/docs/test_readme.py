@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from exporter.cli.commands import EXIT_MEANINGS
-from exporter.engine.cooldown import RULES
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Reason
+from exporter.engine.rules import RULES
 from exporter.metrics.exposition import FAMILIES
 from exporter.server.schemas import ROUTES
 from exporter.settings import InvalidSettings, Settings, read_settings

@@ -30,6 +30,7 @@ import pytest
 
 MODULES = {
     "exporter/engine/cooldown.py": ("engine/test_cooldown", "engine/test_vectors"),
+    "exporter/engine/rules.py": ("engine/test_cooldown", "engine/test_vectors"),
     "exporter/engine/diagnosis.py": ("engine/test_diagnosis", "engine/test_recorded"),
     "exporter/engine/evidence.py": (
         "engine/test_evidence",

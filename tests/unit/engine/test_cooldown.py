@@ -9,16 +9,11 @@ from msgspec.structs import replace
 
 from exporter.engine.cooldown import (
     LONGEST_COOLDOWN,
-    RULES,
     Cooldown,
     back_off,
     cap,
-    decide,
-    explain,
-    is_quiet,
+    compute_cooldown,
     measure_cooldown,
-    not_ours,
-    work_out_cooldown,
 )
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration
@@ -36,6 +31,7 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
+from exporter.engine.rules import RULES, cannot_block, decide, explain, not_ours
 from tests.support.builders import (
     NOW,
     a_history,
@@ -171,7 +167,7 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     assert verdicts(over, a_policy()) == ("", "")
     assert measure_cooldown(over, a_policy(), NOW) is None
     assert not any(finding.blocks for finding in explain(over, a_policy(), NOW))
-    assert is_quiet(over)
+    assert cannot_block(over)
 
 
 @pytest.mark.parametrize(
@@ -608,7 +604,7 @@ def test_what_is_kept_is_what_would_be_worked_out_anew(
         assert decide(evidence, policy, now, checkpoint=checkpoint, dead=dead) == decide(
             unasked, policy, now, checkpoint=checkpoint, dead=dead
         )
-        assert measure_cooldown(evidence, policy, now) == work_out_cooldown(unasked, policy, now)
+        assert measure_cooldown(evidence, policy, now) == compute_cooldown(unasked, policy, now)
 
 
 def test_a_window_that_ends_under_a_success() -> None:

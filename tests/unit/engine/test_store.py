@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.cooldown import decide
 from exporter.engine.diagnosis import RUNNING_PHASES
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import Migration
@@ -27,6 +26,7 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
+from exporter.engine.rules import decide
 from exporter.engine.store import WAITING_LIMIT, Store
 from tests.support.builders import (
     NAME,
