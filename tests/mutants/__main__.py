@@ -44,6 +44,10 @@ MODULES = {
         "engine/test_evidence",
         "engine/test_verdict_index",
     ),
+    "exporter/engine/migrations.py": ("engine/test_store", "engine/test_evidence"),
+    "exporter/engine/launchers.py": ("engine/test_store", "engine/test_evidence"),
+    "exporter/engine/evacuations.py": ("engine/test_evidence", "engine/test_store"),
+    "exporter/engine/vmi_record.py": ("engine/test_store",),
     "exporter/health.py": ("test_health",),
     "exporter/kube/lease.py": ("kube/test_lease",),
 }

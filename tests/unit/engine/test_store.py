@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from exporter.engine.diagnosis import RUNNING_PHASES
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import Migration
+from exporter.engine.migrations import WAITING_LIMIT
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
@@ -27,7 +28,7 @@ from exporter.engine.model import (
     Vmim,
 )
 from exporter.engine.rules import decide
-from exporter.engine.store import WAITING_LIMIT, Store
+from exporter.engine.store import Store
 from tests.support.builders import (
     NAME,
     NAMESPACE,
