@@ -23,7 +23,7 @@ SHUT_STEPS = 12
 
 
 class Brisk(Reflector):
-    """The follower as it is, with short pauses."""
+    """The reflector with short pauses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -29,7 +29,7 @@ def rfc3339(instant: float) -> str:
 
 
 class _Paging(Reflector):
-    """A follower that never asks for a streamed list."""
+    """A reflector that never asks for a streamed list."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,7 +41,7 @@ def _has_moved(watched: Watched, contact: float | None) -> bool:
 
 
 class _Brisk(Reflector):
-    """A follower whose pauses are short."""
+    """A reflector whose pauses are short."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
