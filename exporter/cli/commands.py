@@ -330,9 +330,10 @@ def _indent(answer: object) -> str:
 
 def _failures() -> dict[type[Exception], Exit]:
     """The exit codes of exceptions that are no fault of the exporter."""
-    from exporter.checkpoint.writer import CannotKeep
+    from exporter.checkpoint.file import CheckpointUnwritable
     from exporter.kube.client import NoCredentials
-    from exporter.kube.reflector import KubeVirtMissing, NotSynced
+    from exporter.kube.informers import NotSynced
+    from exporter.kube.reflector import KubeVirtMissing
     from exporter.server.listeners import CannotListen
     from exporter.whatif.recorder import CannotRecord
 
@@ -342,7 +343,7 @@ def _failures() -> dict[type[Exception], Exit]:
         KubeVirtMissing: Exit.KUBEVIRT_MISSING,
         NoCredentials: Exit.NO_CREDENTIALS,
         CannotListen: Exit.CANNOT_LISTEN,
-        CannotKeep: Exit.CANNOT_KEEP,
+        CheckpointUnwritable: Exit.CANNOT_KEEP,
     }
 
 

@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 from exporter.engine.diagnosis import Diagnosis, Load, diagnose
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Vmi
-from exporter.engine.verdict_index import Census, Cooling
+from exporter.engine.verdict_index import Cooling, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
     EVACUATIONS,
@@ -72,11 +72,11 @@ def sample(view: View) -> Iterator[Piece]:
     Families with many VMIs come in several pieces. Everything that may change is read before this
     returns, so that all pieces are of the same instant.
     """
-    census = view.register.read(view.now, dead=view.dead)
-    evacuating = [evidence.still() for evidence in view.store.evacuating()]
+    summary = view.index.read(view.now, dead=view.dead)
+    evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(view, census, evacuating, view.store.load()),
+        _sample_vmis(view, summary, evacuating, view.store.load()),
         [(MIGRATIONS, MIGRATIONS.sample(view))],
     )
 
@@ -116,7 +116,7 @@ class Exposition:
 
     async def _sample(self) -> Iterator[Piece]:
         view = self._read()
-        while view.register.catch_up(view.now, dead=view.dead, most=SLICE):
+        while view.index.catch_up(view.now, dead=view.dead, most=SLICE):
             await asyncio.sleep(0)
             view = self._read()
         return sample(view)
@@ -179,13 +179,13 @@ def _is_refused(parameters: list[str]) -> bool:
 
 
 def _sample_vmis(
-    view: View, census: Census, evacuating: Sequence[Evidence], load: Load | None
+    view: View, summary: VerdictSummary, evacuating: Sequence[Evidence], load: Load | None
 ) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating ones first, and of their totals.
 
     It reads only the immutable parts of the view, as it runs in slices.
     """
-    yield VMIS, sample_verdicts(census.verdicts)
+    yield VMIS, sample_verdicts(summary.verdicts)
     diagnosed: list[_Diagnosed] = []
     for some in _cut(evacuating):
         if diagnosed:
@@ -195,7 +195,7 @@ def _sample_vmis(
             if diagnosis is not None:
                 diagnosed.append((evidence.vmi, diagnosis))
     yield from _sample_evacuations(diagnosed[: view.vmi_series])
-    cooling, left_out = _admit(view.vmi_series, diagnosed, census.cooling)
+    cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, family in enumerate(COOLING):
         yield from ((family, Column(place, some)) for some in _cut(cooling))
     yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)

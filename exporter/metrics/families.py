@@ -28,7 +28,7 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import ALLOWED, Register
+from exporter.engine.verdict_index import ALLOWED, VerdictIndex
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart
 
 
@@ -44,12 +44,12 @@ class Sample(Struct, frozen=True, gc=False):
 class View(Struct, frozen=True, kw_only=True):
     """What a scrape reads at `now`.
 
-    `register` is the verdict index of `store` under `policy`. At most `vmi_series` VMIs have their
+    `index` is the verdict index of `store` under `policy`. At most `vmi_series` VMIs have their
     own series.
     """
 
     store: Store
-    register: Register
+    index: VerdictIndex
     health: Health
     counters: Counters
     policy: Policy

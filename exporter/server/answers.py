@@ -5,14 +5,7 @@ from collections.abc import Callable, Iterable
 
 from exporter import __version__
 from exporter.counters import HeldEviction
-from exporter.engine.cooldown import (
-    Cooldown,
-    Finding,
-    count_in_window,
-    decide,
-    explain,
-    measure_cooldown,
-)
+from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
 from exporter.engine.diagnosis import Diagnosis, Load, advise, diagnose, may_cancel
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration, settle
@@ -27,6 +20,7 @@ from exporter.engine.model import (
     Verdict,
     Vmim,
 )
+from exporter.engine.rules import RuleResult, decide, explain
 from exporter.health import CheckpointHealth, Health, Watched
 from exporter.server.schemas import (
     BackoffAnswer,
@@ -200,7 +194,9 @@ def _write_checkpoint(kept: CheckpointHealth) -> CheckpointStatus:
     )
 
 
-def _write_finding(finding: Finding, evidence: Evidence, cooldown: Cooldown | None) -> RuleAnswer:
+def _write_finding(
+    finding: RuleResult, evidence: Evidence, cooldown: Cooldown | None
+) -> RuleAnswer:
     if not finding.enabled:
         why = "switched off by policy.guards"
     elif finding.silenced:

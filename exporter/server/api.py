@@ -15,7 +15,6 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from exporter.counters import Counters
-from exporter.engine.cooldown import decide, not_ours
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Instant,
@@ -26,6 +25,7 @@ from exporter.engine.model import (
     StuckPolicy,
     Verdict,
 )
+from exporter.engine.rules import decide, not_ours
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.server.answers import describe_status, explain_vmi, list_evacuations, write_verdict

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import settle
 from exporter.engine.model import (
@@ -33,8 +32,9 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import Register
+from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Staleness
 from exporter.server.schemas import BlockedVmi, write_optional_release
 
@@ -96,7 +96,7 @@ class _Queue:
 class BlockedSet:
     """Computes the blocked set, and wakes the `waiting` callers when it changes.
 
-    `register` indexes the VMIs that may be blocked.
+    `index` indexes the VMIs that may be blocked.
     """
 
     store: Store
@@ -104,7 +104,7 @@ class BlockedSet:
     policy: Policy
     clock: Callable[[], Instant]
     waiting: int = 0
-    register: Register = field(init=False)
+    index: VerdictIndex = field(init=False)
     _cost: Seconds = 0.0
     _kept: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
     _queues: dict[Checkpoint | None, _Queue] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class BlockedSet:
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        self.register = Register(self.store, self.policy)
+        self.index = VerdictIndex(self.store, self.policy)
 
     def read(self, checkpoint: Checkpoint | None, now: Instant | None = None) -> Blocked:
         """The set at `now` (default: the clock's)."""
@@ -222,7 +222,7 @@ class BlockedSet:
         dead = inputs.dead
         found: list[tuple[BlockedVmi, Instant | None]] = []
         changes_at = math.inf
-        for evidence in self.register.find_loud(now, dead=dead):
+        for evidence in self.index.find_blocked_or_changing(now, dead=dead):
             changes_at = min(changes_at, *_credible_from(evidence, now))
             dead_here = dead.of(evidence.vmi.namespace)
             for one in wanted:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, Policy, Reason, Resource, ReviewOutcome, Seconds, Verdict
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.server.schemas import write_instant

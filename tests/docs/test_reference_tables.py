@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from exporter.cli.commands import EXIT_MEANINGS
-from exporter.engine.cooldown import RULES
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Reason
+from exporter.engine.rules import RULES
 from exporter.metrics.families import FAMILIES
 from exporter.settings import InvalidSettings, Settings, read_settings
 from tests.generate.reference import fill_tables

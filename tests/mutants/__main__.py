@@ -30,6 +30,7 @@ import pytest
 
 MODULES = {
     "exporter/engine/cooldown.py": ("engine/test_cooldown", "engine/test_vectors"),
+    "exporter/engine/rules.py": ("engine/test_cooldown", "engine/test_vectors"),
     "exporter/engine/diagnosis.py": ("engine/test_diagnosis", "engine/test_recorded"),
     "exporter/engine/evidence.py": (
         "engine/test_evidence",
@@ -43,6 +44,10 @@ MODULES = {
         "engine/test_evidence",
         "engine/test_verdict_index",
     ),
+    "exporter/engine/migrations.py": ("engine/test_store", "engine/test_evidence"),
+    "exporter/engine/launchers.py": ("engine/test_store", "engine/test_evidence"),
+    "exporter/engine/evacuations.py": ("engine/test_evidence", "engine/test_store"),
+    "exporter/engine/vmi_record.py": ("engine/test_store",),
     "exporter/health.py": ("test_health",),
     "exporter/kube/lease.py": ("kube/test_lease",),
 }

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from exporter.engine.cooldown import decide, explain
 from exporter.engine.model import Checkpoint, Policy, Resource
+from exporter.engine.rules import decide, explain
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import parse_object
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim

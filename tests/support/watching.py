@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from exporter.engine.cooldown import decide
 from exporter.engine.model import Instant, Policy, Resource, Verdict
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.kube.client import ApiServer, Login
-from exporter.kube.reflector import Follower, Watch
+from exporter.kube.informers import Informers
+from exporter.kube.reflector import Reflector
 from exporter.settings import KubeSettings
 from tests.cluster import PATIENCE
 
@@ -87,7 +88,7 @@ async def following(
     *,
     namespaces: tuple[str, ...] = (),
     settings: KubeSettings = QUICK,
-    follower: type[Follower] = Follower,
+    reflector: type[Reflector] = Reflector,
     **changed: object,
 ) -> AsyncIterator[Following]:
     """Watch for the length of the block; `changed` overrides single `settings`."""
@@ -107,7 +108,7 @@ async def following(
         task.add_done_callback(telling.discard)
 
     async with ApiServer(login, read_timeout=kube.read_timeout) as api:
-        watch = Watch(
+        watch = Informers(
             api,
             store,
             health,
@@ -116,7 +117,7 @@ async def following(
             clock=time.time,
             changed=notify,
             rng=random.Random(1),
-            follower=follower,
+            reflector=reflector,
         )
         running = asyncio.create_task(watch.run())
         try:

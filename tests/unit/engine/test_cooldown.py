@@ -10,17 +10,12 @@ from msgspec.structs import replace
 
 from exporter.engine.cooldown import (
     LONGEST_COOLDOWN,
-    RULES,
     Cooldown,
     back_off,
     cap,
-    decide,
-    explain,
+    compute_cooldown,
     holds_until,
-    is_quiet,
     measure_cooldown,
-    not_ours,
-    work_out_cooldown,
 )
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration
@@ -38,6 +33,7 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
+from exporter.engine.rules import RULES, cannot_block, decide, explain, not_ours
 from tests.support.builders import (
     NOW,
     a_history,
@@ -173,7 +169,7 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     assert verdicts(over, a_policy()) == ("", "")
     assert measure_cooldown(over, a_policy(), NOW) is None
     assert not any(finding.blocks for finding in explain(over, a_policy(), NOW))
-    assert is_quiet(over)
+    assert cannot_block(over)
 
 
 @pytest.mark.parametrize(
@@ -639,7 +635,7 @@ def test_what_is_kept_is_what_would_be_worked_out_anew(
         assert decide(evidence, policy, now, checkpoint=checkpoint, dead=dead) == decide(
             unasked, policy, now, checkpoint=checkpoint, dead=dead
         )
-        assert measure_cooldown(evidence, policy, now) == work_out_cooldown(unasked, policy, now)
+        assert measure_cooldown(evidence, policy, now) == compute_cooldown(unasked, policy, now)
 
 
 @pytest.mark.parametrize("checkpoint", [None, *Checkpoint])
@@ -709,7 +705,7 @@ def test_holds_until(evidence: Evidence, until: Instant) -> None:
 )
 def test_is_quiet(evidence: Evidence, *, quiet: bool) -> None:
     """A VMI without migration, VMIM and evacuation is quiet, and every VMI that has ended."""
-    assert is_quiet(evidence) is quiet
+    assert cannot_block(evidence) is quiet
 
 
 def test_a_window_that_ends_under_a_success() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.cooldown import decide
 from exporter.engine.diagnosis import RUNNING_PHASES
 from exporter.engine.evidence import Evidence, Remembered
 from exporter.engine.history import Migration
+from exporter.engine.migrations import WAITING_LIMIT
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
@@ -27,7 +27,8 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.store import WAITING_LIMIT, Store
+from exporter.engine.rules import decide
+from exporter.engine.store import Store
 from tests.support.builders import (
     NAME,
     NAMESPACE,

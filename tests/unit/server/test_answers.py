@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.counters import HeldEviction
-from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History
 from exporter.engine.model import (
@@ -23,6 +22,7 @@ from exporter.engine.model import (
     StuckPolicy,
     Vmim,
 )
+from exporter.engine.rules import decide
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.server.answers import describe_status, explain_vmi, write_verdict
 from exporter.server.schemas import (

@@ -136,7 +136,7 @@ class Desk:
             render_metrics=Exposition(
                 lambda: View(
                     store=self.store,
-                    register=self.service.blocked.register,
+                    index=self.service.blocked.index,
                     health=self.health,
                     counters=self.counters,
                     policy=self.policy,

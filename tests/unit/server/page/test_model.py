@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from exporter.counters import HeldEvictions
-from exporter.engine.cooldown import decide
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
@@ -21,6 +20,7 @@ from exporter.engine.model import (
     StuckPolicy,
     Vmi,
 )
+from exporter.engine.rules import decide
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.server.answers import describe_status, explain_vmi, list_evacuations
 from exporter.server.blocked import BlockedSet
