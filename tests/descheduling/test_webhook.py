@@ -25,7 +25,6 @@ from tests.descheduling.descheduler import (
 from tests.descheduling.ledger import Ledger, recording, write_ledger
 from tests.descheduling.test_churn import (
     BATCH,
-    CHURN,
     COOLDOWN,
     EVERY,
     LAYOUT,
@@ -145,7 +144,7 @@ async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[The
     params=[
         pytest.param((8, ("warn", "enforce")), id="small"),
         pytest.param(
-            (30, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
+            (20, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
         ),
     ],
 )
@@ -156,7 +155,7 @@ async def story(request: pytest.FixtureRequest, theatre: Theatre) -> Story:
     for column in columns:
         at_least = max([cycles, *(run.cycles for run in runs.values())])
         # Only what nothing holds churns.
-        churns = CHURN if column in ("nothing", "warn") else 0
+        churns = int(column in ("nothing", "warn"))
         runs[column] = await _run(theatre, column, at_least, churns)
     return runs
 
@@ -210,7 +209,7 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
             assert early == []
             assert run.ledger.moving() == []
         else:
-            assert len(early) >= CHURN
+            assert early
 
 
 def test_warnings_are_what_would_be_denied(story: Story) -> None:
