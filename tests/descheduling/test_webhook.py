@@ -23,6 +23,7 @@ from tests.descheduling.descheduler import (
     log_in,
 )
 from tests.descheduling.ledger import Ledger, recording, write_ledger
+from tests.descheduling.stage import AMPLE, FULL
 from tests.descheduling.test_churn import (
     BATCH,
     COOLDOWN,
@@ -33,7 +34,7 @@ from tests.descheduling.test_churn import (
     VMS,
     WITHIN,
 )
-from tests.descheduling.world import World
+from tests.descheduling.world import NODES, World
 from tests.support.admission import (
     EVICTS,
     Evictor,
@@ -362,3 +363,44 @@ async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> 
 async def _node_of(theatre: Theatre, space: str) -> str:
     scene = await theatre.world.rig.look(f"{space}/vm-1")
     return str(scene.vmi["status"]["nodeName"])
+
+
+async def test_an_evacuating_vm_is_counted_as_under_way(theatre: Theatre) -> None:
+    """The webhook lets its target pod's eviction through, and KubeVirt's words reach the evictor.
+
+    A denial of ours would make the descheduler look for another VM instead.
+    """
+    world, rig, key = theatre.world, theatre.world.rig, "leaving/one"
+    world.packs, world.closed = False, {NODES[-1]}
+    await theatre.control.namespace("ballast")
+    async with AsyncExitStack() as stack:
+        for node in NODES[:-1]:
+            ballast = world.plain_pods("ballast", node, [f"on-{node}"], memory="64Gi", bare=True)
+            await stack.enter_async_context(ballast)
+        await stack.enter_async_context(world.vms("leaving", {"node-1": ["one"]}, guest=2**30))
+        rig.player.plan(key, "hangs")
+        await rig.evict(key, descheduler=False)
+        await rig.until(
+            key, lambda scene: "Running" in scene.phases and objects.is_migrating(scene.vmi)
+        )
+        exporter = await stack.enter_async_context(theatre.exporter("enforce", USER))
+        process = Descheduler(
+            theatre.folder / "leaving",
+            theatre.login,
+            build_policy(None, bounds=FULL, limits=AMPLE),
+            interval=EVERY,
+            binary=STOCK,
+        )
+        async with process:
+            await process.ran(3)
+            under_way = process.under_way
+        passed = await exporter.sample(REVIEWS, outcome="evacuating")
+        denied = await exporter.sample(REVIEWS, outcome="denied")
+        ledger = write_ledger("leaving", theatre.control.api.audit)
+    world.packs, world.closed = True, set()
+
+    assert denied == 0
+    assert passed == len(ledger.refused) > 0
+    assert all(KUBEVIRTS in one.message for one in ledger.refused)
+    # Its own pod is counted by its annotation, the other one by KubeVirt's words.
+    assert under_way == 1 + len({one.name for one in ledger.refused}) == 2
