@@ -1,9 +1,11 @@
 """The command line's parser."""
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from exporter import __version__
 from exporter.engine.model import Instant, Seconds
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     _Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 
-MOST_DAYS = 3650
+T = TypeVar("T")
+
+MAX_DAYS = 3650
 """How long the scenario may last: the calendar ends with the year 9999."""
 
 
@@ -50,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     made = demo.add_argument_group("the simulated cluster")
     made.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default: 1)")
     made.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="X", help="times faster (default: 1)"
+        "--speed", type=_speed, default=1.0, metavar="X", help="times faster (default: 1)"
     )
     made.add_argument("--vms", type=_count, default=24, metavar="N", help="VMs (default: 24)")
     made.add_argument("--nodes", type=_count, default=4, metavar="N", help="nodes (default: 4)")
@@ -156,18 +160,7 @@ def _add_replay(commands: "_Commands") -> None:
         metavar="DURATION",
         help="time between two samples (default: 60s)",
     )
-    prometheus.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="the bearer token to send; over https or to this machine only",
-    )
-    prometheus.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="its CA (default: the system's)",
-    )
+    _add_credentials(prometheus, "https")
 
 
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
@@ -195,18 +188,7 @@ def _add_asking(
         help="its query listener: http://HOST:PORT, https://HOST:PORT or unix:/PATH"
         " (default: $EXPORTER, else http://127.0.0.1:9810)",
     )
-    asked.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="the bearer token to send; over https, a unix socket or to this machine only",
-    )
-    asked.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="its CA (default: the system's)",
-    )
+    _add_credentials(asked, "https, a unix socket")
     asked.add_argument(
         "--cert-file", type=Path, metavar="FILE", help="the client certificate, if it requires one"
     )
@@ -214,6 +196,18 @@ def _add_asking(
         "--key-file", type=Path, metavar="FILE", help="that certificate's key (default: its file)"
     )
     return parser
+
+
+def _add_credentials(group: "argparse._ArgumentGroup", safe: str) -> None:
+    group.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the bearer token to send; over {safe} or to this machine only",
+    )
+    group.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="its CA (default: the system's)"
+    )
 
 
 def _add_shared(parser: argparse.ArgumentParser, *, top: bool) -> None:
@@ -270,28 +264,23 @@ def _instant(text: str) -> Instant:
     return instant
 
 
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
-    return value
+def _number(
+    convert: Callable[[str], T], is_valid: Callable[[T], bool], expected: str
+) -> Callable[[str], T]:
+    """A parser of numbers."""
+
+    def parse_number(text: str) -> T:
+        with suppress(ValueError):
+            value = convert(text)
+            if is_valid(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+
+    return parse_number
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, more than 0")
-    return value
-
-
-def _days(text: str) -> float:
-    value = _positive(text)
-    if value > MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r}: at most {MOST_DAYS:,} days")
-    return value
+_count = _number(int, lambda value: value >= 1, "a whole number, at least 1")
+_speed = _number(float, lambda value: 0 < value < math.inf, "a number, more than 0")
+_days = _number(
+    float, lambda value: 0 < value <= MAX_DAYS, f"more than 0 and at most {MAX_DAYS:,} days"
+)

@@ -48,18 +48,18 @@ class Exit(IntEnum):
 
 
 EXIT_MEANINGS = {
-    Exit.OK: "ended by SIGTERM or Ctrl-C, the configuration checked is valid, or it was answered",
+    Exit.OK: "stopped by SIGTERM or Ctrl-C, the configuration is valid, or there was an answer",
     Exit.FAILED: "a fault of the exporter itself; the log ends with a traceback",
     Exit.USAGE: "wrong arguments or configuration; every error is named with its path",
     Exit.NOT_SYNCED: "VMIs could not be listed within kube.syncTimeout",
-    Exit.KUBEVIRT_MISSING: "the API server knows no VMIs, and kube.waitForKubeVirt is off",
+    Exit.KUBEVIRT_MISSING: "the API server has no VMI resource, and kube.waitForKubeVirt is off",
     Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
     Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
-    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... is not there",
-    Exit.CANNOT_ASK: "the exporter asked did not answer, or refused to; it is said what helps",
-    Exit.NO_SUCH_VMI: "the exporter asked knows no such VMI",
+    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... does not exist",
+    Exit.CANNOT_ASK: "no usable answer from the exporter; the message says what helps",
+    Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
-    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or nowhere to print it",
+    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or the answer cannot be printed",
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
     Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
 }
@@ -70,8 +70,7 @@ def check(path: Path) -> Exit:
     try:
         settings = load_settings(path)
     except InvalidSettings as invalid:
-        _print_faults(invalid)
-        return Exit.USAGE
+        return refuse(invalid)
     for remark in settings.remarks:
         print(f"{path}: {remark}")
     print(f"{path}: valid")
@@ -212,7 +211,8 @@ async def watch_cluster(
 
 def refuse(invalid: InvalidSettings) -> Exit:
     """Print what is wrong with the configuration or the arguments."""
-    _print_faults(invalid)
+    for fault in invalid.faults:
+        print(fault, file=sys.stderr)
     return Exit.USAGE
 
 
@@ -354,8 +354,3 @@ async def _with_signals(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await job(settings, stop)
-
-
-def _print_faults(invalid: InvalidSettings) -> None:
-    for fault in invalid.faults:
-        print(fault, file=sys.stderr)

@@ -20,7 +20,15 @@ from exporter.demo.store import KUBEVIRTS, MIGRATIONS, PODS, VMIS, decode_body
 
 _METADATA = dict.fromkeys(("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp"))
 _STATE = dict.fromkeys(
-    ("migrationUid", "startTimestamp", "endTimestamp", "completed", "failed", "mode")
+    (
+        "migrationUid",
+        "sourceNode",
+        "startTimestamp",
+        "endTimestamp",
+        "completed",
+        "failed",
+        "mode",
+    )
 )
 _CONDITIONS = dict.fromkeys(("type", "status", "lastTransitionTime"))
 _FIELDS: Mapping[Resource, Mapping[str, Any]] = {
@@ -29,6 +37,7 @@ _FIELDS: Mapping[Resource, Mapping[str, Any]] = {
         "spec": {"evictionStrategy": None},
         "status": {
             "nodeName": None,
+            "phase": None,
             "evacuationNodeName": None,
             "migrationState": _STATE,
             "conditions": _CONDITIONS,

@@ -75,7 +75,7 @@ class StuckTimers:
     ) -> None:
         found = None if evidence is None else diagnose(evidence, self._policy, None, now)
         one = self._running.get(uid)
-        if one is not None and (found is None or found.node != one.node):
+        if one is not None and (found is None or _is_another(found, one)):
             self.end(uid, reported_at)
             one = None
         if found is None or evidence is None:
@@ -134,3 +134,11 @@ class StuckTimers:
         )
         ranked = (now - one.stuck_at, -stuck.found, entry)
         (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)
+
+
+def _is_another(found: Diagnosis, one: _Evacuation) -> bool:
+    """Whether an evacuation is a new one: of another node, or requested again since.
+
+    A request is never dated later while it lasts (`engine.evidence.Marker`).
+    """
+    return found.node != one.node or found.requested_at > one.requested_at

@@ -1,8 +1,8 @@
-"""Text for people."""
+"""Durations, instants and names as text."""
 
 import pytest
 
-from exporter.text import escape, write_span
+from exporter.text import escape, write_instant, write_span
 
 
 @pytest.mark.parametrize(
@@ -20,17 +20,32 @@ from exporter.text import escape, write_span
         (1e300, "over 100 years"),
     ],
 )
-def test_a_span_is_as_one_writes_it(seconds: float, written: str) -> None:
-    """In days, hours, minutes and seconds, those that are there."""
+def test_a_span_is_written_in_its_units(seconds: float, written: str) -> None:
+    """Days, hours, minutes and seconds, without those that are zero."""
     assert write_span(seconds) == written
 
 
-def test_a_rough_span_is_cut_off() -> None:
-    """Of two units the second is the next smaller one, or none."""
+def test_a_span_in_two_units_is_cut_off() -> None:
+    """The second unit is the next smaller one, or missing if it is zero."""
     assert [write_span(s, units=2) for s in (90_061.0, 86_461.0, 3725.0)] == ["1d1h", "1d", "1h2m"]
 
 
-def test_what_names_hide_is_shown() -> None:
-    """Escapes, bidirectional marks and line ends are written out."""
+@pytest.mark.parametrize(
+    ("instant", "written"),
+    [
+        pytest.param(1_800_000_000.0, "2027-01-15T08:00:00Z", id="whole-second"),
+        pytest.param(1_800_000_000.25, "2027-01-15T08:00:00.250000Z", id="fraction"),
+        pytest.param(1_799_999_999.9999999, "2027-01-15T08:00:00Z", id="rounded-up"),
+        pytest.param(-5.0, "1969-12-31T23:59:55Z", id="before-1970"),
+        pytest.param(1e18, "9999-12-31T23:59:59Z", id="after-the-last-year"),
+    ],
+)
+def test_an_instant_is_rfc_3339_in_utc(instant: float, written: str) -> None:
+    """It has microseconds only if they are not zero, and never a year after 9999."""
+    assert write_instant(instant) == written
+
+
+def test_invisible_characters_are_escaped() -> None:
+    """Control characters, direction marks and line ends are shown; letters stay."""
     assert escape("a\x1b[2J\u202eb\nc\x9b") == r"a\x1b[2J\u202eb\nc\x9b"
     assert escape("größer-名") == "größer-名"

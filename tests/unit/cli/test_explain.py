@@ -156,8 +156,8 @@ def test_a_pause_and_a_divergence_are_told() -> None:
     )
     text = show_vmi(explained(pausing), PIPED)
 
-    assert "  KubeVirt waits  20s, next try in 15s\n" in text
-    assert "  diverged        the descheduler considers it over, KubeVirt does not\n" in text
+    assert "  KubeVirt waits   20s, next try in 15s\n" in text
+    assert "  diverged         the descheduler considers it over, KubeVirt does not\n" in text
 
 
 def test_no_command_where_cancelling_could_harm() -> None:
