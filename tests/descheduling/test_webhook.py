@@ -18,6 +18,7 @@ from tests.cluster.resources import PODS
 from tests.descheduling.descheduler import (
     USER,
     Descheduler,
+    Limits,
     Verdicts,
     build_policy,
     log_in,
@@ -48,6 +49,11 @@ from tests.support.program import Program, program
 
 
 STOCK = "stock-descheduler"
+LIMITS = Limits(per_node=6, in_all=12)
+"""
+More than is shipped: a stock descheduler that was refused a target pod takes it for under way for
+ten minutes, and two such would use up a node's limit.
+"""
 OURS = "kubevirt-eviction-exporter: VMI "
 KUBEVIRTS = "Eviction triggered evacuation of VMI"
 REVIEWS = "kubevirt_eviction_exporter_admission_reviews_total"
@@ -178,7 +184,7 @@ async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
         process = Descheduler(
             theatre.folder / namespace,
             theatre.login,
-            build_policy(verdicts),
+            build_policy(verdicts, limits=LIMITS),
             interval=EVERY,
             binary=binary,
         )
