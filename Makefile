@@ -15,7 +15,7 @@ DIST ?= dist
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test check soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
+.PHONY: run alerts test quick check soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -34,6 +34,10 @@ alerts: $(RUNTIME)
 
 test: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile $(TESTS)
+
+# The tests that need no real server, no browser and no Go: for the inner loop.
+quick: needs-python $(DEVELOPMENT)
+	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile tests/unit tests/docs tests/support
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools
@@ -59,7 +63,7 @@ check: needs-python needs-go $(DEVELOPMENT)
 	done
 
 # What the exporter costs beside what it is measured against, as a table; ten minutes, and the
-# machine should do nothing else. The README's table is written by `make bench BENCH=--readme`.
+# machine should do nothing else. `make bench BENCH=--write` puts the tables into docs/performance.md.
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)
 
@@ -71,7 +75,7 @@ tools: needs-go
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
-# The README's pictures of the status page, from the demo, with the Chromium that is installed.
+# The documents' pictures of the status page, from the demo, with the Chromium that is installed.
 screenshots: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.screenshots
 
@@ -79,7 +83,8 @@ screenshots: $(DEVELOPMENT)
 rules: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.rules
 
-# docs/api.md, from the OpenAPI document and the API's own answers; a test holds it up to date.
+# docs/api.md, from the OpenAPI document and the API's own answers, and the tables of
+# docs/reference.md that repeat the program; tests hold both up to date.
 reference: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.reference
 

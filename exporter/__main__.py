@@ -111,7 +111,7 @@ def demo(arguments: "argparse.Namespace") -> int:
     if settings.stuck == StuckPolicy():
         settings = replace(settings, stuck=shortened.stuck)
     if arguments.evictor == "webhook" and not settings.listen.admission:
-        # Without TLS, as no configuration file could have it: nobody but the demo calls it.
+        # Without TLS, which a configuration file could not set: only the demo calls it.
         listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
         admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
         settings = replace(settings, listen=listen, admission=admission)
@@ -121,6 +121,7 @@ def demo(arguments: "argparse.Namespace") -> int:
         speed=arguments.speed,
         vms=arguments.vms,
         nodes=arguments.nodes,
+        progress=lambda built: show_progress(built, arguments.vms),
     )
 
     async def play(settings: "Settings", stop: "asyncio.Event") -> None:
@@ -137,6 +138,9 @@ def demo(arguments: "argparse.Namespace") -> int:
                 webhook_url=urls.admission[0] if held else None,
             )
 
+        await cluster.build(stop)
+        if stop.is_set():
+            return
         async with cluster:
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -150,6 +154,14 @@ def demo(arguments: "argparse.Namespace") -> int:
                 raise group.exceptions[0] from None
 
     return commands.serve(settings, play)
+
+
+def show_progress(built: int, vms: int) -> None:
+    """Say how far a large simulated cluster is."""
+    from exporter.cli import commands
+
+    if built % 1000 == 0:
+        commands.say(f"simulated cluster: {built:,} of {vms:,} VMs created")
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:

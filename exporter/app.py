@@ -1,4 +1,4 @@
-"""The running program: watch, listeners and shutdown, put together in one place."""
+"""Starts and stops the parts of the running program: watches, checkpoint and listeners."""
 
 import asyncio
 import random
@@ -14,33 +14,38 @@ import structlog
 from msgspec.structs import asdict
 
 from exporter import __version__
-from exporter.checkpoint.changes import Ledger
-from exporter.checkpoint.writer import ConfigMapKeeper, FileKeeper, Keeper
+from exporter.checkpoint.changes import PendingChanges
+from exporter.checkpoint.configmap import ConfigMapWriter
+from exporter.checkpoint.file import FileWriter
+from exporter.checkpoint.writer import CheckpointWriter
 from exporter.counters import Counters
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
+from exporter.kube.informers import Informers
 from exporter.kube.lease import Lease
-from exporter.kube.reflector import Follower, Watch
-from exporter.metrics.exposition import Exposition, View
+from exporter.kube.reflector import Reflector
+from exporter.metrics.exposition import Exposition
+from exporter.metrics.families import View
 from exporter.server.access import Access
 from exporter.server.admission import Admission
-from exporter.server.api import Service, make_metrics_app, make_query_app
+from exporter.server.api import Service
+from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, Settings
 
 
 LINGER: Seconds = 2.0
-"""For how long an ending process still answers admission reviews."""
+"""How long admission reviews are still answered at shutdown."""
 
 log = structlog.stdlib.get_logger()
 
 
 @dataclass(frozen=True)
 class Listening:
-    """The URLs that are served, as bound: a port of 0 has become a real one."""
+    """The bound URLs; a port of 0 is replaced by the real one."""
 
     query: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -54,12 +59,13 @@ async def run(
     *,
     clock: Callable[[], Instant] = time.time,
     rng: random.Random | None = None,
-    follower: type[Follower] = Follower,
+    reflector: type[Reflector] = Reflector,
     on_listening: Callable[[Listening], None] | None = None,
 ) -> None:
     """Watch and serve until `stop` is set.
 
-    Raises `NotSynced`, `KubeVirtMissing`, `NoCredentials`, `CannotListen` or `CannotKeep`.
+    Raises `NotSynced`, `KubeVirtMissing`, `NoCredentials`, `CannotListen` or
+    `CheckpointUnwritable`.
     """
     rng = rng or random.Random()
     store = Store(
@@ -73,7 +79,7 @@ async def run(
     exposition = Exposition(
         lambda: View(
             store=store,
-            register=blocked.register,
+            index=blocked.index,
             health=health,
             counters=counters,
             policy=settings.policy,
@@ -99,7 +105,7 @@ async def run(
         keeping = _prepare_keeping(
             settings, api, store, health, clock=clock, rng=rng, changed=blocked.note_change
         )
-        watch = Watch(
+        watch = Informers(
             api,
             store,
             health,
@@ -108,7 +114,7 @@ async def run(
             clock=clock,
             changed=keeping.note_change,
             rng=rng,
-            follower=follower,
+            reflector=reflector,
         )
         async with _listeners(settings, service, api) as listening:
             log.info(
@@ -129,37 +135,37 @@ async def run(
                 log.info("stopping")
                 service.closing = True
                 blocked.close()
-                # Each answer closes its connection meanwhile, so that the API server leaves for
-                # another replica before its idle connections are closed under it.
+                # Meanwhile each answer closes its connection, so that the API server moves to
+                # another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(keeping.close(), asyncio.sleep(linger))
 
 
 @dataclass(frozen=True)
 class _Keeping:
-    """The keeper of the checkpoint, if there is one, and what follows the ConfigMaps for it."""
+    """The checkpoint's writer and the reader of its ConfigMaps, if there are any."""
 
     changed: Callable[[], None]
-    keeper: Keeper | None = None
-    reader: Follower | None = None
+    writer: CheckpointWriter | None = None
+    reader: Reflector | None = None
 
     def jobs(self) -> list[Coroutine[None, None, None]]:
-        """What is to run beside the watch."""
-        return [job.run() for job in (self.keeper, self.reader) if job is not None]
+        """The jobs to run beside the watch."""
+        return [job.run() for job in (self.writer, self.reader) if job is not None]
 
     def note_change(self) -> None:
         """The store has changed."""
         self.changed()
-        if self.keeper is not None:
-            self.keeper.note_change()
+        if self.writer is not None:
+            self.writer.note_change()
 
     async def close(self) -> None:
-        """Write what is left to write, while there is time."""
-        if self.keeper is None:
+        """Write the remaining changes, within the time-out."""
+        if self.writer is None:
             return
         try:
             async with asyncio.timeout(DRAIN):
-                await self.keeper.close()
+                await self.writer.close()
         except TimeoutError:
             log.warning("checkpoint_not_flushed", why=f"not written within {DRAIN:g} s")
 
@@ -174,13 +180,13 @@ def _prepare_keeping(
     rng: random.Random,
     changed: Callable[[], None],
 ) -> _Keeping:
-    """What keeps the checkpoint; a file is read at once. Raises `CannotKeep`."""
+    """Set up the checkpoint; a file is read at once. Raises `CheckpointUnwritable`."""
     place, interval = settings.checkpoint, settings.kube.checkpoint_interval
     if place is None:
         return _Keeping(changed)
-    ledger = Ledger(store, settings.policy.migration_history_window)
+    changes = PendingChanges(store, settings.policy.migration_history_window)
     if isinstance(place, Path):
-        file = FileKeeper(ledger, health, place, interval=interval, clock=clock)
+        file = FileWriter(changes, health, place, interval=interval, clock=clock)
         file.read()
         return _Keeping(changed, file)
     watched = Watched(Resource.CONFIGMAPS, place.namespace)
@@ -194,15 +200,15 @@ def _prepare_keeping(
         rng=rng,
         wall=clock,
     )
-    keeper = ConfigMapKeeper(
-        ledger, health, api, place, lease=lease, interval=interval, clock=clock
+    writer = ConfigMapWriter(
+        changes, health, api, place, lease=lease, interval=interval, clock=clock
     )
-    reader = Follower(api, watched, keeper, settings.kube, clock=clock, rng=rng, changed=changed)
-    return _Keeping(changed, keeper, reader)
+    reader = Reflector(api, watched, writer, settings.kube, clock=clock, rng=rng, changed=changed)
+    return _Keeping(changed, writer, reader)
 
 
 async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyncio.Event) -> None:
-    """Run the jobs until `stop` is set; what ends one of them ends the program."""
+    """Run the jobs until `stop` is set or one of them ends; raise its error."""
     running = [asyncio.create_task(job) for job in jobs]
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -1,4 +1,4 @@
-"""What the exporter has counted since it started: plain integers, read by a scrape."""
+"""Counts and histograms since the start, exposed as metrics."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -10,13 +10,13 @@ from exporter.engine.model import Instant, Mismatch, Reason, ReviewOutcome, Seco
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 NODE_KEPT_FOR: Seconds = 86_400.0
-"""A day: no increase over a day or less changes when a series ends that stood still for longer."""
+"""A series ends a day after its last increase, so increases over up to a day stay right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Observations by the upper bound of their bucket; the last bucket has none."""
+    """Observations by bucket; the last bucket has no upper bound."""
 
     bounds: tuple[Seconds, ...]
     buckets: list[int] = field(default_factory=list)
@@ -26,17 +26,17 @@ class Histogram:
         self.buckets = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: Seconds) -> None:
-        """Count one value."""
+        """Add an observation."""
         self.buckets[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """The number of observations."""
         return sum(self.buckets)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(`le`, values not above it), as Prometheus wants them, `+Inf` last."""
+        """Prometheus's buckets: pairs of `le` and the count up to it, `+Inf` last."""
         running, pairs = 0, []
         labels = [*(f"{float(bound)}" for bound in self.bounds), "+Inf"]
         for label, bucket in zip(labels, self.buckets, strict=True):
@@ -46,8 +46,9 @@ class Histogram:
 
 
 VMIS_ASKED_FOR = 1_000
-"""For how many VMIs held evictions are remembered, and below for how many users of each."""
+"""How many VMIs `HeldEvictions` remembers."""
 USERS_ASKING = 4
+"""How many users it remembers per VMI."""
 
 
 @dataclass(slots=True)
@@ -65,13 +66,13 @@ class HeldEviction:
 
 
 class HeldEvictions:
-    """The last held evictions of each VMI, by its UID. Bounded: the oldest are forgotten."""
+    """The last held evictions of each VMI, by its UID; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._by_vmi: dict[str, dict[str, HeldEviction]] = {}
 
     def note(self, vmi_uid: str, held: HeldEviction) -> None:
-        """An eviction was held."""
+        """Add a held eviction."""
         users = self._by_vmi.pop(vmi_uid, {})
         before = users.pop(held.user, None)
         if before is not None:
@@ -84,16 +85,16 @@ class HeldEvictions:
             del self._by_vmi[next(iter(self._by_vmi))]
 
     def of(self, vmi_uid: str) -> list[HeldEviction]:
-        """Those of one VMI, the newest first."""
+        """The held evictions of one VMI, newest first."""
         return [*reversed(self._by_vmi.get(vmi_uid, {}).values())]
 
 
 @dataclass
 class Counters:
-    """Blocked answers (by reason, node, namespace), their cooldowns, and what callers asked.
+    """Counts of blocked answers (by reason, node, namespace), requests, refusals and reviews.
 
-    Refused are connections by listener and requests by status. `blocked_at` is when a node last
-    had a blocked answer. `reviews` is None where no admission webhook is served.
+    Connections are refused by listener, requests by status. `blocked_at`: the last blocked answer
+    of each node. `reviews` is None without an admission webhook.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -115,14 +116,14 @@ class Counters:
         *,
         now: Instant,
     ) -> None:
-        """One blocked answer; its effective cooldown is observed where that is the reason."""
+        """Count a blocked answer, and observe its cooldown if that is the reason."""
         self.blocks[reason, node, namespace] += 1
         self.blocked_at[node] = now
         if reason is Reason.COOLDOWN and cooldown is not None:
             self.cooldowns.observe(cooldown)
 
     def forget_nodes(self, present: Container[str], now: Instant) -> None:
-        """Drop the blocks of nodes without a VMI that had none for `NODE_KEPT_FOR`."""
+        """Drop the counts of nodes without VMIs and without blocks for `NODE_KEPT_FOR`."""
         gone = {
             node
             for node, at in self.blocked_at.items()
@@ -135,11 +136,11 @@ class Counters:
             del self.blocked_at[node]
 
     def count_request(self, endpoint: str, duration: Seconds) -> None:
-        """One answered request."""
+        """Count an answered request."""
         self.expect_requests(endpoint)
         self.requests[endpoint].observe(duration)
 
     def expect_requests(self, endpoint: str) -> None:
-        """Have an endpoint's histogram there before its first request."""
+        """Create an endpoint's histogram before its first request."""
         if endpoint not in self.requests:
             self.requests[endpoint] = Histogram(REQUEST_BUCKETS)

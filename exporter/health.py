@@ -1,6 +1,7 @@
-"""What the exporter knows about itself: what it watches, how that goes, and since when.
+"""The health of the exporter: the state of each watch and of the checkpoint.
 
-Plain values that the watch writes and that the API, the metrics and the probes read.
+Plain values, written by the watches and the checkpoint's writer, read by the API, the metrics and
+the probes.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from exporter.engine.model import ALL_ALIVE, DeadResources, Instant, Resource, S
 
 
 class Restart(StrEnum):
-    """Why a watch had to be opened again."""
+    """Why a watch was restarted."""
 
     ENDED = "ended"
     EXPIRED = "expired"
@@ -25,7 +26,7 @@ class Restart(StrEnum):
 
 
 class Staleness(StrEnum):
-    """How far the evidence can be trusted."""
+    """How old the evidence is."""
 
     FRESH = "fresh"
     STALE = "stale"
@@ -34,11 +35,10 @@ class Staleness(StrEnum):
 
 @dataclass
 class Watched:
-    """One resource in one namespace (None: in all).
+    """The watch of one resource in one namespace (None: in all).
 
-    `synced`: a whole list has been read. `refused`: the reason for which the server does not
-    let us see it, "" where it does. `contact`: the last event, bookmark or list.
-    `trouble`: what went wrong last, "" since it went well.
+    `synced`: it has been listed completely. `refused`: why the server refuses it, or "".
+    `contact`: the last event, bookmark or list. `trouble`: the present error, or "".
     """
 
     resource: Resource
@@ -53,12 +53,12 @@ class Watched:
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether it is synced or refused."""
         return self.synced or bool(self.refused)
 
 
 class CheckpointFault(StrEnum):
-    """What went wrong with the checkpoint; each is counted and survived."""
+    """A fault of the checkpoint; each is counted, none ends the program."""
 
     DAMAGED = "damaged"
     UNKNOWN_VERSION = "unknown_version"
@@ -68,8 +68,8 @@ class CheckpointFault(StrEnum):
     TOO_LARGE = "too_large"
 
 
-_RESTED_ON = (Resource.VMIS, Resource.VMIMS, Resource.PODS)
-"""What rules rest on."""
+_NEEDED_BY_RULES = (Resource.VMIS, Resource.VMIMS, Resource.PODS)
+"""The resources that rules need."""
 
 
 def _never() -> bool:
@@ -82,11 +82,11 @@ def _nothing() -> None:
 
 @dataclass
 class CheckpointHealth:
-    """How keeping the checkpoint goes.
+    """The state of the checkpoint.
 
-    `may_write` is asked each time whether this process writes it, `find_unwritten` when the oldest
-    change came that is not written. `written_at`: when it last was as it should be, by us. `vmis`
-    and `size` (bytes) are what it holds.
+    `may_write`: whether this process writes it. `find_unwritten`: when the oldest unwritten
+    change was made. `written_at`: when this process last saw it fully written. It holds `vmis`
+    VMIs in `size` bytes.
     """
 
     may_write: Callable[[], bool] = _never
@@ -98,21 +98,21 @@ class CheckpointHealth:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes it at this moment."""
+        """Whether this process writes it now."""
         return self.may_write()
 
     @property
     def unwritten_since(self) -> Instant | None:
-        """When the oldest change came that is not written; None where everything is."""
+        """When the oldest unwritten change was made; None: everything is written."""
         return self.find_unwritten()
 
 
 @dataclass
 class Health:
-    """Everything that is watched, and the ages from which it is not to be believed any more.
+    """All watches, and the ages at which their evidence turns stale and dead.
 
-    `stale_after` counts from the last contact, `dead_after` from the moment it turned stale.
-    `checkpoint` is None where none is kept.
+    `stale_after` counts from the last contact, `dead_after` from turning stale. `checkpoint` is
+    None if there is none.
     """
 
     stale_after: Seconds
@@ -125,26 +125,26 @@ class Health:
         return [watched for watched in self.watched if watched.resource is resource]
 
     def is_synced(self, resource: Resource) -> bool:
-        """Whether a whole list of it has been read, in every namespace watched."""
+        """Whether it has been listed completely in every watched namespace."""
         watched = self.of(resource)
         return bool(watched) and all(one.synced for one in watched)
 
     def is_refused(self, resource: Resource) -> bool:
-        """Whether it may not be seen, in one watched namespace at least."""
+        """Whether it is refused in any watched namespace."""
         return any(one.refused for one in self.of(resource))
 
     def is_seen(self, resource: Resource) -> bool:
-        """Whether it can be seen, in one watched namespace at least."""
+        """Whether it is synced and not refused in any watched namespace."""
         return any(one.synced and not one.refused for one in self.of(resource))
 
     @property
     def ready(self) -> bool:
-        """VMIs are synced in one namespace at least, everything else is synced or refused."""
+        """Whether VMIs are synced in any namespace, and everything else is synced or refused."""
         vmis = self.of(Resource.VMIS)
         return any(one.synced for one in vmis) and all(one.settled for one in self.watched)
 
     def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
-        """Up to when everything of it in a namespace has been seen; None where not watched."""
+        """The last contact of the watch of this namespace; None: not watched or not synced."""
         return next(
             (
                 one.contact
@@ -155,7 +155,7 @@ class Health:
         )
 
     def blind_namespaces(self, resource: Resource) -> frozenset[str]:
-        """The watched namespaces in which it cannot be seen (yet)."""
+        """The watched namespaces in which it is refused or not synced yet."""
         return frozenset(
             one.namespace
             for one in self.of(resource)
@@ -163,25 +163,25 @@ class Health:
         )
 
     def waiting_for(self) -> list[str]:
-        """What is neither synced nor refused yet, to be read by people."""
+        """What is neither synced nor refused yet, in words."""
         return [_place(one) for one in self.watched if not one.settled]
 
     def refused_resources(self) -> dict[str, str]:
-        """What may not be seen, and why."""
+        """The refused resources, and why."""
         return {_place(one): one.refused for one in self.watched if one.refused}
 
     @property
     def observed_at(self) -> Instant | None:
-        """The last proof of contact with the API server, of the watch that verdicts rest on.
+        """The last contact of the VMI watches, the oldest of all namespaces.
 
-        That is the VMIs', in whichever namespace it is oldest: news of pods alone would make a dead
-        watch of VMIs look alive. Namespaces that may not be seen are left out.
+        Other resources do not count: pod events would make a dead VMI watch look alive. Refused
+        namespaces are left out.
         """
         contacts = [one.contact for one in self.of(Resource.VMIS) if one.synced and not one.refused]
         return min((contact for contact in contacts if contact is not None), default=None)
 
     def staleness(self, now: Instant) -> Staleness:
-        """How far the evidence can be trusted at `now`, where it may be seen."""
+        """How old the evidence is at `now`, without refused namespaces."""
         observed = self.observed_at
         if observed is None:
             return Staleness.STALE
@@ -191,19 +191,16 @@ class Health:
         return Staleness.STALE if age < self.stale_after + self.dead_after else Staleness.DEAD
 
     def is_stale(self, now: Instant, namespaces: Iterable[str]) -> bool:
-        """Whether an answer about VMIs of these namespaces is stale.
-
-        It is where one of them may not be seen, however short a time ago that was.
-        """
+        """Whether an answer about VMIs of these namespaces is stale, as if one is refused."""
         if self.staleness(now) is not Staleness.FRESH:
             return True
         lost = self.lost_namespaces
         return bool(lost) and not lost.isdisjoint(namespaces)
 
     def find_dead(self, now: Instant) -> DeadResources:
-        """The resources whose evidence does not block any more, by namespace."""
+        """The dead resources by namespace; their evidence no longer blocks."""
         limit = self.stale_after + self.dead_after
-        dead = [one for one, contact in self._heard() if now - contact >= limit]
+        dead = [one for one, contact in self._contacts() if now - contact >= limit]
         if not dead:
             return ALL_ALIVE
         everywhere = frozenset(one.resource for one in dead if one.namespace is None)
@@ -215,31 +212,31 @@ class Health:
         return DeadResources(everywhere, in_namespace)
 
     def turns_at(self, now: Instant) -> Instant | None:
-        """When `staleness` or `find_dead` changes next if nothing is heard."""
+        """When `staleness` or `find_dead` changes next without further contact."""
         observed = self.observed_at
         turns = [] if observed is None else [observed + self.stale_after]
-        turns += [contact + self.stale_after + self.dead_after for _, contact in self._heard()]
+        turns += [contact + self.stale_after + self.dead_after for _, contact in self._contacts()]
         return min((turn for turn in turns if turn > now), default=None)
 
     def dies_at(self, now: Instant) -> Instant | None:
-        """When `staleness` turns DEAD if nothing is heard; None where it has, or never will."""
+        """When `staleness` turns DEAD without further contact; None: it has, or never will."""
         observed = self.observed_at
         dies = None if observed is None else observed + self.stale_after + self.dead_after
         return dies if dies is not None and dies > now else None
 
     @property
     def lost_namespaces(self) -> frozenset[str]:
-        """The watched namespaces whose VMIs may not be seen."""
+        """The watched namespaces whose VMIs are refused."""
         refused = (one.namespace for one in self.of(Resource.VMIS) if one.refused)
         return frozenset(namespace for namespace in refused if namespace is not None)
 
-    def _heard(self) -> Iterator[tuple[Watched, Instant]]:
-        """The watches that rules rest on, once heard, with their last contact.
+    def _contacts(self) -> Iterator[tuple[Watched, Instant]]:
+        """The synced watches that rules need, with their last contact.
 
-        Of what else than VMIs is refused nothing is believed anyway: the store goes without it.
+        Refused ones other than VMIs are left out, because the store ignores their evidence.
         """
         for one in self.watched:
-            if one.contact is None or not one.synced or one.resource not in _RESTED_ON:
+            if one.contact is None or not one.synced or one.resource not in _NEEDED_BY_RULES:
                 continue
             if one.resource is Resource.VMIS or not one.refused:
                 yield one, one.contact

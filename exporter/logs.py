@@ -1,37 +1,17 @@
-"""Logging: one event name per fact, for people on a terminal and as JSON elsewhere."""
+"""Logging: readable lines on a terminal, JSON elsewhere."""
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TextIO
 
-
-@contextmanager
-def _without_rich() -> Iterator[None]:
-    """Import structlog without rich, which it would take for tracebacks that we write plainly.
-
-    Because that is 50 ms of each start and 5 MB; who imports rich after the block has it.
-    """
-    if "rich" in sys.modules:
-        yield
-        return
-    sys.modules["rich"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["rich"]
-
-
-with _without_rich():
-    import structlog
+import structlog
 
 
 log = structlog.stdlib.get_logger()
 
 
 class Trouble:
-    """What is wrong with one thing at present: a warning when it changes, none while it stays."""
+    """The present problem of one thing; logs a warning when the problem changes."""
 
     def __init__(self, event: str, **place: object) -> None:
         self._event = event
@@ -42,20 +22,20 @@ class Trouble:
         return bool(self._why)
 
     def note(self, why: str) -> None:
-        """It is this now."""
+        """Set the problem; log it unless it is the same as before."""
         if why != self._why:
             log.warning(self._event, why=why, **self._place)
         self._why = why
 
     def end(self) -> None:
-        """Nothing is wrong any more."""
+        """Clear the problem."""
         self._why = ""
 
 
 def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stderr) -> None:
-    """Send everything, the libraries' own logging included, to `stream` in one form.
+    """Log everything, including the libraries' own lines, to `stream`.
 
-    `form` is `json` or `console`; None chooses by whether the stream is a terminal.
+    `form` is `json` or `console`; None: `console` if the stream is a terminal.
     """
     console = form == "console" or (form is None and stream.isatty())
     shared: list[structlog.typing.Processor] = [
@@ -89,7 +69,7 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
     root.setLevel(level.upper())
     for chatty in ("kubernetes_asyncio", "aiohttp.access", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It writes a traceback for every request that is no HTTP: any caller could flood the log.
+    # It logs a traceback for every invalid request, so any caller could flood the log.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[
@@ -107,7 +87,7 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
 def _escape_controls(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """No caller's text reaches a terminal as anything but text; JSON escapes by itself."""
+    """Escape control characters in callers' text for terminals; JSON escapes them anyway."""
     return {
         key: ascii(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
         for key, value in event.items()

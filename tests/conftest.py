@@ -1,7 +1,10 @@
-"""What all tests share: the two API servers, the sizes of long proofs, and what they proved."""
+"""Fixtures of all tests, the sizes of long proofs and their results, and the mark `quick`."""
 
+import inspect
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import Phase, settings
@@ -9,6 +12,7 @@ from hypothesis import Phase, settings
 from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_stage
 
 
+QUICK = ("unit", "docs", "support")
 SOAK = bool(os.environ.get("SOAK"))
 
 settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
@@ -20,14 +24,56 @@ settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("soak" if SOAK else "test")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as quick the tests of `QUICK` that reach no server or tool that `make tools` builds."""
+    reached: dict[object, bool] = {}
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in QUICK and isinstance(item, pytest.Function):
+            definitions = item._fixtureinfo.name2fixturedefs.values()  # noqa: SLF001
+            fixtures = [definition.func for group in definitions for definition in group]
+            if not any(_reaches_tools(start, reached) for start in (item.function, *fixtures)):
+                item.add_marker(pytest.mark.quick)
+
+
+def _reaches_tools(code: object, reached: dict[object, bool]) -> bool:
+    """Whether a function or class of the tests can call into `tests.cluster.binaries`."""
+    code = inspect.unwrap(code) if callable(code) else code
+    if not isinstance(code, FunctionType | type) or not code.__module__.startswith("tests."):
+        return False
+    if code.__module__ == "tests.cluster.binaries" and isinstance(code, FunctionType):
+        return True
+    if code not in reached:
+        reached[code] = False
+        reached[code] = any(_reaches_tools(used, reached) for used in _find_used(code))
+    return reached[code]
+
+
+def _find_used(code: FunctionType | type) -> Iterator[object]:
+    """The globals that a function names, or the members of a class."""
+    if isinstance(code, type):
+        for member in vars(code).values():
+            yield getattr(member, "fget", None) or getattr(member, "__func__", member)
+        return
+    for name in _find_names(code.__code__):
+        yield code.__globals__.get(name)
+
+
+def _find_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _find_names(constant)
+
+
 @pytest.fixture
 def prove(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Say what was proven and at which size: the run ends with all that was said."""
+    """Report what a test has proven, and at which size; printed at the end of the run."""
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         request.node.user_properties.append(("proven", line))
 
-    return say
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,1 +1,1 @@
-"""The history that outlives the process: its format, and who writes it where."""
+"""Persists the migration history across restarts, in a file or in ConfigMaps."""

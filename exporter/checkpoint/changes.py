@@ -1,8 +1,8 @@
-"""What of the store a checkpoint has to hold, shard by shard, and what has changed since.
+"""The encoded content of the checkpoint, and which shards still have to be written.
 
-The store is the truth and the ledger follows it: only the VMIs that the store calls touched are
-encoded anew. What a checkpoint held goes into the store first, joined with what is known there,
-and from there into the ledger: so writers that know different things end up alike.
+The store is the source: only VMIs in `store.touched` are encoded again. A checkpoint that is read
+is merged into the store first and encoded from there, so that replicas which have seen different
+things end up with the same content.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from exporter.engine.store import Store
 
 
 AWAITED_FOR: Seconds = 60.0
-"""Longer than one replica can be behind another while both hear of the cluster."""
+"""Longer than the watch of one replica can lag behind that of another."""
 
 
 @dataclass
-class Ledger:
-    """The entries of every shard, as encoded; `window` is the policy's history window, seconds.
+class PendingChanges:
+    """The encoded entries of every shard; `window` is the policy's history window in seconds.
 
-    `changed` are the shards whose content is not what was last written or read. `unwritten_since`
-    is when the oldest change came that is not written yet.
+    `changed` holds the shards that differ from what was last written or read, `unwritten_since`
+    the time of the oldest change that is not written.
     """
 
     store: Store
@@ -39,17 +39,17 @@ class Ledger:
         return sum(map(len, self._entries))
 
     @property
-    def awaits(self) -> bool:
-        """Whether a VMI that was told of has not been seen."""
+    def awaits_vmis(self) -> bool:
+        """Whether the checkpoint named VMIs that the watch has not shown yet."""
         return bool(self._awaited)
 
     @property
     def size(self) -> int:
-        """Bytes of all entries."""
+        """The size of all entries in bytes."""
         return sum(len(entry) for entries in self._entries for entry in entries.values())
 
-    def take(self, raw: bytes) -> set[str]:
-        """Read a sealed shard into the store; the UIDs that it holds.
+    def load_shard(self, raw: bytes) -> set[str]:
+        """Merge a sealed shard into the store and return its UIDs.
 
         Raises `Damaged` or `UnknownVersion`.
         """
@@ -59,16 +59,16 @@ class Ledger:
         return {remembered.uid for remembered in listed}
 
     def keep_only(self, shard: int, uids: set[str]) -> None:
-        """Who writes the shard has dropped the others from it: they are not waited for."""
+        """Forget unseen VMIs that the writer has dropped from this shard."""
         for remembered in self.store.recalled():
             if remembered.uid not in uids and shard_of(remembered.uid) == shard:
                 self.store.forget(remembered.uid)
 
     def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> None:
-        """Drop what is known of VMIs that are gone.
+        """Forget VMIs that are in the checkpoint but no longer in the cluster.
 
-        A VMI that nobody has seen is gone where its namespace is watched, has been listed, and
-        was seen whole (`seen_through`, by namespace) for `AWAITED_FOR` since we learnt of it.
+        A VMI is gone if the watch of its namespace, by `seen_through`, has been current for
+        `AWAITED_FOR` since the checkpoint named it and has not shown it.
         """
         recalled = {remembered.uid: remembered.namespace for remembered in self.store.recalled()}
         self._awaited = {uid: self._awaited.get(uid, now) for uid in recalled}
@@ -77,38 +77,38 @@ class Ledger:
             if seen is not None and seen >= since + AWAITED_FOR:
                 self.store.forget(uid)
 
-    def follow(self, now: Instant) -> None:
-        """Encode what the store has touched since; `changed` then tells what is to be written."""
+    def encode_touched(self, now: Instant) -> None:
+        """Encode the VMIs that the store has touched, and mark the shards that differ."""
         touched, self.store.touched = self.store.touched or set(), set()
         for uid in touched:
             remembered = self.store.remember(uid)
             entries = self._entries[shard_of(uid)]
             if remembered is None:
-                is_news = entries.pop(uid, None) is not None
+                differs = entries.pop(uid, None) is not None
             else:
                 entry = encode(remembered, now=now, window=self.window)
-                is_news = entries.get(uid) != entry
+                differs = entries.get(uid) != entry
                 entries[uid] = entry
-            if is_news:
+            if differs:
                 self.note_change(shard_of(uid), now)
 
     def note_change(self, shard: int, now: Instant) -> None:
-        """What is kept of this shard is not what it should hold."""
+        """Mark a shard as different from what is stored."""
         self.changed.add(shard)
         if self.unwritten_since is None:
             self.unwritten_since = now
 
     def note_written(self, shard: int) -> None:
-        """What is kept of this shard is what it should hold."""
+        """Mark a shard as equal to what is stored."""
         self.changed.discard(shard)
         if not self.changed:
             self.unwritten_since = None
 
     def seal(self, shard: int) -> bytes:
-        """The shard as it is to be written."""
+        """The sealed content of a shard."""
         entries = self._entries[shard]
         return seal(entries[uid] for uid in sorted(entries))
 
     def is_empty(self, shard: int) -> bool:
-        """Whether the shard holds nothing."""
+        """Whether the shard has no entries."""
         return not self._entries[shard]

@@ -1,14 +1,13 @@
-"""The checkpoint's format: what is to outlive us of many VMIs, as bytes that prove themselves.
+"""The checkpoint's format: shards of encoded VMIs, each with a checksum.
 
-A checkpoint is `SHARDS` shards; a VMI's UID says in which it is. A shard is sealed:
+A checkpoint has `SHARDS` shards; a hash of the UID assigns each VMI to one. A sealed shard is
 
     magic 4 bytes | version 2 | length of the payload 4 | BLAKE2b of all that, 16 | payload
 
-big-endian, that head the same in every version; the payload is a msgpack array of one entry per
-VMI, sorted by UID, so that the same content is the same bytes. UUIDs are packed into 16 bytes and
-whole seconds into integers, which makes some 30 bytes of a migration. A file is its sealed shards
-one after another; a ConfigMap holds one. Whatever is damaged costs the shard that it is in and no
-other.
+big-endian, with the same head in every version. The payload is a msgpack array with one entry per
+VMI, sorted by UID, so that equal content gives equal bytes. UUIDs take 16 bytes and whole seconds
+are integers, about 30 bytes per migration. A file is the concatenation of its sealed shards; a
+ConfigMap holds one. Damage costs only the shard that it is in.
 """
 
 import hashlib
@@ -28,11 +27,11 @@ from exporter.engine.model import Instant, Outcome, Seconds
 
 
 SHARDS = 64
-"""100,000 VMIs of 17 endings each are 56 MB: of 64 shards the fullest stays below the 1 MiB that
-a ConfigMap takes."""
+"""100,000 VMIs with 17 endings each take 56 MB; in 64 shards even the fullest stays below the 1 MiB
+limit of a ConfigMap."""
 VERSION = 1
 LONGEST_SHARD = 2**20 - 2**13
-"""Bytes of one sealed shard: Kubernetes takes 1 MiB of data in a ConfigMap, keys included."""
+"""The most bytes in one sealed shard: a ConfigMap may hold 1 MiB of data, keys included."""
 
 _MAGIC = b"KVEC"
 _HEAD = struct.Struct(">4sHI16s")
@@ -41,11 +40,11 @@ _Time: TypeAlias = int | float | None
 
 
 class Damaged(Exception):
-    """Bytes that are no whole shard; the text says what is wrong with them."""
+    """Bytes that are not an intact shard; the text says why."""
 
 
 class UnknownVersion(Exception):
-    """A whole shard that another version of this program wrote, in a format of its own."""
+    """An intact shard in another version of the format."""
 
     def __init__(self, version: int, raw: bytes) -> None:
         super().__init__(f"format version {version}, this program reads {VERSION}")
@@ -87,16 +86,16 @@ _decoder = msgspec.msgpack.Decoder(list[_Entry])
 
 
 def shard_of(uid: str) -> int:
-    """The shard that a VMI belongs to; the same in every process and version."""
+    """The shard of a VMI; stable across processes and versions."""
     return zlib.crc32(uid.encode()) % SHARDS
 
 
 def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
-    """One VMI's entry: of its migrations those that can still matter at `now`.
+    """Encode one VMI with the migrations that can still matter at `now`.
 
-    These are the ones that have not ended, that ended inside `window`, and the newest ending and
-    the newest success, however old: the emptied `migrationState` falls back on the first, an
-    evacuation is younger than the second. `finished_at` stands in for an end that is not known.
+    These are the unfinished ones, those that ended inside `window`, and, however old, the newest
+    ending (the fallback for an emptied `migrationState`) and the newest success (an evacuation
+    begins after it). `finished_at` substitutes for an unknown end.
     """
     migrations = remembered.migrations
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
@@ -125,7 +124,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
 
 
 def seal(entries: Iterable[bytes]) -> bytes:
-    """A shard of encoded entries, which are to come sorted by UID."""
+    """Seal encoded entries, given in the order of their UIDs."""
     listed = list(entries)
     payload = b"".join((b"\xdd", struct.pack(">I", len(listed)), *listed))
     digest = _digest(VERSION, payload)
@@ -133,7 +132,7 @@ def seal(entries: Iterable[bytes]) -> bytes:
 
 
 def unseal(raw: bytes) -> list[Remembered]:
-    """What a sealed shard holds. Raises `Damaged` or `UnknownVersion`."""
+    """Decode a sealed shard. Raises `Damaged` or `UnknownVersion`."""
     magic, version, length, digest = _read_head(raw)
     if magic != _MAGIC:
         raise Damaged(f"expected a checkpoint, which begins with {_MAGIC!r}, got {magic!r}")
@@ -151,7 +150,7 @@ def unseal(raw: bytes) -> list[Remembered]:
 
 
 def split(raw: bytes) -> Iterator[bytes]:
-    """The sealed shards of a file; what lies between whole ones comes as pieces of its own."""
+    """Split a file into its sealed shards; damaged stretches are yielded as separate pieces."""
     position = 0
     while position < len(raw):
         end = _end_of_whole(raw, position)
@@ -163,7 +162,7 @@ def split(raw: bytes) -> Iterator[bytes]:
 
 
 def _end_of_whole(raw: bytes, position: int) -> int | None:
-    """Where the whole shard that begins there ends, or None where none begins there."""
+    """The end of the intact shard that begins at `position`, or None if there is none."""
     if not raw.startswith(_MAGIC, position) or len(raw) - position < _HEAD.size:
         return None
     _, version, length, digest = _HEAD.unpack_from(raw, position)
@@ -186,7 +185,7 @@ def _digest(version: int, payload: bytes) -> bytes:
 
 
 def _pack_uid(uid: str) -> bytes:
-    """A UUID as its 16 bytes; any other text behind bytes that no UTF-8 has, and never 16 long."""
+    """Pack a UUID into 16 bytes; mark other text with bytes invalid in UTF-8, never 16 long."""
     try:
         packed = UUID(uid)
     except ValueError:
@@ -206,7 +205,7 @@ def _pack_time(instant: Instant | None) -> _Time:
 
 
 def _pack_instant(instant: Instant) -> int | float:
-    """KubeVirt writes whole seconds, which take 5 bytes where a float takes 9."""
+    """Pack whole seconds, as KubeVirt writes them, into 5 bytes; a float takes 9."""
     return int(instant) if float(instant).is_integer() else instant
 
 
@@ -255,7 +254,9 @@ def _read_migration(wire: _Migration) -> Migration:
 
 def _read_marker(wire: _Marker) -> Marker:
     if len(wire.failed) > FAILURES_KEPT or wire.forgotten < 0:
-        raise ValueError("expected at most 64 failures, and of the others a number")
+        raise ValueError(
+            "expected at most 64 failures and a count of the others that is not negative"
+        )
     return Marker(
         node=wire.node,
         requested_at=_read_instant(wire.requested_at),

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 MAX_DAYS = 3650
 """How long the scenario may last: the calendar ends with the year 9999."""
+MAX_VMS = 20_000
+"""VMs of the demo: more take minutes to create."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -56,7 +58,13 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--speed", type=_speed, default=1.0, metavar="X", help="times faster (default: 1)"
     )
-    made.add_argument("--vms", type=_count, default=24, metavar="N", help="VMs (default: 24)")
+    made.add_argument(
+        "--vms",
+        type=_vms,
+        default=24,
+        metavar="N",
+        help=f"VMs, at most {MAX_VMS:,} (default: 24)",
+    )
     made.add_argument("--nodes", type=_count, default=4, metavar="N", help="nodes (default: 4)")
     made.add_argument(
         "--evictor",
@@ -280,6 +288,7 @@ def _number(
 
 
 _count = _number(int, lambda value: value >= 1, "a whole number, at least 1")
+_vms = _number(int, lambda value: 1 <= value <= MAX_VMS, f"a whole number, 1 to {MAX_VMS:,}")
 _speed = _number(float, lambda value: 0 < value < math.inf, "a number, more than 0")
 _days = _number(
     float, lambda value: 0 < value <= MAX_DAYS, f"more than 0 and at most {MAX_DAYS:,} days"

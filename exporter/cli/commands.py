@@ -59,7 +59,7 @@ EXIT_MEANINGS = {
     Exit.CANNOT_ASK: "no usable answer from the exporter; the message says what helps",
     Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
-    Exit.CANNOT_REPLAY: "nothing to play (no recording, an empty one), or the answer cannot be printed",
+    Exit.CANNOT_REPLAY: "no recording or an empty one, or the answer cannot be printed",
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
     Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
 }
@@ -330,9 +330,10 @@ def _indent(answer: object) -> str:
 
 def _failures() -> dict[type[Exception], Exit]:
     """The exit codes of exceptions that are no fault of the exporter."""
-    from exporter.checkpoint.writer import CannotKeep
+    from exporter.checkpoint.file import CheckpointUnwritable
     from exporter.kube.client import NoCredentials
-    from exporter.kube.reflector import KubeVirtMissing, NotSynced
+    from exporter.kube.informers import NotSynced
+    from exporter.kube.reflector import KubeVirtMissing
     from exporter.server.listeners import CannotListen
     from exporter.whatif.recorder import CannotRecord
 
@@ -342,7 +343,7 @@ def _failures() -> dict[type[Exception], Exit]:
         KubeVirtMissing: Exit.KUBEVIRT_MISSING,
         NoCredentials: Exit.NO_CREDENTIALS,
         CannotListen: Exit.CANNOT_LISTEN,
-        CannotKeep: Exit.CANNOT_KEEP,
+        CheckpointUnwritable: Exit.CANNOT_KEEP,
     }
 
 

@@ -68,6 +68,7 @@ class Demo:
         self._clock = clock
         self._speed = speed
         self._progress = progress
+        self._is_built = False
         self.start = clock()
         self.scenario = Scenario(seed, vms)
         self.cluster = Cluster(
@@ -91,12 +92,20 @@ class Demo:
         """The URL of the cluster's API server."""
         return self.server.url
 
-    async def __aenter__(self) -> Self:
+    async def build(self, stop: asyncio.Event) -> None:
+        """Create the VMs and let their past happen; ends early if `stop` is set."""
         for built, _ in enumerate(self.scenario.populate(self.cluster), 1):
             if built % BATCH == 0:
                 self._progress(built)
                 await asyncio.sleep(0)
-        await self._step_to(self.start)
+                if stop.is_set():
+                    return
+        await self._step_to(self.start, stop)
+        self._is_built = True
+
+    async def __aenter__(self) -> Self:
+        if not self._is_built:
+            await self.build(asyncio.Event())
         await self.server.__aenter__()
         return self
 
@@ -113,7 +122,7 @@ class Demo:
         """
         async with asyncio.TaskGroup() as tasks:
             running = (
-                tasks.create_task(self._keep_stepping()),
+                tasks.create_task(self._keep_stepping(stop)),
                 tasks.create_task(self._deschedule(query_url, webhook_url)),
             )
             await stop.wait()
@@ -121,14 +130,14 @@ class Demo:
             for task in running:
                 task.cancel()
 
-    async def _keep_stepping(self) -> None:
+    async def _keep_stepping(self, stop: asyncio.Event) -> None:
         while True:
-            await self._step_to(self._clock())
+            await self._step_to(self._clock(), stop)
             await asyncio.sleep(STEP_SECONDS)
 
-    async def _step_to(self, now: datetime) -> None:
+    async def _step_to(self, now: datetime, stop: asyncio.Event) -> None:
         is_done = False
-        while not is_done:
+        while not is_done and not stop.is_set():
             is_done = self.cluster.step(now, most=BATCH)
             await asyncio.sleep(0)
 

@@ -63,7 +63,7 @@ class Cluster:
         return self._queue.now
 
     def step(self, now: datetime, most: int | None = None) -> bool:
-        """Let everything happen that is due, at most so many actions; False if some are left."""
+        """Let everything happen that is due, at most `most` actions; False if some are left."""
         self._observe()
         done = 0
         while action := self._queue.pop(now):

@@ -1,7 +1,7 @@
-"""What virt-controller and virt-api decide: admission, evacuation, the VMIM's phases, backoff, GC.
+"""What virt-controller decides: evacuations, a VMIM's phases, backoff, garbage collection.
 
-Pure ports of KubeVirt's functions, one reconcile each, from what the controller saw to what it
-would write. What virt-handler, kubelet and scheduler do is in `node.py`.
+Pure ports of KubeVirt's functions: from the objects of one reconcile to the writes it makes.
+virt-api is in `webhooks.py`; virt-handler, kubelet and scheduler are in `node.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIRST_BACKOFF = timedelta(seconds=20)
 UNSCHEDULABLE_TIMEOUT = timedelta(seconds=300)
 PENDING_TIMEOUT = timedelta(seconds=900)
 CAPACITY_RETRY = timedelta(seconds=5)
-"""How soon a migration that found no room asks again (`getRequeueDelayForPriority`)."""
+"""When a migration without a free slot is requeued (`getRequeueDelayForPriority`)."""
 PODS_RETRY = timedelta(seconds=1)
 
 PRE_TARGET = ("", "Pending")
@@ -29,13 +29,13 @@ PRE_HANDED_OFF = ("", "Pending", "Scheduling", "Scheduled")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """KubeVirt's built-in waits, all divided by one factor, and its limits."""
+    """KubeVirt's limits, and the factor by which its built-in waits are divided."""
 
     faster: float = 1.0
     per_cluster: int = objects.PARALLEL_PER_CLUSTER
     per_node: int = objects.PARALLEL_OUTBOUND_PER_NODE
     leaves_zombies: bool = False
-    """Bug #18087: a target pod lost once its ports are published leaves the VMI unended."""
+    """Bug #18087: if a target pod is lost once its ports are published, the VMI gets no end."""
 
     def wait(self, built_in: timedelta) -> timedelta:
         """One of KubeVirt's waits, shortened."""
@@ -44,7 +44,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class MigrationView:
-    """What one reconcile of a migration looks at."""
+    """The objects that one reconcile of a migration reads."""
 
     migration: Object
     vmi: Object | None
@@ -55,7 +55,7 @@ class MigrationView:
     running: int = 0
     """Migrations that run in the cluster (`findRunningMigrations`)."""
     outbound: int = 0
-    """Those of them that leave this VMI's node."""
+    """Running migrations that leave this VMI's node."""
 
     @property
     def target(self) -> Object | None:
@@ -70,7 +70,7 @@ class MigrationView:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What one reconcile writes; an object that is equal to what was there is not written."""
+    """What one reconcile writes; an object without a difference is not written."""
 
     migration: Object | None = None
     vmi: Object | None = None
@@ -94,7 +94,7 @@ def needs_evacuation(vmi: Object, siblings: Iterable[Object], pods: Iterable[Obj
     if objects.is_final(vmi) or objects.is_deleting(vmi):
         return False
     if vmi["spec"].get("evictionStrategy") not in ("LiveMigrate", "LiveMigrateIfPossible"):
-        # External and None never get a migration: somebody else acts, or nobody.
+        # External and None get no migration.
         return False
     if not objects.is_true(vmi, "LiveMigratable"):
         return False
@@ -107,7 +107,7 @@ def needs_evacuation(vmi: Object, siblings: Iterable[Object], pods: Iterable[Obj
 
 
 def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
-    """What virt-controller keeps true on a VMI (`watch/vmi/lifecycle.go: updateStatus`)."""
+    """The VMI's status as virt-controller keeps it (`watch/vmi/lifecycle.go: updateStatus`)."""
 
     def sync(obj: Object) -> None:
         status = obj["status"]
@@ -139,8 +139,8 @@ def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
 def sync_pod(vmi: Object, pod: Object) -> Object:
     """The annotations of the VMI's current pod (`lifecycle.go: sync`, `descheduler.go`).
 
-    Since 1.7 the mark of an eviction in progress follows `evacuationNodeName` and survives failed
-    attempts; the pod that a VMI has left keeps it.
+    Since 1.7 the eviction-in-progress annotation follows `evacuationNodeName`. It survives failed
+    attempts, and stays on the pod that a VMI has left.
     """
     if not objects.is_pod_ready(pod):
         return pod
@@ -160,13 +160,13 @@ def sync_pod(vmi: Object, pod: Object) -> Object:
 
 
 def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Writes:
-    """One pass of `migration.go: execute`: sync, then status, both on what was view before."""
+    """One pass of `migration.go: execute`: sync, then status, both on the state before the pass."""
     migration, vmi = view.migration, view.vmi
     if objects.OBSERVED_VERSION not in objects.annotations(migration):
         return Writes(migration=_observed(migration))
     if vmi is None:
         if objects.is_deleting(migration):
-            # The real one waits here for ever where the VMI went before its migration had failed.
+            # KubeVirt never gets past this if the VMI is deleted before its migration has failed.
             return Writes(migration=_released(migration))
         return Writes(delete_migrations=[migration])
     synced = _sync(view, vmi, now, rules)
@@ -177,7 +177,7 @@ def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Wri
 
 
 def surplus(siblings: Iterable[Object]) -> list[Object]:
-    """The finished beyond the newest five, oldest first (`garbageCollectFinalizedMigrations`)."""
+    """All finished but the newest five, oldest first (`garbageCollectFinalizedMigrations`)."""
     finished = [
         migration
         for migration in objects.newest_first(siblings)
@@ -187,10 +187,10 @@ def surplus(siblings: Iterable[Object]) -> list[Object]:
 
 
 def backoff_until(migration: Object, siblings: Iterable[Object], rules: Rules) -> datetime | None:
-    """Until when a Pending migration waits (`handleMigrationBackoff`): 20 s doubled per failure.
+    """When a Pending migration may start (`handleMigrationBackoff`): 20 s, doubled per failure.
 
-    Only evacuations and workload updates wait and count, only the newest waits, and a success or
-    the five that are kept end the count.
+    Only evacuations and workload updates count, and only the newest waits. Failures count back to
+    the last success, among the five migrations that are kept.
     """
     if not _backs_off(migration):
         return None
@@ -215,7 +215,7 @@ def _backs_off(migration: Object) -> bool:
 
 
 def set_phase(migration: Object, phase: str, now: datetime) -> Object:
-    """Enter a phase: one entry per phase, the first one stays, none for the empty phase."""
+    """Enter a phase, and note its first time in `phaseTransitionTimestamps`."""
     if objects.phase(migration) == phase:
         return migration
 
@@ -230,7 +230,7 @@ def set_phase(migration: Object, phase: str, now: datetime) -> Object:
 
 
 def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Object:
-    """`handleTargetPodHandoff`: the old `migrationState` is replaced, start and end go with it."""
+    """`handleTargetPodHandoff`: replaces the whole `migrationState`, with its start and end."""
     target = objects.node_of(pod)
 
     def hand(obj: Object) -> None:
@@ -251,7 +251,7 @@ def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Objec
 
 
 def migration_configuration(rules: Rules) -> Object:
-    """The cluster's defaults, as no MigrationPolicy matches here (`virt-config.go`)."""
+    """The cluster's defaults (`virt-config.go`); no MigrationPolicy matches here."""
     return {
         "nodeDrainTaintKey": "kubevirt.io/drain",
         "parallelOutboundMigrationsPerNode": rules.per_node,
@@ -267,7 +267,7 @@ def migration_configuration(rules: Rules) -> Object:
 
 
 def mark_failed(vmi: Object, now: datetime) -> Object:
-    """`handleMarkMigrationFailedOnVMI`: never started, so it starts and ends now."""
+    """`handleMarkMigrationFailedOnVMI`: a migration that never started gets start and end now."""
 
     def fail(obj: Object) -> None:
         state = obj["status"]["migrationState"]
@@ -282,7 +282,7 @@ def _observed(migration: Object) -> Object:
         notes = obj["metadata"].setdefault("annotations", {})
         notes |= {objects.OBSERVED_VERSION: "v1", objects.STORAGE_VERSION: "v1"}
 
-    # A migration created past the webhook gets its label here (`ensureSelectorLabelPresent`).
+    # A migration that missed the webhook gets its label here (`ensureSelectorLabelPresent`).
     return objects.changed(webhooks.admit_migration(migration), observe)
 
 
@@ -302,7 +302,7 @@ def _released(migration: Object) -> Object:
 
 
 def _sync(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
-    """`migration.go: sync`: what a migration does to its pod and its VMI."""
+    """`migration.go: sync`: what to change in the migration's pod and VMI."""
     is_over = _is_ours(view, vmi) and _state(vmi).get("completed")
     if objects.is_deleting(vmi) or is_over or not _may_migrate(view, vmi):
         return Writes()
@@ -320,7 +320,7 @@ def _sync(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writ
 
 
 def _sync_target(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
-    """Before hand-off: the target pod is created, awaited, or taken back."""
+    """Before hand-off: create the target pod, wait for it, or delete it."""
     if objects.is_deleting(view.migration):
         return Writes(delete_pods=view.targets[:1])
     if view.target is not None:
@@ -341,7 +341,7 @@ def _sync_hand_off(view: MigrationView, vmi: Object, rules: Rules) -> Writes:
 
 
 def _sync_failure(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
-    """A migration whose target went before the start is ended on the VMI by virt-controller."""
+    """If the target is lost before the start, virt-controller writes the end into the VMI."""
     state = _state(vmi)
     if not _is_ours(view, vmi) or "endTimestamp" in state:
         return Writes()
@@ -363,12 +363,12 @@ def _state(vmi: Object) -> Object:
 
 
 def _is_ours(view: MigrationView, vmi: Object) -> bool:
-    """Whether the VMI was handed to this migration."""
+    """Whether the VMI's `migrationState` is of this migration."""
     return bool(_state(vmi).get("migrationUid") == view.migration["metadata"]["uid"])
 
 
 def _may_migrate(view: MigrationView, vmi: Object) -> bool:
-    """No other migration that the VMI names is unfinished (`canMigrateVMI`)."""
+    """Whether no other open migration is in the VMI's `migrationState` (`canMigrateVMI`)."""
     present = (objects.state_of(vmi) or {}).get("migrationUid")
     if not present or present == view.migration["metadata"]["uid"]:
         return True
@@ -380,7 +380,7 @@ def _may_migrate(view: MigrationView, vmi: Object) -> bool:
 
 
 def _start(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
-    """Create the target pod unless something holds the migration in Pending."""
+    """Create the target pod, unless backoff, pods or limits keep the migration Pending."""
     until = backoff_until(view.migration, view.siblings, rules)
     if until is not None and now < until:
         return Writes(requeue_at=until)
@@ -396,7 +396,7 @@ def _start(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Wri
 
 
 def _expire(pod: Object, now: datetime, rules: Rules) -> Writes:
-    """`handlePendingPodTimeout`: a target that stays Pending too long is deleted."""
+    """`handlePendingPodTimeout`: delete a target pod that stays Pending too long."""
     if objects.phase(pod) != "Pending" or objects.is_deleting(pod):
         return Writes()
     is_stuck = objects.is_unschedulable(pod)
@@ -424,13 +424,13 @@ def _update_status(view: MigrationView, vmi: Object, now: datetime) -> Object:
 
 
 def _copied(migration: Object, vmi: Object) -> Object:
-    """Only now, and only of its own: the VMI's struct as the migration's own."""
+    """Copy the VMI's `migrationState` into its final migration."""
     state = _state(vmi)
     return objects.changed(migration, lambda obj: obj["status"].update(migrationState=state))
 
 
 def _has_failed(view: MigrationView, vmi: Object) -> bool:
-    """The VMI or the target pod is gone, the VMI names another, or its handler reports it."""
+    """The VMI or the target is gone, the VMI has another migration, or virt-handler reports it."""
     present = objects.phase(view.migration)
     is_ours = _is_ours(view, vmi)
     has_target = view.target is not None

@@ -1,8 +1,8 @@
-"""A simulated load-aware descheduler: asks the exporter about each candidate, evicts what it may.
+"""A simulated descheduler that evicts from overloaded nodes what the exporter allows.
 
-One cycle does what LowNodeUtilization does: `filter` for every pod of an overloaded node, and
-`preEviction` just before each eviction. As a stock descheduler it asks nobody, and its evictions
-go through the admission webhook, if there is one.
+A cycle works like LowNodeUtilization: it requests `filter` verdicts for all pods of an overloaded
+node, and a `preEviction` verdict just before each eviction. A stock descheduler requests none; its
+evictions go through the admission webhook, if there is one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from exporter.demo.scenario import Scenario, Vm, node_loads
 
 CYCLE_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
-"""How long one answer may take before the cycle is given up."""
+"""Timeout of a request; it ends the cycle."""
 OVERLOADED = 1.1
-"""A node is overloaded from so many times the mean load."""
+"""A node above this multiple of the mean load is overloaded."""
 EVICTIONS_PER_NODE = 2
 USER = "system:serviceaccount:kube-system:descheduler-sa"
 """As whom it evicts: the account of upstream's manifests."""
@@ -57,10 +57,10 @@ class _Review(msgspec.Struct):
 
 
 class Descheduler:
-    """Evicts from overloaded nodes what the exporter at `query_url` allows.
+    """Evicts pods of overloaded nodes if the exporter at `query_url` allows it.
 
-    `query_url` None: a stock one, which asks for no verdicts. `webhook_url`: where the API server
-    asks before it lets an eviction pass.
+    `query_url` None: a stock descheduler, which requests no verdicts. `webhook_url`: the admission
+    webhook that the API server calls for each eviction.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Descheduler:
         self._denied: set[str] = set()
 
     async def cycle(self, session: aiohttp.ClientSession, now: datetime) -> int:
-        """One round over the overloaded nodes; says how many pods were evicted.
+        """Go through the overloaded nodes once; returns the number of evicted pods.
 
-        Without an answer nothing is evicted: the next cycle asks again.
+        Without an answer it evicts nothing; the next cycle tries again.
         """
         evicted = 0
         try:
@@ -96,14 +96,14 @@ class Descheduler:
         return evicted
 
     def overloaded(self, now: datetime) -> list[str]:
-        """The nodes above the mean by more than a tenth, the fullest first."""
+        """The overloaded nodes, the fullest first."""
         loads = node_loads(self._scenario, self._cluster, self._start, now)
         threshold = OVERLOADED * sum(loads.values()) / max(len(loads), 1)
         above = [node for node, load in loads.items() if load > threshold]
         return sorted(above, key=lambda node: loads[node], reverse=True)
 
     def candidates(self, node: str, now: datetime) -> list[Object]:
-        """The launcher pods of a node that a descheduler may pick, the heaviest first."""
+        """The launcher pods of a node that a descheduler may select, the heaviest first."""
         seconds = (now - self._start).total_seconds() * self._cluster.pace.speed
 
         def load(vm: Vm) -> float:
@@ -115,7 +115,7 @@ class Descheduler:
             if pod is None or objects.node_of(pod) != node or not objects.is_pod_ready(pod):
                 continue
             notes = objects.annotations(pod)
-            # What is being evicted already is accounted for and not picked again.
+            # Pods that are being evicted are not selected again.
             if objects.EVICTION_IN_PROGRESS in notes or objects.PREFER_NO_EVICTION in notes:
                 continue
             found.append(pod)
@@ -197,7 +197,7 @@ class Descheduler:
         return False
 
     def _evict(self, pod: Object) -> bool:
-        """429 with these words is the descheduler's "evicted in the background"."""
+        """Evict a pod; 429 with this message means "evicted in the background"."""
         answer = self._cluster.evict(
             pod["metadata"]["namespace"], pod["metadata"]["name"], descheduler=True
         )

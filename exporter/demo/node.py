@@ -1,8 +1,7 @@
-"""What a node does: the scheduler, the kubelet and virt-handler with its launcher.
+"""What the scheduler, the kubelet, and virt-handler with its launcher write.
 
-Pure, and apart from `controller.py`, so that these transitions can also be played against
-KubeVirt's real virt-controller. All status fields of `migrationState` that carry times are
-written here, as the launchers and virt-handlers write them.
+Pure, and apart from `controller.py`, because tests also run these functions against KubeVirt's
+real virt-controller. All timestamps of `migrationState` are written here, as in KubeVirt.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from exporter.demo.objects import Object
 
 
 def bind_pod(pod: Object, node: str, now: datetime) -> Object:
-    """The scheduler has found a node."""
+    """The scheduler binds the pod to a node."""
 
     def bind(obj: Object) -> None:
         obj["spec"]["nodeName"] = node
@@ -29,7 +28,7 @@ def bind_pod(pod: Object, node: str, now: datetime) -> Object:
 
 
 def leave_unscheduled(pod: Object, nodes: int, now: datetime) -> Object:
-    """The scheduler has found none."""
+    """The scheduler finds no node."""
     message = (
         f"0/{nodes} nodes are available: {nodes} node(s) didn't match Pod's node "
         f"affinity/selector. preemption: 0/{nodes} nodes are available: {nodes} Preemption is "
@@ -67,7 +66,7 @@ def start_pod(pod: Object, address: str, now: datetime) -> Object:
 
 
 def finish_pod(pod: Object, phase: str, now: datetime) -> Object:
-    """The launcher has exited: `Succeeded` after a migration away, `Failed` where it broke."""
+    """The launcher exits: `Succeeded` after a migration to another node, `Failed` after a crash."""
     code = 0 if phase == "Succeeded" else 1
     reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
 
@@ -96,7 +95,7 @@ def _condition(kind: str, status: str, now: datetime) -> Object:
 
 
 def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
-    """The domain runs."""
+    """The VM's domain runs."""
 
     def run(obj: Object) -> None:
         obj["status"] |= {
@@ -149,25 +148,25 @@ def set_migratable(vmi: Object, *, migratable: bool) -> Object:
 
 
 def prepare_target(vmi: Object, address: str, ports: Mapping[str, int]) -> Object:
-    """The target listens (`migration-target.go: updateStatus`)."""
+    """The target node listens (`migration-target.go: updateStatus`)."""
     published = {"targetNodeAddress": address, "targetDirectMigrationNodePorts": dict(ports)}
     return _with_state(vmi, published)
 
 
 def start_migration(vmi: Object, now: datetime) -> Object:
-    """Copying begins (source launcher, copied by `setMigrationProgressStatus`)."""
+    """The copy starts (source launcher, copied by `setMigrationProgressStatus`)."""
     return _with_state(vmi, {"startTimestamp": objects.format_time(now), "mode": "PreCopy"})
 
 
 def detect_domain(vmi: Object) -> Object:
-    """The target has seen the domain arrive."""
+    """The target node sees the domain."""
     return _with_state(vmi, {"targetNodeDomainDetected": True})
 
 
 def end_migration(vmi: Object, now: datetime) -> Object:
-    """It ended well, the VMI is on its target (`ackMigrationCompletion`); not `completed` yet.
+    """The VMI runs on its target (`ackMigrationCompletion`); `completed` comes later.
 
-    The evacuation is over with it: its node and its source are cleared.
+    This ends the evacuation: `evacuationNodeName` and the eviction source are removed.
     """
     state = objects.state_of(vmi)
     target = "" if state is None else str(state["targetNode"])
@@ -195,7 +194,7 @@ def finalise_migration(vmi: Object) -> Object:
 
 
 def clean_up_target(vmi: Object) -> Object:
-    """`finalCleanup`: the label that made the VMI known to the target's handler goes."""
+    """`finalCleanup`: remove the label by which the target's virt-handler selects the VMI."""
 
     def clean(obj: Object) -> None:
         obj["metadata"].get("labels", {}).pop(objects.MIGRATION_TARGET_NODE, None)
@@ -206,7 +205,7 @@ def clean_up_target(vmi: Object) -> Object:
 def fail_migration(
     vmi: Object, now: datetime, reason: str, abort_status: str | None = None
 ) -> Object:
-    """It broke after its start (source handler): ended, and the evacuation stays."""
+    """The migration fails after its start (source virt-handler); the evacuation goes on."""
     broken: Object = {
         "endTimestamp": objects.format_time(now),
         "completed": True,

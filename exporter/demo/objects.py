@@ -1,6 +1,6 @@
-"""KubeVirt's objects as KubeVirt writes them: its names, its builders, what it reads off them.
+"""Objects as KubeVirt writes them: names, builders, readers, and changed copies.
 
-Pure: objects are plain dicts, never changed in place.
+Pure: objects are plain dicts, and never changed in place.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +47,7 @@ PRIORITIES = {"system-critical": 100, "user-triggered": 50, "system-maintenance"
 
 
 def build_kubevirt(namespace: str = "kubevirt", name: str = "kubevirt") -> Object:
-    """The KubeVirt CR, with the limits that it is built with."""
+    """The KubeVirt CR, with the built-in limits."""
     migrations = {
         "parallelMigrationsPerCluster": PARALLEL_PER_CLUSTER,
         "parallelOutboundMigrationsPerNode": PARALLEL_OUTBOUND_PER_NODE,
@@ -64,7 +64,7 @@ def build_namespace(name: str) -> Object:
 
 
 def build_node(name: str) -> Object:
-    """A node that takes VMs."""
+    """A node that can run VMs."""
     labels = {"kubernetes.io/hostname": name, "kubevirt.io/schedulable": "true"}
     return {"metadata": {"name": name, "labels": labels}, "spec": {}}
 
@@ -93,8 +93,8 @@ def build_vmi(
 def build_launcher_pod(vmi: Object, migration: Object | None = None) -> Object:
     """The pod of a VMI, or of its migration's target (`services/template.go`, `createTargetPod`).
 
-    A target inherits the VMI's annotations, `eviction-source` among them; it never inherits the
-    mark of an eviction in progress, which is the pod's own.
+    A target pod inherits the VMI's annotations, such as `eviction-source`, but not the
+    eviction-in-progress annotation, which belongs to a pod.
     """
     owner = vmi["metadata"]
     inherited = {
@@ -149,7 +149,7 @@ def build_launcher_pod(vmi: Object, migration: Object | None = None) -> Object:
 
 
 def build_migration(vmi: Object, generate_name: str = "kubevirt-migrate-vm-") -> Object:
-    """A migration that somebody asks for by hand: no priority, no annotation."""
+    """A migration created by hand: no priority, no annotation."""
     return {
         "metadata": {"generateName": generate_name, "namespace": vmi["metadata"]["namespace"]},
         "spec": {"vmiName": vmi["metadata"]["name"]},
@@ -194,39 +194,39 @@ def annotations(obj: Object) -> Mapping[str, str]:
 
 
 def phase(obj: Object) -> str:
-    """Its phase, empty where there is none."""
+    """Its phase; empty if it has none."""
     return str(obj.get("status", {}).get("phase") or "")
 
 
 def is_final(obj: Object) -> bool:
-    """It has succeeded or failed: a VMI, a VMIM or a pod."""
+    """Whether a VMI, VMIM or pod has succeeded or failed."""
     return phase(obj) in FINAL
 
 
 def is_deleting(obj: Object) -> bool:
-    """It is marked for deletion."""
+    """Whether it has a deletion timestamp."""
     return "deletionTimestamp" in obj["metadata"]
 
 
 def state_of(vmi: Object) -> Object | None:
-    """`status.migrationState`; on a VMI always that of the last handed-off migration."""
+    """`status.migrationState`; on a VMI that of the last migration that was handed off."""
     found: Object | None = vmi.get("status", {}).get("migrationState")
     return found
 
 
 def is_migrating(vmi: Object) -> bool:
-    """Started and not ended (`pkg/util/migrations/migrations.go: IsMigrating`)."""
+    """Whether a migration has started and not ended (`migrations.go: IsMigrating`)."""
     state = state_of(vmi) or {}
     return "startTimestamp" in state and "endTimestamp" not in state
 
 
 def evacuated_node(vmi: Object) -> str:
-    """The node that the VMI is to leave, or nothing."""
+    """The node that the VMI is evacuated from; empty if none."""
     return str(vmi.get("status", {}).get("evacuationNodeName") or "")
 
 
 def condition(obj: Object, kind: str) -> Object | None:
-    """One of its conditions, if it is there."""
+    """A condition, or None."""
     for found in obj.get("status", {}).get("conditions", []):
         if found["type"] == kind:
             return dict(found)
@@ -234,18 +234,18 @@ def condition(obj: Object, kind: str) -> Object | None:
 
 
 def is_true(obj: Object, kind: str) -> bool:
-    """A condition is there and True."""
+    """Whether a condition is True."""
     found = condition(obj, kind) or {}
     return str(found.get("status")) == "True"
 
 
 def is_target_of(pod: Object, migration: Object) -> bool:
-    """The pod was created for this migration."""
+    """Whether the pod was created for this migration."""
     return labels(pod).get(MIGRATION_JOB) == str(migration["metadata"]["uid"])
 
 
 def is_pod_ready(pod: Object) -> bool:
-    """Its compute container runs, and it is not on its way out (`controller.go: IsPodReady`)."""
+    """Whether its compute container runs and it is not deleted (`controller.go: IsPodReady`)."""
     if is_final(pod) or is_deleting(pod):
         return False
     containers: list[Object] = pod.get("status", {}).get("containerStatuses", [])
@@ -253,13 +253,13 @@ def is_pod_ready(pod: Object) -> bool:
 
 
 def is_unschedulable(pod: Object) -> bool:
-    """The scheduler has said that no node takes the pod."""
+    """Whether the scheduler has found no node for the pod."""
     found = condition(pod, "PodScheduled") or {}
     return str(found.get("reason")) == "Unschedulable"
 
 
 def node_of(pod: Object) -> str:
-    """The node a pod is bound to, or nothing."""
+    """The node that a pod is bound to; empty if none."""
     return str(pod.get("spec", {}).get("nodeName") or "")
 
 
@@ -276,12 +276,12 @@ def active_pods(pods: Iterable[Object]) -> int:
 
 
 def priority(migration: Object) -> int:
-    """Its weight in the queue."""
+    """Its priority as a number."""
     return PRIORITIES.get(migration["spec"].get("priority", ""), 0)
 
 
 def transition(migration: Object, to: str) -> datetime | None:
-    """When it entered a phase."""
+    """When it entered a phase, if it did."""
     for entry in migration.get("status", {}).get("phaseTransitionTimestamps", []):
         if entry["phase"] == to:
             return parse_time(entry["phaseTransitionTimestamp"])
@@ -289,7 +289,7 @@ def transition(migration: Object, to: str) -> datetime | None:
 
 
 def newest_first(migrations: Iterable[Object]) -> list[Object]:
-    """By creation; within one second what is still open is the newer one."""
+    """Sort by creation; within the same second, open ones count as newer."""
 
     def age(migration: Object) -> tuple[str, bool, str]:
         metadata = migration["metadata"]
@@ -302,7 +302,7 @@ def newest_first(migrations: Iterable[Object]) -> list[Object]:
 
 
 def copy(obj: Object) -> Object:
-    """A deep copy: objects are JSON, so a round trip makes one, and fast."""
+    """A deep copy, by a round trip through JSON: faster than `copy.deepcopy`."""
     copied: Object = msgspec.json.decode(msgspec.json.encode(obj))
     return copied
 

@@ -52,6 +52,9 @@ ROLES = (
 )
 """The roles of the first VMs, the most interesting first."""
 FURTHER_ROLES = (Role.STEADY, Role.STEADY, Role.STEADY, Role.CHURN)
+"""The roles of further VMs, in turn."""
+BUSY_VMS = 200
+"""From here on all VMs are steady: more churn would only queue up behind KubeVirt's limits."""
 NAMESPACE_NAMES = ("shop", "bank", "lab")
 
 FIRST_MOVE_SECONDS = 6.0
@@ -101,11 +104,7 @@ def make_vms(seed: int, vms: int) -> list[Vm]:
     numbers: dict[Role, int] = {}
     made = []
     for position in range(vms):
-        role = (
-            ROLES[position]
-            if position < len(ROLES)
-            else FURTHER_ROLES[(position - len(ROLES)) % len(FURTHER_ROLES)]
-        )
+        role = _choose_role(position)
         numbers[role] = numbers.get(role, 0) + 1
         is_hot = role is Role.CHURN
         made.append(
@@ -120,6 +119,14 @@ def make_vms(seed: int, vms: int) -> list[Vm]:
             )
         )
     return made
+
+
+def _choose_role(position: int) -> Role:
+    if position < len(ROLES):
+        return ROLES[position]
+    if position >= BUSY_VMS:
+        return Role.STEADY
+    return FURTHER_ROLES[(position - len(ROLES)) % len(FURTHER_ROLES)]
 
 
 class Scenario:

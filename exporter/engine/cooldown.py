@@ -1,77 +1,41 @@
-"""May this VMI be evicted now? The rules, in the order in which they speak.
-
-Theory. A verdict is a function of what the cluster showed (`Evidence`), the operator's policy and
-an instant. Nothing here reads a clock. What was worked out is kept with the evidence, for as long
-as working it out again would give the same. Everything that is unknown is allowed: blocking needs
-evidence.
-
-Two checkpoints, as in the descheduler: `filter` asks whether a pod may be a candidate at all,
-`preEviction` whether it may be evicted right now. Asked with neither, all rules apply. The first
-rule that blocks gives the reason:
-
-1. running migration (filter): `status.migrationState` has a start and no end. An end that is
-   written but cannot be read means "ended": neither running nor cooling down.
-2. pending migration (filter, guard): an unfinished VMIM belongs to the VMI. It covers the time
-   before hand-off, and that between hand-off and start, when KubeVirt's `handleTargetPodHandoff`
-   has put a fresh struct in the place of the old one and start and end are gone.
-3. requested evacuation (filter, guard): `status.evacuationNodeName` is set and is the node that
-   the VMI is on, and its launcher pod is known not to carry the descheduler's own
-   `eviction-in-progress`. With that annotation the answer is "allowed": the descheduler's request
-   cache counts the pod already, and hiding it would make it pick another VM instead.
-4. cooldown (preEviction): the last migration ended less than the effective cooldown ago.
+"""How long a VMI cools down after a migration.
 
     base      = max(migrationCooldown, duration of the last ended migration)
     backed    = base * 2^(n-1) for n >= 1, else base
     effective = min(backed, maxMigrationCooldown)           (0 = no cap)
 
-n counts the VMI's handed-off migrations that ended inside the sliding window, this one included.
-n falls as endings leave the window, so a VMI can be released before its ending's age reaches the
-cooldown that holds now: `not_before` looks ahead through those steps.
+n is the number of the VMI's handed-off migrations that ended inside the sliding window, including
+the last one. n falls as endings leave the window, so a VMI can be released before the present
+cooldown has passed: `not_before` looks ahead through those steps.
 
-The last ended migration is the VMI's own `migrationState`. Where a hand-off has emptied that
-struct there is no end and the cooldown is silent, as in the reference plugin; but with the guard
-on, an emptied struct whose VMIM is not unfinished any more (it failed, it was deleted, KubeVirt's
-zombie state) falls back to the newest ending of the history. So does a failure that the policy
-leaves out: it does not wipe out the cooldown of the success before it.
+The last ended migration is the VMI's own `migrationState`. If a hand-off has emptied that struct,
+there is no end and no cooldown, as in the reference plugin. With the guard on, an emptied struct
+whose VMIM is no longer unfinished (it failed, it was deleted, or KubeVirt's zombie state) falls
+back to the newest ending of the history. So does a failure that the policy does not count: it does
+not wipe out the cooldown of the success before it.
 
-A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothing is left to move,
-and KubeVirt leaves the status of its last migration and its evacuation as they were.
-
-Each rule names the resources that it `needs`. Once the API server has been silent about one of them
-for too long (it is in `dead`), the rule answers "allowed": dead evidence does not block. The
-cooldown needs no news to run out.
+The result is memoised in the evidence for as long as computing it again would give the same.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import Ending, settle
-from exporter.engine.model import (
-    CLOCK_SKEW,
-    Checkpoint,
-    Instant,
-    Mismatch,
-    Outcome,
-    Policy,
-    Reason,
-    Resource,
-    Seconds,
-    Verdict,
-)
+from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Policy, Seconds, Verdict
 
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
-"""Go's longest duration (292 years), where the reference's doubling saturates too."""
+"""Go's longest duration (292 years), where the reference plugin's doubling saturates too."""
 
 
 class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     """The arithmetic of one VMI's cooldown at one instant.
 
-    `blocks` says whether it holds; `not_before` and `released_at` as in `Verdict`.
+    `blocks` says whether it is still running; `not_before` and `released_at` as in `Verdict`.
     """
 
     end: Instant
@@ -85,33 +49,11 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     blocks: bool
 
 
-class Rule(Struct, frozen=True, kw_only=True):
-    """One line of the table of rules. It is silent while a resource that it `needs` is dead."""
+class Memo(Struct, gc=False):
+    """Results for an Evidence under `policy`, valid from `since` to just before `until`.
 
-    name: str
-    reason: Reason
-    checkpoint: Checkpoint
-    needs: frozenset[Resource] = frozenset()
-    enabled: Callable[[Policy], bool] = lambda _policy: True
-    blocks: Callable[[Evidence, Cooldown | None, Instant], bool]
-
-
-class Finding(Struct, frozen=True, kw_only=True):
-    """What one rule said of one VMI, for the person who asks why."""
-
-    rule: str
-    reason: Reason
-    checkpoint: Checkpoint
-    enabled: bool
-    silenced: bool
-    blocks: bool
-
-
-class _Standing(Struct, gc=False):
-    """What was worked out of an Evidence under `policy`, and holds from `since` to before `until`.
-
-    `revision` is that of its history. The verdicts are those of both checkpoints, of filter and of
-    preEviction, once asked for.
+    `revision` is the history's. The verdicts (for both checkpoints, filter and preEviction) are
+    filled in by `rules` on first use.
     """
 
     policy: Policy
@@ -125,39 +67,13 @@ class _Standing(Struct, gc=False):
     pre_eviction: Verdict | None = None
 
 
-_SLOTS = {None: "both", Checkpoint.FILTER: "filter", Checkpoint.PRE_EVICTION: "pre_eviction"}
+def memo_at(evidence: Evidence, policy: Policy, now: Instant) -> Memo:
+    """The memo that is valid at `now`, computed if needed.
 
-
-def decide(
-    evidence: Evidence,
-    policy: Policy,
-    now: Instant,
-    *,
-    checkpoint: Checkpoint | None = None,
-    dead: frozenset[Resource] = frozenset(),
-) -> Verdict:
-    """The verdict at `now`, for one checkpoint or (None) for both.
-
-    `dead` are the resources that are dead in the VMI's namespace.
+    Computing takes 10 us per VMI. A scrape, the blocked set and the descheduler's next round
+    repeat it while nothing has changed, and then it takes 0.2 us.
     """
-    standing = _stand(evidence, policy, now)
-    if dead:
-        return _judge(evidence, standing, now, checkpoint, dead)
-    slot = _SLOTS[checkpoint]
-    verdict: Verdict | None = getattr(standing, slot)
-    if verdict is None:
-        verdict = _judge(evidence, standing, now, checkpoint, dead)
-        setattr(standing, slot, verdict)
-    return verdict
-
-
-def _stand(evidence: Evidence, policy: Policy, now: Instant) -> _Standing:
-    """What holds at `now`, kept with the evidence while it does.
-
-    Because the arithmetic takes 10 us for each VMI, and a scrape, the blocked set and a
-    descheduler's next round ask for it again while nothing has changed: 0.2 us.
-    """
-    kept: _Standing | None = evidence.kept
+    kept: Memo | None = evidence.kept
     if (
         kept is not None
         and kept.since <= now < kept.until
@@ -165,12 +81,12 @@ def _stand(evidence: Evidence, policy: Policy, now: Instant) -> _Standing:
         and kept.policy is policy
     ):
         return kept
-    cooldown = work_out_cooldown(evidence, policy, now)
-    standing = _Standing(
+    cooldown = compute_cooldown(evidence, policy, now)
+    memo = Memo(
         policy=policy,
         revision=evidence.history.revision,
         since=now,
-        until=_stands_until(evidence, cooldown, policy, now),
+        until=_valid_until(evidence, cooldown, policy, now),
         cooldown=cooldown,
         migrations_in_window=(
             cooldown.migrations_in_window
@@ -178,14 +94,14 @@ def _stand(evidence: Evidence, policy: Policy, now: Instant) -> _Standing:
             else len(count_in_window(_counted(evidence, policy, now), policy, now))
         ),
     )
-    force_setattr(evidence, "kept", standing)
-    return standing
+    force_setattr(evidence, "kept", memo)
+    return memo
 
 
-def _stands_until(
+def _valid_until(
     evidence: Evidence, cooldown: Cooldown | None, policy: Policy, now: Instant
 ) -> Instant:
-    """When the clock alone may change the arithmetic: at once where an end lies just ahead."""
+    """When the clock alone may change the result: at once if an end lies just ahead of it."""
     until = math.inf
     if cooldown is not None and cooldown.blocks:
         until = cooldown.not_before
@@ -206,84 +122,18 @@ def _written_ends(evidence: Evidence) -> Iterator[Instant]:
     yield from evidence.history.written_ends()
 
 
-def _judge(
-    evidence: Evidence,
-    standing: _Standing,
-    now: Instant,
-    checkpoint: Checkpoint | None,
-    dead: frozenset[Resource],
-) -> Verdict:
-    cooldown, policy = standing.cooldown, standing.policy
-    effective = None if cooldown is None else cooldown.effective
-    for rule in RULES:
-        if checkpoint is not None and rule.checkpoint is not checkpoint:
-            continue
-        if not _applies(rule, policy, dead) or not rule.blocks(evidence, cooldown, now):
-            continue
-        held = cooldown if rule.reason is Reason.COOLDOWN else None
-        return Verdict(
-            known=True,
-            checkpoint=rule.checkpoint,
-            reason=rule.reason,
-            not_before=None if held is None else held.not_before,
-            released_at=None if held is None else held.released_at,
-            effective_cooldown=effective,
-            migrations_in_window=standing.migrations_in_window,
-        )
-    return Verdict(
-        known=True,
-        effective_cooldown=effective,
-        migrations_in_window=standing.migrations_in_window,
-    )
-
-
-def is_quiet(evidence: Evidence) -> bool:
-    """Whether no rule could speak: most VMIs, most of the time."""
-    vmi = evidence.vmi
-    if vmi.finished:
-        return True
-    return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
-
-
-def not_ours(mismatch: Mismatch) -> Verdict:
-    """The verdict on a candidate that is none of the cluster's VMIs: allowed."""
-    return Verdict(known=False, mismatch=mismatch)
-
-
-def explain(
-    evidence: Evidence,
-    policy: Policy,
-    now: Instant,
-    *,
-    dead: frozenset[Resource] = frozenset(),
-) -> list[Finding]:
-    """What each rule says, in order, whether or not an earlier one has blocked already."""
-    cooldown = measure_cooldown(evidence, policy, now)
-    return [
-        Finding(
-            rule=rule.name,
-            reason=rule.reason,
-            checkpoint=rule.checkpoint,
-            enabled=rule.enabled(policy),
-            silenced=not rule.needs.isdisjoint(dead),
-            blocks=_applies(rule, policy, dead) and rule.blocks(evidence, cooldown, now),
-        )
-        for rule in RULES
-    ]
-
-
 def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
-    """The cooldown of the last ended migration, or None where no such end is to be read."""
-    return _stand(evidence, policy, now).cooldown
+    """The cooldown after the last ended migration, or None if no end is known."""
+    return memo_at(evidence, policy, now).cooldown
 
 
 def holds_until(evidence: Evidence, policy: Policy, now: Instant) -> Instant:
-    """When the clock alone may change what is decided and measured at `now`: maybe at once."""
-    return _stand(evidence, policy, now).until
+    """When the clock alone may change the verdict and cooldown of `now`: possibly at once."""
+    return memo_at(evidence, policy, now).until
 
 
-def work_out_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
-    """`measure_cooldown` without a memory."""
+def compute_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
+    """`measure_cooldown` without the memo."""
     endings = _counted(evidence, policy, now)
     last = _last_ended(evidence, policy, endings, now)
     if last is None:
@@ -309,26 +159,22 @@ def work_out_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Coold
 
 
 def count_in_window(endings: list[Ending], policy: Policy, now: Instant) -> list[Ending]:
-    """Those that count towards backoff: `now - window < end <= now`."""
+    """The endings that count towards the backoff: `now - window < end <= now`."""
     window = policy.migration_history_window
     return [ending for ending in endings if ending.end <= now < ending.end + window]
 
 
 def back_off(base: Seconds, migrations: int) -> Seconds:
-    """`base * 2^(migrations-1)`, never beyond `LONGEST_COOLDOWN`."""
+    """`base * 2^(migrations-1)`, at most `LONGEST_COOLDOWN`."""
     if migrations <= 1:
         return min(base, LONGEST_COOLDOWN)
     return min(base * 2.0 ** min(migrations - 1, 64), LONGEST_COOLDOWN)
 
 
 def cap(cooldown: Seconds, policy: Policy) -> Seconds:
-    """The cooldown under the policy's cap; a cap of 0 is none."""
+    """Limit a cooldown to the policy's cap; 0 means no cap."""
     limit = policy.max_migration_cooldown
     return min(cooldown, limit) if limit else cooldown
-
-
-def _applies(rule: Rule, policy: Policy, dead: frozenset[Resource]) -> bool:
-    return rule.enabled(policy) and rule.needs.isdisjoint(dead)
 
 
 def _counted(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
@@ -355,7 +201,7 @@ def _last_ended(
 
 
 def _was_abandoned(evidence: Evidence) -> bool:
-    """Whether the VMIM that emptied the struct is known to be unfinished no longer."""
+    """Whether the VMIM that emptied the struct is known to have finished or gone."""
     if not evidence.vmims_seen or evidence.vmi.migration is None:
         return False
     uid = evidence.vmi.migration.uid
@@ -365,69 +211,16 @@ def _was_abandoned(evidence: Evidence) -> bool:
 def _release(
     end: Instant, base: Seconds, endings: list[Ending], policy: Policy, now: Instant
 ) -> Instant:
-    """When the cooldown that began at `end` stops holding, if nothing else happens.
+    """When the cooldown that began at `end` is over, if nothing else happens.
 
-    Between two endings leaving the window it is constant, so each such stretch of time is
-    tried in turn; `endings` are sorted, oldest first.
+    The cooldown shrinks whenever an ending leaves the window and is constant in between, so each
+    of these intervals is tried in turn. `endings` are sorted, oldest first.
     """
     counted = count_in_window(endings, policy, now)
     free_at = end + cap(back_off(base, len(counted)), policy)
-    for left, oldest in enumerate(counted, start=1):
+    for gone, oldest in enumerate(counted, start=1):
         leaves_at = oldest.written_end + policy.migration_history_window
-        if free_at <= max(now, leaves_at):
+        if free_at <= leaves_at:
             break
-        free_at = max(leaves_at, end + cap(back_off(base, len(counted) - left), policy))
+        free_at = max(leaves_at, end + cap(back_off(base, len(counted) - gone), policy))
     return free_at
-
-
-def _runs(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
-    state = evidence.vmi.migration
-    return state is not None and state.running and not evidence.vmi.finished
-
-
-def _is_pending(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
-    return evidence.unfinished() is not None and not evidence.vmi.finished
-
-
-def _is_requested(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
-    vmi, launcher = evidence.vmi, evidence.launcher
-    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node or vmi.finished:
-        return False
-    return launcher is not None and not launcher.eviction_in_progress
-
-
-def _cools_down(_evidence: Evidence, cooldown: Cooldown | None, _now: Instant) -> bool:
-    return cooldown is not None and cooldown.blocks
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        name="running_migration",
-        reason=Reason.MIGRATION_IN_PROGRESS,
-        checkpoint=Checkpoint.FILTER,
-        needs=frozenset({Resource.VMIS}),
-        blocks=_runs,
-    ),
-    Rule(
-        name="pending_migration",
-        reason=Reason.MIGRATION_IN_PROGRESS,
-        checkpoint=Checkpoint.FILTER,
-        needs=frozenset({Resource.VMIS, Resource.VMIMS}),
-        enabled=lambda policy: policy.guard_pending_migrations,
-        blocks=_is_pending,
-    ),
-    Rule(
-        name="requested_evacuation",
-        reason=Reason.EVACUATION_IN_PROGRESS,
-        checkpoint=Checkpoint.FILTER,
-        needs=frozenset({Resource.VMIS, Resource.PODS}),
-        enabled=lambda policy: policy.guard_evacuations,
-        blocks=_is_requested,
-    ),
-    Rule(
-        name="cooldown",
-        reason=Reason.COOLDOWN,
-        checkpoint=Checkpoint.PRE_EVICTION,
-        blocks=_cools_down,
-    ),
-)

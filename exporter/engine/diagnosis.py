@@ -1,21 +1,20 @@
-"""What is the matter with an evacuation, and what can be done? Diagnosis, pure.
+"""Diagnoses an evacuation: what holds it up, whether it is stuck, and what to do next.
 
-Theory. `status.evacuationNodeName` asks KubeVirt to move a VMI off its node. KubeVirt then makes
-evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI goes; it retries for
-ever, keeps five finished VMIMs, and tells nobody. Here one VMI, its VMIMs and its pods become one
-`State` of a closed list, the first that applies in the order of `State`; whether the evacuation
-is stuck; and the next step for a person.
+`status.evacuationNodeName` tells KubeVirt to move a VMI off its node. KubeVirt then creates
+evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
+forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the VMI, its VMIMs and
+its pods to one `State`, the first that applies in the order of the enum.
 
-The order is that of who must act. First what is no case for KubeVirt's retries at all (somebody
-else acts, the VMI has left already), then a migration that is under way, then what keeps every
-attempt from beginning, then why this attempt does not get on. A state that rests on what may not
-be seen is not guessed: without permission for VMIMs or pods it is `unknown`.
+The order follows who must act: first evacuations that KubeVirt's retries do not affect (somebody
+else acts, the VMI has left already), then a running migration, then what prevents every attempt,
+then why the present attempt makes no progress. A state that depends on an invisible resource is not
+guessed: without permission for VMIMs or pods it is `unknown`.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
-row). It latches without being remembered: failures only grow, and an attempt that began to migrate
-after `stuck.after` had passed shows that the evacuation stood still by then. External evacuations
-wait for somebody else and are stuck only where `stuck.external` gives them an age.
+row). Once stuck it stays stuck, without stored state: failures only grow, and an attempt that began
+to migrate after `stuck.after` shows that the evacuation was stuck by then. External evacuations
+wait for somebody else and are stuck only if `stuck.external` sets an age.
 
 Retry backoff (`migration.go: handleMigrationBackoff`): of the evacuation and workload-update
 VMIMs of the VMI, n failed ones before the newest, back to the first that succeeded; the newest
@@ -41,17 +40,17 @@ from exporter.engine.model import (
 
 
 DIVERGED_AFTER: Seconds = 120.0
-"""For how long marker and annotation may disagree: KubeVirt needs a moment for each."""
+"""How long marker and annotation may differ: KubeVirt writes them one after the other."""
 SAME_REQUEST: Seconds = 5.0
-"""By how much an attempt may look older than its request: KubeVirt writes whole seconds, and may
-make the VMIM before it sets the condition EvictionRequested."""
+"""How much older than its request an attempt may appear: KubeVirt writes whole seconds, and may
+create the VMIM before it sets the condition EvictionRequested."""
 RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
 """The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
 
 class State(StrEnum):
-    """What an evacuation is held up by, in the order in which it is asked."""
+    """What holds an evacuation up, in the order of evaluation."""
 
     EXTERNAL = "external"
     STALE_MARKER = "stale_marker"
@@ -72,28 +71,28 @@ class State(StrEnum):
 
 
 class Source(StrEnum):
-    """Who asked for an evacuation: by its VMIM's priority, else by an annotation of the VMI."""
+    """Who requested an evacuation: by its VMIM's priority, else by an annotation of the VMI."""
 
     DESCHEDULER = "descheduler"
     """Priority system-maintenance; without one, the annotation kubevirt.io/eviction-source."""
     OTHER = "other"
     """Priority system-critical: a drain, or an eviction by anybody else."""
     UNKNOWN = "unknown"
-    """Neither is to be seen, as always before KubeVirt 1.7."""
+    """Neither is present, as always before KubeVirt 1.7."""
 
 
 class Cause(StrEnum):
-    """By which of the two measures an evacuation is stuck."""
+    """Why an evacuation counts as stuck."""
 
     AGE = "age"
     FAILURES = "failures"
 
 
 class Load(Struct, frozen=True):
-    """How many migrations run in the cluster and out of each node, and how many may.
+    """The running migrations in the cluster and out of each node, and their limits.
 
-    One whose VMI has just changed its node is counted out of both, as KubeVirt counts it.
-    Only where every VMIM of the cluster and the KubeVirt object can be seen.
+    A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. Known
+    only if every VMIM of the cluster and the KubeVirt object are visible.
     """
 
     running: int
@@ -109,17 +108,17 @@ class Load(Struct, frozen=True):
 
 
 class Backoff(Struct, frozen=True):
-    """KubeVirt's present pause before the next attempt."""
+    """KubeVirt's current pause before the next attempt."""
 
     seconds: Seconds
     next_try: Instant
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """What is known of one evacuation.
+    """The state of one evacuation.
 
-    `failed_attempts` is a lower bound: what failed before the exporter looked and was already
-    collected by KubeVirt is not in it. `backoff` is None where none holds or none can be known.
+    `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
+    started. `backoff` is None if there is none or it cannot be known.
     """
 
     node: str
@@ -134,14 +133,14 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     @property
     def stuck(self) -> bool:
-        """Whether somebody should look."""
+        """Whether the evacuation is stuck and needs a person."""
         return bool(self.stuck_by)
 
 
 def diagnose(
     evidence: Evidence, stuck: StuckPolicy, load: Load | None, now: Instant
 ) -> Diagnosis | None:
-    """The diagnosis at `now`, or None where the VMI is not evacuating."""
+    """The diagnosis at `now`, or None if the VMI is not evacuating."""
     marker = evidence.marker
     if marker is None:
         return None
@@ -166,10 +165,10 @@ def diagnose(
 
 
 def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
-    """The pause that holds a Pending attempt, whether or not it has passed already.
+    """The backoff of a Pending attempt, even if it has passed already.
 
-    `first` is KubeVirt's first pause (20 s). None where the newest attempt is not Pending, none
-    failed before it, or the failure's instant is not known.
+    `first` is KubeVirt's first pause (20 s). None if the newest attempt is not Pending, none failed
+    before it, or the time of the failure is unknown.
     """
     eligible = sorted(
         (vmim for vmim in vmims if vmim.retried),
@@ -194,8 +193,8 @@ def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
 def advise(evidence: Evidence, diagnosis: Diagnosis) -> str:
     """The next step for a person, in a few sentences.
 
-    Retries change the state every few seconds: where they are what an evacuation is stuck by,
-    what has failed comes first, and what is so now after it.
+    Retries change the state every few seconds, so if the evacuation is stuck by failures, these
+    are described first and the present state after them.
     """
     step = _ADVICE[diagnosis.state]
     if diagnosis.state is State.MULTIPLE_ACTIVE_PODS:
@@ -207,9 +206,9 @@ def advise(evidence: Evidence, diagnosis: Diagnosis) -> str:
 
 
 def may_cancel(evidence: Evidence) -> bool:
-    """Whether cancelling could do no harm: a post-copy migration must run to its end.
+    """Whether cancelling is safe: a post-copy migration must run to its end.
 
-    Its memory is on both nodes, so that ending it kills the VM.
+    Its memory is on both nodes, so ending it kills the VM.
     """
     state = evidence.vmi.migration
     return state is None or not (state.running and state.mode == "PostCopy")
@@ -239,17 +238,17 @@ def _find_state(
         return State.NOT_MIGRATABLE
     if not evidence.vmims_seen:
         return State.UNKNOWN
-    if _counts_more_pods(evidence, attempt):
+    if _has_more_active_pods(evidence, attempt):
         return State.MULTIPLE_ACTIVE_PODS
     if attempt is None:
-        return _find_absence(evidence, load)
-    return _find_hold(evidence, attempt, load, backoff)
+        return _why_no_attempt(evidence, load)
+    return _why_waiting(evidence, attempt, load, backoff)
 
 
-def _find_absence(evidence: Evidence, load: Load | None) -> State:
-    """Why there is no attempt: up to 1.8 by default none is even made while the limits are full.
+def _why_no_attempt(evidence: Evidence, load: Load | None) -> State:
+    """Why there is no attempt: up to 1.8, KubeVirt creates none while its limits are reached.
 
-    (`evacuation.go`, with the gate MigrationPriorityQueue off.)
+    (`evacuation.go`, with the gate MigrationPriorityQueue off, which is the default.)
     """
     if not evidence.pods_seen:
         return State.UNKNOWN
@@ -258,10 +257,10 @@ def _find_absence(evidence: Evidence, load: Load | None) -> State:
     return State.NO_MIGRATION
 
 
-def _find_hold(
+def _why_waiting(
     evidence: Evidence, attempt: Vmim, load: Load | None, backoff: Backoff | None
 ) -> State:
-    """Why an attempt that has not been handed off does not get on."""
+    """Why an attempt that has not been handed off makes no progress."""
     if attempt.hold is not None:
         return _HOLDS[attempt.hold]
     if backoff is not None:
@@ -301,7 +300,7 @@ def _is_migrating(evidence: Evidence, attempt: Vmim | None) -> bool:
 
 
 def _is_zombie(evidence: Evidence) -> bool:
-    """A hand-off whose VMIM has failed or gone, and which nothing will ever end (#18087)."""
+    """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087)."""
     state = evidence.vmi.migration
     if state is None or not state.uid or state.start is not None or state.ended:
         return False
@@ -311,7 +310,7 @@ def _is_zombie(evidence: Evidence) -> bool:
     return owner is None or owner.phase == "Failed"
 
 
-def _counts_more_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
+def _has_more_active_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
     target = "" if attempt is None else attempt.uid
     active = [
         pod
@@ -322,7 +321,7 @@ def _counts_more_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
 
 
 def _place(evidence: Evidence) -> str:
-    """Where the VM runs: the pod where there is but one that it can be, else only the node."""
+    """Where the VM runs: the pod if it is unambiguous, else only the node."""
     node, launcher = evidence.vmi.node, evidence.launcher
     active = [pod for pod in evidence.pods if not pod.finished and pod.node == node]
     return (
@@ -336,9 +335,9 @@ def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
 
 
 def _find_source(evidence: Evidence, marker: Marker) -> Source:
-    """The priority of the newest attempt decides; the annotation may be of an older request.
+    """By the priority of the newest attempt, because the annotation may be of an older request.
 
-    So may an attempt: one that is older than this request tells nothing of who made it.
+    Attempts older than this request do not count.
     """
     since = marker.requested_at - SAME_REQUEST
     attempts = [
@@ -380,7 +379,7 @@ def _find_causes(
 
 
 def _began(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
-    """When the attempt under way began to migrate: before that it waited, however long."""
+    """When the current attempt began to migrate; before that it was waiting."""
     state = evidence.vmi.migration
     if state is not None and state.running:
         return state.start
@@ -390,7 +389,7 @@ def _began(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
 
 
 def _is_diverged(evidence: Evidence, marker: Marker, now: Instant) -> bool:
-    """KubeVirt still evacuates, while the descheduler, lacking the annotation, thinks it over."""
+    """Whether KubeVirt still evacuates although the descheduler's annotation is gone."""
     launcher = evidence.launcher
     if launcher is None or launcher.eviction_in_progress or marker.lacking_since is None:
         return False
@@ -445,4 +444,4 @@ _MEANWHILE = {
     " reached.",
     State.NO_MIGRATION: "Now there is no attempt; KubeVirt may take two minutes to make the next.",
 }
-"""What a retry goes through, told after what has failed: none of it is what to wait for."""
+"""The states of a retry, added to the description of the failures."""

@@ -1,4 +1,4 @@
-"""What is known of one VMI, put together for the engine: its facts, its history, its marker."""
+"""Everything that is known about one VMI: its objects, its history, its evacuation."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Pod, Vmi, Vmim
 
 
 FAILURES_KEPT = 64
-"""How many failed attempts of an evacuation are known by their UID; older ones are a number."""
+"""How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
 
 
 class Marker(Struct, kw_only=True):
-    """An evacuation as we saw it: `status.evacuationNodeName`, since when, and what failed since.
+    """An evacuation: the node in `status.evacuationNodeName`, when it was requested, what failed.
 
-    `requested_at` never moves later for the same VMI and node, but where a success turns out to
-    lie between it and `seen_at`, the first sight. `not_before` is the last instant
-    at which the field was seen empty or different, or a success ended an earlier evacuation: no
-    attempt from before it is this one's.
-    `failed` are the failed evacuation VMIMs by UID with their ends, `forgotten` is how many more
-    there were. `lacking_since`: the launcher pod is known to lack the descheduler's annotation.
+    `seen_at` is when the marker was first seen. `requested_at` only moves to earlier instants,
+    unless a success turns out to lie between it and `seen_at`. `not_before` is the last instant at
+    which there was no or another marker, or at which a success ended an earlier evacuation;
+    attempts before it do not belong to this evacuation. `failed` has the ends of the failed
+    evacuation VMIMs by UID, and `forgotten` counts further ones. `lacking_since` is since when the
+    launcher pod has lacked the descheduler's annotation.
     """
 
     node: str
@@ -33,16 +33,16 @@ class Marker(Struct, kw_only=True):
     lacking_since: Instant | None = None
 
     def note_request(self, instant: Instant) -> bool:
-        """The evacuation was requested then, or earlier; True where that was news."""
+        """The evacuation was requested at this instant or earlier; True if that was unknown."""
         if instant >= self.requested_at:
             return False
         self.requested_at = instant
         return True
 
     def note_success(self, end: Instant) -> bool:
-        """A migration succeeded then: what we took for a request before it was an older one's.
+        """A migration succeeded: a request before its end belonged to an earlier evacuation.
 
-        True where the request is to be found anew, from the first sight on.
+        True if that resets `requested_at` to `seen_at`.
         """
         if end < self.requested_at or end >= self.seen_at:
             return False
@@ -50,7 +50,7 @@ class Marker(Struct, kw_only=True):
         return True
 
     def note_failure(self, uid: str, end: Instant) -> bool:
-        """An attempt failed; True where that was news. Repetition changes nothing."""
+        """Record a failed attempt; True if it was unknown. Idempotent."""
         if uid in self.failed or not self._is_ours(end):
             return False
         if len(self.failed) >= FAILURES_KEPT:
@@ -62,13 +62,13 @@ class Marker(Struct, kw_only=True):
         return True
 
     def join(self, other: "Marker") -> bool:
-        """Take in what another watcher, or we in an earlier life, saw of the same evacuation.
+        """Merge what another replica, or an earlier run, recorded about the same evacuation.
 
-        The request and the first sight are the earliest, the failures the union, both only of
-        what is later than the last sight without a marker: where one of both had that sight, the
-        other may have taken an older evacuation's attempts for this one's. The failures' number
-        is what one counted and those of the other that it cannot have counted: the greater of the
-        two ways. True where that was news.
+        `requested_at` and `seen_at` become the earlier of both, `failed` the union. Instants up to
+        `not_before` are ignored: the other side may have attributed attempts of an earlier
+        evacuation to this one. The number of failures is what one side counted plus those of the
+        other that it cannot have counted, taking the greater of both directions. True if anything
+        changed.
         """
         before = (self.requested_at, self.seen_at, dict(self.failed), self.forgotten)
         self.seen_at = min(self.seen_at, other.seen_at)
@@ -87,14 +87,14 @@ class Marker(Struct, kw_only=True):
         return before != (self.requested_at, self.seen_at, self.failed, self.forgotten)
 
     def _is_ours(self, instant: Instant) -> bool:
-        """Whether what happened then belongs to this evacuation."""
+        """Whether an event at this instant belongs to this evacuation."""
         return self.not_before is None or instant > self.not_before
 
     def is_over(self, vmi: Vmi, newest_success: Instant | None) -> bool:
-        """Whether what the VMI says now cannot be this evacuation any more, but is a later one.
+        """Whether the VMI's present marker belongs to a later evacuation than this one.
 
-        It moved away since and is on that node again, or KubeVirt has set the condition
-        EvictionRequested anew.
+        Either the VMI has left the node and come back, or KubeVirt has set the condition
+        EvictionRequested again.
         """
         if vmi.evacuation_node != self.node or self.was_left(vmi, newest_success):
             return True
@@ -102,13 +102,13 @@ class Marker(Struct, kw_only=True):
         return requested is not None and requested > self.seen_at + CLOCK_SKEW
 
     def was_left(self, vmi: Vmi, newest_success: Instant | None) -> bool:
-        """Whether the VMI has left the node since the first sight, and is back on it."""
+        """Whether the VMI has left the node since `seen_at` and is back on it."""
         if newest_success is None or vmi.node != self.node:
             return False
         return newest_success >= self.seen_at and self._is_ours(newest_success)
 
     def failed_since_request(self) -> int:
-        """How many distinct attempts have failed since the request: a lower bound."""
+        """The number of attempts that failed since the request: a lower bound."""
         return self.forgotten + self._count_kept()
 
     def _count_kept(self) -> int:
@@ -116,7 +116,7 @@ class Marker(Struct, kw_only=True):
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """What is to outlive us of one VMI: its migrations by key (as in `History`), its marker."""
+    """What the checkpoint stores of one VMI: migrations by key (as in `History`), marker."""
 
     uid: str
     namespace: str
@@ -125,12 +125,11 @@ class Remembered(Struct, frozen=True, kw_only=True):
 
 
 class Evidence(Struct, frozen=True, kw_only=True, gc=False):
-    """What is known of one VMI.
+    """What is known about one VMI.
 
-    `vmims` are the VMIMs that exist and belong to it; `vmims_seen` is false where VMIMs may not
-    be watched. `launcher` is the current launcher pod, or None where there is none to be seen.
-    `marker` is there while it evacuates, and then `pods` are all its launcher pods. `kept` is
-    what `cooldown` has worked out of it.
+    `vmims` are its existing VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is
+    the current launcher pod, or None if none is visible. During an evacuation there is a `marker`,
+    and `pods` has all launcher pods. `kept` is the memo of `cooldown`.
     """
 
     vmi: Vmi
@@ -143,22 +142,22 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     pods_seen: bool = True
     kept: Any = None
 
-    def still(self) -> "Evidence":
-        """The same for a diagnosis that is made later: its marker takes in no more news.
+    def snapshot(self) -> "Evidence":
+        """A copy for a later diagnosis, with a marker that does not change any more.
 
-        `history`, which no diagnosis asks, goes on growing.
+        `history` is shared: no diagnosis uses it.
         """
         if self.marker is None:
             return self
         return replace(self, marker=replace(self.marker, failed=dict(self.marker.failed)))
 
     def unfinished(self) -> Vmim | None:
-        """A VMIM of this VMI that has not ended, if there is one."""
+        """An unfinished VMIM of this VMI, if there is one."""
         return next((vmim for vmim in self.vmims if not vmim.finished), None)
 
 
 def _count_both(one: Marker, other: Marker, since: Instant) -> int:
-    """What `one` counted, and of `other` what is later than all that `one` may have forgotten."""
+    """What `one` counted, plus those of `other` that are later than all it may have forgotten."""
     oldest = min(one.failed.values(), default=since) if one.forgotten else 0.0
     own = sum(end >= since for end in one.failed.values())
     new = sum(

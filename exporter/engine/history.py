@@ -1,8 +1,8 @@
-"""What is known of a VMI's migrations: one record per migration, joined from every source.
+"""The migrations of a VMI: one record per migration, merged from all sources.
 
-A record is keyed by the migration's UID (VMIM UID = `migrationState.migrationUid`), so a list, a
-watch, a replay and a restart are all the same idempotent `put`. A record without a UID is keyed
-by the second of its end.
+The key of a record is the migration's UID (the VMIM's UID, `migrationState.migrationUid`), so that
+lists, watches, replays and restarts are all the same idempotent `put`. Without a UID the key is
+the end in whole seconds.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Seconds
 
 
 class Migration(Struct, frozen=True, gc=False):
-    """One migration. `finished_at` stands in for `end` until a real end is known."""
+    """One migration. `finished_at` substitutes for `end` until that is known."""
 
     start: Instant | None = None
     end: Instant | None = None
@@ -23,14 +23,14 @@ class Migration(Struct, frozen=True, gc=False):
 
     @property
     def known_end(self) -> Instant | None:
-        """Its end as written, or what stands in for it; None where it has not ended."""
+        """The end, or its substitute; None if it has not ended."""
         return self.finished_at if self.end is None else self.end
 
 
 class Ending(Struct, frozen=True, gc=False):
-    """A migration that has ended, its end settled against the reader's clock.
+    """A migration that has ended by our clock.
 
-    `written_end` is the end as written, up to `CLOCK_SKEW` later than `end`.
+    `written_end` is the end in the object, which may be up to `CLOCK_SKEW` later than `end`.
     """
 
     end: Instant
@@ -40,19 +40,19 @@ class Ending(Struct, frozen=True, gc=False):
 
     @property
     def duration(self) -> Seconds:
-        """How long it took: 0 where the start is unknown or later than the end."""
+        """The duration: 0 if the start is unknown or later than the end."""
         return 0.0 if self.start is None else max(0.0, self.written_end - self.start)
 
 
 def settle(end: Instant | None, now: Instant) -> Instant | None:
-    """An end as it may be used at `now`: a little ahead is now, far ahead is not an end."""
+    """Adjust an end to our clock: up to `CLOCK_SKEW` ahead it is `now`, beyond that None."""
     if end is None or end > now + CLOCK_SKEW:
         return None
     return min(end, now)
 
 
 def join(one: Migration, other: Migration) -> Migration:
-    """Both records' knowledge of one migration; commutative, associative and idempotent."""
+    """Merge two records of one migration: commutative, associative and idempotent."""
     return Migration(
         start=_earliest(one.start, other.start),
         end=_latest(one.end, other.end),
@@ -63,12 +63,12 @@ def join(one: Migration, other: Migration) -> Migration:
 
 
 def is_end_key(key: str) -> bool:
-    """Whether a record's key is the second of its end, for want of a UID."""
+    """Whether a record's key is its end instead of a UID."""
     return key.startswith("@")
 
 
 class History:
-    """The migrations of one VMI incarnation. Reads never change it; `revision` grows as it does."""
+    """The migrations of one VMI, by UID. `revision` grows with every change."""
 
     __slots__ = ("_records", "revision")
 
@@ -80,11 +80,11 @@ class History:
         return len(self._records)
 
     def put(self, uid: str, migration: Migration, *, keep: int) -> bool:
-        """Join what is known of one migration; True where that was news.
+        """Merge a record; True if that changed anything.
 
-        `keep` bounds the records: the newest that failed, the newest that ended otherwise (so
-        that a policy which leaves failures out forgets none of these), and as many not ended.
-        A record with neither a UID nor an end cannot be told from others and is not kept.
+        Keeps the newest `keep` failures, the newest `keep` other endings (so that failures do not
+        displace what counts under a policy without failures), and `keep` unfinished migrations. A
+        record with neither UID nor end cannot be identified and is ignored.
         """
         key = uid or _end_key(migration.end)
         if not key:
@@ -100,21 +100,21 @@ class History:
         return True
 
     def outcome(self, uid: str, end: Instant | None) -> Outcome:
-        """How the migration of this UID (or, without one, this end) ended, by all that told."""
+        """The outcome of the migration with this UID, or without one with this end."""
         record = self._records.get(uid or _end_key(end))
         return Outcome.UNKNOWN if record is None else record.outcome
 
     def newest_success(self) -> Instant | None:
-        """The latest end of a migration that is known to have succeeded."""
+        """The latest end of a successful migration."""
         ends = (r.known_end for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
         return max((end for end in ends if end is not None), default=None)
 
     def records(self) -> dict[str, Migration]:
-        """Every record by its key, as stored."""
+        """A copy of all records by key."""
         return dict(self._records)
 
     def written_ends(self) -> Iterator[Instant]:
-        """Every instant that is told as an end, believed or not."""
+        """All ends in the records, including those too far ahead of our clock."""
         for record in self._records.values():
             if record.end is not None:
                 yield record.end
@@ -124,7 +124,7 @@ class History:
     def endings(self, now: Instant, *, count_failed: bool = True) -> list[Ending]:
         """The handed-off migrations that have ended by `now`, oldest first.
 
-        `count_failed=False` leaves failures out.
+        `count_failed=False` excludes failures.
         """
         settled = []
         named_seconds = set()
@@ -148,18 +148,18 @@ class History:
     def _forget(self, keep: int) -> None:
         failed: list[tuple[Instant, str]] = []
         ended: list[tuple[Instant, str]] = []
-        open_ended: list[str] = []
+        unfinished: list[str] = []
         for key, record in self._records.items():
             end = record.known_end
             if end is None:
-                open_ended.append(key)
+                unfinished.append(key)
             elif record.outcome is Outcome.FAILED:
                 failed.append((end, key))
             else:
                 ended.append((end, key))
         for _, key in sorted(failed)[:-keep] + sorted(ended)[:-keep]:
             del self._records[key]
-        for key in open_ended[:-keep]:
+        for key in unfinished[:-keep]:
             del self._records[key]
 
 

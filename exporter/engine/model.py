@@ -1,8 +1,7 @@
-"""Facts read from a cluster, the policy they are judged by, and the verdict: values only.
+"""The values of the engine: facts read from a cluster, the policy, and the verdict.
 
-Instants are Unix seconds (UTC) and durations are seconds, both floats: KubeVirt writes whole
-seconds, the engine compares and adds them millions of times, and only two edges (JSON and
-Prometheus) show them to anybody.
+Instants are Unix seconds (UTC) and durations are seconds, both floats, because the engine compares
+and adds millions of them; JSON and the pages format them.
 """
 
 import math
@@ -17,11 +16,11 @@ Instant: TypeAlias = float
 Seconds: TypeAlias = float
 
 CLOCK_SKEW: Seconds = 300.0
-"""How far ahead of our clock an ending may lie and still be believed (as "now")."""
+"""How far ahead of our clock an ending may lie; up to here it counts as now."""
 
 
 class Reason(StrEnum):
-    """Why a VMI must not be evicted now: JSON value, metric label and log key alike."""
+    """Why a VMI must not be evicted now; the value in JSON, metrics and logs."""
 
     MIGRATION_IN_PROGRESS = "migration_in_progress"
     EVACUATION_IN_PROGRESS = "evacuation_in_progress"
@@ -29,21 +28,21 @@ class Reason(StrEnum):
 
 
 class Checkpoint(StrEnum):
-    """The two questions a descheduler asks of a pod, named as in the query API."""
+    """The descheduler's two extension points, named as in the query API."""
 
     FILTER = "filter"
     PRE_EVICTION = "preEviction"
 
 
 class Mismatch(StrEnum):
-    """Why a candidate is not one of ours."""
+    """Why a candidate is not a VMI of this cluster."""
 
     UNKNOWN = "unknown"
     UID = "uid"
 
 
 class ReviewOutcome(StrEnum):
-    """What became of an eviction that the admission webhook was asked about."""
+    """The result of an admission review of an eviction."""
 
     UNLISTED_USER = "unlisted_user"
     UNKNOWN_POD = "unknown_pod"
@@ -55,7 +54,7 @@ class ReviewOutcome(StrEnum):
 
 
 class Outcome(IntEnum):
-    """How a migration ended; where two sources differ the greater one is right."""
+    """How a migration ended; if two sources differ, the greater value is right."""
 
     UNKNOWN = 0
     SUCCEEDED = 1
@@ -63,7 +62,7 @@ class Outcome(IntEnum):
 
 
 class Priority(StrEnum):
-    """`spec.priority` of a VMIM, as far as it tells who asked (KubeVirt 1.9, gated from 1.7)."""
+    """The values of a VMIM's `spec.priority` in use (KubeVirt 1.9, behind a gate since 1.7)."""
 
     SYSTEM_CRITICAL = "system-critical"
     SYSTEM_MAINTENANCE = "system-maintenance"
@@ -86,7 +85,7 @@ class Trigger(StrEnum):
 
 
 class Resource(StrEnum):
-    """What is watched or written, by the plural that Kubernetes knows it by."""
+    """The resources that are watched or written, by their plural names."""
 
     VMIS = "virtualmachineinstances"
     VMIMS = "virtualmachineinstancemigrations"
@@ -97,13 +96,13 @@ class Resource(StrEnum):
 
 
 CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
-"""What verdicts and diagnoses rest on; the others are for our own checkpoint."""
+"""The resources that verdicts and diagnoses need; the others are for the checkpoint."""
 
 
 class DeadResources(Struct, frozen=True):
-    """The resources that have been silent for so long that their evidence does not block.
+    """The resources without contact for so long that their evidence must not block.
 
-    `in_namespace` has the namespaces in which there are more of them than `everywhere`.
+    `in_namespace` has the namespaces with more dead resources than `everywhere`.
     """
 
     everywhere: frozenset[Resource] = frozenset()
@@ -113,7 +112,7 @@ class DeadResources(Struct, frozen=True):
         return bool(self.everywhere or self.in_namespace)
 
     def of(self, namespace: str) -> frozenset[Resource]:
-        """Those that are dead in this namespace."""
+        """The resources that are dead in this namespace."""
         return self.in_namespace.get(namespace, self.everywhere)
 
 
@@ -123,8 +122,8 @@ ALL_ALIVE = DeadResources()
 class MigrationState(Struct, frozen=True, gc=False):
     """`status.migrationState`: the last migration that was handed off to a target pod.
 
-    `ended` is true where an end is written, `end` is None where that end cannot be parsed.
-    `source_node` is the node that the VMI left or is leaving.
+    `ended` is true if there is an end; `end` is None if it cannot be parsed. `source_node` is the
+    node that the VMI left or is leaving.
     """
 
     uid: str = ""
@@ -137,12 +136,12 @@ class MigrationState(Struct, frozen=True, gc=False):
 
     @property
     def running(self) -> bool:
-        """Whether the migration has begun and nothing is written of its end."""
+        """Whether the migration has a start and no end."""
         return self.start is not None and not self.ended
 
 
 class Vmi(Struct, frozen=True, kw_only=True, gc=False):
-    """One VirtualMachineInstance, as far as verdicts depend on it.
+    """One VirtualMachineInstance: the fields that verdicts and diagnoses use.
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
     `eviction_requested_at` is when its condition EvictionRequested came (KubeVirt 1.7),
@@ -165,7 +164,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def finished(self) -> bool:
-        """Whether the VM has stopped for good. KubeVirt leaves its status as it was then."""
+        """Whether the VM has stopped for good. KubeVirt no longer changes its status then."""
         return self.phase in ("Succeeded", "Failed")
 
 
@@ -173,9 +172,9 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
     `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's
-    transition, `scheduled_at` that to Scheduled. `handed_off`: KubeVirt gave the migration to its
-    target pod. `evacuates` is the node of an evacuation. `aborted`: somebody deleted it before it
-    ended; `deleting`: it has a deletion timestamp.
+    transition time and `scheduled_at` that of Scheduled. `handed_off`: KubeVirt has handed the
+    migration off to its target pod. `evacuates` is the node that an evacuation leaves. `aborted`:
+    it was deleted before it ended; `deleting`: it has a deletion timestamp.
     """
 
     namespace: str
@@ -200,7 +199,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def retried(self) -> bool:
-        """Whether KubeVirt's backoff counts it and holds it (`handleMigrationBackoff`)."""
+        """Whether KubeVirt's retry backoff applies (`handleMigrationBackoff`)."""
         return self.trigger is not Trigger.OTHER
 
 
@@ -222,7 +221,7 @@ class Pod(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def finished(self) -> bool:
-        """Whether its containers have ended for good."""
+        """Whether all containers have terminated."""
         return self.phase in ("Succeeded", "Failed")
 
 
@@ -237,7 +236,7 @@ class MigrationLimits(Struct, frozen=True, gc=False):
 
 
 class ConfigMap(Struct, frozen=True, kw_only=True):
-    """One ConfigMap of a checkpoint: its `binaryData`, and the `version` that it has."""
+    """One ConfigMap of a checkpoint: its `binaryData` and resourceVersion."""
 
     namespace: str
     name: str
@@ -246,11 +245,11 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
 
 
 Fact: TypeAlias = Vmi | Vmim | Pod | MigrationLimits | ConfigMap
-"""What one object of the cluster tells us."""
+"""What is read from one object of the cluster."""
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """What an operator decided; seconds, where 0 turns a thing off."""
+    """The operator's policy; durations in seconds, 0 disables."""
 
     migration_cooldown: Seconds = 900.0
     max_migration_cooldown: Seconds = 21_600.0
@@ -261,9 +260,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     @property
     def endings_kept(self) -> int:
-        """How many endings per VMI can matter: at the cap one more changes nothing.
+        """How many endings per VMI can matter: at the cap, one more changes nothing.
 
-        `ceil(log2(cap / floor)) + 1`, at least 16; 64 where there is no floor or no cap.
+        `ceil(log2(cap / floor)) + 1`, at least 16; 64 without a floor or cap.
         """
         floor, cap = self.migration_cooldown, self.max_migration_cooldown
         if not floor or not cap:
@@ -272,10 +271,11 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 
 class StuckPolicy(Struct, frozen=True, kw_only=True):
-    """From when on an evacuation counts as stuck.
+    """When an evacuation counts as stuck.
 
-    `external` None: never, of strategy External. `retry_backoff` is KubeVirt's first pause after
-    a failed evacuation (`migration.go: handleMigrationBackoff`), which doubles from there.
+    `external` is for evictionStrategy External; None means never. `retry_backoff` is KubeVirt's
+    first pause after a failed evacuation (`migration.go: handleMigrationBackoff`), which doubles
+    from there.
     """
 
     after: Seconds = 1800.0
@@ -288,9 +288,9 @@ class StuckPolicy(Struct, frozen=True, kw_only=True):
 class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     """The answer for one candidate at one instant.
 
-    `not_before` is the earliest instant at which the VMI would be allowed if nothing else
-    happened, and `released_at` the same told from the facts alone: it differs from `not_before`
-    only while an ending lies ahead of our clock, and never moves with the clock.
+    `not_before` is the earliest instant at which the VMI would be allowed if nothing else happened.
+    `released_at` is the same by the facts alone: it never moves with the clock, and differs from
+    `not_before` only while an ending lies ahead of our clock.
     """
 
     known: bool
@@ -304,5 +304,5 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def allowed(self) -> bool:
-        """Whether the VMI may be evicted, as far as was asked."""
+        """Whether the VMI may be evicted at the requested checkpoints."""
         return self.reason is None

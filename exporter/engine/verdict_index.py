@@ -1,17 +1,15 @@
-"""What all VMIs come to: how many may be evicted on each node, and which cool down.
+"""The verdicts of all VMIs, kept current: counts per node, and the VMIs that are cooling down.
 
-Theory. What is true is what `cooldown` says of each VMI. A `Register` comes to that without asking
-it of all, because at 100,000 VMIs this takes 130 ms in which no verdict is answered: it keeps one
-entry for each VMI that is blocked or that the clock alone may change, and looks again only at those
-of which the store has had news, or whose entry has run out. All others are allowed, and the store
-knows how many there are on each node.
+Evaluating 100,000 VMIs takes 130 ms, during which no request is answered. So the index keeps an
+entry only for VMIs that are blocked or that the clock alone may change, and re-evaluates only VMIs
+that changed in the store or whose entry has expired. All other VMIs are allowed, and the store
+counts them per node.
 
-An entry holds from the instant of its look until the clock changes the arithmetic behind it
-(`cooldown.holds_until`). Where that is at once, because an end lies just ahead of our clock, the
-VMI is looked at in every census. What changes everything (permissions, a clock that goes back) has
-the register start over; where a resource turns dead or alive in a namespace, the VMIs of that
-namespace are looked at again. Looking is done in slices, by
-`catch_up`; `read` does what is left of it and gives the census of that one instant.
+An entry is valid until the clock may change its result (`cooldown.holds_until`). If that is at
+once, because an end lies just ahead of our clock, the VMI is re-evaluated on every read. Everything
+is re-evaluated when permissions change or the clock goes back, and all VMIs of a namespace when a
+resource becomes dead or alive there. `catch_up` works in slices; `read` finishes the work and
+returns the summary for one instant.
 """
 
 import math
@@ -23,37 +21,38 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.cooldown import Cooldown, decide, holds_until, is_quiet, measure_cooldown
+from exporter.engine.cooldown import Cooldown, holds_until, measure_cooldown
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import ALL_ALIVE, DeadResources, Instant, Policy, Reason, Vmi
+from exporter.engine.rules import cannot_block, decide
 from exporter.engine.store import Key, Store
 
 
 ALLOWED = "allowed"
 SPARE = 1_000
-"""So many ends of entries that were replaced are not worth a look at all of them."""
+"""Up to this many expiries of replaced entries are kept before the heap is rebuilt."""
 
 Tally: TypeAlias = Mapping[tuple[str, str], int]
-"""How many VMIs there are, by what they would be answered (`ALLOWED` or a reason) and by node."""
+"""The number of VMIs by verdict (`ALLOWED` or a reason) and node."""
 
 
 class Cooling(Struct, frozen=True, gc=False):
-    """A VMI whose cooldown holds. `written` is what `metrics` has written of it."""
+    """A VMI that is cooling down. `written` caches its samples for `metrics`."""
 
     vmi: Vmi
     cooldown: Cooldown
     written: Any = None
 
 
-class Census(Struct, frozen=True):
-    """What all VMIs came to at one instant. Nothing that comes later changes it."""
+class VerdictSummary(Struct, frozen=True):
+    """The verdicts of all VMIs at one instant; immutable."""
 
     verdicts: Tally
     cooling: tuple[Cooling, ...]
 
 
 class _Entry(Struct, frozen=True, gc=False):
-    """What one VMI came to when it was looked at, and until when it does."""
+    """The result for one VMI, valid until `until`."""
 
     node: str
     reason: Reason | None
@@ -61,10 +60,10 @@ class _Entry(Struct, frozen=True, gc=False):
     cooling: Cooling | None = None
 
 
-class Register:
-    """The census of a store under one policy, kept current with each change.
+class VerdictIndex:
+    """The verdicts for a store under one policy, updated as the store changes.
 
-    The instants that it is asked with are those of one clock, whatever that does.
+    All instants must come from the same clock; that may go back.
     """
 
     def __init__(self, store: Store, policy: Policy) -> None:
@@ -72,89 +71,95 @@ class Register:
         self._policy = policy
         self._basis: tuple[object, ...] = ()
         self._dead = ALL_ALIVE
-        self._looked_at: Instant = -math.inf
+        self._evaluated_at: Instant = -math.inf
         self._entries: dict[Key, _Entry] = {}
         self._blocked: Counter[tuple[str, str]] = Counter()
         self._cooling: dict[Key, Cooling] = {}
         self._outdated: set[Key] = set()
-        self._restless: set[Key] = set()
-        self._ends: list[tuple[Instant, Key]] = []
+        self._always_outdated: set[Key] = set()
+        self._expiries: list[tuple[Instant, Key]] = []
         store.observers.append(self)
 
     def __len__(self) -> int:
-        """How much is kept: entries, ends that are awaited, VMIs that are always looked at."""
-        return len(self._entries) + len(self._ends) + len(self._restless)
+        """The size of all containers together."""
+        return len(self._entries) + len(self._expiries) + len(self._always_outdated)
 
     def note_change(self, key: Key) -> None:
-        """There is news of this VMI."""
+        """Mark a VMI as changed."""
         self._outdated.add(key)
 
     def note_end(self, key: Key) -> None:
-        """The VMI is gone."""
+        """Remove a VMI."""
         self._outdated.discard(key)
-        self._replace(key, None, self._looked_at)
+        self._replace(key, None, self._evaluated_at)
 
     def catch_up(self, now: Instant, *, dead: DeadResources, most: int) -> bool:
-        """Look again at so many VMIs at most; True where others are left to look at."""
+        """Re-evaluate at most this many VMIs; True if some are left."""
         self._find_outdated(now, dead=dead)
         for key in list(islice(self._outdated, most)):
-            self._look(key, now, dead=dead)
+            self._evaluate(key, now, dead=dead)
         return bool(self._outdated)
 
-    def read(self, now: Instant, *, dead: DeadResources) -> Census:
-        """The census at `now`, with these resources `dead`."""
-        self._look_at_all(now, dead=dead)
+    def read(self, now: Instant, *, dead: DeadResources) -> VerdictSummary:
+        """The summary at `now`, with these resources `dead`."""
+        self._evaluate_all(now, dead=dead)
         verdicts = +self._blocked
         for node, vmis in self._store.nodes.items():
             allowed = vmis - sum(self._blocked[reason, node] for reason in Reason)
             if allowed:
                 verdicts[ALLOWED, node] = allowed
-        return Census(verdicts, tuple(self._cooling.values()))
+        return VerdictSummary(verdicts, tuple(self._cooling.values()))
 
-    def find_loud(self, now: Instant, *, dead: DeadResources) -> Iterator[Evidence]:
-        """Every VMI that is blocked at `now`, or that the clock alone may change."""
-        self._look_at_all(now, dead=dead)
+    def find_blocked_or_changing(self, now: Instant, *, dead: DeadResources) -> Iterator[Evidence]:
+        """Every VMI that is blocked at `now` or that the clock alone may change."""
+        self._evaluate_all(now, dead=dead)
         for key in self._entries:
             evidence = self._store.evidence(*key)
             if evidence is not None:
                 yield evidence
 
-    def _look_at_all(self, now: Instant, *, dead: DeadResources) -> None:
+    def _evaluate_all(self, now: Instant, *, dead: DeadResources) -> None:
         self._find_outdated(now, dead=dead)
-        for key in self._outdated | self._restless:
-            self._look(key, now, dead=dead)
+        for key in self._outdated | self._always_outdated:
+            self._evaluate(key, now, dead=dead)
 
     def _find_outdated(self, now: Instant, *, dead: DeadResources) -> None:
-        """Of whom what is kept does not hold at `now`, but for those that it never holds of."""
+        """Mark the VMIs whose entries are not valid at `now`."""
         store = self._store
         basis = (store.vmims_seen, store.pods_seen, dict(store.blind))
-        if basis != self._basis or now < self._looked_at:
+        if basis != self._basis or now < self._evaluated_at:
             self._basis = basis
-            for kept in (self._entries, self._blocked, self._cooling, self._restless, self._ends):
+            for kept in (
+                self._entries,
+                self._blocked,
+                self._cooling,
+                self._always_outdated,
+                self._expiries,
+            ):
                 kept.clear()
             self._outdated = set(store.keys())
         if dead != self._dead:
             before, self._dead = self._dead, dead
             self._outdated |= {k for k in store.keys() if before.of(k[0]) != dead.of(k[0])}  # noqa: SIM118 (a Store is no mapping)
-        self._looked_at = now
-        while self._ends and self._ends[0][0] <= now:
-            until, key = heappop(self._ends)
+        self._evaluated_at = now
+        while self._expiries and self._expiries[0][0] <= now:
+            until, key = heappop(self._expiries)
             entry = self._entries.get(key)
             if entry is not None and entry.until == until:
                 self._outdated.add(key)
 
-    def _look(self, key: Key, now: Instant, *, dead: DeadResources) -> None:
+    def _evaluate(self, key: Key, now: Instant, *, dead: DeadResources) -> None:
         self._outdated.discard(key)
         evidence = self._store.evidence(*key)
         if evidence is not None:
-            self._replace(key, _look_at(evidence, self._policy, now, dead=dead), now)
+            self._replace(key, _evaluate_vmi(evidence, self._policy, now, dead=dead), now)
 
     def _replace(self, key: Key, entry: _Entry | None, now: Instant) -> None:
-        """Keep this entry in the place of the one before, if it says anything."""
+        """Replace the entry of a VMI; an entry without effect is dropped."""
         known = self._entries.pop(key, None)
         if known is not None and known.reason is not None:
             self._blocked[known.reason, known.node] -= 1
-        self._restless.discard(key)
+        self._always_outdated.discard(key)
         if entry is None or entry.cooling is None:
             self._cooling.pop(key, None)
         if entry is None or (entry.reason is None and entry.until == math.inf):
@@ -165,21 +170,23 @@ class Register:
         if entry.cooling is not None:
             self._cooling[key] = entry.cooling
         if entry.until <= now:
-            self._restless.add(key)
+            self._always_outdated.add(key)
         elif entry.until < math.inf:
-            self._await_end(entry.until, key)
+            self._push_expiry(entry.until, key)
 
-    def _await_end(self, until: Instant, key: Key) -> None:
-        """Ends of entries that were replaced stay until their time, or until they are too many."""
-        heappush(self._ends, (until, key))
-        if len(self._ends) > 2 * len(self._entries) + SPARE:
-            self._ends = [(e.until, k) for k, e in self._entries.items() if e.until < math.inf]
-            heapify(self._ends)
+    def _push_expiry(self, until: Instant, key: Key) -> None:
+        """Add to the heap; it also holds expiries of replaced entries until there are too many."""
+        heappush(self._expiries, (until, key))
+        if len(self._expiries) > 2 * len(self._entries) + SPARE:
+            self._expiries = [(e.until, k) for k, e in self._entries.items() if e.until < math.inf]
+            heapify(self._expiries)
 
 
-def _look_at(evidence: Evidence, policy: Policy, now: Instant, *, dead: DeadResources) -> _Entry:
+def _evaluate_vmi(
+    evidence: Evidence, policy: Policy, now: Instant, *, dead: DeadResources
+) -> _Entry:
     vmi = evidence.vmi
-    if is_quiet(evidence):
+    if cannot_block(evidence):
         return _Entry(vmi.node, None, math.inf)
     verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
     cooldown = measure_cooldown(evidence, policy, now)

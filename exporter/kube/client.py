@@ -1,19 +1,15 @@
-"""The door to the Kubernetes API: credentials, requests and watches as raw bytes, errors by name.
+"""The client for the Kubernetes API: logs in, sends requests, opens watches, classifies errors.
 
-Nothing else imports kubernetes_asyncio. Of that library we use the credentials (in-cluster,
-kubeconfig, client certificates, exec plugins, token refresh) and the connection; what it would
-decode into models, we hand on as bytes, and so the models are not even imported.
+kubernetes_asyncio provides the credentials (in-cluster, kubeconfig, client certificates, exec
+plugins, token refresh) and the connection. Responses are returned as bytes.
 """
 
 import asyncio
 import ssl
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
 
 import aiohttp
@@ -21,51 +17,18 @@ import yaml
 
 from exporter.engine.model import Resource, Seconds
 from exporter.kube.kubevirt import CHECKPOINT_LABEL, LAUNCHER_SELECTOR, parse_status_message
-
-
-@contextmanager
-def _without_models() -> Iterator[ModuleType]:
-    """Import kubernetes_asyncio's modules by their names, and not the 850 that its packages name.
-
-    Because these, a class for each type and group of Kubernetes, are a third of our start (0.3 s)
-    and of a small cluster's memory (32 MB). Three packages stand empty while the block lasts; who
-    imports them after it has them whole. Yields `kubernetes_asyncio.client`.
-    """
-    empty: dict[str, ModuleType] = {}
-    path: list[str] | None = None
-    for name in ("", ".client", ".client.models"):
-        package = ModuleType(f"kubernetes_asyncio{name}")
-        spec = PathFinder.find_spec(package.__name__, path)
-        if spec is None or package.__name__ in sys.modules:
-            continue
-        package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations or ())
-        path = package.__path__
-        empty[package.__name__] = sys.modules[package.__name__] = package
-    try:
-        yield sys.modules["kubernetes_asyncio.client"]
-    finally:
-        for name in empty:
-            del sys.modules[name]
-
-
-with _without_models() as _client:
-    from kubernetes_asyncio.client.api_client import ApiClient
-    from kubernetes_asyncio.client.configuration import Configuration
-
-    _client.ApiClient, _client.Configuration = ApiClient, Configuration  # type: ignore[attr-defined]
-    from kubernetes_asyncio import config as credentials
-    from kubernetes_asyncio.config.config_exception import ConfigException
+from exporter.kube.lean_import import ApiClient, ConfigException, Configuration, credentials
 
 
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 LONGEST_RETRY_AFTER: Seconds = 60.0
-"""A `Retry-After` beyond this is not believed: it would blind a watch."""
+"""A longer `Retry-After` is shortened to this, because it would keep a watch away too long."""
 LONGEST_LINE = 16 * 2**20
-"""Bytes in one watch event: etcd takes objects of 1.5 MiB, so this much is no event."""
+"""The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LARGEST_CHUNK = 2**17
-"""Bytes read at once, because a list comes in gulps of up to 4 MiB, and nobody is answered while
-one is taken in: 14 ms, and now 0.5."""
+"""The most bytes read at once. A list arrives in chunks of up to 4 MiB, and processing one blocks
+the event loop for 14 ms; this much takes 0.5 ms."""
 
 _PATHS = {
     Resource.VMIS: "/apis/kubevirt.io/v1",
@@ -81,40 +44,40 @@ _SELECTORS = {
 }
 
 _FUTURE_VERSION = "Too large resource version"
-"""What a server restored from an older state says of a version that it has not reached yet
+"""The message of a server, restored from a backup, about a resourceVersion that it has not reached
 (apimachinery `api/errors`, `NewTimeoutError` with cause ResourceVersionTooLarge)."""
 
 
 class ApiError(Exception):
-    """The API server, or the way to it, did not give what was asked; the text says why."""
+    """A request failed; the text says why."""
 
 
 class Expired(ApiError):
-    """410, or a version that the server has not reached: only a new list helps."""
+    """410, or a resourceVersion that the server has not reached: a new list is needed."""
 
 
 class Denied(ApiError):
-    """401 or 403: not with these credentials."""
+    """401 or 403: the credentials are not accepted or not sufficient."""
 
 
 class Forbidden(Denied):
-    """403: the server knows who we are, and does not let us."""
+    """403: authenticated, but not authorized."""
 
 
 class Absent(ApiError):
-    """404: the server knows no such resource."""
+    """404: there is no such resource or object."""
 
 
 class Conflict(ApiError):
-    """409: somebody else has written it since, or it exists already."""
+    """409: the object was changed by somebody else, or exists already."""
 
 
 class Unsupported(ApiError):
-    """400, 413 or 422: the server does not take the request, now or later."""
+    """400, 405, 406, 413, 415 or 422: the server will never accept this request."""
 
 
 class Overloaded(ApiError):
-    """429 or 503: later, please; `retry_after` in seconds, as far as it is believed, or 0."""
+    """429 or 503: try again after `retry_after` seconds (0 if the server did not say)."""
 
     def __init__(self, why: str, retry_after: Seconds) -> None:
         super().__init__(why)
@@ -122,26 +85,26 @@ class Overloaded(ApiError):
 
 
 class Unreachable(ApiError):
-    """No connection, or one that broke, or a 5xx."""
+    """No connection, a broken connection, or a 5xx."""
 
 
 class Untrusted(Unreachable):
-    """TLS failed: the server's certificate is not of an authority that we trust, or ours is not."""
+    """TLS failed: one side does not trust the other's certificate."""
 
 
 class Silent(ApiError):
-    """Nothing was heard for longer than the read timeout: the peer may be dead."""
+    """Nothing was received within the read timeout: the peer may be dead."""
 
 
 class NoCredentials(Exception):
-    """There is no usable way to log in; the text says what was looked for."""
+    """No usable credentials; the text says what was tried."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """Where credentials come from: a kubeconfig file, or a bare URL of a server without any.
+    """Where to log in: a kubeconfig file, or the URL of a server that needs no credentials.
 
-    With neither: the pod's service account if there is one, else the default kubeconfig.
+    Without either: the pod's service account if there is one, else the default kubeconfig.
     """
 
     kubeconfig: Path | None = None
@@ -149,7 +112,7 @@ class Login:
 
 
 class _Session:
-    """An ApiClient that closes when it was replaced and its last user has gone."""
+    """An ApiClient that is closed once it was replaced and its last request has ended."""
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
@@ -181,7 +144,7 @@ class ApiServer:
         """One page of a consistent list. Raises `ApiError`."""
         query = {"limit": str(limit)} | ({"continue": token} if token else {})
         async with self._open(path_of(resource, namespace), _select(resource, query)) as response:
-            with _naming_failures(self._read_timeout):
+            with _translating_errors(self._read_timeout):
                 return await response.read()
 
     @asynccontextmanager
@@ -193,9 +156,9 @@ class ApiServer:
         resource_version: str | None,
         seconds: int,
     ) -> AsyncIterator[AsyncIterator[list[bytes]]]:
-        """Lines of a watch, in the batches in which they arrive, for `seconds` at most.
+        """Watch for at most `seconds`; yields lines in the batches in which they arrive.
 
-        Without a `resource_version` the server streams the list first and ends it with a
+        Without a `resource_version` the server first streams the list and ends it with a
         bookmark (`sendInitialEvents`). Raises `ApiError`.
         """
         query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
@@ -207,27 +170,27 @@ class ApiServer:
             yield self._lines(response)
 
     async def read(self, resource: Resource, namespace: str, name: str) -> bytes:
-        """One object. Raises `ApiError`."""
+        """Read one object. Raises `ApiError`."""
         return await self._send("GET", path_of(resource, namespace, name))
 
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
     ) -> bytes:
-        """The object as replaced, or made where there is none and the body names no version.
+        """PUT an object: replace it, or create it if there is none and the body has no version.
 
-        Made like this, and not by a POST, a role can say by which name it may be made. Raises
-        `Conflict` where it has another version, `Unsupported` where it exists and the body names
-        no version, or `ApiError`.
+        Unlike a POST, this lets a Role restrict the name that may be created. Raises `Conflict` if
+        the object has another version, `Unsupported` if it exists and the body has no version, or
+        another `ApiError`.
         """
         return await self._send("PUT", path_of(resource, namespace, name), body=body)
 
     async def apply(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], *, owner: str
     ) -> bytes:
-        """Server-side apply, as the field manager `owner`; the object as it is then.
+        """Server-side apply with the field manager `owner`; returns the resulting object.
 
-        With a `metadata.resourceVersion` in the body only that version is replaced. Raises
-        `Conflict` where it is another, or `ApiError`.
+        A `metadata.resourceVersion` in the body makes it conditional. Raises `Conflict` if the
+        object has another version, or another `ApiError`.
         """
         return await self._send(
             "PATCH",
@@ -238,7 +201,7 @@ class ApiServer:
         )
 
     async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """The API server's answer to a TokenReview or a SubjectAccessReview. Raises `ApiError`."""
+        """POST a TokenReview or a SubjectAccessReview. Raises `ApiError`."""
         return await self._send("POST", path, body=body)
 
     async def _send(
@@ -258,15 +221,15 @@ class ApiServer:
             content_type=content_type,
             within=WRITE_TIMEOUT,
         ) as response:
-            with _naming_failures(WRITE_TIMEOUT):
+            with _translating_errors(WRITE_TIMEOUT):
                 return await response.read()
 
     async def renew(self) -> None:
-        """Read the credentials again; requests under way finish with the old ones."""
+        """Load the credentials again; requests in progress finish with the old ones."""
         await self._drop(self._session)
 
     async def _drop(self, old: _Session | None) -> None:
-        """Log in anew for the next request, unless that was done since `old`."""
+        """Log in again before the next request, unless `old` has been replaced already."""
         async with self._lock:
             if old is not None and old is self._session:
                 self._session = None
@@ -275,7 +238,7 @@ class ApiServer:
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
         rest = b""
-        with _naming_failures(self._read_timeout):
+        with _translating_errors(self._read_timeout):
             async for chunk in response.content.iter_chunked(LARGEST_CHUNK):
                 lines, rest = split_lines(rest, chunk)
                 if len(rest) > LONGEST_LINE:
@@ -297,7 +260,7 @@ class ApiServer:
         session = await self._current()
         session.users += 1
         try:
-            with _naming_failures(within or self._read_timeout):
+            with _translating_errors(within or self._read_timeout):
                 response = await session.client.call_api(
                     path,
                     method,
@@ -318,7 +281,7 @@ class ApiServer:
             finally:
                 response.close()
         except Untrusted:
-            # The authority may have been rotated: its new certificate is in our files by now.
+            # The CA may have been rotated; the new certificate is in our files by now.
             await self._drop(session)
             raise
         finally:
@@ -333,7 +296,7 @@ class ApiServer:
             return self._session
 
     async def _log_in(self) -> Configuration:
-        """Credentials that have worked once may be missing for a moment: that is retried."""
+        """Credentials that have worked once may be missing for a moment, which is retried."""
         try:
             return await log_in(self._login)
         except NoCredentials as error:
@@ -347,7 +310,7 @@ class ApiServer:
 
 
 def path_of(resource: Resource, namespace: str | None, name: str = "") -> str:
-    """The URL path of a resource, in one namespace or (None) in all, or of one object."""
+    """The URL path of a resource in one namespace or (None) in all, or of one object."""
     scope = "" if namespace is None else f"/namespaces/{namespace}"
     return f"{_PATHS[resource]}{scope}/{resource}" + (f"/{name}" if name else "")
 
@@ -357,7 +320,7 @@ def _select(resource: Resource, query: Mapping[str, str]) -> dict[str, str]:
 
 
 def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
-    """The complete, non-empty lines of `rest + chunk`, and what is left over."""
+    """Split `rest + chunk` into its complete, non-empty lines and the remaining bytes."""
     if b"\n" not in chunk:
         return [], rest + chunk
     *lines, rest = (rest + chunk).split(b"\n")
@@ -365,7 +328,7 @@ def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
 
 
 async def log_in(login: Login) -> Configuration:
-    """The client configuration of these credentials. Raises `NoCredentials`."""
+    """Load the client configuration. Raises `NoCredentials`."""
     configuration = Configuration()
     if login.url is not None:
         configuration.host = login.url
@@ -404,7 +367,7 @@ async def _failure(response: aiohttp.ClientResponse) -> ApiError:
 
 
 def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError:
-    """The error of a status code, whether it came as HTTP or inside a watch."""
+    """The error for a status code, from an HTTP response or inside a watch."""
     why = f"{code} {message}".strip()
     if code == 410 or (code == 504 and _FUTURE_VERSION in message):
         return Expired(why)
@@ -428,12 +391,12 @@ def _retry_after(response: aiohttp.ClientResponse) -> Seconds:
 
 
 @contextmanager
-def _naming_failures(read_timeout: Seconds) -> Iterator[None]:
-    """Turns what the network and TLS raise into `ApiError`."""
+def _translating_errors(read_timeout: Seconds) -> Iterator[None]:
+    """Turn network and TLS exceptions into `ApiError`."""
     try:
         yield
     except aiohttp.SocketTimeoutError as error:
-        raise Silent(f"nothing heard for {read_timeout:g} s") from error
+        raise Silent(f"nothing received for {read_timeout:g} s") from error
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         raise Untrusted(_why(error)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -1,9 +1,8 @@
-"""KubeVirt's objects as the API server writes them: the only place that knows a field path.
+"""Parses and writes Kubernetes and KubeVirt objects; the only module that knows field paths.
 
-Raw JSON goes in, facts of `engine.model` come out, or `Refused` with what was wrong. Only the
-fields that are used are decoded, and the few words that all objects share (namespaces, nodes, a
-VMI's name in its VMIMs) are one string each, which saves 0.9 kB per VMI. An empty string, null and
-an absent field are all "not there".
+Raw JSON goes in; facts of `engine.model` come out, or `Refused` with the reason. Only fields in use
+are decoded. Strings that many objects share (namespaces, nodes, a VMI's name in its VMIMs) are
+interned, which saves 0.9 kB per VMI. An empty string, null and an absent field are equivalent.
 Sources: KubeVirt `staging/src/kubevirt.io/api/core/v1/types.go`; the labels and annotations of
 launcher pods from `pkg/virt-controller/services/template.go` and `watch/descheduler`.
 """
@@ -37,7 +36,7 @@ from exporter.engine.model import (
 
 LAUNCHER_SELECTOR = "kubevirt.io=virt-launcher"
 CHECKPOINT_LABEL = "kubevirt-eviction-exporter/checkpoint"
-"""The label of the ConfigMaps that hold our checkpoints; its value is the checkpoint's name."""
+"""The label of our checkpoint's ConfigMaps; its value is the checkpoint's name."""
 EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -50,14 +49,14 @@ _MIGRATION_UID = "kubevirt.io/migrationJobUID"
 
 _FIRST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
 _LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
-"""What lies outside, by its zone, could be read and not be written again."""
+"""Instants outside, possible by a time zone, could be read but not written."""
 _UNREAD = "unreadable"
-"""What stands for an instant that is there and could not be parsed."""
+"""Written for a timestamp that was present but unreadable."""
 _FINAL_PHASES = frozenset({"Succeeded", "Failed"})
 _HANDED_OFF_PHASES = frozenset(
     {"Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"}
 )
-"""The phases that a VMIM reaches only once `handleTargetPodHandoff` has given it its target."""
+"""The phases that a VMIM reaches only after `handleTargetPodHandoff`."""
 
 _PRIORITIES = {priority.value: priority for priority in Priority}
 _HOLDS = {
@@ -73,10 +72,9 @@ _RFC3339 = re.compile(
 
 
 class Refused(Exception):
-    """An object that cannot be used, and what was expected of it.
+    """An object that cannot be used; `why` says what was expected.
 
-    `namespace` and `name` say which object it is, or are None where even that cannot be read:
-    what was known of the object stays known. `uid` is "" where it cannot be read.
+    `namespace` and `name` are None and `uid` is "" if they cannot be read either.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class _PodMetadata(_Metadata, gc=False):
 
 
 class _LooseMetadata(Struct, gc=False):
-    """As much as names an object, whatever the types of the rest."""
+    """The fields that identify an object, of any type."""
 
     namespace: Any = None
     name: Any = None
@@ -254,7 +252,7 @@ class _PageMetadata(Struct, gc=False):
 
 
 class Changed(Struct, frozen=True, gc=False):
-    """The object exists and says this (`ADDED`, `MODIFIED`, or an item of a list)."""
+    """An object was added or modified, or is an item of a list."""
 
     fact: Fact
     namespace: str
@@ -264,7 +262,7 @@ class Changed(Struct, frozen=True, gc=False):
 
 
 class Deleted(Struct, frozen=True, gc=False):
-    """The object is gone. `uid` is empty where it was not to be read."""
+    """An object was deleted. `uid` is empty if it could not be read."""
 
     namespace: str
     name: str
@@ -273,14 +271,14 @@ class Deleted(Struct, frozen=True, gc=False):
 
 
 class Bookmark(Struct, frozen=True, gc=False):
-    """Everything up to this version has been sent; `listed` ends a streamed list."""
+    """Everything up to this resourceVersion was sent; `listed` marks the end of a streamed list."""
 
     resource_version: str
     listed: bool
 
 
 class Failed(Struct, frozen=True, gc=False):
-    """The server ended the watch with a Status (`ERROR`)."""
+    """The server ended the watch with an `ERROR` event, which holds a Status."""
 
     code: int
     reason: str
@@ -291,7 +289,7 @@ Event: TypeAlias = Changed | Deleted | Bookmark | Failed
 
 
 class Page(Struct, frozen=True):
-    """One page of a list: its items still raw, so that one bad item spoils no other."""
+    """One page of a list. Items are raw, so that a bad one does not affect the others."""
 
     items: list[msgspec.Raw]
     resource_version: str
@@ -299,17 +297,18 @@ class Page(Struct, frozen=True):
 
 
 def parse_instant(value: object) -> Instant | None:
-    """RFC 3339 to Unix seconds; None where it is not there or not an instant."""
+    """Parse RFC 3339 to Unix seconds; None if absent or invalid."""
     return _parse_instant(value) if isinstance(value, str) else None
 
 
 @lru_cache(maxsize=4096)
 def _parse_instant(text: str) -> Instant | None:
-    """Kept for a while, because one object tells the same instant three times over: a VMIM takes
-    a third of the time, and its equal instants are one float.
+    """Cached, because one object repeats an instant up to three times.
+
+    A VMIM takes a third of the time, and equal instants share one float.
     """
     if len(text) == 20 and text[4::3] == "--T::Z" and text[11:13] != "24":
-        # What KubeVirt writes, because C reads it in a quarter of the time of the pattern below.
+        # KubeVirt's own format: the C parser takes a quarter of the time of the pattern below.
         try:
             return datetime.fromisoformat(text).timestamp()
         except ValueError:
@@ -334,7 +333,7 @@ def _parse_instant(text: str) -> Instant | None:
 
 
 def parse_object(resource: Resource, raw: bytes | msgspec.Raw) -> Changed:
-    """One object of a list. Raises `Refused`."""
+    """Parse one object. Raises `Refused`."""
     try:
         fact, metadata = _DECODERS[resource].object(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -343,7 +342,7 @@ def parse_object(resource: Resource, raw: bytes | msgspec.Raw) -> Changed:
 
 
 def parse_event(resource: Resource, line: bytes) -> Event:
-    """One line of a watch. Raises `Refused` for what cannot be used."""
+    """Parse one line of a watch. Raises `Refused`."""
     decoder = _DECODERS[resource]
     try:
         kind, fact, metadata = decoder.event(line)
@@ -355,7 +354,7 @@ def parse_event(resource: Resource, line: bytes) -> Event:
 
 
 def parse_page(body: bytes) -> Page:
-    """A list's answer. Raises `Refused` where it is not a list at all."""
+    """Parse the response to a list. Raises `Refused` if it is not a list."""
     try:
         page = msgspec.json.decode(body, type=_Page)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -368,10 +367,10 @@ def parse_page(body: bytes) -> Page:
 
 
 def write_object(fact: Fact) -> dict[str, Any]:
-    """The smallest object of KubeVirt's that says this fact: what is read off it is the fact again.
+    """The inverse of parsing: the smallest object that parses to this fact.
 
-    It holds nothing but what facts hold, so that no user data can be in it: a VMI's spec has
-    cloud-init passwords. Raises TypeError for a checkpoint's ConfigMap.
+    It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError
+    for a checkpoint's ConfigMap.
     """
     match fact:
         case Vmi():
@@ -383,19 +382,19 @@ def write_object(fact: Fact) -> dict[str, Any]:
         case MigrationLimits():
             return _write_kubevirt(fact)
         case ConfigMap():
-            raise TypeError("a checkpoint's ConfigMap says nothing about VMIs")
+            raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
         case _:
             assert_never(fact)
 
 
 def stamp(instant: Instant) -> str:
-    """Unix seconds as RFC 3339, as KubeVirt writes it where they are whole."""
+    """Format Unix seconds as RFC 3339, whole seconds as KubeVirt does."""
     text = datetime.fromtimestamp(instant, tz=UTC).isoformat()
     return text.replace("+00:00", "Z")
 
 
 def parse_status_message(body: bytes) -> str:
-    """The message of a Kubernetes `Status`, or "" where the body is none."""
+    """The message of a Kubernetes `Status`, or "" if the body is not one."""
     try:
         return msgspec.json.decode(body, type=_ErrorStatus).message or ""
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -416,7 +415,7 @@ def _changed(fact: Fact | str, metadata: _Metadata, *, modified: bool = False) -
 
 
 def _parse_other(line: bytes, error: Exception | None) -> Event:
-    """A line that is neither an ADDED nor a MODIFIED of the expected shape."""
+    """Parse a line that is not an ADDED or MODIFIED event of the expected shape."""
     try:
         envelope = msgspec.json.decode(line, type=_Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
@@ -456,7 +455,7 @@ def _parse_failure(raw: msgspec.Raw) -> Failed:
 
 
 def _refusal(raw: bytes | msgspec.Raw, error: Exception) -> Refused:
-    """What was wrong with an object, and its name where that much can be read."""
+    """The refusal of an object, with its name if that can be read."""
     try:
         metadata = msgspec.json.decode(raw, type=_Named).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -515,7 +514,7 @@ def _read_state(state: _State) -> MigrationState:
 
 
 def _state_outcome(state: _State) -> Outcome:
-    """`completed` means ended, not succeeded: a failed migration has both."""
+    """`completed` means ended, not succeeded: a failed migration has it too."""
     if state.failed:
         return Outcome.FAILED
     return Outcome.SUCCEEDED if state.completed else Outcome.UNKNOWN
@@ -536,7 +535,7 @@ def _read_vmim(wire: _VmimObject) -> Vmim | str:
     status = wire.status or _VmimStatus()
     state = status.migrationState or _State()
     phase = status.phase or ""
-    # Of a phase that is told twice the first counts.
+    # The first transition to a phase counts.
     transitions = reversed(status.phaseTransitionTimestamps or ())
     entered = {t.phase: t.phaseTransitionTimestamp for t in transitions}
     annotations = metadata.annotations or {}
@@ -565,14 +564,14 @@ def _read_vmim(wire: _VmimObject) -> Vmim | str:
 
 
 def _read_trigger(annotations: dict[str, Any]) -> Trigger:
-    """Annotations with an empty value count: workload updates carry one."""
+    """An annotation with an empty value counts: workload updates have one."""
     if _EVACUATION in annotations:
         return Trigger.EVACUATION
     return Trigger.WORKLOAD_UPDATE if _WORKLOAD_UPDATE in annotations else Trigger.OTHER
 
 
 def _was_handed_off(uid: str | None, phases: set[str | None], state: _State) -> bool:
-    """A VMIM's `migrationState` is a copy of the VMI's, which exists from hand-off on."""
+    """A VMIM's `migrationState` is copied from the VMI's, which exists after hand-off."""
     if not _HANDED_OFF_PHASES.isdisjoint(phases):
         return True
     if uid and state.migrationUid == uid:
@@ -613,7 +612,7 @@ def _read_pod(wire: _PodObject) -> Pod | str:
 
 
 def _owner_uid(metadata: _PodMetadata) -> str:
-    """The VMI that owns the pod, "" where no VMI does."""
+    """The UID of the VMI that owns the pod, or ""."""
     owners = metadata.ownerReferences or ()
     return next((one.uid for one in owners if one.kind == _VMI_KIND and one.uid), "")
 
@@ -649,10 +648,10 @@ def _write_vmi(vmi: Vmi) -> dict[str, Any]:
         conditions.append(requested | {"lastTransitionTime": stamp(vmi.eviction_requested_at)})
     notes = {_EVICTION_SOURCE: "descheduler"} if vmi.evicted_by_descheduler else {}
     state = None if vmi.migration is None else _write_state(vmi.migration, vmi.other_uids)
-    return _told(
+    return _omit_empty(
         metadata=_write_metadata(vmi, annotations=notes),
-        spec=_told(evictionStrategy=vmi.eviction_strategy),
-        status=_told(
+        spec=_omit_empty(evictionStrategy=vmi.eviction_strategy),
+        status=_omit_empty(
             phase=vmi.phase,
             nodeName=vmi.node,
             evacuationNodeName=vmi.evacuation_node,
@@ -664,10 +663,12 @@ def _write_vmi(vmi: Vmi) -> dict[str, Any]:
 
 def _write_state(state: MigrationState, other_uids: tuple[str, ...] = ()) -> dict[str, Any]:
     halves = zip(("sourceState", "targetState"), other_uids, strict=False)
-    return _told(
+    return _omit_empty(
         migrationUid=state.uid,
-        startTimestamp=_stamped(state.start),
-        endTimestamp=_stamped(state.end) if state.end is not None or not state.ended else _UNREAD,
+        startTimestamp=_stamp_or_none(state.start),
+        endTimestamp=_stamp_or_none(state.end)
+        if state.end is not None or not state.ended
+        else _UNREAD,
         completed=state.outcome is not Outcome.UNKNOWN,
         failed=state.outcome is Outcome.FAILED,
         mode=state.mode,
@@ -681,26 +682,27 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
         notes = {_WORKLOAD_UPDATE: ""}
     met = ["migrationAbortRequested"] if vmim.aborted else []
     met += [kind for kind, hold in _HOLDS.items() if hold is vmim.hold]
-    entered = {"Scheduled": _stamped(vmim.scheduled_at)} if vmim.handed_off else {}
+    entered = {"Scheduled": _stamp_or_none(vmim.scheduled_at)} if vmim.handed_off else {}
     if vmim.scheduled_at is not None:
         entered["Scheduled"] = stamp(vmim.scheduled_at)
     if vmim.finished:
-        entered[vmim.phase] = _stamped(vmim.finished_at)
+        entered[vmim.phase] = _stamp_or_none(vmim.finished_at)
     state = MigrationState(
         start=vmim.start, ended=vmim.end is not None, end=vmim.end, outcome=vmim.outcome
     )
     metadata = _write_metadata(vmim, annotations=notes)
     if vmim.deleting:
-        # Since when is no fact of ours.
+        # Any timestamp will do: facts only say that there is one.
         metadata["deletionTimestamp"] = stamp(vmim.created or 0.0)
-    return _told(
+    return _omit_empty(
         metadata=metadata,
-        spec=_told(vmiName=vmim.vmi_name, priority=vmim.priority),
-        status=_told(
+        spec=_omit_empty(vmiName=vmim.vmi_name, priority=vmim.priority),
+        status=_omit_empty(
             phase=vmim.phase,
             migrationState=_write_state(state),
             phaseTransitionTimestamps=[
-                _told(phase=phase, phaseTransitionTimestamp=at) for phase, at in entered.items()
+                _omit_empty(phase=phase, phaseTransitionTimestamp=at)
+                for phase, at in entered.items()
             ],
             conditions=[{"type": kind, "status": "True"} for kind in met],
         ),
@@ -708,15 +710,15 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
 
 
 def _write_pod(pod: Pod) -> dict[str, Any]:
-    labels = _told(**{_CREATED_BY: pod.vmi_uid, _MIGRATION_UID: pod.migration_uid})
+    labels = _omit_empty(**{_CREATED_BY: pod.vmi_uid, _MIGRATION_UID: pod.migration_uid})
     conditions = [{"type": "Ready", "status": "True"}] if pod.ready else []
     if pod.scheduled or pod.unschedulable:
         conditions.append({"type": "PodScheduled", "status": str(pod.scheduled)})
     notes = {EVICTION_IN_PROGRESS: "true"} if pod.eviction_in_progress else {}
-    return _told(
+    return _omit_empty(
         metadata=_write_metadata(pod, annotations=notes, labels=labels),
-        spec=_told(nodeName=pod.node),
-        status=_told(phase=pod.phase, conditions=conditions),
+        spec=_omit_empty(nodeName=pod.node),
+        status=_omit_empty(phase=pod.phase, conditions=conditions),
     )
 
 
@@ -729,21 +731,21 @@ def _write_kubevirt(limits: MigrationLimits) -> dict[str, Any]:
 
 
 def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str, Any]:
-    return _told(
+    return _omit_empty(
         namespace=fact.namespace,
         name=fact.name,
         uid=fact.uid,
-        creationTimestamp=_stamped(fact.created),
+        creationTimestamp=_stamp_or_none(fact.created),
         **maps,
     )
 
 
-def _told(**fields: Any) -> dict[str, Any]:
-    """The fields that say something: what is empty, false or None is "not there"."""
+def _omit_empty(**fields: Any) -> dict[str, Any]:
+    """The fields with a value: empty, false and None are equivalent to absent."""
     return {name: value for name, value in fields.items() if value or name == "metadata"}
 
 
-def _stamped(instant: Instant | None) -> str | None:
+def _stamp_or_none(instant: Instant | None) -> str | None:
     return None if instant is None else stamp(instant)
 
 
@@ -752,7 +754,7 @@ def _text(value: object) -> str:
 
 
 class _Decoder(Generic[_Object]):
-    """Decodes one kind of object and reads the fact off it."""
+    """Decodes one kind of object into a fact."""
 
     def __init__(self, wire: type[_Object], read: Callable[[_Object], Fact | str]) -> None:
         self._objects: msgspec.json.Decoder[_Object] = msgspec.json.Decoder(wire)

@@ -1,13 +1,12 @@
-"""Which replica writes the checkpoint: the holder of a Lease in the cluster.
+"""Leader election by a Lease: its holder is the replica that writes the checkpoint.
 
-The rules are client-go's (`tools/leaderelection`): a holder renews; the others take the Lease
-once they have seen it unchanged for long enough on their own monotonic clock, so that no two
-clocks are compared. Every write names the version that it replaces. A holder stops believing
-in itself well before the others stop, also where it was frozen in between.
+The rules are those of client-go (`tools/leaderelection`). The holder renews the Lease. A candidate
+takes it once it has been unchanged for long enough by the candidate's own monotonic clock, so that
+clocks of different machines are never compared. Every write is conditional on a resourceVersion. A
+holder gives up well before the others take over, even if its process was frozen in between.
 
-kubernetes_asyncio brings a leader election of its own (`leaderelection`). It is not used: it ends
-at the first connection error, writes local time as UTC into the Lease, measures by the wall
-clock, and does not give the Lease back at the end.
+The leader election of kubernetes_asyncio is not used: it ends at the first connection error, writes
+local time as UTC, measures by the wall clock, and does not release the Lease at the end.
 """
 
 import asyncio
@@ -27,16 +26,16 @@ from exporter.logs import Trouble
 
 
 HELD_FOR = 2 / 3
-"""The share of the duration for which a holder believes in its last renewal, as in client-go."""
+"""The part of the duration for which a renewal is valid for its holder, as in client-go."""
 RENEWED_EVERY = 1 / 3
-"""The share of the duration after which the holder renews."""
+"""The part of the duration after which the holder renews."""
 TAKEN_AFTER = 0.8
-"""The share of its duration after which an unchanged Lease is taken: later than its holder stops
-believing in it, and so early that the next write comes within the duration."""
-LOOKED_EVERY = 1 / 8
-"""The share of the duration after which the others look, and a renewal that failed is tried."""
+"""The part of the duration after which an unchanged Lease is taken: after its holder has given up,
+and early enough for the next write to come within the duration."""
+POLLED_EVERY = 1 / 8
+"""The part of the duration after which candidates poll and failed renewals are retried."""
 
-MOMENT: Seconds = 0.01
+SHORTEST_PAUSE: Seconds = 0.01
 
 log = structlog.stdlib.get_logger()
 
@@ -59,10 +58,10 @@ class _Lease(Struct):
 
 
 class Lease:
-    """One candidate for the Lease `namespace/name`; `held` says whether it may write now.
+    """A candidate for the Lease `namespace/name`; `held` says whether it may write now.
 
-    `changed` is called when it comes or goes. `monotonic` is the clock by which it judges, `wall`
-    the one that it writes down for people.
+    `changed` is called when the Lease is taken or lost. Durations are measured by `monotonic`;
+    `wall` gives the times written into the Lease.
     """
 
     def __init__(
@@ -93,11 +92,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this candidate holds the Lease, for certain."""
+        """Whether this candidate certainly holds the Lease."""
         return self._held_until is not None and self._monotonic() < self._held_until
 
     async def run(self) -> None:
-        """Take and renew, for ever."""
+        """Take and renew the Lease until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._duration * RENEWED_EVERY):
@@ -111,16 +110,16 @@ class Lease:
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> Seconds:
-        """Until the next renewal, or look: at the latest when the Lease may be taken."""
+        """The time until the next renewal or read, at most until the Lease may be taken."""
         if self.held and not self._trouble:
             return self._duration * RENEWED_EVERY * self._rng.uniform(0.9, 1.0)
-        look = self._duration * LOOKED_EVERY * self._rng.uniform(0.9, 1.0)
+        poll = self._duration * POLLED_EVERY * self._rng.uniform(0.9, 1.0)
         if self._seen_at is None or self._trouble:
-            return look
-        return min(look, max(MOMENT, self._free_at(self._seen.spec) - self._monotonic()))
+            return poll
+        return min(poll, max(SHORTEST_PAUSE, self._free_at(self._seen.spec) - self._monotonic()))
 
     async def release(self) -> None:
-        """Give the Lease back, so that another need not wait for its end."""
+        """Release the Lease, so that another replica need not wait for it to expire."""
         if not self.held:
             return
         self._held_until = None
@@ -132,7 +131,7 @@ class Lease:
             log.info("lease_released", lease=self._name)
 
     async def _campaign(self) -> None:
-        """One look at the Lease, and one attempt to hold it where that is due."""
+        """Read the Lease, and take or renew it if that is due."""
         began = self._monotonic()
         try:
             seen = await self._read()
@@ -140,7 +139,7 @@ class Lease:
             await self._take(None, began)
             return
         if self._seen_at is None or seen != self._seen:
-            # As late as it can be: what was read may have been written while we waited for it.
+            # Not `began`: it may have been written while we waited for the response.
             self._seen, self._seen_at = seen, self._monotonic()
         if seen.spec.holderIdentity == self._identity or self._is_free(seen.spec):
             await self._take(seen, began)
@@ -210,5 +209,5 @@ def _do_nothing() -> None:
 
 
 def _write_instant(wall: Instant) -> str:
-    """A Kubernetes MicroTime."""
+    """Format a Kubernetes MicroTime."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

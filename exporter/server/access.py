@@ -1,12 +1,12 @@
-"""Who may ask: bearer tokens and permissions, as the cluster's API server has them.
+"""Authentication and authorization of callers by the cluster's API server.
 
-As kube-rbac-proxy and controller-runtime's metrics server do: a TokenReview says who a token is,
-a SubjectAccessReview whether they may `get` or `post` this path as a non-resource URL. Answers are
-kept for a moment, a bounded number of them; a token itself is kept nowhere, only its hash.
+As in kube-rbac-proxy and controller-runtime's metrics server, a TokenReview identifies the user of
+a bearer token, and a SubjectAccessReview says whether the user may `get` or `post` this path as a
+non-resource URL. A bounded number of answers is cached, keyed by the token's hash.
 
-A check takes at most `PATIENCE`, both reviews together. A caller that was let in before waits at
-most `RENEWAL_PATIENCE` for a new answer; the kept yes then decides, and the review goes on in the
-background.
+Both reviews together take at most `PATIENCE`. If the cache has an older yes for a caller, it waits
+at most `RENEWAL_PATIENCE` for a new answer; then the cached yes counts, and the review goes on in
+the background.
 """
 
 import asyncio
@@ -26,36 +26,36 @@ from exporter.logs import Trouble
 
 
 REMEMBERED = 4096
-"""How many answers of each kind are kept: who sends ever new tokens fills no more."""
+"""Bounds the cache, so a flood of new tokens cannot grow it."""
 ASKED_AT_ONCE = 16
-"""How many reviews of each kind are under way at a time, for new callers and as many for known."""
+"""Parallel reviews of each kind, for new callers and again for known ones."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
-"""How long a caller waits for its reviews: the plugin waits a second for its verdict. Also how
-long the API server may take for one review."""
+"""How long a caller waits for both reviews, and how long one review may take. The descheduler's
+plugin waits one second for its verdict."""
 RENEWAL_PATIENCE: Seconds = 0.25
-"""How long a caller waits that was let in before: a healthy API server answers within it."""
+"""How long a known caller waits; a healthy API server answers faster."""
 RETRY: Seconds = 5.0
-"""After a renewal has failed, how long kept answers hold without asking again."""
+"""After a failed renewal, how long cached answers count without a new attempt."""
 
 _Answer = TypeVar("_Answer")
 _Review = TypeVar("_Review")
 
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
-_NO_ANSWER = "the cluster's API server could not be asked who you are"
+_NO_ANSWER = "the cluster's API server could not check who you are"
 _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class Unauthenticated(Exception):
-    """Nobody knows who this is (401); the text says why."""
+    """The token is missing or unknown (401); the text says why."""
 
 
 class Forbidden(Exception):
-    """It is known who this is, and they may not (403); the text says who and what."""
+    """The user may not call this path (403); the text says who and what."""
 
 
 class CannotTell(Exception):
-    """The API server could not be asked (503); the text says why."""
+    """The API server did not answer (503); the text says so."""
 
 
 class _User(Struct):
@@ -83,7 +83,7 @@ class _AccessReview(Struct):
 
 
 class _Memory(Generic[_Answer]):
-    """A bounded number of answers, each with the instant at which it was given."""
+    """A bounded cache of answers and when they were given."""
 
     def __init__(self, clock: Callable[[], Seconds]) -> None:
         self._clock = clock
@@ -103,17 +103,17 @@ class _Memory(Generic[_Answer]):
             self._answers.popitem(last=False)
 
     def drop(self, key: Hashable) -> None:
-        """Forget the answer to a question, if there is one."""
+        """Drop a cached answer."""
         self._answers.pop(key, None)
 
 
 class _Asked(Generic[_Answer]):
-    """Answers of the API server to one kind of question.
+    """The cached answers of the API server to one kind of review.
 
-    A yes holds for `keep` seconds, and up to `outage` until a renewal is answered; a no holds for
-    `keep` and ends the yes before it. They are kept apart, so that invented tokens drive out
-    nobody's yes. A question is asked once at a time, however many callers wait for the answer.
-    Renewals and first questions do not share slots, so that invented tokens delay no renewal.
+    A yes counts for `keep` seconds, and for up to `outage` while a renewal fails; a no counts for
+    `keep` and replaces a yes. The two are cached apart, so that invented tokens evict nobody's
+    yes. Callers with the same question share one review. Renewals have their own slots, so that
+    invented tokens do not delay them.
     """
 
     def __init__(self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]) -> None:
@@ -133,9 +133,9 @@ class _Asked(Generic[_Answer]):
     async def ask(
         self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]], *, began: Seconds
     ) -> _Answer | None:
-        """The answer to a question, by its key; None is a no. Raises `CannotTell`.
+        """The cached or new answer for a key; None is a no. Raises `CannotTell`.
 
-        `began` is when the check began, by the event loop's clock.
+        `began` is the start of the check on the event loop's clock.
         """
         fresh = self._yes.get(key, younger_than=self._keep)
         if fresh is not None:
@@ -188,13 +188,14 @@ class _Asked(Generic[_Answer]):
     def _end(self, key: Hashable, task: asyncio.Task[_Answer | None]) -> None:
         del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # heard, also where nobody waits for it any more
+            task.exception()  # retrieve it, even if no caller waits any more
 
 
 class Access:
-    """Asks the API server, and remembers for `keep` seconds; through an `outage` what it granted.
+    """Checks callers with the API server and caches its answers for `keep` seconds.
 
-    `clock` is monotonic.
+    While the API server is away, a cached yes counts for up to `outage` seconds. `clock` is
+    monotonic.
     """
 
     def __init__(
@@ -207,11 +208,11 @@ class Access:
 
     @property
     def remembered(self) -> int:
-        """How many answers are kept."""
+        """How many answers are cached."""
         return len(self._users) + len(self._permissions)
 
     async def check(self, authorization: str | None, method: str, path: str) -> None:
-        """Let a request pass, told by its header, method and path, or raise why not.
+        """Return if the caller may make this request.
 
         Raises `Unauthenticated`, `Forbidden` or `CannotTell`.
         """
@@ -254,7 +255,7 @@ class Access:
     async def _review(
         self, path: str, body: Mapping[str, object], answer: type[_Review]
     ) -> _Review:
-        """The API server's answer. Its address, and what is wrong with it, is for the log alone."""
+        """Post a review. The cause of a failure is logged, but not shown to the caller."""
         try:
             async with asyncio.timeout(PATIENCE):
                 read = msgspec.json.decode(await self._api.review(path, body), type=answer)

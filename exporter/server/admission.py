@@ -1,7 +1,7 @@
-"""HTTP of the admission webhook: `POST /v1/evictions`, on a listener of its own.
+"""The HTTP side of the admission webhook: `POST /v1/evictions` on its own listener.
 
-Who calls it is not asked: the API server shows webhooks no credentials by default. So it reads
-and counts, bodies are bounded, and it answers nothing but this one path.
+It has no authentication, because the API server sends webhooks no credentials by default. So it
+serves only this path, changes nothing but counters, and bounds the body.
 """
 
 from collections import Counter
@@ -13,7 +13,9 @@ from aiohttp import hdrs, web
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, Reason, ReviewOutcome, Seconds, Verdict
-from exporter.server.api import Refusal, Service, answering_problems, read_body, timed_handler
+from exporter.server.api import Service
+from exporter.server.apps import answering_problems, timed_handler
+from exporter.server.requests import Refusal, read_body
 from exporter.server.reviews import (
     LONGEST_NAME,
     Judgement,
@@ -30,7 +32,7 @@ from exporter.text import escape
 
 PATH = "/v1/evictions"
 REVIEW_BYTES = 2**18
-"""The largest review that is read: an Eviction has 1 or 2 kB."""
+"""The largest accepted review; an Eviction has 1 or 2 kB."""
 LOGGED_EVERY: Seconds = 60.0
 REMEMBERED = 1_000
 
@@ -68,13 +70,13 @@ class Admission:
             raise Refusal(422, "Not an admission review", str(error)) from None
         response = web.Response(body=self._review(review), content_type="application/json")
         if self._service.closing:
-            # The API server dials anew, and reaches a replica that stays.
+            # Makes the API server connect again, to a replica that stays.
             response.headers[hdrs.CONNECTION] = "close"
             response.force_close()
         return response
 
     def _review(self, review: Review) -> bytes:
-        """The answer; a fault of ours is logged and allows."""
+        """Judge a review; our own errors are logged, and the eviction is allowed."""
         service = self._service
         now = service.clock()
         try:
@@ -114,7 +116,7 @@ class Admission:
             self._log(review, user, evidence, verdict, denied=denied)
 
     def _is_news(self, key: tuple[str, str, Reason], now: Instant) -> bool:
-        """Whether nothing was logged of it for a while: some evictors ask without a pause."""
+        """Whether to log this again; some evictors retry without a pause."""
         if now - self._logged.get(key, 0.0) < LOGGED_EVERY:
             return False
         self._logged.pop(key, None)

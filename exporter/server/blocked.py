@@ -1,12 +1,12 @@
-"""The set of VMIs that are blocked now, kept current for callers that poll and that wait.
+"""The set of VMIs that are blocked now, cached, with long polls for its changes.
 
-The set is a function of the store and the clock. It is computed when it is asked for and then
-kept until the store changes or the clock reaches an instant at which a cooldown is released, an
-end that was too far ahead of the clock comes to be believed, or the evidence turns stale or dead.
+The set is a function of the store and the clock. It is computed on demand and cached until the
+store changes or the clock changes it: a cooldown ends, an end too far in the future becomes
+credible, or the evidence turns stale or dead.
 
-Those who wait for the set of a checkpoint to change wait together: one look for all of them when
-something has changed, one timer for the clock. Most changes leave the set as it is, and to wake
-10,000 callers for each of them, or all in one turn, would leave no time for verdicts.
+Long polls for a checkpoint share one queue with one timer. After a change the set is computed once
+for all of them, and they are woken, in batches, only if it differs: waking 10,000 callers at once
+or for every change would leave no time for verdicts.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import settle
 from exporter.engine.model import (
@@ -33,26 +32,27 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import Register
+from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Staleness
 from exporter.server.schemas import BlockedVmi, write_optional_release
 
 
 SETTLING: Seconds = 0.05
-"""Changes are told to waiting callers at most this often: a storm of events is one change."""
+"""Changes are collected for this long before the set is computed for waiting callers."""
 SHARE = 10
-"""And no oftener than leaves this many times as long for everything else as the set takes."""
-LOOKING: Seconds = 1.0
-"""How often to look again for what nobody tells: a sign of life after silence, and the
-`notBefore` of an end ahead of our clock, which moves with it."""
+"""The pause is at least this many times as long as computing the set takes."""
+CHECK_EVERY: Seconds = 1.0
+"""How often to check for changes without an event: contact after silence, and the `notBefore` of an
+end ahead of our clock, which moves with it."""
 
-WOKEN = 20
-"""So many callers are woken in one turn, because each takes 0.1 ms of it to be answered."""
+BATCH = 20
+"""How many callers are woken at once; answering each takes 0.1 ms."""
 
 
-class _Picture(NamedTuple):
-    """All that the set is a function of, but for the clock."""
+class _Inputs(NamedTuple):
+    """Everything but the clock that the set depends on."""
 
     revision: int
     vmims_seen: bool
@@ -66,26 +66,26 @@ class _Picture(NamedTuple):
 class Blocked:
     """The entries of one checkpoint (or of both), sorted.
 
-    `etag` covers the entries and `stale` and nothing that ticks. It holds for `picture`, from
-    `computed_at` until the clock alone changes it at `changes_at`.
+    `etag` covers the entries and `stale`, but nothing that changes all the time. The set is valid
+    for `inputs` from `computed_at` until `changes_at`, when the clock alone changes it.
     """
 
     entries: list[BlockedVmi]
     stale: bool
     etag: str
-    picture: _Picture
+    inputs: _Inputs
     computed_at: Instant
     changes_at: Instant
 
     @cached_property
     def encoded(self) -> bytes:
-        """The entries as JSON, once for all who are told of them: 200 kB for 1,000 VMIs."""
+        """The entries as JSON, encoded once for all callers: 200 kB for 1,000 VMIs."""
         return msgspec.json.encode(self.entries)
 
 
 @dataclass
 class _Queue:
-    """Those who wait for the set of one checkpoint to have another ETag than `etag`."""
+    """The callers that wait for the set of one checkpoint to differ from `etag`."""
 
     etag: str
     callers: dict[asyncio.Future[None], None] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class _Queue:
 
 @dataclass
 class BlockedSet:
-    """Answers what is blocked, and tells those who wait (so many: `waiting`) when that changes.
+    """Computes the blocked set, and wakes the `waiting` callers when it changes.
 
-    `register` knows of whom there is something to tell.
+    `index` indexes the VMIs that may be blocked.
     """
 
     store: Store
@@ -104,7 +104,7 @@ class BlockedSet:
     policy: Policy
     clock: Callable[[], Instant]
     waiting: int = 0
-    register: Register = field(init=False)
+    index: VerdictIndex = field(init=False)
     _cost: Seconds = 0.0
     _kept: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
     _queues: dict[Checkpoint | None, _Queue] = field(default_factory=dict)
@@ -112,13 +112,13 @@ class BlockedSet:
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        self.register = Register(self.store, self.policy)
+        self.index = VerdictIndex(self.store, self.policy)
 
     def read(self, checkpoint: Checkpoint | None, now: Instant | None = None) -> Blocked:
-        """The set as it is `now`, which is the clock's where none is given."""
+        """The set at `now` (default: the clock's)."""
         now = self.clock() if now is None else now
         store = self.store
-        picture = _Picture(
+        inputs = _Inputs(
             store.revision,
             store.vmims_seen,
             store.pods_seen,
@@ -127,14 +127,14 @@ class BlockedSet:
             dead=self.health.find_dead(now),
         )
         kept = self._kept.get(checkpoint)
-        if kept is None or kept.picture != picture or not kept.computed_at <= now < kept.changes_at:
+        if kept is None or kept.inputs != inputs or not kept.computed_at <= now < kept.changes_at:
             began = perf_counter()
-            kept = self._kept[checkpoint] = self._compute(checkpoint, now, picture)
+            kept = self._kept[checkpoint] = self._compute(checkpoint, now, inputs)
             self._cost = perf_counter() - began
         return kept
 
     async def wait(self, checkpoint: Checkpoint | None, etag: str, wait: Seconds) -> Blocked:
-        """The set once it differs from `etag`, or as it is after `wait` seconds."""
+        """The set once it differs from `etag`, but after `wait` seconds at the latest."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         while True:
@@ -145,14 +145,14 @@ class BlockedSet:
             await self._queue_up(checkpoint, blocked, left)
 
     def note_change(self) -> None:
-        """The store or the health has changed; those who wait hear of it soon."""
+        """The store or the health has changed: check soon whether the set has."""
         if self._settling is None:
             loop = asyncio.get_running_loop()
             pause = max(SETTLING, SHARE * self._cost)
-            self._settling = loop.call_later(pause, self._tell)
+            self._settling = loop.call_later(pause, self._check_all)
 
     def close(self) -> None:
-        """Let everybody who waits have an answer now."""
+        """Answer all waiting callers now."""
         self._closed = True
         for checkpoint in list(self._queues):
             self._release(checkpoint)
@@ -160,11 +160,11 @@ class BlockedSet:
     async def _queue_up(
         self, checkpoint: Checkpoint | None, blocked: Blocked, left: Seconds
     ) -> None:
-        """Until the set is another one, or for `left` seconds."""
+        """Wait until the set changes, at most `left` seconds."""
         queue = self._queues.get(checkpoint)
         if queue is None:
             queue = self._queues[checkpoint] = _Queue(blocked.etag)
-            self._look_later(checkpoint, queue, blocked)
+            self._schedule_check(checkpoint, queue, blocked)
         caller = asyncio.get_running_loop().create_future()
         queue.callers[caller] = None
         self.waiting += 1
@@ -177,37 +177,39 @@ class BlockedSet:
             self.waiting -= 1
             queue.callers.pop(caller, None)
 
-    def _next_look(self, blocked: Blocked) -> Seconds:
-        """How long the set surely stays as it is, if nothing is told."""
+    def _time_to_check(self, blocked: Blocked) -> Seconds:
+        """How long the set cannot change without a call of `note_change`."""
         now = self.clock()
         turns_at = self.health.turns_at(now)
         turns = (blocked.changes_at, math.inf if turns_at is None else turns_at)
-        unheard = blocked.stale or blocked.picture.dead
-        return min(*(turn - now for turn in turns), LOOKING if unheard else math.inf)
+        silent = blocked.stale or blocked.inputs.dead
+        return min(*(turn - now for turn in turns), CHECK_EVERY if silent else math.inf)
 
-    def _tell(self) -> None:
+    def _check_all(self) -> None:
         self._settling = None
         for checkpoint in list(self._queues):
-            self._look(checkpoint)
+            self._check(checkpoint)
 
-    def _look(self, checkpoint: Checkpoint | None) -> None:
-        """Release those who wait if the set has become another; stop looking if nobody does."""
+    def _check(self, checkpoint: Checkpoint | None) -> None:
+        """Wake the callers if the set has changed, else check again later."""
         queue = self._queues[checkpoint]
         if queue.callers:
             blocked = self.read(checkpoint)
             if blocked.etag == queue.etag:
-                self._look_later(checkpoint, queue, blocked)
+                self._schedule_check(checkpoint, queue, blocked)
                 return
         self._release(checkpoint)
 
-    def _look_later(self, checkpoint: Checkpoint | None, queue: _Queue, blocked: Blocked) -> None:
-        """When the clock alone may make another set of it."""
+    def _schedule_check(
+        self, checkpoint: Checkpoint | None, queue: _Queue, blocked: Blocked
+    ) -> None:
+        """Schedule the next check, for when the clock alone may change the set."""
         if queue.timer is not None:
             queue.timer.cancel()
-        pause = self._next_look(blocked)
+        pause = self._time_to_check(blocked)
         if pause < math.inf:
             loop = asyncio.get_running_loop()
-            queue.timer = loop.call_later(max(pause, 0.001), self._look, checkpoint)
+            queue.timer = loop.call_later(max(pause, 0.001), self._check, checkpoint)
 
     def _release(self, checkpoint: Checkpoint | None) -> None:
         queue = self._queues.pop(checkpoint)
@@ -215,13 +217,13 @@ class BlockedSet:
             queue.timer.cancel()
         _wake(queue.callers)
 
-    def _compute(self, checkpoint: Checkpoint | None, now: Instant, picture: _Picture) -> Blocked:
+    def _compute(self, checkpoint: Checkpoint | None, now: Instant, inputs: _Inputs) -> Blocked:
         wanted = tuple(Checkpoint) if checkpoint is None else (checkpoint,)
-        dead = picture.dead
+        dead = inputs.dead
         found: list[tuple[BlockedVmi, Instant | None]] = []
         changes_at = math.inf
-        for evidence in self.register.find_loud(now, dead=dead):
-            changes_at = min(changes_at, *_beliefs(evidence, now))
+        for evidence in self.index.find_blocked_or_changing(now, dead=dead):
+            changes_at = min(changes_at, *_credible_from(evidence, now))
             dead_here = dead.of(evidence.vmi.namespace)
             for one in wanted:
                 verdict = decide(evidence, self.policy, now, checkpoint=one, dead=dead_here)
@@ -230,20 +232,20 @@ class BlockedSet:
                     found.append((entry, verdict.released_at))
                     changes_at = min(changes_at, _changes_at(verdict, now))
         found.sort(key=lambda entry: (entry[0].namespace, entry[0].name, entry[0].checkpoint))
-        stale = picture.stale or any(entry.namespace in picture.lost for entry, _ in found)
+        stale = inputs.stale or any(entry.namespace in inputs.lost for entry, _ in found)
         return Blocked(
             entries=[entry for entry, _ in found],
             stale=stale,
             etag=_tag(found, stale=stale),
-            picture=picture,
+            inputs=inputs,
             computed_at=now,
             changes_at=changes_at,
         )
 
 
 def _wake(callers: dict[asyncio.Future[None], None]) -> None:
-    """All of them, some in each turn."""
-    for caller in list(islice(callers, WOKEN)):
+    """Wake all callers, `BATCH` per turn of the event loop."""
+    for caller in list(islice(callers, BATCH)):
         del callers[caller]
         if not caller.done():
             caller.set_result(None)
@@ -251,8 +253,8 @@ def _wake(callers: dict[asyncio.Future[None], None]) -> None:
         asyncio.get_running_loop().call_soon(_wake, callers)
 
 
-def _beliefs(evidence: Evidence, now: Instant) -> Iterator[Instant]:
-    """When ends that are too far ahead to be believed at `now` will be, and never."""
+def _credible_from(evidence: Evidence, now: Instant) -> Iterator[Instant]:
+    """When ends that are too far in the future at `now` become credible; and infinity."""
     yield math.inf
     state = evidence.vmi.migration
     written = [] if state is None else [state.end]
@@ -268,7 +270,7 @@ def _changes_at(verdict: Verdict, now: Instant) -> Instant:
     if verdict.not_before is None or verdict.released_at is None:
         return math.inf
     if verdict.not_before != verdict.released_at:
-        return min(verdict.released_at, now + LOOKING)
+        return min(verdict.released_at, now + CHECK_EVERY)
     return verdict.released_at
 
 
@@ -288,7 +290,7 @@ def _write_entry(evidence: Evidence, checkpoint: Checkpoint, verdict: Verdict) -
 
 
 def _tag(found: list[tuple[BlockedVmi, Instant | None]], *, stale: bool) -> str:
-    """`released_at` stands for `not_before`, which moves while an end lies ahead of our clock."""
+    """The ETag uses `released_at`, as `not_before` moves while an end lies ahead of our clock."""
     body = msgspec.json.encode(
         [
             stale,

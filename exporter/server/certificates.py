@@ -1,7 +1,7 @@
-"""TLS as a listener speaks it: its certificate, the callers' authority, and both when they change.
+"""The TLS context of a listener, reloaded when its files change.
 
-Certificates are short-lived and renewed in place, by cert-manager, a service CA or a person. Each
-handshake takes the newest context whose files could be read; connections keep what they have.
+Certificates are short-lived and renewed in place, for example by cert-manager. Each handshake uses
+the last context that could be loaded; open connections keep theirs.
 """
 
 import ssl
@@ -15,11 +15,11 @@ _Version: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class UnusableCertificate(Exception):
-    """The files make no TLS; the text says which listener's and why."""
+    """The TLS files of a listener cannot be used; the text says which and why."""
 
 
 class Certificates:
-    """One listener's TLS. `context` goes to the server; `renew` is to be called now and then."""
+    """One listener's TLS. `context` goes to the server; call `renew` regularly."""
 
     def __init__(self, listener: str, tls: Tls) -> None:
         """Raises `UnusableCertificate`."""
@@ -31,9 +31,9 @@ class Certificates:
         self.context.sni_callback = self._choose
 
     def renew(self) -> bool:
-        """Read the files again where they have changed; True where they had.
+        """Reload the files if they have changed; True if they had.
 
-        Raises `UnusableCertificate`: what was read before stays in use.
+        Raises `UnusableCertificate`; the last context then stays in use.
         """
         version = self._read_version()
         if version == self._version:
@@ -45,7 +45,7 @@ class Certificates:
     def _choose(
         self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
     ) -> None:
-        """Called at each handshake, also where the caller names no server."""
+        """Called at each handshake, with or without a server name."""
         connection.context = self._newest
 
     def _load(self) -> ssl.SSLContext:
@@ -69,7 +69,7 @@ class Certificates:
         return [p for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p is not None]
 
     def _read_version(self) -> _Version:
-        """What changes with the files, also where a symbolic link is turned as kubelet does."""
+        """Changes with the files, also when kubelet swaps a symbolic link."""
         version = []
         for path in self._files():
             try:

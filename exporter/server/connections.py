@@ -1,4 +1,4 @@
-"""Connections of a listener: how many, how long, and what they get that speak no right HTTP."""
+"""The connections of a listener: their limit and time-outs, and the answer to broken HTTP."""
 
 import asyncio
 import socket
@@ -15,23 +15,23 @@ from exporter.settings import Limits
 
 
 LONGEST_LINE = 8190
-"""Bytes of a request's first line, and of each of its headers."""
+"""The most bytes of a request's first line, and of each header."""
 MOST_HEADERS = 64
 LINGERING: Seconds = 1.0
-"""For how long the rest of a body is read that was refused, so that the refusal is heard."""
+"""How long to go on reading a refused body, so that the caller reads the refusal."""
 HANDSHAKE: Seconds = 10.0
 PAUSE: Seconds = 0.1
-"""Before the next attempt to accept, where the process has no file descriptors left."""
+"""The pause before accepting again when the process is out of file descriptors."""
 
 log = structlog.stdlib.get_logger()
 
 
 class Connections:
-    """Takes connections for `server`, at most `limits.connections` at a time.
+    """Accepts connections for `server`, at most `limits.connections` at a time.
 
-    One more is closed at once, before it costs a TLS handshake and its 256 kB of buffers, and
-    counted under `listener`. A connection is closed once it has been idle, or has not ended a
-    request's head, for `limits.idleTimeout`.
+    Any more are counted and closed at once, before they cost a TLS handshake with 256 kB of
+    buffers. A connection that is idle or has not sent a complete request head for
+    `limits.idleTimeout` is closed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Connections:
         self._greeted: set[asyncio.Task[None]] = set()
 
     async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Take what comes at a listening socket, for ever."""
+        """Accept connections on a listening socket until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -76,7 +76,7 @@ class Connections:
         return _Connection(
             self._server,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # what AppRunner passes for none
+            access_log=None,  # type: ignore[arg-type]  # as AppRunner does
             keepalive_timeout=self._limits.idle_timeout,
             max_line_size=LONGEST_LINE,
             max_field_size=LONGEST_LINE,
@@ -86,7 +86,7 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's own, but for the answer to what is no HTTP: a problem+json, and no traceback."""
+    """aiohttp's handler, but broken HTTP gets a problem+json and no traceback in the log."""
 
     def handle_error(
         self,
@@ -96,12 +96,12 @@ class _Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun already")
+            raise ConnectionError("the response has already begun")
         if status >= 500:
             log.error("request_failed", method=request.method, exc_info=exc)
         title = detail = "Internal error"
         if status < 500:
-            title = "Not HTTP as it is taken here"
+            title = "Invalid HTTP"
             detail = message.splitlines()[0][:200] if message else title
         response = answer_problem(Problem(title=title, status=status, detail=detail))
         response.force_close()

@@ -1,4 +1,4 @@
-"""Addresses bound and served: TCP with or without TLS, unix sockets with their mode and group."""
+"""Listeners: bind addresses (TCP with or without TLS, unix sockets) and serve an application."""
 
 import asyncio
 import errno
@@ -23,7 +23,7 @@ from exporter.settings import Address, AuthSettings, Limits, Tls
 
 
 DRAIN: Seconds = 5.0
-"""How long requests under way may take to end at shutdown."""
+"""How long running requests may take at shutdown."""
 CERTIFICATES_READ_EVERY: Seconds = 10.0
 BACKLOG = 1024
 
@@ -31,12 +31,12 @@ log = structlog.stdlib.get_logger()
 
 
 class CannotListen(Exception):
-    """An address cannot be listened on; the text says which and why."""
+    """An address cannot be bound; the text says which and why."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """One of the listeners: what it serves, where, and to how many. `name` is for people."""
+    """One listener: its application, addresses and limits."""
 
     name: str
     app: web.Application
@@ -48,7 +48,7 @@ class Listener:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[str, ...]]:
-        """Serve for the length of the block; the URLs as bound. Raises `CannotListen`."""
+        """Serve within the block; yields the bound URLs. Raises `CannotListen`."""
         certificates = self._read_certificates()
         runner = web.AppRunner(
             self.app, access_log=None, shutdown_timeout=DRAIN, handler_cancellation=True
@@ -88,7 +88,7 @@ class Listener:
             raise CannotListen(str(error)) from error
 
     async def _renew(self, certificates: Certificates) -> None:
-        """Take the files' content when it changes, for ever; trouble is told once."""
+        """Reload the TLS files when they change; log each new problem once."""
         trouble = Trouble("certificate_not_renewed")
         while True:
             await asyncio.sleep(CERTIFICATES_READ_EVERY)
@@ -101,7 +101,7 @@ class Listener:
                 trouble.end()
 
     async def _bind(self, address: Address) -> list[socket.socket]:
-        """The sockets that listen on an address: of a host name one per address that it has."""
+        """The listening sockets of an address; a host name has one per IP address."""
         try:
             if not address.path:
                 return await _bind_port(address)
@@ -111,14 +111,15 @@ class Listener:
         except (OSError, LookupError) as error:
             if not address.path and getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise CannotListen(
-                    f"listen.{self.name}: {address} is in use: does another exporter (or `make"
-                    f" run`) run here? Another address: `listen.{self.name}` in a --config file"
+                    f"listen.{self.name}: {address} is in use: is another exporter (or `make"
+                    f" run`) running? To use another address,"
+                    f" set `listen.{self.name}` in a --config file"
                 ) from error
             raise CannotListen(f"{address}: {getattr(error, 'strerror', '') or error}") from error
 
 
 async def _bind_port(address: Address) -> list[socket.socket]:
-    """Raises OSError. A port of 0 becomes the same free one everywhere."""
+    """Bind all IP addresses of a host; port 0 picks one free port for all. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -137,9 +138,9 @@ async def _bind_port(address: Address) -> list[socket.socket]:
 
 
 def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
-    """A unix socket that nobody else may open before it has its mode and group.
+    """Bind a unix socket that nobody else can open before its mode and group are set.
 
-    One that a process left behind is replaced. Raises OSError or LookupError.
+    A socket left behind by another process is replaced. Raises OSError or LookupError.
     """
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         path.unlink()
@@ -167,7 +168,7 @@ def _remove_paths(addresses: tuple[Address, ...]) -> None:
 
 
 async def _is_served(path: str) -> bool:
-    """Whether somebody answers on a unix socket: binding would take it from them unasked."""
+    """Whether a process listens on a unix socket; binding would silently take it over."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""An error as it is answered over HTTP: a problem+json (RFC 9457)."""
+"""Error responses as problem+json (RFC 9457)."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from exporter.server.schemas import Problem
 
 
 def answer_problem(problem: Problem, headers: Mapping[str, str] | None = None) -> web.Response:
-    """The response that tells of a problem, with its status."""
+    """The HTTP response for a problem."""
     return web.Response(
         status=problem.status,
         body=msgspec.json.encode(problem),

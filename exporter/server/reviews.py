@@ -1,9 +1,8 @@
-"""Admission reviews of evictions: read leniently, judged by the rules, answered. Pure.
+"""Admission reviews of evictions: parse, judge by the rules, answer. Pure.
 
-The API server asks before an eviction reaches KubeVirt's own webhook. Only an eviction that a rule
-holds is denied; whatever cannot be read or judged is allowed. Two texts never appear in a denial:
-`retryAfterSeconds`, on which client-go would sleep inside the caller, and KubeVirt's own words for
-an evacuation under way, by which a descheduler counts a pod as leaving.
+Only an eviction that a rule blocks is denied; whatever cannot be parsed or judged is allowed. A
+denial never has `retryAfterSeconds`, on which client-go would sleep inside the caller, nor
+KubeVirt's message about a running evacuation, by which a descheduler counts a pod as leaving.
 """
 
 import math
@@ -12,9 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, Policy, Reason, Resource, ReviewOutcome, Seconds, Verdict
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.server.schemas import write_instant
@@ -27,16 +26,16 @@ API_VERSION = "admission.k8s.io/v1"
 OLD_API_VERSION = "admission.k8s.io/v1beta1"
 AUDIT_ANNOTATION = "would-deny"
 LONGEST_NAME = 256
-"""Characters of a user's name that are kept."""
+"""Longer user names are cut."""
 _DAY: Seconds = 86_400.0
 
 
 class NotAReview(ValueError):
-    """The body has no request with a UID to answer to; the text says what is wrong."""
+    """The body has no request UID to answer; the text says what is wrong."""
 
 
 class Review(Struct, frozen=True, kw_only=True):
-    """What matters of an AdmissionReview's request.
+    """The relevant fields of an AdmissionReview's request.
 
     `is_eviction`: it is a v1 review of the creation of a pod's eviction.
     """
@@ -52,7 +51,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What becomes of a review; with the evidence and the verdict where a rule holds the VMI."""
+    """The outcome of a review, with evidence and verdict if a rule blocks."""
 
     outcome: ReviewOutcome
     evidence: Evidence | None = None
@@ -60,7 +59,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
     @property
     def allowed(self) -> bool:
-        """Whether the eviction goes on."""
+        """Whether the eviction is let through."""
         return self.outcome is not ReviewOutcome.DENIED
 
 
@@ -85,9 +84,9 @@ class _Answer(Struct, rename="camel"):
 
 
 def read_review(body: bytes) -> Review:
-    """The request of an AdmissionReview. Raises `NotAReview` where there is no UID to answer to.
+    """Parse the request of an AdmissionReview. Raises `NotAReview` if it has no UID.
 
-    What is not as expected in the rest is taken as absent: it is to be allowed, not refused.
+    Other invalid fields count as absent, so that the eviction is allowed.
     """
     try:
         document = msgspec.json.decode(body)
@@ -121,7 +120,7 @@ def judge(
     policy: Policy,
     now: Instant,
 ) -> Judgement:
-    """What becomes of a review at `now`; the outcomes are tried in the order of their enum."""
+    """Judge a review at `now`; the outcomes are checked in the order of their enum."""
     if review.user not in admission.users and not set(admission.groups) & set(review.groups):
         return Judgement(outcome=ReviewOutcome.UNLISTED_USER)
     dead = health.find_dead(now).of(review.namespace)
@@ -137,7 +136,7 @@ def judge(
     if evidence.vmi.evacuation_node:
         return Judgement(outcome=ReviewOutcome.EVACUATING)
     verdict = decide(evidence, policy, now, dead=dead)
-    # Nothing runs in a pod that has ended, such as a migration's source: evicting it moves nothing.
+    # A finished pod, such as a migration's source, runs nothing: evicting it moves nothing.
     if verdict.allowed or pod.finished:
         return Judgement(outcome=ReviewOutcome.ALLOWED)
     enforced = admission.mode is AdmissionMode.ENFORCE
@@ -151,7 +150,7 @@ def judge(
 def write_answer(
     review: Review, judgement: Judgement | None, policy: Policy, now: Instant
 ) -> bytes:
-    """The AdmissionReview that answers; without a judgement it allows."""
+    """Encode the answer to a review; without a judgement the eviction is allowed."""
     response = _Response(uid=review.uid, allowed=True)
     if judgement is not None and judgement.evidence is not None and judgement.verdict is not None:
         message = write_message(judgement.evidence, judgement.verdict, policy, now)
@@ -165,7 +164,7 @@ def write_answer(
 
 
 def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Instant) -> str:
-    """Which VMI is held, by what and until when."""
+    """Which VMI is held, why and until when."""
     vmi = evidence.vmi
     told = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
     if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:
@@ -202,7 +201,7 @@ def _is_eviction(request: dict[str, Any]) -> bool:
 
 
 def _is_dry_run(request: dict[str, Any]) -> bool:
-    """The request's own field has only the create options; the Eviction has its own."""
+    """`dryRun` is in the request's create options or in the Eviction itself."""
     options = _mapping(_mapping(request.get("object")).get("deleteOptions"))
     asked = options.get("dryRun")
     return request.get("dryRun") is True or (isinstance(asked, list) and "All" in asked)

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.cooldown import decide
 from exporter.engine.model import Instant, Policy, Priority, Reason, Resource, Trigger, Vmi, Vmim
+from exporter.engine.rules import decide
 from exporter.engine.store import Key, Store
 from exporter.whatif.account import Account
 

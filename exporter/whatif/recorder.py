@@ -30,7 +30,7 @@ from exporter.engine.model import (
 from exporter.engine.store import Key, Store
 from exporter.health import Health
 from exporter.kube.client import ApiServer, Login
-from exporter.kube.reflector import Watch
+from exporter.kube.informers import Informers
 from exporter.settings import Settings
 from exporter.whatif import recording
 from exporter.whatif.recording import Kind
@@ -177,7 +177,7 @@ async def record(
     health = Health(settings.kube.stale_after, settings.kube.dead_after)
     try:
         async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
-            watch = Watch(
+            watch = Informers(
                 api,
                 recorder,
                 health,
@@ -201,7 +201,7 @@ async def record(
 
 
 async def _run_until(
-    watch: Watch,
+    watch: Informers,
     file: LineFile,
     stop: asyncio.Event,
     *,

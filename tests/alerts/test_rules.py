@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.metrics.exposition import FAMILIES
+from exporter.metrics.families import FAMILIES
 from exporter.settings import Settings
 from tests.alerts.scaling import map_durations, read_duration, scale
 from tests.alerts.scrapes import SCRAPES, Scrape
@@ -236,9 +236,8 @@ def test_scaling_changes_durations_alone(factor: float) -> None:
         found.append(durations)
     assert blank[0] == blank[1]
     assert [round(one / factor) for one in found[0]] == found[1]
-    # Nothing that is left looks like a duration: thirteen for, one keep_firing_for, four offsets
-    # and three ranges were all.
-    assert len(found[0]) == len(ALERTS) + 8
+    # These are all: one `for` per alert, one keep_firing_for, four offsets and four ranges.
+    assert len(found[0]) == len(ALERTS) + 9
     for rule in all_rules(blank[0]):
         assert not re.search(r"\b\d+(ms|[smhdwy])\b", rule["expr"])
 

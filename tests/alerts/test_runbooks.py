@@ -16,15 +16,16 @@ from aiohttp import web
 
 from exporter.engine.diagnosis import State
 from exporter.engine.model import CLUSTER_RESOURCES, Resource
-from exporter.metrics.exposition import FAMILIES
-from exporter.server.schemas import ROUTES
+from exporter.metrics.families import FAMILIES
+from exporter.server.openapi import ROUTES
 from exporter.settings import Settings
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.cluster.rig import Rig
 from tests.cluster.users import open_kubeconfig
 from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.support.api_servers import RealStage
-from tests.support.program import ROOT, Program, program
+from tests.support.documents import REFERENCE, bare, table
+from tests.support.program import Program, program
 from tests.support.serving import serving
 
 
@@ -39,6 +40,7 @@ IN_WORDS = {
     "5m": "five minutes",
     "10m": "ten minutes",
     "15m": "15 minutes",
+    "25m": "25 minutes",
     "30m": "30 minutes",
     "1h": "hour",
 }
@@ -106,13 +108,13 @@ def test_meaning_says_what_the_rule_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_runbook_names_only_what_there_is(name: str) -> None:
-    """Metrics, settings of the README, other runbooks, resources, endpoints."""
+    """Metrics, settings, other runbooks, resources and endpoints that exist."""
     text = TEXTS[name]
     for metric in METRIC.findall(text):
         assert metric in KNOWN, metric
-    readme = (ROOT / "README.md").read_text()
+    settings = {bare(row[0]) for row in table(REFERENCE, "Settings")}
     for setting in re.findall(r"`((?:stuck|kube|limits|policy)\.\w+)`", text):
-        assert f"| `{setting}` |" in readme, setting
+        assert setting in settings, setting
     for label, target in re.findall(r"\[(\w+)\]\(([^)]+)\)", text):
         assert target == f"{label}.md"
         assert label in ALERTS

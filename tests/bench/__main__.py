@@ -1,4 +1,4 @@
-"""`make bench`: measures, prints the table, keeps the raw numbers, and writes the README's."""
+"""`make bench`: measures, prints the table, keeps the raw numbers, writes docs/performance.md."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.bench.processes import ROOT, build_tools
-from tests.bench.report import describe, render, write_readme
+from tests.bench.report import describe, render, write_document
 from tests.bench.rows import PARTS, SMALL, Bench, Row, Sizes
 
 
@@ -21,7 +21,9 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all by default")
     parser.add_argument("--small", action="store_true", help="tiny sizes, which prove no number")
     parser.add_argument("--repeats", type=int, help="rounds of each pair")
-    parser.add_argument("--readme", action="store_true", help="write the results into README.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the results into docs/performance.md"
+    )
     arguments = parser.parse_args()
     sizes = SMALL if arguments.small else Sizes()
     if arguments.repeats:
@@ -41,8 +43,8 @@ def main() -> int:
     table = render(rows, machine, bench.notes, minutes=(time.monotonic() - began) / 60)
     print(table)
     keep(bench, machine, table)
-    if arguments.readme and not broken:
-        write_readme(table, describe(bench.raw))
+    if arguments.write and not broken:
+        write_document(table, describe(bench.raw))
     return len(broken)
 
 

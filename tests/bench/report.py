@@ -1,4 +1,4 @@
-"""The benchmark's table, as it is printed and as it stands in the README."""
+"""The benchmark's table, as it is printed and as it stands in docs/performance.md."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.bench.processes import ROOT
 from tests.bench.rows import Row, show_mib, show_micro, show_milli, show_seconds
+from tests.support.documents import PERFORMANCE
 
 
 RESULTS = ROOT / "tests/bench/results.md"
-README = ROOT / "README.md"
 _VERDICTS = {True: "met", False: "**missed**", None: "not to be said here"}
 
 
@@ -58,13 +58,13 @@ def describe(raw: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_readme(table: str, scale: str) -> None:
-    """Put both between their markers, in the README and in the file that a test compares it to."""
+def write_document(table: str, scale: str) -> None:
+    """Put both between their markers in the document, and into the file it is compared with."""
     RESULTS.write_text(f"## Speed\n\n{table}\n## Scale\n\n{scale}", encoding="utf-8")
-    text = README.read_text(encoding="utf-8")
+    text = PERFORMANCE.read_text(encoding="utf-8")
     for name, content in (("speed", table), ("scale", scale)):
         text = fill(text, name, content)
-    README.write_text(text, encoding="utf-8")
+    PERFORMANCE.write_text(text, encoding="utf-8")
 
 
 def fill(text: str, name: str, content: str) -> str:
@@ -74,5 +74,5 @@ def fill(text: str, name: str, content: str) -> str:
         pattern, lambda found: f"{found[1]}{content}{found[2]}", text, flags=re.DOTALL
     )
     if count != 1:
-        raise ValueError(f"README.md: expected one pair of markers bench:{name}, found {count}")
+        raise ValueError(f"expected one pair of markers bench:{name}, found {count}")
     return filled

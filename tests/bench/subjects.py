@@ -29,11 +29,12 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 from exporter.counters import Counters
 from exporter.engine.model import CLUSTER_RESOURCES, Policy, Resource, StuckPolicy
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import Register
+from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
-from exporter.kube.reflector import Follower
-from exporter.metrics.exposition import Exposition, View, sample
+from exporter.kube.reflector import Reflector
+from exporter.metrics.exposition import Exposition, sample
+from exporter.metrics.families import View
 from exporter.settings import KubeSettings
 
 
@@ -73,11 +74,11 @@ async def follow(url: str, *resources: Resource) -> Store:
         for one in resources:
             watched = Watched(one, None)
             news = asyncio.Event()
-            follower = Follower(
+            reflector = Reflector(
                 api, watched, store, KubeSettings(), clock=time.time, rng=random.Random(),
                 changed=news.set,
             )  # fmt: skip
-            task = asyncio.create_task(follower.run())
+            task = asyncio.create_task(reflector.run())
             while not watched.synced:
                 await news.wait()
                 news.clear()
@@ -188,7 +189,7 @@ async def _scrape(url: str, repeats: int) -> dict[str, Any]:
         watched.contact = now
     policy = Policy()
     view = View(
-        store=store, register=Register(store, policy), health=health, counters=Counters(),
+        store=store, index=VerdictIndex(store, policy), health=health, counters=Counters(),
         policy=policy, stuck=StuckPolicy(), vmi_series=20_000, now=now,
     )  # fmt: skip
     ours = Exposition(lambda: view, process=False)

@@ -1,12 +1,13 @@
-"""The benchmark runs, and the README says what it last measured."""
+"""The benchmark runs, and docs/performance.md says what it last measured."""
 
 import re
 
 import pytest
 
 from tests.bench.processes import build_tools
-from tests.bench.report import README, RESULTS, describe, fill, render
+from tests.bench.report import RESULTS, describe, fill, render
 from tests.bench.rows import PARTS, SMALL, Bench, Row, compare, show_seconds
+from tests.support.documents import PERFORMANCE
 
 
 MACHINE = dict.fromkeys(("cpu", "cores", "kernel", "python", "go", "date", "load"), "x")
@@ -27,9 +28,9 @@ def test_every_row_is_measured_at_a_tiny_size() -> None:
     assert render(rows, MACHINE, bench.notes, minutes=1).count("\n| ") == 1 + len(rows)
 
 
-def test_the_readme_has_the_last_results() -> None:
+def test_the_document_has_the_last_results() -> None:
     """Both chapters are those of `tests/bench/results.md`, which the benchmark wrote."""
-    text, results = README.read_text(encoding="utf-8"), RESULTS.read_text(encoding="utf-8")
+    text, results = PERFORMANCE.read_text(encoding="utf-8"), RESULTS.read_text(encoding="utf-8")
     speed, scale = re.split(r"^## \w+\n\n", results, flags=re.MULTILINE)[1:]
 
     assert fill(fill(text, "speed", speed.rstrip("\n") + "\n"), "scale", scale) == text

@@ -7,8 +7,8 @@ from base64 import b64decode
 from collections.abc import Iterable
 from pathlib import Path
 
+from exporter.checkpoint.configmap import DATA_KEY
 from exporter.checkpoint.format import encode, seal, shard_of, split, unseal
-from exporter.checkpoint.writer import DATA_KEY
 from exporter.engine.evidence import Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import Outcome

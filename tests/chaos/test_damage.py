@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from exporter.checkpoint.configmap import DATA_KEY, OWNER
 from exporter.checkpoint.format import shard_of
-from exporter.checkpoint.writer import DATA_KEY, OWNER
 from exporter.kube.kubevirt import CHECKPOINT_LABEL
 from tests.chaos import SEED
 from tests.chaos.kept import another_version, counted, counted_in, remembered, shard_bytes, shards

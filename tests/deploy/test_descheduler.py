@@ -13,7 +13,7 @@ from tests.cluster.processes import Process
 from tests.cluster.resources import NODES, Resource
 from tests.deploy.secured import Caller, Pair, runnable, somebody
 from tests.deploy.server import account, applied
-from tests.deploy.test_beside import OWN_CALLER, fenced
+from tests.deploy.test_install import OWN_CALLER, fenced
 from tests.generate.manifests import NAME, NAMESPACE, containers, only, render
 from tests.support.program import program
 
@@ -141,7 +141,7 @@ async def test_what_a_cycle_needs(
 
 
 def as_a_caller() -> tuple[Object, Object]:
-    """What the README has for a descheduler in a pod of its own: the plugin's, and the pod's."""
+    """The example for a descheduler in a pod of its own: the plugin's policy, and the pod."""
     policy, pod = (yaml.safe_load(text) for text in fenced(OWN_CALLER, "yaml"))
     return policy[0], pod
 
@@ -164,7 +164,7 @@ def test_the_files_of_a_pod_of_its_own_are_mounted() -> None:
 async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
     crowded: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    """With the README's arguments it shows its token, and evicts what it was allowed to."""
+    """With the arguments of the example it sends its token, and evicts what it may."""
     plugin, _ = as_a_caller()
     async with (
         account(crowded, "overlays/standalone") as user,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.metrics.exposition import FAMILIES
+from exporter.metrics.families import FAMILIES
 from exporter.server.admission import PATH
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
 from tests.cluster import find_binary

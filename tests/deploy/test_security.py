@@ -146,10 +146,3 @@ def test_each_claim_has_its_test(row: list[str]) -> None:
     file, _, name = row[1].strip("`").partition("::")
 
     assert re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
-
-
-def test_the_readme_leads_here() -> None:
-    """From its last chapter."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-
-    assert "[SECURITY.md](SECURITY.md)" in readme.split("## More")[1]

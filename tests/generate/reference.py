@@ -1,26 +1,28 @@
-"""docs/api.md: the OpenAPI document for people, with what a real exporter answers.
+"""`make reference`: docs/api.md, and the tables of docs/reference.md that repeat the program.
 
-`make reference` writes it. The examples are asked of the query API itself, over facts that stand
-still, and every answer is held against the document.
+docs/api.md is the OpenAPI document for people. Its examples are answers of the query API itself
+over fixed facts, and every answer is validated against the document.
 """
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from shlex import quote
 from typing import Any, TypeAlias
 
+from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.model import Hold
-from exporter.server.schemas import ROUTES, Route, write_openapi
+from exporter.metrics.families import FAMILIES
+from exporter.server.openapi import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
+from tests.support.documents import API, REFERENCE, read
 from tests.unit.server.test_api import Answer, Desk, opened
 
 
 Json: TypeAlias = dict[str, Any]
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "api.md"
 NAMES = {
     "verdicts": "Verdicts",
     "blocked": "The blocked set",
@@ -38,22 +40,56 @@ NAMES = {
 _HEAD = """\
 # The API
 
-Written by `make reference` from the document that an exporter serves at `/openapi.json`, which is
-made of the types that decode its requests and encode its answers. The examples are what a query
-listener answered, all of the same facts at the same instant; `$EXPORTER` is its URL.
+`make reference` writes this file from the OpenAPI document that the exporter serves at
+`/openapi.json`. The examples are real answers, all at the same moment from the same facts.
 
-JSON throughout; names are camelCase, durations seconds, instants RFC 3339 in UTC. Request fields
-that are not known are ignored. Every field of an answer is always there, `null` where there is
-nothing to tell. An error is `application/problem+json`: [`Problem`](#problem). Where `auth` of the
-listener is on, send a token of the cluster: `-H "Authorization: Bearer $TOKEN"`.
-
-To try them, let `make run` (or `python -m exporter demo`) run, and in another terminal:
+To try them, start `make run` (or `python -m exporter demo`), and in another terminal:
 
 ```bash
 export EXPORTER=http://127.0.0.1:9810
 ```
 
-The VM of the examples is `shop/db1`; the demo has others, of which `bank/churn-1` is one.
+The examples ask about the VM `shop/db1`; the demo has others, such as `bank/churn-1`.
+
+| endpoint | what it answers |
+|---|---|
+"""
+
+_CONVENTIONS = """
+The query listener serves all of them. The metrics listener serves `/metrics`, the probes and the
+page.
+
+## Conventions
+
+- Bodies are JSON. Names are camelCase, durations are seconds, timestamps are RFC 3339 in UTC.
+- Unknown request fields are ignored. Every field of an answer is always present; `null` means that
+  there is no value.
+- An error is `application/problem+json`, a [`Problem`](#problem) that names the wrong field.
+- If `auth` of the listener is on, send a token of the cluster: `-H "Authorization: Bearer $TOKEN"`.
+- Until the first sync, verdicts are answered with 503 and `Retry-After`.
+- Without news of VMIs for `kube.staleAfter`, answers say `"stale": true`. After `kube.deadAfter`
+  more, rules stop blocking in the namespaces without news: all but cooldowns, which end by
+  themselves. Without news of VMIMs the rule on pending migrations stops, and without news of pods
+  the rule on requested evacuations.
+- If RBAC no longer allows one of `namespaces`, answers about its VMIs are stale at once; others are
+  not affected.
+- A body may have `limits.bodyBytes`, a request `limits.candidates` candidates. Namespaces have at
+  most 63 characters, names 253, UIDs 128. `wait` is at most 60 seconds.
+
+## How to ask
+
+- `name` is the VMI's name (a launcher pod's annotation `kubevirt.io/domain`), and `vmiUid` is the
+  pod's label `kubevirt.io/created-by`, *not* the pod's own UID. A wrong UID is answered with
+  `"mismatch": "uid"` and counted, so that a client that gets it wrong is noticed.
+- `checkpoint` is `filter` (may this pod be a candidate at all?) or `preEviction` (may it be evicted
+  right now?). Leave it out to ask for both.
+- `allowed` means that no rule blocks the VM. A VM that is already being evacuated may be allowed;
+  [One VMI](#one-vmi) and [Evacuations](#evacuations) say whether it is, and whether it is stuck.
+- `"dryRun": true` answers without counting.
+- If you ask about many VMs, keep a copy of [the blocked set](#the-blocked-set) instead. Send its
+  `ETag` in `If-None-Match` with `?wait=60`, and the request returns when the set changes.
+- An evacuation has the exact request that cancels it. It is left out if cancelling could kill the
+  VM, as in post-copy.
 """
 
 
@@ -92,7 +128,7 @@ REFUSED = Example("/v1/verdicts", {"candidates": [{"namespace": "shop"}]})
 
 
 async def ask() -> dict[str, Answer]:
-    """What the examples are answered; `refused` is that of REFUSED."""
+    """The answers to the examples; `refused` is the answer to REFUSED."""
     desk = Desk()
     for vmi in (a_vmi(migration=a_state(uid="m2")), a_vmi(name="db2", uid="uid-of-db2")):
         desk.store.put(vmi)
@@ -119,15 +155,16 @@ async def ask() -> dict[str, Answer]:
     return answers
 
 
-def write_reference(document: Json, answers: Mapping[str, Answer]) -> str:
-    """The whole file."""
-    lines = [_HEAD, "| endpoint | what it answers |", "|---|---|"]
+def write_api(document: Json, answers: Mapping[str, Answer]) -> str:
+    """The text of docs/api.md."""
+    lines = _HEAD.splitlines()
     for route in ROUTES:
         link = f"[`{route.method} {route.path}`](#{_anchor(NAMES[route.name])})"
         lines.append(f"| {link} | {route.summary} |")
+    lines += _CONVENTIONS.splitlines()
     for route in ROUTES:
         lines += ["", *_endpoint(route, document, answers)]
-    lines += ["", "## Types", "", "What requests and answers are made of, by name."]
+    lines += ["", "## Types", "", "The types of requests and answers, by name."]
     for name, schema in sorted(document["components"]["schemas"].items()):
         lines += ["", f"### {name}", "", *_type(schema)]
         if name == "Problem":
@@ -205,7 +242,7 @@ _LIMITS = {
 
 
 def _body(holder: Json) -> str:
-    """What a body is: its type, or its media types where it has none."""
+    """The type of a body, or its media types if it has none."""
     kinds = []
     for media, content in holder["content"].items():
         schema = content["schema"]
@@ -225,9 +262,31 @@ def _fence(language: str, text: str) -> tuple[str, ...]:
     return (f"```{language}", text, "```")
 
 
+def fill_tables(text: str) -> str:
+    """docs/reference.md with the exit codes and metrics that the program has now."""
+    exits = [f"| `{code.value}` | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
+    metrics = [
+        f"| `{family.name}` | {family.type}"
+        f" | {', '.join(f'`{label}`' for label in family.labels) or 'none'} | {family.help} |"
+        for family in FAMILIES
+    ]
+    return _fill(_fill(text, "Exit codes", exits), "Metrics", metrics)
+
+
+def _fill(text: str, heading: str, rows: list[str]) -> str:
+    """The text with these rows in the first table below a heading."""
+    found = re.search(
+        rf"^## {heading}\n[^|]*\|.*\n\|[-|]+\|\n((?:\|.*\n)*)", text, flags=re.MULTILINE
+    )
+    if found is None:
+        raise ValueError(f"docs/reference.md has no table below ## {heading}")
+    return text[: found.start(1)] + "".join(f"{row}\n" for row in rows) + text[found.end(1) :]
+
+
 def main() -> None:
-    """Write the file."""
-    REFERENCE.write_text(write_reference(write_openapi(), asyncio.run(ask())), encoding="utf-8")
+    """Write both files."""
+    API.write_text(write_api(write_openapi(), asyncio.run(ask())), encoding="utf-8")
+    REFERENCE.write_text(fill_tables(read(REFERENCE)), encoding="utf-8")
 
 
 if __name__ == "__main__":

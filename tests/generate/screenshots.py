@@ -1,4 +1,4 @@
-"""`make screenshots`: the README's pictures of the page, anew from the demo."""
+"""`make screenshots`: the documents' pictures of the status page, taken from the demo."""
 
 import asyncio
 import io
@@ -10,9 +10,8 @@ from PIL import Image
 from tests.support.browser import chromium, standing_demo
 
 
-FOLDER = Path(__file__).parents[2] / "dashboards"
-
-
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "images"
 COLOURS = 256
 SCALE = 1.5
 """Pixels of a picture to one of the page: sharp on most screens."""
@@ -52,7 +51,7 @@ async def take() -> None:
             path = FOLDER / f"{shot.name}.png"
             _write(await page.screenshot(), path)
             await context.close()
-            print(f"{path.relative_to(FOLDER.parent)}: {path.stat().st_size} bytes")
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
 
 
 def _write(picture: bytes, path: Path) -> None:

@@ -1,7 +1,6 @@
-"""The two API servers that the watcher is tested against, behind one face.
+"""The two API servers of the tests, the real and the simulated one, behind one interface.
 
-What a test does to the cluster goes through the same HTTP client on both, so that a test cannot
-know which of them it plays on.
+Tests write to both through the same HTTP client, so that they cannot tell them apart.
 """
 
 import asyncio
@@ -35,14 +34,14 @@ _numbers = count(1)
 
 
 class Stage(ABC):
-    """An API server to play on. `admin` may do everything, `login` what the exporter may."""
+    """An API server. `admin` may do everything; `login` has the exporter's permissions."""
 
     name: str
     admin: Client
     login: Login
 
     async def make_namespace(self) -> str:
-        """A namespace that no other test knows."""
+        """A new namespace."""
         name = f"ns-{next(_numbers)}"
         await self.admin.create(NAMESPACES, namespace(name))
         return name
@@ -62,7 +61,7 @@ class Stage(ABC):
 
     @abstractmethod
     async def next_second(self) -> None:
-        """Have the server's clock show another second than now."""
+        """Wait until the server's clock is in another second."""
 
     @abstractmethod
     async def restart(self) -> None:
@@ -82,11 +81,11 @@ class Stage(ABC):
 
     @abstractmethod
     def freeze(self) -> None:
-        """Say nothing any more, with every connection open."""
+        """Stop answering, with every connection open."""
 
     @abstractmethod
     def thaw(self) -> None:
-        """Go on."""
+        """Continue after `freeze`."""
 
 
 class RealStage(Stage):
@@ -137,7 +136,7 @@ class RealStage(Stage):
 
 @dataclass(frozen=True)
 class Nobody(User):
-    """The user of a server that asks for no proof."""
+    """The user of a server without authentication."""
 
     name: str = "nobody"
     authority: Path = Path()

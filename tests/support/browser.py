@@ -1,4 +1,4 @@
-"""The page in a real Chromium: the browser, and a demo that stands still at a lively moment."""
+"""A real Chromium, and a demo that is stopped at a moment when a lot is going on."""
 
 import asyncio
 import os
@@ -21,10 +21,10 @@ from tests.cluster import poll
 
 
 HASTE = 25.0
-"""How many of the demo's seconds pass in one of ours, until it stands still."""
+"""Seconds of the demo per real second, until it is stopped."""
 EPOCH = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC).timestamp()
 LIVELY = 200.0
-"""How many of the demo's seconds it plays at least."""
+"""Seconds of the demo before it may be stopped."""
 ANYWHERE = (Address("127.0.0.1", 0),)
 
 
@@ -46,27 +46,27 @@ class Clock:
         return EPOCH + HASTE * (asyncio.get_running_loop().time() - self._began)
 
     def stop(self) -> None:
-        """Let it be this instant from now on."""
+        """Stop at this instant."""
         self.stopped_at = self()
 
 
 @dataclass(frozen=True)
 class Still:
-    """A demo that stands still: its two listeners."""
+    """A stopped demo: its two listeners."""
 
     query: str
     metrics: str
     clock: Clock
 
     async def get(self, path: str) -> Any:
-        """What the query listener answers, decoded."""
+        """GET from the query listener, decoded."""
         async with aiohttp.ClientSession() as session, session.get(self.query + path) as answer:
             return await answer.json() if "json" in answer.content_type else await answer.text()
 
 
 @asynccontextmanager
 async def standing_demo(seed: int = 1) -> AsyncIterator[Still]:
-    """The demo, played until a good deal goes on in it and then stopped, for the block's length."""
+    """Run the demo until a lot is going on, then stop it for the length of the block."""
     clock = Clock()
     settings = read_settings(dict(shorten_settings()))
     settings = replace(settings, listen=Listen(query=ANYWHERE, metrics=ANYWHERE))
@@ -100,7 +100,7 @@ async def standing_demo(seed: int = 1) -> AsyncIterator[Still]:
 
 
 async def _find_lively(demo: Still) -> bool | None:
-    """Many kinds of evacuation at once, some stuck, and VMs of which the cooldown runs."""
+    """Whether there are evacuations in many states, some stuck, and VMs in cooldown."""
     if demo.clock() < EPOCH + LIVELY:
         return None
     evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
@@ -118,7 +118,7 @@ async def _find_lively(demo: Still) -> bool | None:
 
 
 async def _find_settled(demo: Still) -> bool | None:
-    """Nothing more is heard: two looks that are some watch events apart are the same."""
+    """Whether two answers half a second apart are the same."""
     paths = ("/v1/evacuations", "/v1/blocked")
     before = [await demo.get(path) for path in paths]
     await asyncio.sleep(0.5)

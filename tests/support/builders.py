@@ -1,6 +1,6 @@
-"""Builders of what tests are about: facts, and the JSON objects that they are read from.
+"""Builders of facts and of the JSON objects that they are parsed from.
 
-Each gives a plain, valid thing; a test overrides what it is about.
+Each has valid defaults; a test overrides the fields that it is about.
 """
 
 from datetime import UTC, datetime
@@ -124,7 +124,7 @@ def a_history(**migrations: Migration) -> History:
 
 
 def some_evidence(**overrides: Any) -> Evidence:
-    """Evidence of a VMI that never migrated, with everything to be seen."""
+    """Evidence of a VMI that never migrated, with VMIMs and pods visible."""
     fields: Json = {"vmi": a_vmi(), "history": History(), "launcher": a_pod()} | overrides
     return Evidence(**fields)
 
@@ -212,7 +212,7 @@ def transitions_json(**instants: Instant) -> list[Json]:
 
 
 def a_store(*facts: Fact, keep: int = KEEP, heard_at: Instant = 0.0) -> Store:
-    """A store that may see everything and was told this, in this order."""
+    """A store with full permissions and these facts, put in this order."""
     store = Store(endings_kept=keep)
     store.vmims_seen = store.pods_seen = True
     store.heard_at = heard_at

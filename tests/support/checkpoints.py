@@ -1,4 +1,4 @@
-"""What tests of the checkpoint share: who may keep one, and when it holds what it should."""
+"""Helpers for tests of the checkpoint: permissions, settings, waiting, migrations with a past."""
 
 import time
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from tests.support.program import Program
 
 NAME = "history"
 BRISK = {"checkpointInterval": "500ms", "leaseDuration": "2s"}
-"""`kube` settings for tests: what takes a quarter of a minute takes a second or two."""
+"""`kube` settings with short intervals."""
 
 UNWRITTEN = "kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds"
 WRITER = "kubevirt_eviction_exporter_checkpoint_writer"
@@ -36,7 +36,7 @@ _numbers = count(1)
 
 
 async def a_keeper(cluster: RealCluster, namespace: str) -> Path:
-    """The kubeconfig of a new account that may read the cluster and keep `NAME` in a namespace."""
+    """A kubeconfig that may read the cluster and write the checkpoint `NAME` in a namespace."""
     name = f"keeper-{next(_numbers)}"
     user: User = await cluster.user(name, EXPORTER_READS)
     shards = [f"{NAME}-{shard:02d}" for shard in range(64)]
@@ -55,18 +55,18 @@ async def a_keeper(cluster: RealCluster, namespace: str) -> Path:
 
 
 def keeping(namespace: str, **kube: str) -> dict[str, Any]:
-    """The settings of a replica that keeps `NAME` in that namespace, brisk unless told."""
+    """Settings of a replica that writes the checkpoint `NAME` in that namespace."""
     return {"checkpoint": f"configmap:{namespace}/{NAME}", "kube": {**BRISK, **kube}}
 
 
 async def count_in_window(exporter: Program, namespace: str, name: str) -> int:
-    """How many migrations of a VMI count; -1 while nothing is known of it."""
+    """The migrations of a VMI in the window; -1 if the VMI is unknown."""
     verdict = await exporter.verdict(namespace, name, dryRun=True)
     return int(verdict["migrationsInWindow"]) if verdict["known"] else -1
 
 
 async def until_counted(exporter: Program, namespace: str, name: str, migrations: int) -> None:
-    """Wait until that many migrations of a VMI count."""
+    """Wait until this many migrations of a VMI are in the window."""
 
     async def is_so() -> bool:
         return await count_in_window(exporter, namespace, name) == migrations
@@ -75,7 +75,7 @@ async def until_counted(exporter: Program, namespace: str, name: str, migrations
 
 
 async def until_written(exporter: Program, *, within: float = PATIENCE) -> None:
-    """Wait until nothing waits to be written."""
+    """Wait until the checkpoint is fully written."""
 
     async def is_written() -> bool:
         kept = await exporter.sample(VMIS_KEPT)
@@ -87,9 +87,9 @@ async def until_written(exporter: Program, *, within: float = PATIENCE) -> None:
 async def migrate(
     admin: Client, namespace: str, name: str, *, ago: Iterable[float], forget: bool = True
 ) -> None:
-    """Migrations of a VMI that ended so many seconds ago, each of ten seconds.
+    """Create migrations of ten seconds that ended at these ages, in seconds.
 
-    `forget`: their VMIMs are deleted, so that the cluster shows the last one at most.
+    With `forget` their VMIMs are deleted, so that the cluster has the last one at most.
     """
     now = int(time.time())
     for seconds in sorted(ago, reverse=True):

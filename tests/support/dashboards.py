@@ -1,4 +1,4 @@
-"""The queries of the committed dashboards, as Grafana sends them."""
+"""The queries of the committed dashboards, with their variables filled in."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parents[2] / "dashboards"
 VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>\w+)(?::\w+)?\})")
-"""A variable of Grafana; `$1`, which PromQL's label_replace knows, is none."""
+"""A Grafana variable; `$1` of label_replace is not one."""
 EVERYTHING = {
     "job": ".+",
     "namespace": ".*",
@@ -18,7 +18,7 @@ EVERYTHING = {
     "__rate_interval": "2m",
     "__range": "6h",
 }
-"""What the variables of a run may be, where nothing in particular is chosen."""
+"""Values of the variables that select everything."""
 
 
 class Query(NamedTuple):
@@ -31,7 +31,7 @@ class Query(NamedTuple):
 
 
 def load_dashboards() -> dict[str, dict[str, Any]]:
-    """The dashboards as they are committed, by the names of their files."""
+    """The committed dashboards, by file name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 

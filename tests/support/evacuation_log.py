@@ -1,4 +1,4 @@
-"""What the exporter says of one evacuation, written down at every step of it."""
+"""Records the exporter's answers about one evacuation, by failed attempts."""
 
 import asyncio
 from collections import defaultdict
@@ -12,41 +12,41 @@ FAILED_ATTEMPTS = "kubevirt_vmi_evacuation_failed_attempts"
 
 
 @dataclass
-class Diary:
-    """What was said, by how many of the attempts had failed."""
+class EvacuationLog:
+    """States, backoffs and stuck reasons, by the number of failed attempts."""
 
     states: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     backoffs: dict[int, set[float]] = field(default_factory=lambda: defaultdict(set))
     stuck: dict[int, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
     measured: set[int] = field(default_factory=set)
 
-    def write(self, told: dict[str, Any]) -> None:
-        """One answer of the API."""
-        failed = told["failedAttempts"]
-        self.states[failed].add(told["state"])
-        self.stuck[failed].add(tuple(told["stuckBy"]))
-        if told["backoff"] is not None:
-            self.backoffs[failed].add(told["backoff"]["seconds"])
+    def write(self, evacuation: dict[str, Any]) -> None:
+        """Add an answer of the API."""
+        failed = evacuation["failedAttempts"]
+        self.states[failed].add(evacuation["state"])
+        self.stuck[failed].add(tuple(evacuation["stuckBy"]))
+        if evacuation["backoff"] is not None:
+            self.backoffs[failed].add(evacuation["backoff"]["seconds"])
 
 
 async def ask_evacuation(exporter: Program, key: str) -> dict[str, Any] | None:
-    """What GET /v1/evacuations says of one VMI ("namespace/name")."""
+    """The evacuation of a VMI ("namespace/name") from GET /v1/evacuations, if any."""
     namespace, name = key.split("/")
     status, body = await exporter.get("/v1/evacuations")
     assert status == 200
-    told: list[dict[str, Any]] = body["evacuations"]
-    return next((e for e in told if (e["namespace"], e["name"]) == (namespace, name)), None)
+    evacuation: list[dict[str, Any]] = body["evacuations"]
+    return next((e for e in evacuation if (e["namespace"], e["name"]) == (namespace, name)), None)
 
 
-async def keep_diary(exporter: Program, key: str, *, failures: int) -> Diary:
-    """Ask again and again, until so many failures were counted and the pause after them told."""
-    diary = Diary()
+async def record_evacuation(exporter: Program, key: str, *, failures: int) -> EvacuationLog:
+    """Poll until the backoff after this many failures has been seen."""
+    log = EvacuationLog()
     namespace, name = key.split("/")
-    while failures not in diary.backoffs:
-        told = await ask_evacuation(exporter, key)
-        if told is not None:
-            diary.write(told)
+    while failures not in log.backoffs:
+        evacuation = await ask_evacuation(exporter, key)
+        if evacuation is not None:
+            log.write(evacuation)
             value = await exporter.sample(FAILED_ATTEMPTS, namespace=namespace, name=name)
-            diary.measured.add(int(value))
+            log.measured.add(int(value))
         await asyncio.sleep(0.3)
-    return diary
+    return log

@@ -1,8 +1,7 @@
-"""Random lives of VMs, played on an API server the way KubeVirt writes them.
+"""Random lives of VMs on an API server, written as KubeVirt writes them.
 
-A `Script` keeps its own copy of every object that it wrote and feeds a store with each of them
-directly: that store is what an undisturbed watch would know. Instants inside the objects are the
-script's own and lie in the past; nothing depends on the clock.
+A `Script` also puts every object that it writes into a store of its own: the store of a watch
+without disturbances. Timestamps in the objects are in the past and do not depend on the clock.
 """
 
 import random
@@ -13,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from exporter.engine.cooldown import decide, explain
 from exporter.engine.model import Checkpoint, Policy, Resource
+from exporter.engine.rules import decide, explain
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import parse_object
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
@@ -48,7 +47,7 @@ class _Life:
 
 
 class Script:
-    """Plays random steps in one namespace; `expected` is what a perfect watch would know."""
+    """Plays random steps in one namespace; `expected` is the store of a perfect watch."""
 
     def __init__(self, stage: Stage, namespace: str, seed: int, *, vms: int = 3) -> None:
         self._stage = stage
@@ -64,22 +63,22 @@ class Script:
 
     @property
     def now(self) -> float:
-        """The script's present, at which verdicts are compared."""
+        """The script's time, at which verdicts are compared."""
         return self._now
 
     @property
     def namespace(self) -> str:
-        """Where it plays."""
+        """Its namespace."""
         return self._namespace
 
     async def play(self, steps: int) -> None:
-        """So many steps, each of one VM."""
+        """Play some steps, each of one VM."""
         for _ in range(steps):
             self._now += self._rng.choice((1, 20, 90, 400))
             await self._step(self._rng.choice(self._names))
 
     async def mark(self, label: str) -> tuple[str, str, str]:
-        """One last object of each kind, by which a watcher shows that it has seen everything."""
+        """Create a last object of each kind; a watch that has it has seen everything before."""
         made = await self._create(VMIS, vmi(label, self._namespace))
         await self._create(VMIMS, vmim(label, self._namespace, of=label))
         pod = await self._create(PODS, launcher_pod(made))
@@ -177,7 +176,7 @@ class Script:
     async def _finish(self, life: _Life, phase: str, state: Object | None = None) -> None:
         moving = life.moving
         assert moving is not None
-        status = {"phase": phase, **self._transitions(_told(moving), phase)}
+        status = {"phase": phase, **self._transitions(_phase_entries(moving), phase)}
         if state is not None:
             status["migrationState"] = state
         await self._put_status(life, status)
@@ -189,12 +188,12 @@ class Script:
 
     async def _advance(self, life: _Life, phase: str) -> None:
         assert life.moving is not None
-        status = {"phase": phase, **self._transitions(_told(life.moving), phase)}
+        status = {"phase": phase, **self._transitions(_phase_entries(life.moving), phase)}
         await self._put_status(life, status)
 
-    def _transitions(self, told: list[Object], phase: str) -> Object:
+    def _transitions(self, entries: list[Object], phase: str) -> Object:
         now = {"phase": phase, "phaseTransitionTimestamp": rfc3339(self._now)}
-        return {"phaseTransitionTimestamps": [*told, now]}
+        return {"phaseTransitionTimestamps": [*entries, now]}
 
     async def _put_state(self, life: _Life, state: Object) -> None:
         life.vmi["status"]["migrationState"] = state
@@ -260,6 +259,6 @@ def _questions(policy: Policy, at: float) -> Iterable[tuple[str, Callable[[Any],
     yield "rules", lambda e: explain(e, policy, at)
 
 
-def _told(moving: Object) -> list[Object]:
-    told: list[Object] = moving["status"].get("phaseTransitionTimestamps", [])
-    return told
+def _phase_entries(moving: Object) -> list[Object]:
+    entries: list[Object] = moving["status"].get("phaseTransitionTimestamps", [])
+    return entries

@@ -33,7 +33,7 @@ class Program:
 
     @property
     def output(self) -> str:
-        """Everything that it wrote."""
+        """Its output so far."""
         return self._log.read_text()
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ class Program:
         return [line for line in lines if name is None or line["event"] == name]
 
     async def listening(self) -> None:
-        """Wait until it has said where it listens."""
+        """Wait for its `started` event."""
 
         async def said() -> dict[str, Any] | None:
             if self.process.returncode is not None:
@@ -111,7 +111,7 @@ class Program:
         return await poll(attempt, what=f"{namespace}/{name} {reason}")
 
     def resident(self) -> int:
-        """The memory that it holds now, in bytes."""
+        """Its resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024

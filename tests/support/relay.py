@@ -1,4 +1,4 @@
-"""A TCP relay between the exporter and an API server, which can cut, refuse and stall."""
+"""A TCP relay between the exporter and an API server that can cut, refuse and stall."""
 
 import asyncio
 from contextlib import suppress
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 
 class Gate:
-    """`async with Gate(url) as gate` relays `gate.url` to a server that knows nothing of it."""
+    """`async with Gate(url) as gate` relays connections to `gate.url` to the server at `url`."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -63,7 +63,7 @@ class Gate:
         self._flowing.set()
 
     def stall(self) -> None:
-        """Keep every connection open and let nothing through: a peer that is half dead."""
+        """Keep connections open and let nothing through, like a hung peer."""
         self._flowing.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

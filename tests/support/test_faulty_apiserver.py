@@ -148,13 +148,13 @@ async def test_garbage_can_be_injected() -> None:
     """Raw bytes go into the open streams, between whole lines."""
     async with serve() as client, client.watch(ALL_VMIS, resourceVersion="2") as stream:
         await client.server.watched(RESOURCE)
-        told = client.server.inject(b"{not json}\n", RESOURCE)
+        injected = client.server.inject(b"{not json}\n", RESOURCE)
         await client.post(VMIS, vmi("db1"))
         garbage = await stream.raw()
 
         assert await stream.take(1) == [("ADDED", "db1")]
 
-    assert told == 1
+    assert injected == 1
     assert garbage == b"{not json}\n"
 
 

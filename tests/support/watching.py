@@ -1,4 +1,4 @@
-"""A watch that runs beside a test, and what the test asks of it."""
+"""A running watch for tests: its store, its health, and waiting for conditions on them."""
 
 import asyncio
 import random
@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from exporter.engine.cooldown import decide
 from exporter.engine.model import Instant, Policy, Resource, Verdict
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.kube.client import ApiServer, Login
-from exporter.kube.reflector import Follower, Watch
+from exporter.kube.informers import Informers
+from exporter.kube.reflector import Reflector
 from exporter.settings import KubeSettings
 from tests.cluster import PATIENCE
 
@@ -22,7 +23,7 @@ QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, refused_retry=0.3
 
 @dataclass
 class Following:
-    """A running watch, its store and its health. `changes` wakes whoever waits."""
+    """A running watch, its store and its health; `changes` is notified of every change."""
 
     store: Store
     health: Health
@@ -32,7 +33,7 @@ class Following:
     async def until(
         self, condition: Callable[[], object], *, what: str, wait: float = PATIENCE
     ) -> None:
-        """Wait until the condition holds, tried anew after every change and twice a second."""
+        """Wait until the condition holds; it is checked after every change."""
         deadline = time.monotonic() + wait
         while not condition():
             if self.running.done():
@@ -69,7 +70,7 @@ class Following:
         return None if evidence is None else decide(evidence, Policy(), now)
 
     def restarts(self, resource: Resource) -> dict[str, int]:
-        """Why and how often the watch of a resource was opened again."""
+        """Restarts of the watch of a resource, by reason."""
         counted: dict[str, int] = {}
         for watched in self.health.of(resource):
             for reason, times in watched.restarts.items():
@@ -77,7 +78,7 @@ class Following:
         return counted
 
     def refused_objects(self, resource: Resource) -> int:
-        """How many objects of a resource could not be used."""
+        """Refused objects of a resource."""
         return sum(one.refused_objects for one in self.health.of(resource))
 
 
@@ -87,10 +88,10 @@ async def following(
     *,
     namespaces: tuple[str, ...] = (),
     settings: KubeSettings = QUICK,
-    follower: type[Follower] = Follower,
+    reflector: type[Reflector] = Reflector,
     **changed: object,
 ) -> AsyncIterator[Following]:
-    """Watch for the length of the block; `changed` are settings that differ from `settings`."""
+    """Watch for the length of the block; `changed` overrides single `settings`."""
     kube = replace(settings, **changed)  # type: ignore[arg-type]
     store = Store(endings_kept=Policy().endings_kept)
     health = Health(kube.stale_after, kube.dead_after)
@@ -107,7 +108,7 @@ async def following(
         task.add_done_callback(telling.discard)
 
     async with ApiServer(login, read_timeout=kube.read_timeout) as api:
-        watch = Watch(
+        watch = Informers(
             api,
             store,
             health,
@@ -116,7 +117,7 @@ async def following(
             clock=time.time,
             changed=notify,
             rng=random.Random(1),
-            follower=follower,
+            reflector=reflector,
         )
         running = asyncio.create_task(watch.run())
         try:

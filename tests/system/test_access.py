@@ -168,7 +168,7 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
         assert asked.failures == 2, "one for the token, one for the permission"
         with pytest.raises(CannotTell) as refused:
             await access.check("Bearer new", "GET", "/metrics")
-        assert str(refused.value) == "the cluster's API server could not be asked who you are"
+        assert str(refused.value) == "the cluster's API server could not check who you are"
         clock.now = OUTAGE
         with pytest.raises(CannotTell):
             await access.check(bearer(caller), "GET", "/metrics")
@@ -207,8 +207,9 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
         assert access.remembered <= 9, "three users, three strangers, three permissions"
 
 
-PAUSE = 10.0
-"""Of a stranger between two requests, in seconds."""
+PAUSE = 20.0
+"""Of a stranger between two requests, in seconds: 490 of them ask for more reviews than the slots
+of an API server that hangs can take, and leave most of a processor free."""
 QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
 
 
@@ -303,24 +304,30 @@ def starved(*pids: int) -> float:
 async def ask_and_time(
     session: aiohttp.ClientSession, exporter: Program, token: str
 ) -> tuple[int, float, float]:
-    """The status and the seconds of a verdict, and those without what a busy machine took."""
+    """The status of a verdict, its seconds, and those of `starved` within."""
     pids = (os.getpid(), exporter.process.pid)
-    began, before = time.monotonic(), starved(*pids)
+    before, began = starved(*pids), time.monotonic()
     status = await ask(session, exporter, token)
     took = time.monotonic() - began
-    return status, took, took - (starved(*pids) - before)
+    return status, took, starved(*pids) - before
 
 
 @pytest.mark.parametrize("strangers", [0, 490])
 async def test_a_known_caller_gets_each_verdict_within_a_second(
     real: RealStage, tmp_path: Path, strangers: int, prove: Callable[[str], None]
 ) -> None:
-    """The API server is frozen; invented tokens on all other connections delay no renewal."""
+    """The API server is frozen; invented tokens on all other connections delay no renewal.
+
+    What is measured is the wall time of each request in this process, the strangers' clients
+    beside it. It must be below a second, and longer only by what this process and the exporter
+    were ready to run in that time and had no processor: on a quiet machine next to nothing. On a
+    busy one these waits overlap with others and the bound is loose. The exact times, on a clock of
+    their own, are in `tests/unit/server/test_access.py`.
+    """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     token = caller.token or ""
     refusals: Counter[int] = Counter()
-    took: list[float] = []
-    waited: list[float] = []
+    times: list[tuple[float, float]] = []
     async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
         assert await ask(session, exporter, token) == 200
         async with frozen(real):
@@ -328,23 +335,26 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
                 asyncio.create_task(intrude(exporter, number, refusals))
                 for number in range(strangers)
             ]
-            until = time.monotonic() + 2 * PAUSE  # several renewals, which are 5 s apart
+            until = time.monotonic() + PAUSE  # several renewals, which are 5 s apart
             while time.monotonic() < until or refusals.total() < strangers:
-                status, seconds, own = await ask_and_time(session, exporter, token)
+                status, took, waited = await ask_and_time(session, exporter, token)
                 assert status == 200
-                took.append(seconds)
-                waited.append(own)
+                times.append((took, waited))
                 await asyncio.sleep(0.05)
             for one in crowd:
                 one.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
 
-    assert max(waited) < 1.0, sorted(waited)[-5:]
+    late = [(took, waited) for took, waited in times if took >= 1.0 + waited]
+    assert late == []
     assert set(refusals) == ({503} if strangers else set())
+    slowest, waited = max(times)
     prove(
-        f"access: API server frozen, {strangers} strangers beside a known caller: {len(took)} "
-        f"verdicts, the slowest in {max(took) * 1e3:.0f} ms, {max(waited) * 1e3:.0f} ms without "
-        f"waits for a processor; {refusals[503]} strangers' requests refused"
+        f"access: API server frozen, {strangers} strangers beside a known caller: {len(times)} "
+        f"verdicts, the slowest in {slowest * 1e3:.0f} ms of wall time, within which the two "
+        f"processes waited {waited * 1e3:.0f} ms for a processor; "
+        f"{sum(took < 1.0 for took, _ in times)} below a second without any allowance; "
+        f"{refusals[503]} strangers' requests refused"
     )
 
 
@@ -355,6 +365,6 @@ async def test_a_new_caller_waits_for_one_budget(real: RealStage, tmp_path: Path
         aiohttp.ClientSession() as session,
         frozen(real),
     ):
-        status, _, own = await ask_and_time(session, exporter, "unknown")
+        status, took, waited = await ask_and_time(session, exporter, "unknown")
     assert status == 503
-    assert own < 1.0
+    assert took < 1.0 + waited

@@ -27,7 +27,8 @@ from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
 from exporter.kube.client import Login
-from exporter.kube.reflector import Backoff, Follower
+from exporter.kube.recovery import Backoff
+from exporter.kube.reflector import Reflector
 from exporter.server.admission import PATH
 from exporter.settings import Address, Settings, read_settings
 from tests.alerts.live import Alertmanager, Prometheus, Receiver
@@ -67,7 +68,7 @@ class Clock:
         return datetime.fromtimestamp(self(), UTC)
 
 
-class Hasty(Follower):
+class Hasty(Reflector):
     """The follower as it is, with pauses that are as short as everything else."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -226,7 +227,7 @@ async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> Async
             Login(url=demo.url),
             stop,
             clock=clock,
-            follower=Hasty,
+            reflector=Hasty,
             on_listening=listening.set_result,
         )
     )

@@ -13,7 +13,7 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 )
 from playwright.async_api import Browser, Page, expect
 
-from exporter.server.api import make_query_app
+from exporter.server.apps import make_query_app
 from exporter.settings import format_duration
 from tests.support.browser import NoChromium, Still, chromium, standing_demo
 from tests.unit.server.page.test_model import cooling, evacuating
@@ -310,7 +310,7 @@ class TestLooks:
     async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
         """Rows, details and the filter are there; only the refresh is not, which is said."""
         async with visit(browser, demo.query, java_script_enabled=False) as page:
-            await expect(page.locator("#live-status")).to_have_text("Load it again for news.")
+            await expect(page.locator("#live-status")).to_have_text("Reload to update.")
             await expect(page.locator("#live-pause")).to_be_hidden()
             assert await page.locator("#evacuation-rows tbody tr").count() > 5
             await page.locator("#evacuation-rows summary").first.click()

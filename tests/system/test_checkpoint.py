@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from exporter.checkpoint.changes import Ledger
+from exporter.checkpoint.changes import PendingChanges
+from exporter.checkpoint.configmap import ConfigMapWriter
 from exporter.checkpoint.format import shard_of, unseal
-from exporter.checkpoint.writer import ConfigMapKeeper
 from exporter.engine.model import Resource
 from exporter.engine.store import Store
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
@@ -103,17 +103,17 @@ class Garbled:
         return b"[]"
 
 
-def a_config_map_keeper(
+def a_config_map_writer(
     api: Garbled | ApiServer, namespace: str = "x", uid: str = UID
-) -> tuple[ConfigMapKeeper, Ledger, CheckpointHealth]:
-    """A keeper that may write, with one VMI to write of, and no watch."""
+) -> tuple[ConfigMapWriter, PendingChanges, CheckpointHealth]:
+    """A writer that may write, with one VMI to write of, and no watch."""
     state = a_state()
     store = Store(endings_kept=KEEP)
-    ledger = Ledger(store, window=86_400.0)
+    changes = PendingChanges(store, window=86_400.0)
     store.put(a_vmi(uid=uid, migration=state))
     health = Health(180.0, 600.0, [Watched(Resource.CONFIGMAPS, namespace, synced=True)])
-    keeper = ConfigMapKeeper(
-        ledger,
+    writer = ConfigMapWriter(
+        changes,
         health,
         cast("ApiServer", api),
         ConfigMaps(namespace, NAME),
@@ -122,29 +122,29 @@ def a_config_map_keeper(
         clock=lambda: NOW,
     )
     assert health.checkpoint is not None
-    return keeper, ledger, health.checkpoint
+    return writer, changes, health.checkpoint
 
 
 async def test_an_answer_that_is_no_config_map() -> None:
     """It is counted and the shard waits to be written again; nothing ends."""
     api = Garbled()
-    keeper, ledger, told = a_config_map_keeper(api)
-    await keeper.flush()
+    writer, changes, told = a_config_map_writer(api)
+    await writer.flush()
     assert api.applied == 1
     assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
-    assert ledger.changed == {shard_of(UID)}
+    assert changes.changed == {shard_of(UID)}
     assert told.unwritten_since == NOW
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not even sent, and counted once for each attempt to write."""
-    monkeypatch.setattr("exporter.checkpoint.writer.LONGEST_SHARD", 10)
+    monkeypatch.setattr("exporter.checkpoint.configmap.LONGEST_SHARD", 10)
     api = Garbled()
-    keeper, ledger, told = a_config_map_keeper(api)
-    await keeper.flush()
+    writer, changes, told = a_config_map_writer(api)
+    await writer.flush()
     assert api.applied == 0
     assert told.faults == {CheckpointFault.TOO_LARGE: 1}
-    assert ledger.changed == {shard_of(UID)}
+    assert changes.changed == {shard_of(UID)}
 
 
 async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> None:
@@ -155,9 +155,9 @@ async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> Non
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
     async with ApiServer(login, read_timeout=5) as api:
         for uid in (UID, other_uid):
-            keeper, ledger, told = a_config_map_keeper(api, namespace, uid)
-            await keeper.flush()
-            assert (ledger.changed, told.faults) == (set(), {})
+            writer, changes, told = a_config_map_writer(api, namespace, uid)
+            await writer.flush()
+            assert (changes.changed, told.faults) == (set(), {})
     (kept,) = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
     listed = unseal(b64decode(kept["binaryData"]["checkpoint"]))
     assert {remembered.uid for remembered in listed} == {UID, other_uid}

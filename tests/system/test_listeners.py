@@ -134,8 +134,8 @@ async def test_a_port_that_is_taken() -> None:
             async with a_listener(address, name="metrics").served():
                 pass
     assert str(taken.value) == (
-        f"listen.metrics: {address} is in use: does another exporter (or `make run`) run here?"
-        " Another address: `listen.metrics` in a --config file"
+        f"listen.metrics: {address} is in use: is another exporter (or `make run`) running?"
+        " To use another address, set `listen.metrics` in a --config file"
     )
 
 

@@ -443,7 +443,7 @@ async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
 
 
 def test_both_metrics_of_a_resource_are_events_of_it() -> None:
-    """Facts of VMIs and of VMIMs, under the resource that they are of."""
+    """FactSink of VMIs and of VMIMs, under the resource that they are of."""
     for event in told(a_span("kubevirt-evacuation-a", 60, 120)):
         if event.fact is not None:
             assert event.resource is (

@@ -16,7 +16,12 @@ from tests.cluster import ApiError
 from tests.cluster.recording import RECORDED, Scene
 from tests.cluster.resources import QUOTAS, VMIMS, VMIS
 from tests.cluster.rig import Rig
-from tests.support.evacuation_log import FAILED_ATTEMPTS, Diary, ask_evacuation, keep_diary
+from tests.support.evacuation_log import (
+    FAILED_ATTEMPTS,
+    EvacuationLog,
+    ask_evacuation,
+    record_evacuation,
+)
 from tests.support.program import Program, program
 
 
@@ -34,7 +39,7 @@ class Stage:
 
     rig: Rig
     exporter: Program
-    diary: "asyncio.Task[Diary]"
+    diary: "asyncio.Task[EvacuationLog]"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         async with program(tmp_path_factory.mktemp("rig"), *login) as exporter:
             await exporter.ready()
             await rig.evict(FAILING)
-            diary = asyncio.create_task(keep_diary(exporter, FAILING, failures=FAILURES))
+            diary = asyncio.create_task(record_evacuation(exporter, FAILING, failures=FAILURES))
             try:
                 yield Stage(rig, exporter, diary)
             finally:

@@ -8,7 +8,8 @@ import pytest
 
 from exporter.engine.model import CLUSTER_RESOURCES
 from exporter.health import Restart
-from exporter.kube.reflector import Backoff, Follower
+from exporter.kube.recovery import Backoff
+from exporter.kube.reflector import Reflector
 from tests.support.api_servers import RealStage, SimulatedStage, Stage
 from tests.support.lives import Script, compare
 from tests.support.relay import Gate
@@ -21,8 +22,8 @@ REAL = 5
 SHUT_STEPS = 12
 
 
-class Brisk(Follower):
-    """The follower as it is, with short pauses."""
+class Brisk(Reflector):
+    """The reflector with short pauses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,14 +31,14 @@ class Brisk(Follower):
 
 
 class Merging(Brisk):
-    """A broken follower: a list adds to what was known and replaces nothing."""
+    """A broken reflector: a list adds to what was known and replaces nothing."""
 
     def _forget_unlisted(self, _listing: object) -> int:
         return 0
 
 
 class Stubborn(Brisk):
-    """A broken follower: a 410 does not make it forget its version."""
+    """A broken reflector: a 410 does not make it forget its version."""
 
     def _forget_version(self) -> None:
         return
@@ -47,7 +48,7 @@ class Stubborn(Brisk):
 async def test_the_comparison_notices_a_broken_watch(
     simulated: SimulatedStage,
     prove: Prove,
-    broken: type[Follower],
+    broken: type[Reflector],
     count: int,
     noticed: int,
 ) -> None:
@@ -55,7 +56,7 @@ async def test_the_comparison_notices_a_broken_watch(
     wrong = 0
     for seed in range(count):
         try:
-            differences = await play(simulated, seed, follower=broken, fault=gone, wait=2.0)
+            differences = await play(simulated, seed, reflector=broken, fault=gone, wait=2.0)
         except TimeoutError:
             differences = ["never caught up"]
         wrong += bool(differences)
@@ -87,7 +88,7 @@ async def play_all(stage: Stage, seeds: range) -> dict[str, int]:
     for seed in seeds:
         fault = (cut, gone, restart)[seed % 3]
         met[fault.__name__] = met.get(fault.__name__, 0) + 1
-        differences = await play(stage, seed, follower=Brisk, fault=fault)
+        differences = await play(stage, seed, reflector=Brisk, fault=fault)
         assert not differences, "\n".join([f"seed {seed}, {fault.__name__}", *differences])
     return met
 
@@ -96,7 +97,7 @@ async def play(
     stage: Stage,
     seed: int,
     *,
-    follower: type[Follower],
+    reflector: type[Reflector],
     fault: Callable[[Stage, Gate, Script], Awaitable[Restart | None]],
     wait: float = 30.0,
 ) -> list[str]:
@@ -105,7 +106,7 @@ async def play(
     script = Script(stage, namespace, seed)
     async with (
         Gate(stage.url) as gate,
-        following(stage.login_at(gate.url), namespaces=(namespace,), follower=follower) as watch,
+        following(stage.login_at(gate.url), namespaces=(namespace,), reflector=reflector) as watch,
     ):
         await script.play(15)
         await watch.ready()

@@ -14,7 +14,9 @@ from aiohttp.test_utils import TestServer
 from exporter.engine.model import Reason, Resource
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Login, Overloaded
-from exporter.kube.reflector import FUTILE_TRIES, Backoff, Follower, KubeVirtMissing, NotSynced
+from exporter.kube.informers import NotSynced
+from exporter.kube.recovery import Backoff
+from exporter.kube.reflector import FUTILE_TRIES, KubeVirtMissing, Reflector
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.relay import Gate
@@ -26,8 +28,8 @@ def rfc3339(instant: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant))
 
 
-class _Paging(Follower):
-    """A follower that never asks for a streamed list."""
+class _Paging(Reflector):
+    """A reflector that never asks for a streamed list."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,8 +40,8 @@ def _has_moved(watched: Watched, contact: float | None) -> bool:
     return watched.contact != contact
 
 
-class _Brisk(Follower):
-    """A follower whose pauses are short."""
+class _Brisk(Reflector):
+    """A reflector whose pauses are short."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -110,7 +112,7 @@ class TestOnBothServers:
         for number in range(5):
             await stage.admin.create(VMIS, vmi(f"v{number}", namespace))
         async with following(
-            stage.login, namespaces=(namespace,), follower=_Paging, page_size=2
+            stage.login, namespaces=(namespace,), reflector=_Paging, page_size=2
         ) as watch:
             await watch.ready()
             assert watch.names(namespace) == {f"v{number}" for number in range(5)}
@@ -354,7 +356,7 @@ class TestOnTheSimulatedServer:
         app.router.add_get("/{path:.*}", err)
         async with (
             TestServer(app) as server,
-            following(Login(url=str(server.make_url("")).rstrip("/")), follower=_Brisk) as watch,
+            following(Login(url=str(server.make_url("")).rstrip("/")), reflector=_Brisk) as watch,
         ):
             await watch.ready()
             await simulated.admin.create(VMIS, vmi("a", namespace))
@@ -367,7 +369,7 @@ class TestOnTheSimulatedServer:
 
     async def test_a_line_is_progress(self, simulated: SimulatedStage) -> None:
         """A watch that is cut again and again, and brings something each time, needs no list."""
-        async with following(simulated.login, follower=_Brisk) as watch:
+        async with following(simulated.login, reflector=_Brisk) as watch:
             await watch.ready()
             vmis = watch.health.of(Resource.VMIS)[0]
             for _ in range(FUTILE_TRIES + 2):
@@ -385,7 +387,7 @@ class TestOnTheSimulatedServer:
         """A 401 says nothing of a namespace: VMIs are asked for again, and are not given up."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
-            simulated.login, namespaces=namespaces, follower=_Brisk, refused_retry=60.0
+            simulated.login, namespaces=namespaces, reflector=_Brisk, refused_retry=60.0
         ) as watch:
             await watch.ready()
             simulated.server.answer(VMIS.plural, 401)
@@ -399,7 +401,7 @@ class TestOnTheSimulatedServer:
         """Where 403 comes in every namespace, one is asked as often as if it were the only one."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
-            simulated.login, namespaces=namespaces, follower=_Brisk, refused_retry=60.0
+            simulated.login, namespaces=namespaces, reflector=_Brisk, refused_retry=60.0
         ) as watch:
             await watch.ready()
             simulated.server.answer(VMIS.plural, 403)

@@ -1,7 +1,7 @@
-"""Everything that the page says at one instant, put together by the API's own functions. Pure.
+"""The page model: everything the status page shows at one instant. Pure.
 
-One look at the store and one `now`: what stands in one row cannot contradict another, nor what
-the API answers at that instant.
+It is built by the API's own functions from one state of the store and one `now`, so that no row
+contradicts another or the API.
 """
 
 from collections import Counter
@@ -32,9 +32,9 @@ from exporter.server.schemas import (
 T = TypeVar("T")
 
 ROWS = 50
-"""How many rows a table has at most: what a person reads, and what rendering may cost."""
+"""The most rows of a table."""
 HINTS = 200
-"""How many names a filter's field suggests."""
+"""The most suggestions of a filter field."""
 LONGEST_NAMESPACE, LONGEST_NODE = 63, 253
 
 LOSSES = {
@@ -48,11 +48,11 @@ LOSSES = {
     Resource.CONFIGMAPS: "the checkpoint: it is neither read nor written",
     Resource.LEASES: "the checkpoint: it is not written",
 }
-"""What is lost where a resource may not be seen; the runbook has the same table."""
+"""What does not work without a resource; the runbook has the same table."""
 
 
 class Sort(StrEnum):
-    """By what the rows are sorted; TIME: the longest evacuation, the soonest release first."""
+    """The sort order of rows; TIME: longest evacuation first, or earliest release first."""
 
     TIME = "time"
     NAME = "name"
@@ -60,10 +60,10 @@ class Sort(StrEnum):
     STATE = "state"
 
 
-class Wish(Struct, frozen=True, kw_only=True):
-    """What a reader wants to see. `ignored` says what of the query made no sense, and why.
+class PageFilter(Struct, frozen=True, kw_only=True):
+    """The filter and sort order of the page's query. `ignored`: the invalid parameters, and why.
 
-    `state` and `stuck` are about evacuations, `reason` about VMs that are held.
+    `state` and `stuck` filter evacuations, `reason` filters held VMs.
     """
 
     namespace: str = ""
@@ -76,12 +76,12 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     @property
     def narrows(self) -> bool:
-        """Whether it leaves anything out."""
+        """Whether it hides any row."""
         return bool(self.namespace or self.node or self.state or self.stuck or self.reason)
 
 
 class Rows(Struct, Generic[T], frozen=True, kw_only=True):
-    """The rows of a table: those `shown`, of so many `matching` the wish, of a `total`."""
+    """Rows shown, rows that match the filter, all rows."""
 
     shown: tuple[T, ...]
     matching: int
@@ -89,14 +89,14 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
 
     @property
     def more(self) -> int:
-        """How many match and are not shown."""
+        """How many matching rows are not shown."""
         return self.matching - len(self.shown)
 
 
-class Watching(Struct, frozen=True, kw_only=True):
-    """How watching one resource goes, over all the `places` (namespaces, or the cluster) watched.
+class WatchSummary(Struct, frozen=True, kw_only=True):
+    """The watches of one resource, summed over all `places` (namespaces, or the cluster).
 
-    `contact_at` is the oldest of the synced places'. `trouble` is "" where there is none now.
+    `contact_at` is the oldest contact of a synced place. `trouble` is the present error, or "".
     """
 
     resource: Resource
@@ -109,17 +109,17 @@ class Watching(Struct, frozen=True, kw_only=True):
 
 
 class Loss(Struct, frozen=True, kw_only=True):
-    """A resource that may not be seen: what is `lost` by that, and `why`, by place."""
+    """A resource that may not be read: what is `lost` by that, and `why`, by place."""
 
     resource: Resource
     lost: str
     why: dict[str, str]
 
 
-class Trust(Struct, frozen=True, kw_only=True):
-    """How far what is told can be trusted. `dies_at`: when it is DEAD if nothing is heard.
+class PageStatus(Struct, frozen=True, kw_only=True):
+    """The health of the exporter. `dies_at`: when it turns DEAD without further contact.
 
-    `checkpoint` is None where none is kept; `shared`: it is kept in ConfigMaps, and not in a file.
+    `checkpoint` is None without a checkpoint; `shared`: it is in ConfigMaps, not in a file.
     """
 
     version: str
@@ -130,14 +130,14 @@ class Trust(Struct, frozen=True, kw_only=True):
     observed_at: str | None
     dies_at: Instant | None
     waiting_for: tuple[str, ...]
-    watching: tuple[Watching, ...]
+    watching: tuple[WatchSummary, ...]
     losses: tuple[Loss, ...]
     checkpoint: CheckpointStatus | None
     shared: bool
 
 
-class Tally(Struct, frozen=True, kw_only=True):
-    """How many VMs there are, and how many of them are held, each by its first reason."""
+class VmCounts(Struct, frozen=True, kw_only=True):
+    """How many VMs there are, and how many are held, by their first reason."""
 
     vmis: int
     held_by: dict[Reason, int]
@@ -153,29 +153,29 @@ class Tally(Struct, frozen=True, kw_only=True):
         return self.vmis - self.held
 
 
-class Node(Tally, frozen=True, kw_only=True):
+class Node(VmCounts, frozen=True, kw_only=True):
     """A node with its VMs."""
 
     name: str
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A VM that may not be moved now: its entries in the blocked set, and all that is known."""
+    """A VM that may not be moved now, with its entries in the blocked set."""
 
     entries: tuple[BlockedVmi, ...]
     vmi: VmiAnswer
 
 
 class Vms(Struct, frozen=True, kw_only=True):
-    """What is told of single VMs, and the namespaces that a filter may suggest."""
+    """The tables of single VMs, and the namespaces to suggest in the filter."""
 
     evacuations: Rows[VmiAnswer]
     held: Rows[Held]
     namespaces: tuple[str, ...]
 
 
-class Cluster(Tally, frozen=True, kw_only=True):
-    """What is told of the cluster; `vms` is None where single VMs are not to be told."""
+class Cluster(VmCounts, frozen=True, kw_only=True):
+    """The cluster in numbers; `vms` is None if the page may not name VMs."""
 
     evacuating: int
     stuck: int
@@ -185,19 +185,19 @@ class Cluster(Tally, frozen=True, kw_only=True):
     vms: Vms | None
 
 
-class Board(Struct, frozen=True, kw_only=True):
-    """Everything that the page says at `now`; `cluster` is None until verdicts are answered."""
+class PageModel(Struct, frozen=True, kw_only=True):
+    """Everything the page shows at `now`; `cluster` is None until the exporter is ready."""
 
     now: Instant
-    trust: Trust
+    status: PageStatus
     policy: Policy
     stuck: StuckPolicy
-    wish: Wish
+    filters: PageFilter
     cluster: Cluster | None
 
 
-class Scene(Struct, frozen=True, kw_only=True):
-    """What a board is put together from; `blocked` is the whole blocked set at the instant."""
+class PageInputs(Struct, frozen=True, kw_only=True):
+    """The inputs of the page model; `blocked` is the whole blocked set at that instant."""
 
     store: Store
     health: Health
@@ -208,8 +208,8 @@ class Scene(Struct, frozen=True, kw_only=True):
     closing: bool = False
 
 
-def read_wish(query: Mapping[str, str]) -> Wish:
-    """What the query of a URL asks for; what makes no sense in it is named and left out."""
+def read_filter(query: Mapping[str, str]) -> PageFilter:
+    """Read the filter from a URL's query; invalid parameters go to `ignored`."""
     ignored: list[str] = []
 
     def name(key: str, longest: int) -> str:
@@ -227,7 +227,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         return ""
 
     state, reason = choice("state", State), choice("reason", Reason)
-    return Wish(
+    return PageFilter(
         namespace=name("namespace", LONGEST_NAMESPACE),
         node=name("node", LONGEST_NODE),
         state=State(state) if state else None,
@@ -239,62 +239,70 @@ def read_wish(query: Mapping[str, str]) -> Wish:
 
 
 def read_instant(text: str) -> Instant:
-    """The instant that the API's types hold as text."""
+    """Parse an instant of the API's types."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def set_up(scene: Scene, wish: Wish, now: Instant, *, named: bool) -> Board:
-    """The board at `now`; with `named` it tells of single VMs, else of their numbers only."""
+def build_page(inputs: PageInputs, filters: PageFilter, now: Instant, *, named: bool) -> PageModel:
+    """Build the page model at `now`; it names single VMs only if `named`."""
     status = describe_status(
-        scene.health, vmis=scene.store.nodes.total(), blocked=scene.blocked, now=now
+        inputs.health, vmis=inputs.store.nodes.total(), blocked=inputs.blocked, now=now
     )
-    answers = status.ready and not scene.closing
-    return Board(
+    answers = status.ready and not inputs.closing
+    return PageModel(
         now=now,
-        trust=_judge(scene, status, now, named=named),
-        policy=scene.policy,
-        stuck=scene.stuck,
-        wish=wish,
-        cluster=_survey(scene, wish, now, named=named) if answers else None,
+        status=_summarize_status(inputs, status, now, named=named),
+        policy=inputs.policy,
+        stuck=inputs.stuck,
+        filters=filters,
+        cluster=_summarize_cluster(inputs, filters, now, named=named) if answers else None,
     )
 
 
-def _judge(scene: Scene, status: StatusAnswer, now: Instant, *, named: bool) -> Trust:
-    """What GET /v1/status says; without names it is told by resource and not by namespace."""
+def _summarize_status(
+    inputs: PageInputs, status: StatusAnswer, now: Instant, *, named: bool
+) -> PageStatus:
+    """As GET /v1/status; unless `named`, by resource instead of by namespace."""
     resources = dict.fromkeys(one.resource for one in status.resources)
     unsettled = (one.resource for one in status.resources if not (one.synced or one.refused))
-    return Trust(
+    return PageStatus(
         version=status.version,
         as_of=status.as_of,
         ready=status.ready,
-        closing=scene.closing,
+        closing=inputs.closing,
         staleness=status.staleness,
         observed_at=status.observed_at,
-        dies_at=scene.health.dies_at(now),
+        dies_at=inputs.health.dies_at(now),
         waiting_for=tuple(status.waiting_for if named else dict.fromkeys(unsettled)),
-        watching=tuple(_watch(scene.store, status, one, named=named) for one in resources),
-        losses=tuple(_lose(status, one, named=named) for one in resources if _is_lost(status, one)),
+        watching=tuple(
+            _summarize_watch(inputs.store, status, one, named=named) for one in resources
+        ),
+        losses=tuple(
+            _describe_loss(status, one, named=named) for one in resources if _is_lost(status, one)
+        ),
         checkpoint=status.checkpoint,
         shared=Resource.CONFIGMAPS in resources,
     )
 
 
-def _watch(store: Store, status: StatusAnswer, resource: Resource, *, named: bool) -> Watching:
+def _summarize_watch(
+    store: Store, status: StatusAnswer, resource: Resource, *, named: bool
+) -> WatchSummary:
     watched = [one for one in status.resources if one.resource is resource]
     contacts = [one.contact_at for one in watched if one.synced and one.contact_at is not None]
     trouble = next((one.trouble for one in watched if one.trouble and not one.refused), "")
-    return Watching(
+    return WatchSummary(
         resource=resource,
         places=len(watched),
         synced=sum(one.synced and not one.refused for one in watched),
         refused=sum(one.refused is not None for one in watched),
         objects=store.count(resource),
         contact_at=min(contacts, key=read_instant, default=None),
-        trouble=trouble if named or not trouble else "in trouble: the log says which",
+        trouble=trouble if named or not trouble else "failing: see the log",
     )
 
 
-def _lose(status: StatusAnswer, resource: Resource, *, named: bool) -> Loss:
+def _describe_loss(status: StatusAnswer, resource: Resource, *, named: bool) -> Loss:
     why = {
         one.namespace or "in the cluster": one.refused
         for one in status.resources
@@ -307,13 +315,15 @@ def _is_lost(status: StatusAnswer, resource: Resource) -> bool:
     return any(one.refused for one in status.resources if one.resource is resource)
 
 
-def _survey(scene: Scene, wish: Wish, now: Instant, *, named: bool) -> Cluster:
-    store = scene.store
+def _summarize_cluster(
+    inputs: PageInputs, filters: PageFilter, now: Instant, *, named: bool
+) -> Cluster:
+    store = inputs.store
     evacuations = list_evacuations(
-        store.evacuating(), scene.stuck, store.load(), now, scene.health
+        store.evacuating(), inputs.stuck, store.load(), now, inputs.health
     ).evacuations
-    # The set is sorted by VMI and checkpoint: the first entry has the reason of both asked at once.
-    held = [tuple(entries) for _, entries in groupby(scene.blocked, key=_of_vmi)]
+    # Sorted by VMI and checkpoint, so that a VMI's first entry has the reason of both checkpoints.
+    held = [tuple(entries) for _, entries in groupby(inputs.blocked, key=_of_vmi)]
     reasons = Counter(entries[0].reason for entries in held)
     states = Counter(one.state for one in evacuations)
     nodes = _list_nodes(store, held)
@@ -323,14 +333,14 @@ def _survey(scene: Scene, wish: Wish, now: Instant, *, named: bool) -> Cluster:
         evacuating=len(evacuations),
         stuck=sum(one.stuck for one in evacuations),
         states={state: states[state] for state in State if states[state]},
-        nodes=_cut([node for node in nodes if wish.node in ("", node.name)], len(nodes)),
+        nodes=_cut([node for node in nodes if filters.node in ("", node.name)], len(nodes)),
         node_names=tuple(sorted(node.name for node in nodes if node.name)[:HINTS]),
-        vms=_tell_vms(scene, wish, now, evacuations, held) if named else None,
+        vms=_list_vms(inputs, filters, now, evacuations, held) if named else None,
     )
 
 
 def _list_nodes(store: Store, held: list[tuple[BlockedVmi, ...]]) -> list[Node]:
-    """Every node that has VMs, those with the most VMs held first."""
+    """Every node that has VMs; most held VMs first."""
     reasons = Counter((entries[0].node, entries[0].reason) for entries in held)
     nodes = [
         Node(name=name, vmis=vmis, held_by={r: reasons[name, r] for r in Reason})
@@ -339,20 +349,24 @@ def _list_nodes(store: Store, held: list[tuple[BlockedVmi, ...]]) -> list[Node]:
     return sorted(nodes, key=lambda node: (-node.held, node.name))
 
 
-def _tell_vms(
-    scene: Scene,
-    wish: Wish,
+def _list_vms(
+    inputs: PageInputs,
+    filters: PageFilter,
     now: Instant,
     evacuations: list[EvacuationAnswer],
     held: list[tuple[BlockedVmi, ...]],
 ) -> Vms:
     def explained(one: EvacuationAnswer | BlockedVmi) -> Iterator[VmiAnswer]:
-        evidence = scene.store.evidence(one.namespace, one.name)
+        evidence = inputs.store.evidence(one.namespace, one.name)
         if evidence is not None:
-            yield _explain(scene, evidence, now)
+            yield _explain(inputs, evidence, now)
 
-    moving = _sort_evacuations([e for e in evacuations if _wants_evacuation(wish, e)], wish.sort)
-    resting = _sort_held([entries for entries in held if _wants_held(wish, entries)], wish.sort)
+    moving = _sort_evacuations(
+        [e for e in evacuations if _matches_evacuation(filters, e)], filters.sort
+    )
+    resting = _sort_held(
+        [entries for entries in held if _matches_held(filters, entries)], filters.sort
+    )
     namespaces = {one.namespace for one in evacuations} | {one[0].namespace for one in held}
     return Vms(
         evacuations=Rows(
@@ -371,37 +385,37 @@ def _tell_vms(
     )
 
 
-def _explain(scene: Scene, evidence: Evidence, now: Instant) -> VmiAnswer:
+def _explain(inputs: PageInputs, evidence: Evidence, now: Instant) -> VmiAnswer:
     return explain_vmi(
         evidence,
-        scene.policy,
-        scene.stuck,
-        load=scene.store.load(),
+        inputs.policy,
+        inputs.stuck,
+        load=inputs.store.load(),
         now=now,
-        health=scene.health,
-        held_evictions=scene.held_evictions.of(evidence.vmi.uid),
+        health=inputs.health,
+        held_evictions=inputs.held_evictions.of(evidence.vmi.uid),
     )
 
 
-def _wants_evacuation(wish: Wish, one: EvacuationAnswer) -> bool:
+def _matches_evacuation(filters: PageFilter, one: EvacuationAnswer) -> bool:
     return (
-        wish.namespace in ("", one.namespace)
-        and wish.node in ("", one.node)
-        and wish.state in (None, one.state)
-        and (one.stuck or not wish.stuck)
+        filters.namespace in ("", one.namespace)
+        and filters.node in ("", one.node)
+        and filters.state in (None, one.state)
+        and (one.stuck or not filters.stuck)
     )
 
 
-def _wants_held(wish: Wish, entries: tuple[BlockedVmi, ...]) -> bool:
+def _matches_held(filters: PageFilter, entries: tuple[BlockedVmi, ...]) -> bool:
     return (
-        wish.namespace in ("", entries[0].namespace)
-        and wish.node in ("", entries[0].node)
-        and (wish.reason is None or any(one.reason is wish.reason for one in entries))
+        filters.namespace in ("", entries[0].namespace)
+        and filters.node in ("", entries[0].node)
+        and (filters.reason is None or any(one.reason is filters.reason for one in entries))
     )
 
 
 def _sort_evacuations(rows: list[EvacuationAnswer], sort: Sort) -> list[EvacuationAnswer]:
-    """They come sorted by TIME, and a sort by another thing keeps that among its equals."""
+    """`rows` are sorted by TIME; other sorts keep that order among equals."""
     match sort:
         case Sort.TIME:
             return rows
@@ -414,7 +428,7 @@ def _sort_evacuations(rows: list[EvacuationAnswer], sort: Sort) -> list[Evacuati
 
 
 def _sort_held(rows: list[tuple[BlockedVmi, ...]], sort: Sort) -> list[tuple[BlockedVmi, ...]]:
-    """They come sorted by NAME."""
+    """`rows` are sorted by NAME."""
     by_release = sorted(rows, key=_release)
     match sort:
         case Sort.TIME:
@@ -428,7 +442,7 @@ def _sort_held(rows: list[tuple[BlockedVmi, ...]], sort: Sort) -> list[tuple[Blo
 
 
 def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool, Instant]:
-    """When the VM is released; what waits for news and not for the clock comes last."""
+    """The sort key of the release time; VMs without a known release come last."""
     releases = [one.not_before for one in entries]
     known = [read_instant(release) for release in releases if release is not None]
     return len(known) < len(releases), max(known, default=0.0)

@@ -1,4 +1,4 @@
-// Without this the page is whole; with it the page renews itself where it stands.
+// Refreshes the page in place; the page also works without this script.
 (() => {
   "use strict";
   const PERIOD = 5000;
@@ -8,8 +8,8 @@
   let asking = false;
   let timer = 0;
 
-  // Attributes and children of `old` become those of `fresh`, and what is alike stays the same
-  // element: so focus, selection, scroll and what was opened stay where they are.
+  // Copy attributes and children of `fresh` to `old`, reusing equal elements, so that focus,
+  // selection, scroll position and opened details survive.
   const renew = (old, fresh) => {
     for (const { name } of [...old.attributes]) {
       if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
@@ -64,7 +64,7 @@
       if (!paused) say(`Refreshes every ${PERIOD / 1000} s`, false);
     } catch (error) {
       const since = document.querySelector("#as-of time").dateTime.slice(11, 19);
-      say(`Cannot reach the exporter: this is as of ${since} UTC. Trying again.`, true);
+      say(`Cannot reach the exporter. Last update ${since} UTC; retrying.`, true);
     } finally {
       asking = false;
     }

@@ -1,4 +1,4 @@
-"""The page at `/`: a board as HTML, with no asset but what stands in it."""
+"""The status page at `/`: the page model as one HTML file without external assets."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from msgspec import Struct
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
-from exporter.server.page.model import Board, Sort, read_instant
+from exporter.server.page.model import PageModel, Sort, read_instant
 from exporter.server.schemas import MigrationAnswer, VmiAnswer, write_instant
 from exporter.settings import format_duration
 from exporter.text import split_span
@@ -25,17 +25,17 @@ SPANS: tuple[Seconds, ...] = tuple(
     60.0 * minutes
     for minutes in (5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 240, 360, 540, 720, 1080, 1440, 2880)
 )
-"""How much of the past a timeline shows: the first of these that holds all that is to be shown."""
+"""The lengths of a timeline's past; the shortest that fits everything is used."""
 AHEAD = 0.06
-"""How far a timeline reaches beyond now at least, as a part of the past that it shows."""
+"""How far a timeline reaches beyond now at least, as a share of its past."""
 ROOM = 28.0
-"""The least percent ahead of now in which its end can be labelled."""
+"""Percent of the width that the label of the axis' end needs."""
 _DAY: Seconds = 86_400.0
 _FOLDER = Path(__file__).parent
 
 
 class Bar(Struct, frozen=True):
-    """A stretch of a timeline; both ends in percent of its width."""
+    """A bar of a timeline, in percent of its width."""
 
     x: float
     width: float
@@ -43,70 +43,70 @@ class Bar(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
-    """A VM's migrations, failures, cooldown and request of an evacuation, in percent of its width.
+    """A VM's migrations, failures, cooldown and evacuation request, in percent of the width.
 
-    `told` is the same in words.
+    `label` says the same in words.
     """
 
     bars: tuple[Bar, ...]
     failures: tuple[float, ...]
     cooldown: Bar | None
     requested: float | None
-    told: str
+    label: str
 
 
 class Axis(Struct, frozen=True):
-    """What the timelines of one page share, so that they can be compared: from when to when."""
+    """The time axis that all timelines of a page share."""
 
     since: Instant
     now: Instant
     until: Instant
 
     def place(self, instant: Instant) -> float:
-        """Where an instant lies, in percent of the width; what is outside lies at the edge."""
+        """The position of an instant in percent of the width, clamped to the axis."""
         share = (instant - self.since) / (self.until - self.since)
         return round(100 * min(max(share, 0.0), 1.0), 2)
 
     @property
     def is_labelled(self) -> bool:
-        """Whether there is room to say where it ends."""
+        """Whether its end can be labelled."""
         return self.place(self.now) <= 100 - ROOM
 
     @property
     def past(self) -> Seconds:
-        """How much of the past it shows."""
+        """How much past it shows."""
         return self.now - self.since
 
 
-def render_page(board: Board, *, linked: bool) -> str:
-    """The page as HTML, every text from outside escaped.
+def render_page(page: PageModel, *, linked: bool) -> str:
+    """Render the page as HTML, with all text escaped.
 
-    `linked`: the listener that it is on serves the API too, so that the page may link there.
+    `linked`: link to the API, which the same listener serves.
     """
-    cluster = board.cluster
+    cluster = page.cluster
     vms = None if cluster is None else cluster.vms
     shown = () if vms is None else (*vms.evacuations.shown, *(one.vmi for one in vms.held.shown))
-    axis = measure_axis(shown, board)
-    now = board.now
+    axis = measure_axis(shown, page)
+    now = page.now
 
     def when(instant: Instant | str | None) -> Markup:
-        return tell_when(instant, now)
+        return write_time(instant, now)
 
     def timeline(vmi: VmiAnswer) -> Timeline:
         return draw_timeline(vmi, axis)
 
     return _TEMPLATE.render(
-        board=board,
-        trust=board.trust,
+        page=page,
+        status=page.status,
         cluster=cluster,
         vms=vms,
-        wish=board.wish,
+        filters=page.filters,
         linked=linked,
         axis=axis,
         timeline=timeline,
         when=when,
-        verdict=tell_trust(board),
-        title=_title(board),
+        verdict=describe_health(page),
+        title=_title(page),
         states=list(State),
         reasons=list(Reason),
         sorts=list(Sort),
@@ -115,58 +115,58 @@ def render_page(board: Board, *, linked: bool) -> str:
     )
 
 
-def tell_trust(board: Board) -> tuple[str, str]:
-    """Whether what is told can be trusted: one word for how far, and a sentence or two."""
-    trust = board.trust
-    if trust.closing:
+def describe_health(page: PageModel) -> tuple[str, str]:
+    """Whether the page can be trusted: one word, and a sentence or two."""
+    status = page.status
+    if status.closing:
         return "no", "This process is ending."
-    if not trust.ready:
-        waiting = ", ".join(trust.waiting_for) or "the first look at the cluster"
+    if not status.ready:
+        waiting = ", ".join(status.waiting_for) or "the first list"
         return "no", f"Not ready: waiting for {waiting}. Until then verdicts are answered 503."
     heard = "never"
-    if trust.observed_at is not None:
-        heard = _ago(board.now - read_instant(trust.observed_at))
-    match trust.staleness:
-        case Staleness.FRESH if trust.losses:
-            refused = ", ".join(loss.resource for loss in trust.losses)
-            return "mostly", f"Synced, last contact {heard}; but it may not see {refused}."
+    if status.observed_at is not None:
+        heard = _ago(page.now - read_instant(status.observed_at))
+    match status.staleness:
+        case Staleness.FRESH if status.losses:
+            refused = ", ".join(loss.resource for loss in status.losses)
+            return "mostly", f"Synced, last contact {heard}; but it may not read {refused}."
         case Staleness.FRESH:
             return "yes", f"Synced, last contact {heard}."
         case Staleness.STALE:
             dies = (
                 ""
-                if trust.dies_at is None
-                else f" In {tell_duration(trust.dies_at - board.now)} only cooldowns still block."
+                if status.dies_at is None
+                else f" In {write_duration(status.dies_at - page.now)} only cooldowns still block."
             )
             return "barely", f"Stale: the last contact was {heard}.{dies}"
         case Staleness.DEAD:
             return "no", f"Dead: the last contact was {heard}; only cooldowns still block."
 
 
-def tell_duration(seconds: Seconds) -> str:
-    """A duration for a person: the two greatest units that it has, as in "1 h 5 min"."""
+def write_duration(seconds: Seconds) -> str:
+    """A duration in its two largest units, as in "1 h 5 min"."""
     parts = split_span(max(0, math.floor(seconds)), 2)
     return " ".join(f"{count} {'min' if unit == 'm' else unit}" for count, unit in parts) or "0 s"
 
 
-def tell_when(instant: Instant | str | None, now: Instant) -> Markup:
-    """An instant as a person and as a machine reads it: how far from now, and in UTC."""
+def write_time(instant: Instant | str | None, now: Instant) -> Markup:
+    """An instant as HTML: its distance from now, and in UTC."""
     if instant is None:
         return Markup('<span class="none">never</span>')
     text = write_instant(instant) if isinstance(instant, float) else instant
     moment = read_instant(text)
-    far = f"in {tell_duration(moment - now)}" if moment - now >= 1 else _ago(now - moment)
+    far = f"in {write_duration(moment - now)}" if moment - now >= 1 else _ago(now - moment)
     clock = datetime.fromtimestamp(moment, tz=UTC)
     same_day = moment // _DAY == now // _DAY
-    told = clock.strftime("%H:%M:%S" if same_day else "%d %b %H:%M")
+    label = clock.strftime("%H:%M:%S" if same_day else "%d %b %H:%M")
     return Markup(
         '<time datetime="{}"><span class="far">{}</span> <span class="at">{} UTC</span></time>'
-    ).format(text, far, told)
+    ).format(text, far, label)
 
 
-def measure_axis(vmis: tuple[VmiAnswer, ...], board: Board) -> Axis:
-    """The axis that holds the window of history as far as anything of these VMs is in it."""
-    now = board.now
+def measure_axis(vmis: tuple[VmiAnswer, ...], page: PageModel) -> Axis:
+    """The shortest axis that fits everything about these VMs within the history window."""
+    now = page.now
     earliest, latest = now, now
     for vmi in vmis:
         for migration in vmi.migrations:
@@ -177,13 +177,13 @@ def measure_axis(vmis: tuple[VmiAnswer, ...], board: Board) -> Axis:
             earliest = min(earliest, read_instant(vmi.evacuation.requested_at))
         if vmi.cooldown is not None:
             latest = max(latest, read_instant(vmi.cooldown.not_before))
-    window = board.policy.migration_history_window or _DAY
+    window = page.policy.migration_history_window or _DAY
     past = min(next((span for span in SPANS if span >= now - earliest), window), window)
     return Axis(now - past, now, max(latest, now + AHEAD * past))
 
 
 def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
-    """One VM on the axis; what ended before it is left out."""
+    """Draw one VM on the axis; migrations that ended before it are left out."""
     seen = [one for one in vmi.migrations if _span(one, axis.now)[1] >= axis.since]
     failed = [one for one in seen if one.outcome == "failed"]
     cooldown = None
@@ -199,29 +199,29 @@ def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
             if vmi.evacuation is None
             else axis.place(read_instant(vmi.evacuation.requested_at))
         ),
-        told=_tell_timeline(vmi, axis, seen=len(seen), failed=len(failed)),
+        label=_label_timeline(vmi, axis, seen=len(seen), failed=len(failed)),
     )
 
 
-def _tell_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> str:
+def _label_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> str:
     count = {0: "no migration", 1: "1 migration"}.get(seen, f"{seen} migrations")
-    parts = [f"{count} in the last {tell_duration(axis.past)}"]
+    parts = [f"{count} in the last {write_duration(axis.past)}"]
     if failed:
         parts.append(f"{failed} failed")
     if any(_is_under_way(one) for one in vmi.migrations):
         parts.append("one under way")
     if vmi.evacuation is not None:
         asked = axis.now - read_instant(vmi.evacuation.requested_at)
-        parts.append(f"evacuation asked for {_ago(asked)}")
+        parts.append(f"evacuation requested {_ago(asked)}")
     if vmi.cooldown is not None:
         left = read_instant(vmi.cooldown.not_before) - axis.now
         if left > 0:
-            parts.append(f"cooling down for {tell_duration(left)} more")
+            parts.append(f"cooling down for {write_duration(left)} more")
     return ", ".join(parts)
 
 
 def _span(migration: MigrationAnswer, now: Instant) -> tuple[Instant, Instant]:
-    """From when to when it lasted, as far as that is known; one under way lasts until now."""
+    """Start and end of a migration as far as known; a running one ends now."""
     start = None if migration.start is None else read_instant(migration.start)
     end = None if migration.end is None else read_instant(migration.end)
     if end is None:
@@ -230,7 +230,7 @@ def _span(migration: MigrationAnswer, now: Instant) -> tuple[Instant, Instant]:
 
 
 def _is_under_way(migration: MigrationAnswer) -> bool:
-    """Whether nothing says that it is over; what failed may not say when."""
+    """Whether it is still running; a failed one may have no end time."""
     return migration.end is None and migration.outcome == "unknown"
 
 
@@ -244,15 +244,15 @@ def _bar(axis: Axis, begin: Instant, end: Instant, kind: str) -> Bar:
 
 
 def _ago(seconds: Seconds) -> str:
-    return "now" if seconds < 1 else f"{tell_duration(seconds)} ago"
+    return "now" if seconds < 1 else f"{write_duration(seconds)} ago"
 
 
-def _title(board: Board) -> str:
-    if board.cluster is None:
+def _title(page: PageModel) -> str:
+    if page.cluster is None:
         return "not ready"
-    if board.cluster.stuck:
-        return f"{board.cluster.stuck} stuck"
-    return f"{board.cluster.held} held"
+    if page.cluster.stuck:
+        return f"{page.cluster.stuck} stuck"
+    return f"{page.cluster.held} held"
 
 
 def _vmi_path(vmi: VmiAnswer) -> str:
@@ -273,7 +273,7 @@ def _compile() -> Template:
         auto_reload=False,
     )
     environment.filters |= {
-        "duration": tell_duration,
+        "duration": write_duration,
         "setting": format_duration,
         "path": _vmi_path,
         "since": _seconds_since,
@@ -287,12 +287,12 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What a Content-Security-Policy names a text by that stands in the page."""
+    """CSP hash of an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 _TEMPLATE = _compile()
-"""Compiled before anybody is answered, because that takes 50 ms."""
+"""Compiled at import, because it takes 50 ms."""
 _STYLE, _SCRIPT = _read("page.css"), _read("page.js")
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
@@ -311,4 +311,4 @@ PAGE_HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""What the page is answered with: nothing may come into it but what is in it."""
+"""The page's response headers; nothing external may be loaded."""

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.checkpoint.changes import AWAITED_FOR, Ledger
+from exporter.checkpoint.changes import AWAITED_FOR, PendingChanges
 from exporter.checkpoint.format import SHARDS, shard_of
-from exporter.engine.cooldown import decide
 from exporter.engine.diagnosis import diagnose
 from exporter.engine.evidence import FAILURES_KEPT, Marker
 from exporter.engine.model import (
@@ -24,6 +23,7 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_pod, a_store, a_vmi, a_vmim
 
@@ -32,27 +32,27 @@ WINDOW = 86_400.0
 LIVES = 300
 
 
-def a_ledger(*facts: Fact) -> Ledger:
-    """A ledger of such a store, which it has followed."""
-    ledger = Ledger(store=a_store(heard_at=NOW), window=WINDOW)
+def some_changes(*facts: Fact) -> PendingChanges:
+    """A changes of such a store, which it has followed."""
+    changes = PendingChanges(store=a_store(heard_at=NOW), window=WINDOW)
     for fact in facts:
-        ledger.store.put(fact)
-    ledger.follow(NOW)
-    return ledger
+        changes.store.put(fact)
+    changes.encode_touched(NOW)
+    return changes
 
 
-def shards(ledger: Ledger) -> list[bytes]:
+def shards(changes: PendingChanges) -> list[bytes]:
     """Everything that it would write."""
-    return [ledger.seal(shard) for shard in range(SHARDS) if not ledger.is_empty(shard)]
+    return [changes.seal(shard) for shard in range(SHARDS) if not changes.is_empty(shard)]
 
 
-def an_heir(kept: Iterable[bytes], *facts: Fact) -> Ledger:
+def an_heir(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
     """Another process, which read that checkpoint and then saw the cluster as it is."""
-    ledger = a_ledger()
-    take(ledger, kept)
-    put(ledger.store, facts)
-    ledger.follow(NOW)
-    return ledger
+    changes = some_changes()
+    take(changes, kept)
+    put(changes.store, facts)
+    changes.encode_touched(NOW)
+    return changes
 
 
 def a_moved_vmi(**overrides: Any) -> Vmi:
@@ -66,63 +66,63 @@ class TestFollowing:
 
     def test_a_vmi_that_never_moved_takes_nothing(self) -> None:
         """There is nothing to remember of it."""
-        ledger = a_ledger(a_vmi())
-        assert (len(ledger), ledger.changed, ledger.unwritten_since) == (0, set(), None)
+        changes = some_changes(a_vmi())
+        assert (len(changes), changes.changed, changes.unwritten_since) == (0, set(), None)
 
     def test_news(self) -> None:
         """A migration and a marker are to be written, once."""
-        ledger = a_ledger(a_moved_vmi())
+        changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
-        assert (len(ledger), ledger.changed, ledger.unwritten_since) == (1, {shard}, NOW)
-        ledger.note_written(shard)
-        ledger.store.put(a_moved_vmi(node="n2"))
-        ledger.follow(NOW + 1)
-        assert (ledger.changed, ledger.unwritten_since) == (set(), None), "nothing to remember"
-        ledger.store.put(a_moved_vmi(evacuation_node="n1"))
-        ledger.follow(NOW + 2)
-        assert (ledger.changed, ledger.unwritten_since) == ({shard}, NOW + 2)
+        assert (len(changes), changes.changed, changes.unwritten_since) == (1, {shard}, NOW)
+        changes.note_written(shard)
+        changes.store.put(a_moved_vmi(node="n2"))
+        changes.encode_touched(NOW + 1)
+        assert (changes.changed, changes.unwritten_since) == (set(), None), "nothing to remember"
+        changes.store.put(a_moved_vmi(evacuation_node="n1"))
+        changes.encode_touched(NOW + 2)
+        assert (changes.changed, changes.unwritten_since) == ({shard}, NOW + 2)
 
     def test_pruned_with_the_vmi(self) -> None:
         """A VMI that goes takes its entry with it; one of the same name starts clean."""
-        ledger = a_ledger(a_moved_vmi())
-        ledger.store.remove(Resource.VMIS, NAMESPACE, NAME)
-        ledger.follow(NOW)
-        assert len(ledger) == 0
-        ledger.store.put(a_moved_vmi())
-        ledger.store.put(a_vmi(uid="another"))
-        ledger.follow(NOW)
-        assert len(ledger) == 0
+        changes = some_changes(a_moved_vmi())
+        changes.store.remove(Resource.VMIS, NAMESPACE, NAME)
+        changes.encode_touched(NOW)
+        assert len(changes) == 0
+        changes.store.put(a_moved_vmi())
+        changes.store.put(a_vmi(uid="another"))
+        changes.encode_touched(NOW)
+        assert len(changes) == 0
 
     def test_size(self) -> None:
         """The size is what the entries take."""
-        assert a_ledger().size == 0
-        assert a_ledger(a_moved_vmi()).size > 30
+        assert some_changes().size == 0
+        assert some_changes(a_moved_vmi()).size > 30
 
 
 class TestVmisNotSeen:
     """What is known of a VMI that has not been seen is kept until it is known to be gone."""
 
-    KEPT = shards(a_ledger(a_moved_vmi()))
+    KEPT = shards(some_changes(a_moved_vmi()))
 
     def test_kept_while_its_namespace_is_not_watched(self) -> None:
         """Another replica, or we tomorrow, may watch it."""
         heir = an_heir(self.KEPT)
         heir.prune(lambda _: None, NOW)
         heir.prune(lambda _: None, NOW + 1e6)
-        heir.follow(NOW + 1e6)
+        heir.encode_touched(NOW + 1e6)
         assert shards(heir) == self.KEPT
-        assert heir.awaits
+        assert heir.awaits_vmis
 
     def test_dropped_once_its_namespace_was_seen_whole(self) -> None:
         """Heard of the cluster for a minute since, and it is not there."""
         heir = an_heir(self.KEPT)
         heir.prune({NAMESPACE: NOW}.get, NOW)
         heir.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get, NOW + 1e6)
-        assert heir.awaits
+        assert heir.awaits_vmis
         heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW + 1e6)
         heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW + 1e6)
-        heir.follow(NOW)
-        assert (heir.awaits, len(heir)) == (False, 0)
+        heir.encode_touched(NOW)
+        assert (heir.awaits_vmis, len(heir)) == (False, 0)
 
     def test_dropped_where_the_writer_dropped_it(self) -> None:
         """Who writes has seen it go."""
@@ -131,7 +131,7 @@ class TestVmisNotSeen:
         heir.keep_only(shard_of(UID), {UID})
         assert heir.store.recalled()
         heir.keep_only(shard_of(UID), set())
-        heir.follow(NOW)
+        heir.encode_touched(NOW)
         assert len(heir) == 0
 
     def test_a_vmi_that_is_seen_is_never_dropped(self) -> None:
@@ -139,7 +139,7 @@ class TestVmisNotSeen:
         heir = an_heir(self.KEPT, a_vmi())
         heir.keep_only(shard_of(UID), set())
         heir.prune({NAMESPACE: NOW + 1e6}.get, NOW)
-        heir.follow(NOW)
+        heir.encode_touched(NOW)
         assert shards(heir) == self.KEPT
 
 
@@ -149,7 +149,7 @@ class TestRecalling:
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_migrations(self, *, late: bool) -> None:
         """Of two processes each knew one migration."""
-        kept = shards(a_ledger(a_moved_vmi()))
+        kept = shards(some_changes(a_moved_vmi()))
         other = a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW - 10))
         heir = an_heir([] if late else kept, other)
         if late:
@@ -161,7 +161,7 @@ class TestRecalling:
     def test_a_vmim_recalled_is_bound(self) -> None:
         """It was this VMI's migration in an earlier life, whatever its creation says."""
         heir = an_heir(
-            shards(a_ledger(a_moved_vmi())),
+            shards(some_changes(a_moved_vmi())),
             a_vmi(created=NOW),
             a_vmim(created=NOW - 900, phase="Running", handed_off=True),
         )
@@ -172,9 +172,9 @@ class TestRecalling:
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_a_request(self, *, late: bool) -> None:
         """It never moves later, and the failures that KubeVirt deleted are counted on."""
-        before = a_ledger(a_vmi(evacuation_node="n1"), *failures(range(70)))
+        before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(70)))
         later = a_store(heard_at=NOW)
-        heir = Ledger(later, WINDOW)
+        heir = PendingChanges(later, WINDOW)
         later.heard_at = NOW + 5_000
         facts: list[Fact] = [a_vmi(evacuation_node="n1"), *failures(range(68, 72))]
         for reads in (not late, late):
@@ -207,9 +207,9 @@ class TestRecalling:
     )
     def test_another_evacuation(self, now: Vmi) -> None:
         """What failed in an evacuation that is over is none of the next one's attempts."""
-        before = a_ledger(a_vmi(evacuation_node="n1"), *failures(range(4)))
+        before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(4)))
         later = a_store(heard_at=NOW)
-        heir = Ledger(later, WINDOW)
+        heir = PendingChanges(later, WINDOW)
         later.heard_at = NOW + 5_000
         take(heir, shards(before))
         later.put(now)
@@ -218,12 +218,12 @@ class TestRecalling:
 
     def test_nothing_new(self) -> None:
         """What is known already changes no answer, and is not written."""
-        ledger = a_ledger(a_moved_vmi(evacuation_node="n1"))
-        ledger.note_written(shard_of(UID))
-        revision = ledger.store.revision
-        ledger.take(ledger.seal(shard_of(UID)))
-        ledger.follow(NOW)
-        assert (ledger.store.revision, ledger.changed) == (revision, set())
+        changes = some_changes(a_moved_vmi(evacuation_node="n1"))
+        changes.note_written(shard_of(UID))
+        revision = changes.store.revision
+        changes.load_shard(changes.seal(shard_of(UID)))
+        changes.encode_touched(NOW)
+        assert (changes.store.revision, changes.changed) == (revision, set())
 
 
 class Life:
@@ -329,15 +329,15 @@ def test_killed_anywhere(prove: Callable[[str], None]) -> None:
     differ_without = 0
     for seed in range(LIVES):
         life = Life(seed)
-        forebear = a_ledger(*life.objects())
+        forebear = some_changes(*life.objects())
         for _ in range(life.rng.randrange(10, 80)):
             life.live(forebear.store)
-        forebear.follow(life.now)
+        forebear.encode_touched(life.now)
         kept = shards(forebear)
         shown = life.objects()
-        heir, stranger = a_ledger(), a_ledger()
-        for ledger in (heir, stranger):
-            ledger.store.heard_at = life.now
+        heir, stranger = some_changes(), some_changes()
+        for changes in (heir, stranger):
+            changes.store.heard_at = life.now
         put(stranger.store, shown)
         is_read_first = life.rng.random() < 0.5
         for reads in (is_read_first, not is_read_first):
@@ -374,10 +374,10 @@ def failures(numbers: Iterable[int]) -> list[Vmim]:
     ]
 
 
-def take(ledger: Ledger, kept: Iterable[bytes]) -> None:
+def take(changes: PendingChanges, kept: Iterable[bytes]) -> None:
     """Read these shards."""
     for raw in kept:
-        ledger.take(raw)
+        changes.load_shard(raw)
 
 
 def put(store: Store, facts: Iterable[Fact]) -> None:

@@ -22,6 +22,7 @@ from exporter.cli.commands import Exit
         pytest.param(["demo", "--speed", "fast"], id="speed-in-words"),
         pytest.param(["demo", "--speed", "nan"], id="speed-nan"),
         pytest.param(["demo", "--vms", "0"], id="no-vms"),
+        pytest.param(["demo", "--vms", "20001"], id="too-many-vms"),
         pytest.param(["demo", "--nodes", "-1"], id="negative-nodes"),
         pytest.param(["--config"], id="flag-without-value"),
         pytest.param(["record"], id="record-without-file"),

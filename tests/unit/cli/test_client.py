@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from exporter.cli.client import CannotAsk, Endpoint, InvalidEndpoint, NoSuchVmi, connect, decode
-from exporter.server.api import make_metrics_app, make_query_app
+from exporter.cli.client import (
+    CannotAsk,
+    Endpoint,
+    InvalidEndpoint,
+    NoSuchVmi,
+    connect,
+    decode,
+)
+from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.problems import answer_problem
 from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
 from tests.cluster.cluster import write_certificates

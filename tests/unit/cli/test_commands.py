@@ -27,7 +27,7 @@ from exporter.cli.commands import (
     write_recording,
 )
 from exporter.engine.model import Hold
-from exporter.server.api import make_metrics_app, make_query_app
+from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord
 from exporter.whatif.recording import Faults, Kind

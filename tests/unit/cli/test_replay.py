@@ -1,4 +1,4 @@
-"""The command `replay`: sources, policies, and what goes where."""
+"""The command `replay`: sources, policies, and output."""
 
 import errno
 import gzip
@@ -43,14 +43,14 @@ def a_recording() -> bytes:
 
 
 class TestContenders:
-    """Whose settings are compared."""
+    """Which policies are compared."""
 
-    def test_all_that_are_built_in_where_none_is_named(self) -> None:
+    def test_the_default_is_all_built_in_policies(self) -> None:
         """Reference, ours and none."""
         assert choose_contenders([]) == list(BUILTIN.values())
 
-    def test_a_file_is_read_as_the_exporter_s_own_configuration(self, tmp_path: Path) -> None:
-        """`policy:` and `stuck:` count, and the rest may stand there."""
+    def test_a_file_is_an_exporter_configuration(self, tmp_path: Path) -> None:
+        """`policy:` and `stuck:` apply, and the rest is ignored."""
         file = tmp_path / "exporter.yaml"
         file.write_text(
             "policy: {migrationCooldown: 1h}\nstuck: {after: 10m}\nlog: {level: debug}\n"
@@ -61,8 +61,8 @@ class TestContenders:
         assert mine.policy == Policy(migration_cooldown=3600.0)
         assert mine.stuck == StuckPolicy(after=600.0)
 
-    def test_every_fault_is_told_at_once(self, tmp_path: Path) -> None:
-        """Of names and of files, each with where it stands."""
+    def test_all_faults_are_reported_at_once(self, tmp_path: Path) -> None:
+        """Faults of names and of files, each with its place."""
         file = tmp_path / "exporter.yaml"
         file.write_text("policy: {migrationCooldown: soon}\n")
         with pytest.raises(InvalidSettings) as refused:
@@ -82,7 +82,7 @@ class TestSources:
 
     @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
     def test_a_file_is_played(self, tmp_path: Path, *, zipped: bool) -> None:
-        """Compressed or not, by its content and not by its name."""
+        """Its content says whether it is compressed, not its name."""
         file = tmp_path / "recording"
         file.write_bytes(gzip.compress(a_recording()) if zipped else a_recording())
         with open_recording(file) as source:
@@ -97,10 +97,8 @@ class TestSources:
         with open_recording(Path("-")) as source:
             assert play(source, [BUILTIN["ours"]], StringIO()).accounts[0].asked == 2
 
-    def test_a_pipe_with_a_name_is_played(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As in `replay <(zcat week.ndjson.gz)`: how far it is cannot be told, and need not."""
+    def test_a_named_pipe_is_played(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As in `replay <(zcat week.ndjson.gz)`: without a size for the progress bar."""
         monkeypatch.setattr(whatif, "PROGRESS_EVERY", 1)
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
@@ -112,14 +110,14 @@ class TestSources:
 
         assert (source.whole, found.accounts[0].asked) == (None, 2)
 
-    def test_no_standard_input_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_standard_input_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As in `replay - <&-`."""
         monkeypatch.setattr("sys.stdin", None)
         with pytest.raises(CannotReplay, match="no standard input"), open_recording(Path("-")):
             raise AssertionError("it was opened")
 
-    def test_a_file_that_cannot_be_read_on_is_told(self) -> None:
-        """What was read of it before is no answer."""
+    def test_a_read_error_is_reported(self) -> None:
+        """There is no answer from the part before it."""
 
         def chunks() -> Iterator[bytes]:
             yield a_recording()
@@ -128,8 +126,8 @@ class TestSources:
         with pytest.raises(CannotReplay, match="cannot be read: Input/output error"):
             play(whatif.from_chunks(chunks()), [BUILTIN["ours"]], StringIO())
 
-    def test_a_file_that_is_not_there_is_told(self, tmp_path: Path) -> None:
-        """With the system's reason."""
+    def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
+        """The message has the system's reason."""
         with (
             pytest.raises(CannotReplay, match="No such file"),
             open_recording(tmp_path / "none"),
@@ -147,14 +145,14 @@ class TestSources:
             (gzip.compress(a_recording(), mtime=0)[:12], "no event to play: it is truncated"),
         ],
     )
-    def test_what_cannot_be_played_is_told(self, body: bytes, why: str) -> None:
+    def test_a_source_without_events_is_an_error(self, body: bytes, why: str) -> None:
         """An empty answer would look like a quiet cluster."""
         with pytest.raises(CannotReplay, match=why):
             play(whatif.from_chunks([body]), [BUILTIN["ours"]], StringIO())
 
 
-def test_bad_lines_are_told_by_number_and_the_rest_by_count() -> None:
-    """On standard error, beside an answer that rests on the others."""
+def test_bad_lines_are_listed_up_to_a_limit() -> None:
+    """They go to standard error, and the other lines are played."""
     source = whatif.from_chunks([a_recording(), b"{\n" * 30])
     play(source, [BUILTIN["ours"]], StringIO())
     errors = StringIO()
@@ -167,8 +165,8 @@ def test_bad_lines_are_told_by_number_and_the_rest_by_count() -> None:
 
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
-def test_a_torn_recording_is_told(*, zipped: bool) -> None:
-    """How far the answer reaches; a whole one has nothing to tell."""
+def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
+    """The message says how far it was read; a complete one has no message."""
     whole = a_recording()
     torn = gzip.compress(whole)[:-8] if zipped else whole[:-10]
     *_, last = recording.read(recording.split([torn]), Faults())
@@ -182,8 +180,8 @@ def test_a_torn_recording_is_told(*, zipped: bool) -> None:
         assert errors.getvalue() == said
 
 
-def test_no_bar_where_there_is_no_terminal() -> None:
-    """A log file gets what it cost, and no bar."""
+def test_no_progress_bar_without_a_terminal() -> None:
+    """A log file gets only the cost."""
     errors = StringIO()
     found = play(whatif.from_chunks([a_recording()]), [BUILTIN["ours"]], errors)
     whatif.print_cost(found, 1.25, errors)
@@ -193,8 +191,8 @@ def test_no_bar_where_there_is_no_terminal() -> None:
     assert line.endswith(" MiB at most")
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How far it is, by what the source counts in, and the virtual clock."""
+def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows the progress and the virtual clock."""
 
     class Terminal(StringIO):
         def isatty(self) -> bool:
@@ -211,19 +209,19 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "events" in errors.getvalue()
 
 
-def test_remarks_of_a_source_stand_below_its_answer() -> None:
-    """What is not known of it is not left out of what is shown."""
+def test_remarks_of_a_source_follow_the_answer() -> None:
+    """They say what the source lacks."""
     source = whatif.from_chunks([a_recording()])
-    source.remarks = ("Nobody knows who asked.",)
+    source.remarks = ("The source of evictions is unknown.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
     out = StringIO()
     whatif.show(found, source, as_json=False, screen=Screen(), out=out)
 
-    assert out.getvalue().endswith("\nNobody knows who asked.\n")
+    assert out.getvalue().endswith("\nThe source of evictions is unknown.\n")
 
 
 def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its suffix, and whether Matplotlib is there."""
+    """Its suffix is wrong, or Matplotlib is not installed."""
     whatif.check_plot(None)
     whatif.check_plot(Path("week.svg"))
     with pytest.raises(CannotReplay, match=r"ends in \.png or \.svg"):
@@ -233,8 +231,8 @@ def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyP
         whatif.check_plot(Path("week.png"))
 
 
-def test_a_tale_is_recorded_as_it_is_told() -> None:
-    """The recording that these tests play says what its events say."""
+def test_a_recording_of_events_reads_back_the_same() -> None:
+    """So these tests play the events that they build."""
     tale = Tale()
     tale.evict(10)
     faults = Faults()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dashboards.build import render, rewrite
-from exporter.metrics.exposition import FAMILIES
+from exporter.metrics.families import FAMILIES
 from tests.cluster.binaries import find_binary
 from tests.support.dashboards import (
     EVERYTHING,
@@ -21,6 +21,7 @@ from tests.support.dashboards import (
     used_variables,
     variables,
 )
+from tests.support.documents import REFERENCE, bare, table
 
 
 ROOT = FOLDER.parent
@@ -311,11 +312,11 @@ def test_links_lead_to_dashboards_that_there_are() -> None:
 
 
 def test_descriptions_name_alerts_and_settings_that_there_are() -> None:
-    """What a description points at exists: alerts in the rule file, settings in the README."""
+    """What a description points at exists: alerts in the rule file, settings in the reference."""
     texts = " ".join(panel.json["description"] for panel in PANELS)
     rules = yaml.safe_load((ROOT / "alerts" / "rules.yaml").read_text())["groups"]
     alerts = {rule["alert"] for group in rules for rule in group["rules"] if "alert" in rule}
     assert set(re.findall(r"\bKubeVirt[A-Z]\w+", texts)) <= alerts
-    readme = (ROOT / "README.md").read_text()
+    settings = {bare(row[0]) for row in table(REFERENCE, "Settings")}
     for setting in re.findall(r"\b(?:policy|stuck|kube|limits)\.[a-z]\w+", texts):
-        assert f"| `{setting}` |" in readme, setting
+        assert setting in settings, setting

@@ -41,6 +41,22 @@ async def test_nothing_is_from_the_future() -> None:
         assert demo.cluster.instant == NOW
 
 
+async def test_it_can_be_stopped_while_it_is_built() -> None:
+    """A stop set in the middle of a large build ends the build after the batch at hand."""
+    stop = asyncio.Event()
+    built: list[int] = []
+
+    def show(count: int) -> None:
+        built.append(count)
+        if count == 300:
+            stop.set()
+
+    demo = Demo(lambda: NOW, vms=20_000, progress=show)
+    await demo.build(stop)
+
+    assert built == [100, 200, 300]
+
+
 async def test_it_runs_until_it_is_stopped() -> None:
     """While it runs, the clock drives the cluster and the descheduler asks the exporter."""
     started = asyncio.get_running_loop().time()

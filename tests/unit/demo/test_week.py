@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -33,9 +32,9 @@ from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded
 from exporter.whatif.replay import play
+from tests.support.documents import WHAT_IF
 
 
-README = Path(__file__).parents[3] / "README.md"
 RESOURCES = {
     VMIS: Resource.VMIS,
     MIGRATIONS: Resource.VMIMS,
@@ -264,4 +263,4 @@ def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
     assert b"Evictions requested" in runs[0].stdout
     if days == "7":
         table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]
-        assert table in README.read_text(encoding="utf-8")
+        assert table in WHAT_IF.read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """The rules and the arithmetic of the cooldown."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,16 +10,12 @@ from msgspec.structs import replace
 
 from exporter.engine.cooldown import (
     LONGEST_COOLDOWN,
-    RULES,
     Cooldown,
     back_off,
     cap,
-    decide,
-    explain,
-    is_quiet,
+    compute_cooldown,
+    holds_until,
     measure_cooldown,
-    not_ours,
-    work_out_cooldown,
 )
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration
@@ -36,6 +33,7 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
+from exporter.engine.rules import RULES, cannot_block, decide, explain, not_ours
 from tests.support.builders import (
     NOW,
     a_history,
@@ -171,7 +169,7 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     assert verdicts(over, a_policy()) == ("", "")
     assert measure_cooldown(over, a_policy(), NOW) is None
     assert not any(finding.blocks for finding in explain(over, a_policy(), NOW))
-    assert is_quiet(over)
+    assert cannot_block(over)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +320,29 @@ def test_a_failure_left_out_wipes_out_no_success(
     assert verdict.not_before == not_before
 
 
+@pytest.mark.parametrize(
+    ("state", "counted", "end"),
+    [
+        pytest.param(a_state(end=NOW - 100.0), True, NOW - 100.0, id="success"),
+        pytest.param(a_state(end=NOW - 100.0), False, NOW - 100.0, id="success-alone-counted"),
+        pytest.param(
+            a_state(end=NOW - 100.0, outcome=Outcome.FAILED), True, NOW - 100.0, id="failure"
+        ),
+        pytest.param(
+            a_state(end=NOW - 100.0, outcome=Outcome.FAILED), False, NOW - 50.0, id="left-out"
+        ),
+        pytest.param(EMPTIED, True, NOW - 50.0, id="emptied"),
+    ],
+)
+def test_which_migration_ended_last(state: MigrationState, end: Instant, *, counted: bool) -> None:
+    """The one in the VMI's own state; where that is silent, the newest ending of the history."""
+    history = a_history(
+        m0=a_migration(start=None, end=NOW - 80.0), m2=a_migration(start=None, end=NOW - 50.0)
+    )
+    evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
+    assert measured(evidence, a_policy(count_failed_migrations=counted)).end == end
+
+
 def test_a_failure_told_by_the_vmim_alone_is_left_out() -> None:
     """One migration is one record: what the VMIM knows of its outcome holds for the VMI's end."""
     state = a_state(outcome=Outcome.UNKNOWN, end=NOW - 60.0)
@@ -447,6 +468,12 @@ def test_explain() -> None:
         ("requested_evacuation", False, False, False),
         ("cooldown", True, False, True),
     ]
+
+
+def test_each_rule_says_yes_or_no() -> None:
+    """Nothing is left undecided where there is nothing to decide on."""
+    findings = explain(some_evidence(), a_policy(), NOW)
+    assert [finding.blocks for finding in findings] == [False] * len(RULES)
 
 
 @pytest.mark.parametrize(
@@ -608,7 +635,77 @@ def test_what_is_kept_is_what_would_be_worked_out_anew(
         assert decide(evidence, policy, now, checkpoint=checkpoint, dead=dead) == decide(
             unasked, policy, now, checkpoint=checkpoint, dead=dead
         )
-        assert measure_cooldown(evidence, policy, now) == work_out_cooldown(unasked, policy, now)
+        assert measure_cooldown(evidence, policy, now) == compute_cooldown(unasked, policy, now)
+
+
+@pytest.mark.parametrize("checkpoint", [None, *Checkpoint])
+def test_a_verdict_is_worked_out_once(checkpoint: Checkpoint | None) -> None:
+    """The same verdict is answered again, at the same instant and while it holds."""
+    evidence, policy = ended(60.0), a_policy()
+    verdict = decide(evidence, policy, NOW, checkpoint=checkpoint)
+    assert decide(evidence, policy, NOW, checkpoint=checkpoint) is verdict
+    assert decide(evidence, policy, NOW + 839.0, checkpoint=checkpoint) is verdict
+    assert decide(evidence, policy, NOW + 840.0, checkpoint=checkpoint).allowed
+
+
+def test_a_verdict_holds_for_its_history_and_policy() -> None:
+    """A new ending is counted at once, and another policy has an answer of its own."""
+    evidence = ended(60.0)
+    assert decide(evidence, a_policy(), NOW).effective_cooldown == 900.0
+    evidence.history.put("m9", a_migration(start=None, end=NOW - 90.0), keep=64)
+    assert decide(evidence, a_policy(), NOW).effective_cooldown == 1_800.0
+    capped = a_policy(max_migration_cooldown=1_000.0)
+    assert decide(evidence, capped, NOW).effective_cooldown == 1_000.0
+
+
+@pytest.mark.parametrize(
+    ("evidence", "until"),
+    [
+        pytest.param(some_evidence(), math.inf, id="never-migrated"),
+        pytest.param(ended(0.0), NOW + 900.0, id="ends-now-and-cools-down"),
+        pytest.param(ended(900.0), NOW + 85_500.0, id="not-cooling-down"),
+        pytest.param(ended(3_000.0, others=(4_000.0,)), NOW + 82_400.0, id="older-ending"),
+        pytest.param(ended(86_400.0), math.inf, id="just-left-the-window"),
+        pytest.param(ended(-1.0), NOW, id="a-little-ahead"),
+        pytest.param(ended(-CLOCK_SKEW), NOW, id="as-far-ahead-as-is-believed"),
+        pytest.param(ended(-CLOCK_SKEW - 9.0), NOW + 9.0, id="far-ahead"),
+        pytest.param(
+            some_evidence(vmi=a_vmi(migration=a_state(end=NOW - 1_000.0))),
+            NOW + 85_400.0,
+            id="the-vmi-alone-tells-of-it",
+        ),
+        pytest.param(
+            some_evidence(history=a_history(m1=a_migration(end=NOW - 1_000.0))),
+            NOW + 85_400.0,
+            id="the-history-alone-tells-of-it",
+        ),
+    ],
+)
+def test_holds_until(evidence: Evidence, until: Instant) -> None:
+    """The end of the cooldown, or the next instant at which an ending begins or ceases to count."""
+    assert holds_until(evidence, a_policy(), NOW) == until
+
+
+@pytest.mark.parametrize(
+    ("evidence", "quiet"),
+    [
+        pytest.param(some_evidence(), True, id="never-migrated"),
+        pytest.param(some_evidence(vmi=a_vmi(migration=a_state())), False, id="migrated"),
+        pytest.param(some_evidence(vmi=EVACUATING), False, id="evacuating"),
+        pytest.param(some_evidence(vmims=(a_vmim(),)), False, id="vmim"),
+        pytest.param(
+            some_evidence(
+                vmi=a_vmi(migration=a_state(), evacuation_node="n1", phase="Failed"),
+                vmims=(a_vmim(),),
+            ),
+            True,
+            id="has-ended",
+        ),
+    ],
+)
+def test_is_quiet(evidence: Evidence, *, quiet: bool) -> None:
+    """A VMI without migration, VMIM and evacuation is quiet, and every VMI that has ended."""
+    assert cannot_block(evidence) is quiet
 
 
 def test_a_window_that_ends_under_a_success() -> None:
@@ -661,6 +758,11 @@ def test_effective_grows_with_the_duration_and_is_bounded_by_the_cap(
 def test_back_off_doubles_from_the_second_on(count: int) -> None:
     """The base doubles with each migration after the first."""
     assert back_off(900.0, count) == 900.0 * 2 ** max(0, count - 1)
+
+
+def test_the_longest_cooldown() -> None:
+    """It is Go's longest `time.Duration`, 2^63 - 1 ns, in whole seconds."""
+    assert LONGEST_COOLDOWN == 9_223_372_036.0
 
 
 def test_nothing_overflows() -> None:

@@ -36,6 +36,7 @@ STUCK = StuckPolicy()
 ROOM = Load(running=1, outbound={"n1": 1}, limits=MigrationLimits())
 FULL = Load(running=5, outbound={}, limits=MigrationLimits())
 OUTBOUND_FULL = Load(running=2, outbound={"n1": 2}, limits=MigrationLimits())
+OTHERS_FULL = Load(running=1, outbound={"n2": 1}, limits=MigrationLimits(5, 1))
 
 
 def an_evacuation(
@@ -126,6 +127,24 @@ CASES = {
             vmims=(an_attempt(phase="Running", handed_off=True),),
         ),
     ),
+    "started-just-not-too-long-ago": (
+        State.MIGRATING,
+        an_evacuation(vmi={"migration": a_running_state(start=NOW - 7200)}),
+    ),
+    "finalised-just-in-time": (
+        State.MIGRATING,
+        an_evacuation(
+            vmi={"migration": a_state(uid="e1", start=NOW - 9000, end=NOW - 7200)},
+            vmims=(an_attempt(phase="Running", handed_off=True),),
+        ),
+    ),
+    "waits-after-an-older-migration": (
+        State.TARGET_NOT_READY,
+        an_evacuation(
+            vmi={"migration": a_state(uid="older", start=NOW - 9000, end=NOW - 8000)},
+            vmims=(an_attempt(),),
+        ),
+    ),
     "copying": (State.MIGRATING, an_evacuation(vmi={"migration": a_running_state()})),
     "handed-off": (
         State.MIGRATING,
@@ -185,6 +204,10 @@ CASES = {
     "nothing-begun": (State.NO_MIGRATION, an_evacuation()),
     "all-ended": (State.NO_MIGRATION, an_evacuation(vmims=(a_failed_attempt(1, 5),))),
     "vmims-not-seen": (State.UNKNOWN, an_evacuation(vmims_seen=False)),
+    "hand-off-and-vmims-not-seen": (
+        State.UNKNOWN,
+        an_evacuation(vmi={"migration": a_state(uid="e1", start=None, end=None)}, vmims_seen=False),
+    ),
     "nothing-begun-and-pods-not-seen": (
         State.UNKNOWN,
         an_evacuation(pods=(), pods_seen=False),
@@ -312,6 +335,7 @@ def test_every_state_is_tried() -> None:
     [
         pytest.param(FULL, State.CAPACITY, id="full"),
         pytest.param(ROOM, State.NO_MIGRATION, id="room"),
+        pytest.param(OTHERS_FULL, State.NO_MIGRATION, id="another-node-is-full"),
         pytest.param(None, State.NO_MIGRATION, id="not-to-be-seen"),
     ],
 )
@@ -384,6 +408,24 @@ class TestStuck:
                 id="handed-off-in-time",
             ),
             pytest.param(
+                an_evacuation(age=4000, vmims=(an_attempt(
+                    created=NOW - 3990, scheduled_at=NOW - 2200, phase="PreparingTarget"),)),
+                (),
+                id="handed-off-at-the-last-moment",
+            ),
+            pytest.param(
+                an_evacuation(age=4000, vmims=(an_attempt(
+                    created=NOW - 3990, scheduled_at=NOW - 2199, phase="PreparingTarget"),)),
+                (Cause.AGE,),
+                id="handed-off-too-late",
+            ),
+            pytest.param(
+                an_evacuation(age=4000, vmims=(an_attempt(
+                    created=NOW - 2199, phase="PreparingTarget"),)),
+                (Cause.AGE,),
+                id="made-too-late",
+            ),
+            pytest.param(
                 an_evacuation(age=600, marker={"failed": {f"f{n}": NOW - n for n in range(3)}}),
                 (Cause.FAILURES,),
                 id="three-failures",
@@ -414,7 +456,8 @@ class TestStuck:
         """An External VMI that evacuates for a day is visible and not stuck by default."""
         evidence = an_evacuation(age=86_400, vmi={"eviction_strategy": "External"})
         assert not diagnosis(evidence).stuck
-        assert diagnosis(evidence, stuck=StuckPolicy(external=3600.0)).stuck_by == (Cause.AGE,)
+        assert diagnosis(evidence, stuck=StuckPolicy(external=86_399.0)).stuck_by == (Cause.AGE,)
+        assert diagnosis(evidence, stuck=StuckPolicy(external=86_400.0)).stuck_by == ()
 
     def test_failures_beyond_what_is_kept_by_name(self) -> None:
         """Twelve times twelve failures are counted, though only the newest are kept by UID."""
@@ -457,6 +500,14 @@ class TestSource:
         )
         evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=vmims)
         assert diagnosis(evidence).source is source
+
+    def test_the_newest_is_the_one_created_last(self) -> None:
+        """Whatever its name and its place among the others."""
+        vmims = (
+            an_attempt(name="a", uid="a", created=NOW - 1, priority=Priority.SYSTEM_MAINTENANCE),
+            an_attempt(name="b", uid="b", created=NOW - 2, priority=Priority.SYSTEM_CRITICAL),
+        )
+        assert diagnosis(an_evacuation(vmims=vmims)).source is Source.DESCHEDULER
 
     @pytest.mark.parametrize(
         ("created", "annotated", "source"),
@@ -524,9 +575,10 @@ class TestBackoff:
         assert found is not None
         assert found.seconds == 20
 
-    def test_over(self) -> None:
+    @pytest.mark.parametrize("ago", [20, 21])
+    def test_over(self, ago: float) -> None:
         """A pause that has passed holds nothing any more."""
-        found = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, 21), an_attempt())))
+        found = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, ago), an_attempt())))
         assert (found.backoff, found.state) == (None, State.TARGET_NOT_READY)
 
 

@@ -503,12 +503,12 @@ class TestMarker:
         """The marker of evidence that is still does not change, and one without it is itself."""
         marker = a_marker()
         evidence = some_evidence(marker=marker)
-        still = evidence.still()
+        still = evidence.snapshot()
         marker.note_failure("e1", 120.0)
         marker.note_request(10.0)
         assert still.marker == a_marker()
         bare = some_evidence()
-        assert bare.still() is bare
+        assert bare.snapshot() is bare
 
 
 class TestLacking:

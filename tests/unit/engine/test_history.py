@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.cooldown import decide
 from exporter.engine.history import Ending, History, Migration, join, settle
 from exporter.engine.model import CLOCK_SKEW, Outcome
+from exporter.engine.rules import decide
 from tests.support.builders import (
     KEEP,
     NOW,

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.cooldown import decide
 from exporter.engine.diagnosis import RUNNING_PHASES
-from exporter.engine.evidence import Evidence
+from exporter.engine.evidence import Evidence, Remembered
 from exporter.engine.history import Migration
+from exporter.engine.migrations import WAITING_LIMIT
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
@@ -27,12 +27,14 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.store import WAITING_LIMIT, Store
+from exporter.engine.rules import decide
+from exporter.engine.store import Store
 from tests.support.builders import (
     NAME,
     NAMESPACE,
     NOW,
     UID,
+    a_migration,
     a_pod,
     a_policy,
     a_running_state,
@@ -58,6 +60,11 @@ def seen(store: Store, name: str = NAME) -> Evidence:
 def records(store: Store) -> dict[str, Migration]:
     """The VMI's records."""
     return seen(store).history.records()
+
+
+def remembered(uid: str) -> Remembered:
+    """What a checkpoint says of a VMI that migrated once."""
+    return Remembered(uid=uid, namespace=NAMESPACE, migrations={"m1": a_migration()})
 
 
 # --- VMIs
@@ -203,12 +210,51 @@ def test_a_vmim_recreated_under_its_name() -> None:
     assert [vmim.uid for vmim in seen(store).vmims] == ["m2"]
 
 
+def test_each_vmim_of_a_name_is_counted_once() -> None:
+    """A finished VMIM is counted, and so is another one that finished under the same name."""
+    store = a_store(a_vmi(), an_ended_vmim(), an_ended_vmim())
+    assert store.finished.total() == 1
+    store.put(an_ended_vmim(uid="m2"))
+    assert store.finished.total() == 2
+
+
+def test_a_migration_is_counted_when_it_ends() -> None:
+    """Neither before, nor again when more is told of it, nor where it ended before the start."""
+    store = Store(endings_kept=2, started_at=NOW - 700.0)
+    store.put(a_vmim())
+    assert store.finished.total() == 0
+    store.put(an_ended_vmim())
+    store.put(an_ended_vmim(deleting=True))
+    assert store.finished.total() == 1
+    store.put(an_ended_vmim(name="mig-2", uid="m2", end=NOW - 700.0))
+    store.put(an_ended_vmim(name="mig-3", uid="m3", end=None, finished_at=None))
+    assert store.finished.total() == 1
+    store.put(an_ended_vmim(name="mig-4", uid="m4", end=None, finished_at=NOW - 699.0))
+    assert store.finished.total() == 2
+
+
+def test_a_vmim_that_names_another_vmi() -> None:
+    """A VMIM is pending for the VMI that it names now, and for no other."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmim(), a_vmim(vmi_name="db2"))
+    assert seen(store).vmims == ()
+    assert [vmim.uid for vmim in seen(store, "db2").vmims] == ["m1"]
+
+
 def test_vmims_that_may_not_be_seen() -> None:
     """Without permission to see VMIMs nothing is pending, and the history is the VMI's own."""
     store = a_store(a_vmi(migration=a_state()), a_vmim(uid="m2"))
     store.vmims_seen = False
     assert seen(store).vmims == ()
     assert not seen(store).vmims_seen
+
+
+def test_what_a_new_store_may_see() -> None:
+    """Until it is told that VMIMs and pods may be watched, a store claims to see neither."""
+    store = Store(endings_kept=2)
+    store.put(a_vmi())
+    assert not seen(store).vmims_seen
+    assert not seen(store).pods_seen
+    assert not store.sees_pods_of(NAMESPACE)
 
 
 def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
@@ -363,6 +409,27 @@ def test_a_pod_of_another_namespace_changes_nothing() -> None:
     store.put(a_pod(namespace="other", vmi_uid="another"))
     store.remove(Resource.PODS, "other", foreign.name)
     assert seen(store) is before
+
+
+@pytest.mark.parametrize(
+    ("pod", "known"),
+    [
+        pytest.param(a_pod(), True, id="its-launcher"),
+        pytest.param(a_pod(name="another"), False, id="another-name"),
+        pytest.param(a_pod(vmi_uid="another"), False, id="of-no-vmi"),
+    ],
+)
+def test_the_vmi_of_a_pod(pod: Pod, *, known: bool) -> None:
+    """A pod's VMI is found by the pod's name, and there is none for another pod."""
+    store = a_store(a_vmi(), pod)
+    found = store.evidence_of_pod(NAMESPACE, "virt-launcher-db1-x")
+    assert found == ((pod, seen(store)) if known else None)
+
+
+def test_a_pod_of_another_namespace_has_no_vmi() -> None:
+    """Whatever UID its labels name."""
+    store = a_store(a_vmi(), a_pod(namespace="other"))
+    assert store.evidence_of_pod("other", "virt-launcher-db1-x") is None
 
 
 def test_pods_that_may_not_be_seen() -> None:
@@ -538,6 +605,58 @@ def test_revision(change: Callable[[Store], None], *, changes: bool) -> None:
     before = store.revision
     change(store)
     assert (store.revision > before) is changes
+
+
+@pytest.mark.parametrize(
+    ("change", "touched"),
+    [
+        pytest.param(lambda store: store.put(a_vmi(node="n2")), {UID}, id="vmi"),
+        pytest.param(lambda store: store.put(an_ended_vmim()), {UID}, id="vmim"),
+        pytest.param(lambda store: store.put(a_vmim(vmi_name="db2")), set(), id="foreign-vmim"),
+        pytest.param(lambda store: store.remove(Resource.VMIS, NAMESPACE, NAME), {UID}, id="gone"),
+        pytest.param(lambda store: store.recall(remembered("new")), {"new"}, id="recalled"),
+        pytest.param(lambda store: store.forget("old"), {"old"}, id="forgotten"),
+        pytest.param(lambda store: store.forget("none"), set(), id="nothing-to-forget"),
+    ],
+)
+def test_what_there_may_be_to_write_down(
+    change: Callable[[Store], None], touched: set[str]
+) -> None:
+    """The UIDs are noted of those VMIs of which a checkpoint may have to say something else."""
+    store = a_store(a_vmi())
+    store.recall(remembered("old"))
+    store.touched = set()
+    change(store)
+    assert store.touched == touched
+
+
+def test_what_a_checkpoint_said_of_a_vmi_that_is_not_there() -> None:
+    """It is remembered until that VMI is known to be gone."""
+    store = a_store()
+    store.recall(remembered("old"))
+    assert store.remember("old") == remembered("old")
+    assert store.recalled() == [remembered("old")]
+    store.forget("old")
+    assert store.remember("old") is None
+    assert store.recalled() == []
+
+
+def test_what_there_is_to_remember_of_a_vmi() -> None:
+    """Its migrations, and nothing where it has never migrated."""
+    store = a_store(a_vmi())
+    assert store.remember(UID) is None
+    store.put(a_vmi(migration=a_state()))
+    assert store.remember(UID) == Remembered(
+        uid=UID, namespace=NAMESPACE, migrations=records(store)
+    )
+
+
+def test_a_checkpoint_proves_whose_a_vmim_is() -> None:
+    """A VMIM of which the VMI's checkpoint tells is its own, whenever it was created."""
+    store = a_store(a_vmi())
+    store.recall(remembered(UID))
+    store.put(an_ended_vmim(created=OLD - 50.0))
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
 
 
 def test_a_whole_migration() -> None:

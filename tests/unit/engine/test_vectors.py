@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.cooldown import decide, not_ours
 from exporter.engine.model import Checkpoint, Mismatch, Verdict
+from exporter.engine.rules import decide, not_ours
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import Changed, Deleted, parse_event, parse_object
 from exporter.settings import InvalidSettings, read_settings

@@ -1,4 +1,4 @@
-"""What all VMIs come to: the register says what a look at every VMI would."""
+"""What all VMIs come to: the index says what a look at every VMI would."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.cooldown import Cooldown, decide, holds_until, is_quiet, measure_cooldown
+from exporter.engine.cooldown import Cooldown, holds_until, measure_cooldown
 from exporter.engine.evidence import Evidence, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import (
@@ -29,8 +29,9 @@ from exporter.engine.model import (
     Resource,
     Vmi,
 )
+from exporter.engine.rules import cannot_block, decide
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import ALLOWED, SPARE, Census, Cooling, Register
+from exporter.engine.verdict_index import ALLOWED, SPARE, Cooling, VerdictIndex, VerdictSummary
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -56,17 +57,19 @@ def a_memory(uid: str, end: Instant) -> Remembered:
     return Remembered(uid=uid, namespace=NAMESPACE, migrations={"old": migration})
 
 
-def told(census: Census) -> tuple[dict[tuple[str, str], int], dict[str, tuple[Vmi, Cooldown]]]:
-    """What a census says, whatever the order in which it says it."""
-    cooling = {one.vmi.name: (one.vmi, one.cooldown) for one in census.cooling}
-    assert len(cooling) == len(census.cooling)
-    return dict(census.verdicts), cooling
+def told(
+    summary: VerdictSummary,
+) -> tuple[dict[tuple[str, str], int], dict[str, tuple[Vmi, Cooldown]]]:
+    """What a summary says, whatever the order in which it says it."""
+    cooling = {one.vmi.name: (one.vmi, one.cooldown) for one in summary.cooling}
+    assert len(cooling) == len(summary.cooling)
+    return dict(summary.verdicts), cooling
 
 
 def looked(
     store: Store, policy: Policy, now: Instant, *, dead: DeadResources = ALL_ALIVE
-) -> Census:
-    """The census by a look at every VMI, for which nothing that was kept is used."""
+) -> VerdictSummary:
+    """The summary by a look at every VMI, for which nothing that was kept is used."""
     verdicts: Counter[tuple[str, str]] = Counter()
     cooling = []
     for known in store.all_evidence():
@@ -79,7 +82,7 @@ def looked(
         cooldown = measure_cooldown(evidence, policy, now)
         if cooldown is not None and cooldown.blocks:
             cooling.append(Cooling(vmi, cooldown))
-    return Census(verdicts, tuple(cooling))
+    return VerdictSummary(verdicts, tuple(cooling))
 
 
 # --- single cases
@@ -93,35 +96,35 @@ def test_a_census() -> None:
         a_vmi(name="db3", uid="3", migration=a_running_state()),
         a_vmi(name="db4", uid="4", node="n2", migration=a_state()),
     )
-    census = Register(store, POLICY).read(NOW, dead=ALL_ALIVE)
-    assert census.verdicts == {
+    summary = VerdictIndex(store, POLICY).read(NOW, dead=ALL_ALIVE)
+    assert summary.verdicts == {
         (ALLOWED, "n1"): 2,
         (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
         (Reason.COOLDOWN, "n2"): 1,
     }
-    assert [one.vmi.name for one in census.cooling] == ["db4"]
-    assert census.cooling[0].cooldown.not_before == NOW + 300.0
+    assert [one.vmi.name for one in summary.cooling] == ["db4"]
+    assert summary.cooling[0].cooldown.not_before == NOW + 300.0
 
 
 def test_a_census_stays_as_it_was() -> None:
-    """What comes later does not change a census that was read."""
+    """What comes later does not change a summary that was read."""
     store = a_store(a_vmi(migration=a_state()))
-    register = Register(store, POLICY)
-    census = register.read(NOW, dead=ALL_ALIVE)
-    before = told(census)
+    index = VerdictIndex(store, POLICY)
+    summary = index.read(NOW, dead=ALL_ALIVE)
+    before = told(summary)
     store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
     store.put(a_vmi(name="db2", uid="2", node="n9"))
-    assert told(register.read(NOW + 5000.0, dead=ALL_ALIVE)) != before
-    assert told(census) == before
+    assert told(index.read(NOW + 5000.0, dead=ALL_ALIVE)) != before
+    assert told(summary) == before
 
 
 def test_the_clock_alone_ends_a_cooldown() -> None:
     """No news is needed: it holds to the last instant and not in the next."""
-    register = Register(a_store(a_vmi(migration=a_state())), POLICY)
+    index = VerdictIndex(a_store(a_vmi(migration=a_state())), POLICY)
     for now, cools in ((NOW, True), (NOW + 299.0, True), (NOW + 300.0, False), (NOW, True)):
-        census = register.read(now, dead=ALL_ALIVE)
-        assert bool(census.cooling) is cools
-        assert census.verdicts == {(Reason.COOLDOWN if cools else ALLOWED, "n1"): 1}
+        summary = index.read(now, dead=ALL_ALIVE)
+        assert bool(summary.cooling) is cools
+        assert summary.verdicts == {(Reason.COOLDOWN if cools else ALLOWED, "n1"): 1}
 
 
 def test_silence_is_heard_and_its_end() -> None:
@@ -129,9 +132,9 @@ def test_silence_is_heard_and_its_end() -> None:
     store = a_store(
         a_vmi(migration=a_running_state()), a_vmi(name="db2", uid="2", migration=a_state())
     )
-    register = Register(store, POLICY)
+    index = VerdictIndex(store, POLICY)
     for dead in (ALL_ALIVE, SILENT, ALL_ALIVE):
-        verdicts = register.read(NOW, dead=dead).verdicts
+        verdicts = index.read(NOW, dead=dead).verdicts
         running = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
         assert verdicts == {(running, "n1"): 1, (Reason.COOLDOWN, "n1"): 1}
 
@@ -143,11 +146,11 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
         a_vmi(node="n1", migration=running),
         a_vmi(namespace="lost", node="n2", uid="2", migration=running),
     )
-    register = Register(store, POLICY)
+    index = VerdictIndex(store, POLICY)
     lost = DeadResources(in_namespace={"lost": frozenset({Resource.VMIS})})
     for dead in (ALL_ALIVE, lost, ALL_ALIVE):
         there = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
-        assert register.read(NOW, dead=dead).verdicts == {
+        assert index.read(NOW, dead=dead).verdicts == {
             (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
             (there, "n2"): 1,
         }
@@ -156,9 +159,9 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
 def test_an_end_ahead_of_the_clock() -> None:
     """It is believed as soon as it lies near, and then moves with the clock."""
     end = NOW + CLOCK_SKEW + 100.0
-    register = Register(a_store(a_vmi(migration=a_state(end=end))), POLICY)
+    index = VerdictIndex(a_store(a_vmi(migration=a_state(end=end))), POLICY)
     waits = [
-        [one.cooldown.not_before - now for one in register.read(now, dead=ALL_ALIVE).cooling]
+        [one.cooldown.not_before - now for one in index.read(now, dead=ALL_ALIVE).cooling]
         for now in (NOW, NOW + 150.0, NOW + 160.0, end + 1.0, end + 5000.0)
     ]
     duration = end - (NOW - 660.0)
@@ -189,7 +192,7 @@ def test_an_end_ahead_of_the_clock() -> None:
     ],
 )
 def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
-    """Whatever changes the census changes what the register says."""
+    """Whatever changes the summary changes what the index says."""
     store = a_store(
         a_vmi(evacuation_node="n1"),
         a_pod(),
@@ -197,10 +200,10 @@ def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
         a_vmi(name="db3", uid="3"),
         a_vmim(name="m3", uid="m3", vmi_name="db3"),
     )
-    register = Register(store, POLICY)
-    before = told(register.read(NOW, dead=ALL_ALIVE))
+    index = VerdictIndex(store, POLICY)
+    before = told(index.read(NOW, dead=ALL_ALIVE))
     change(store)
-    after = told(register.read(NOW, dead=ALL_ALIVE))
+    after = told(index.read(NOW, dead=ALL_ALIVE))
     assert after == told(looked(store, POLICY, NOW))
     assert after != before
 
@@ -208,40 +211,40 @@ def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
 def test_catching_up_is_bounded() -> None:
     """So many VMIs are looked at as was asked for, until none is left."""
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=a_state()) for i in range(5)))
-    register = Register(store, POLICY)
-    left = [register.catch_up(NOW, dead=ALL_ALIVE, most=2) for _ in range(4)]
+    index = VerdictIndex(store, POLICY)
+    left = [index.catch_up(NOW, dead=ALL_ALIVE, most=2) for _ in range(4)]
     assert left == [True, True, False, False]
     assert sum(evidence.kept is not None for evidence in store.all_evidence()) == 5
 
 
 def test_catching_up_ends_where_ends_lie_ahead() -> None:
-    """VMIs that are looked at in every census do not hold up who catches up."""
+    """VMIs that are looked at in every summary do not hold up who catches up."""
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
-    register = Register(store, POLICY)
-    left = [register.catch_up(NOW + i, dead=ALL_ALIVE, most=2) for i in range(3)]
+    index = VerdictIndex(store, POLICY)
+    left = [index.catch_up(NOW + i, dead=ALL_ALIVE, most=2) for i in range(3)]
     assert left == [True, True, False]
-    assert told(register.read(NOW + 9, dead=ALL_ALIVE)) == told(looked(store, POLICY, NOW + 9))
+    assert told(index.read(NOW + 9, dead=ALL_ALIVE)) == told(looked(store, POLICY, NOW + 9))
 
 
 def test_what_was_replaced_is_not_kept_for_ever() -> None:
     """A VMI that migrates again and again leaves no trail of ends to come."""
     store = a_store()
-    register = Register(store, POLICY)
+    index = VerdictIndex(store, POLICY)
     for i in range(3 * SPARE):
         store.put(a_vmi(migration=a_state(uid=f"m{i}", end=NOW - 600.0 + i / SPARE)))
-        register.read(NOW, dead=ALL_ALIVE)
-    assert len(register) <= SPARE + 4
+        index.read(NOW, dead=ALL_ALIVE)
+    assert len(index) <= SPARE + 4
 
 
 def test_of_a_vmi_that_is_gone_nothing_is_kept() -> None:
-    """Not even where it was looked at in every census."""
+    """Not even where it was looked at in every summary."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)))
-    register = Register(store, POLICY)
-    register.read(NOW, dead=ALL_ALIVE)
-    assert len(register) > 0
+    index = VerdictIndex(store, POLICY)
+    index.read(NOW, dead=ALL_ALIVE)
+    assert len(index) > 0
     store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
-    assert len(register) == 0
+    assert len(index) == 0
 
 
 # --- any sequence of news, of the clock and of looks
@@ -338,16 +341,16 @@ lives = st.lists(
 
 @dataclass
 class Play:
-    """A store with its register, the clock and what is dead."""
+    """A store with its index, the clock and what is dead."""
 
     policy: Policy
     store: Store = field(default_factory=a_store)
     now: Instant = NOW
     dead: DeadResources = ALL_ALIVE
-    register: Register = field(init=False)
+    index: VerdictIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        self.register = Register(self.store, self.policy)
+        self.index = VerdictIndex(self.store, self.policy)
 
     def step(self, step: Step) -> None:
         """One thing happens."""
@@ -364,13 +367,13 @@ class Play:
                 self.now += step.seconds
                 self.dead = step.dead
                 if step.looks:
-                    self.register.catch_up(self.now, dead=self.dead, most=step.looks)
+                    self.index.catch_up(self.now, dead=self.dead, most=step.looks)
             case _:
                 self.store.put(step)
 
 
 def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
-    """After these steps (`asking`: and after each of them) the register says what a look does."""
+    """After these steps (`asking`: and after each of them) the index says what a look does."""
     played = Play(policy)
     for step in steps:
         played.step(step)
@@ -380,11 +383,11 @@ def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
 
 
 def check(played: Play) -> None:
-    """The register says what a look at every VMI says, and finds who is not plainly allowed."""
+    """The index says what a look at every VMI says, and finds who is not plainly allowed."""
     now, dead = played.now, played.dead
-    census = played.register.read(now, dead=dead)
-    assert told(census) == told(looked(played.store, played.policy, now, dead=dead))
-    loud = {evidence.vmi for evidence in played.register.find_loud(now, dead=dead)}
+    summary = played.index.read(now, dead=dead)
+    assert told(summary) == told(looked(played.store, played.policy, now, dead=dead))
+    loud = {evidence.vmi for evidence in played.index.find_blocked_or_changing(now, dead=dead)}
     for evidence in played.store.all_evidence():
         if evidence.vmi not in loud:
             assert is_plain(replace(evidence, kept=None), played.policy, now, dead=dead)
@@ -396,7 +399,7 @@ def is_plain(evidence: Evidence, policy: Policy, now: Instant, *, dead: DeadReso
     here = dead.of(evidence.vmi.namespace)
     reasons = [decide(evidence, policy, now, checkpoint=c, dead=here).reason for c in asked]
     return not any(reasons) and (
-        is_quiet(evidence) or holds_until(evidence, policy, now) == math.inf
+        cannot_block(evidence) or holds_until(evidence, policy, now) == math.inf
     )
 
 

@@ -988,5 +988,5 @@ def test_a_pod_is_written_so_that_the_same_is_read(
 
 def test_a_checkpoint_is_never_written_as_an_object_of_kubevirt_s() -> None:
     """It is no fact about VMIs."""
-    with pytest.raises(TypeError, match="says nothing about VMIs"):
+    with pytest.raises(TypeError, match="is not a fact about VMIs"):
         write_object(ConfigMap(namespace="a", name="b"))

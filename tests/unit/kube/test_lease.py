@@ -6,11 +6,9 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable, Coroutine, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from itertools import pairwise
-from selectors import DefaultSelector, SelectorKey
-from typing import Any, ParamSpec
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -27,6 +25,7 @@ from exporter.kube.client import (
 )
 from exporter.kube.lease import Lease
 from tests.support.builders import NOW
+from tests.support.skipped_time import in_its_own_time, now
 
 
 DURATION = 24.0
@@ -37,46 +36,6 @@ FREE = 19.2
 RENEWED = (7.2, 8.0)
 LOOKED = (2.7, 3.0)
 TINY = 1e-6
-
-
-class _Selector(DefaultSelector):
-    """Waits for no file and no second: whatever is waited for is skipped."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
-        self.now += timeout or 0.0
-        return super().select(0)
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while all its tasks wait."""
-
-    def __init__(self) -> None:
-        self.selector = _Selector()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        return self.selector.now
-
-
-P = ParamSpec("P")
-
-
-def in_its_own_time(story: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A test whose sleeps take no time."""
-
-    @wraps(story)
-    def play(*arguments: P.args, **named: P.kwargs) -> None:
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(story(*arguments, **named))
-
-    return play
-
-
-def now() -> float:
-    """The loop's time: 0 where a test begins."""
-    return asyncio.get_running_loop().time()
 
 
 class Server(ApiServer):

@@ -31,18 +31,10 @@ from exporter.engine.model import (
     Trigger,
 )
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import Register
+from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Restart, Watched
-from exporter.metrics.exposition import (
-    BLOCKS,
-    COOLING,
-    FAMILIES,
-    SLICE,
-    Exposition,
-    View,
-    narrow,
-    sample,
-)
+from exporter.metrics.exposition import SLICE, Exposition, narrow, sample
+from exporter.metrics.families import BLOCKS, COOLING, FAMILIES, View
 from tests.cluster import find_binary
 from tests.support.builders import (
     KEEP,
@@ -68,7 +60,7 @@ def an_empty_view() -> View:
     store, policy = Store(endings_kept=KEEP), a_policy()
     return View(
         store=store,
-        register=Register(store, policy),
+        index=VerdictIndex(store, policy),
         health=Health(180.0, 600.0, [Watched(resource, None) for resource in CLUSTER_RESOURCES]),
         counters=Counters(),
         policy=policy,

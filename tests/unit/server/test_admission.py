@@ -15,7 +15,7 @@ from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, HeldEviction, HeldEv
 from exporter.engine.model import Reason, ReviewOutcome
 from exporter.server import admission as door
 from exporter.server.admission import PATH, REVIEW_BYTES, Admission
-from exporter.server.api import make_query_app
+from exporter.server.apps import make_query_app
 from exporter.server.reviews import NotAReview, read_review
 from exporter.settings import AdmissionMode, AdmissionSettings
 from tests.support.builders import NOW, UID, Json, a_pod

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.counters import HeldEviction
-from exporter.engine.cooldown import decide
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History
 from exporter.engine.model import (
@@ -23,6 +22,7 @@ from exporter.engine.model import (
     StuckPolicy,
     Vmim,
 )
+from exporter.engine.rules import decide
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.server.answers import describe_status, explain_vmi, write_verdict
 from exporter.server.schemas import (
@@ -253,7 +253,7 @@ class TestExplanation:
                 some_evidence(vmi=a_vmi(migration=a_state(ended=True, end=None))),
                 "running_migration",
                 False,
-                "an end that cannot be read",
+                "endTimestamp is unreadable",
                 id="ended-some-time",
             ),
             pytest.param(
@@ -311,7 +311,7 @@ class TestExplanation:
                 some_evidence(vmi=a_vmi(evacuation_node="n1"), launcher=None),
                 "requested_evacuation",
                 False,
-                "not to be seen",
+                "the launcher pod is unknown",
                 id="pod-unseen",
             ),
             pytest.param(
@@ -325,7 +325,7 @@ class TestExplanation:
                 some_evidence(), "requested_evacuation", False, "is not set", id="not-requested"
             ),
             pytest.param(
-                some_evidence(), "cooldown", False, "no ended migration", id="no-cooldown"
+                some_evidence(), "cooldown", False, "no migration has ended", id="no-cooldown"
             ),
         ],
     )
@@ -342,7 +342,7 @@ class TestExplanation:
 
         assert (told.phase, told.cooldown) == ("Succeeded", None)
         assert [one.why for one in told.rules] == [
-            "the VMI has ended (phase Succeeded): nothing is left to move"
+            "the VMI has stopped (phase Succeeded): nothing is left to move"
         ] * 4
 
     def test_says_that_a_guard_is_off(self) -> None:
@@ -355,7 +355,7 @@ class TestExplanation:
         assert "policy.guards" in told.why
 
     def test_says_that_dead_evidence_does_not_block(self) -> None:
-        """Of dead evidence only the cooldown speaks."""
+        """With dead evidence only the cooldown can block."""
         evidence = some_evidence(vmi=a_vmi(migration=a_running_state(), evacuation_node="n1"))
         health = some_health()
         for watched in health.watched:
@@ -365,7 +365,7 @@ class TestExplanation:
         assert answer.stale
         assert answer.verdicts.filter.allowed
         assert [one.rule for one in answer.rules if not one.silenced] == ["cooldown"]
-        assert "dead evidence" in rule(answer, "running_migration").why
+        assert "a watch it needs is dead" in rule(answer, "running_migration").why
 
     def test_tells_what_may_not_be_seen(self) -> None:
         """A resource that the API server refuses is told with the reason."""

@@ -34,18 +34,15 @@ from exporter.engine.model import (
 )
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
-from exporter.metrics.exposition import Exposition, View
+from exporter.metrics.exposition import Exposition
+from exporter.metrics.families import View
 from exporter.server.access import Access, Unauthenticated
-from exporter.server.api import (
-    METRICS_LISTENER,
-    SHARED_FROM,
-    Service,
-    make_metrics_app,
-    make_query_app,
-)
+from exporter.server.api import SHARED_FROM, Service
+from exporter.server.apps import METRICS_LISTENER, make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
+from exporter.server.openapi import ROUTES, Route, write_openapi
 from exporter.server.page.render import PAGE_HEADERS
-from exporter.server.schemas import ROUTES, BlockedAnswer, Route, write_openapi
+from exporter.server.schemas import BlockedAnswer
 from exporter.settings import Limits
 from tests.cluster import PATIENCE
 from tests.support.builders import (
@@ -139,7 +136,7 @@ class Desk:
             render_metrics=Exposition(
                 lambda: View(
                     store=self.store,
-                    register=self.service.blocked.register,
+                    index=self.service.blocked.index,
                     health=self.health,
                     counters=self.counters,
                     policy=self.policy,
@@ -512,7 +509,7 @@ class TestRefusals:
             )
 
         assert answer.status == 400
-        assert "encoded" in answer.detail
+        assert "does not match the request's headers" in answer.detail
 
     @pytest.mark.parametrize(
         ("body", "named"),
@@ -552,7 +549,9 @@ class TestRefusals:
                 "$.candidates[0].node",
                 id="long-node",
             ),
-            pytest.param({"candidates": [CANDIDATE] * 6}, "candidates: 6", id="too-many"),
+            pytest.param(
+                {"candidates": [CANDIDATE] * 6}, "candidates: got 6, at most 5", id="too-many"
+            ),
             pytest.param(
                 {"candidates": [], "checkpoint": "preeviction"}, "$.checkpoint", id="checkpoint"
             ),
@@ -695,7 +694,7 @@ class TestReadiness:
 
         assert answer.status == 503
         assert int(answer.headers["Retry-After"]) > 0
-        assert ("ending" if closing else "virtualmachineinstances") in answer.detail
+        assert ("shutting down" if closing else "virtualmachineinstances") in answer.detail
 
     async def test_waits_for_every_other_resource(self, desk: Desk) -> None:
         """Ready is: VMIs synced, every other resource synced or refused."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy, Resource
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
-from exporter.server.blocked import LOOKING, SETTLING, WOKEN, Blocked, BlockedSet
+from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, Blocked, BlockedSet
 from tests.cluster import PATIENCE
 from tests.support.builders import (
     KEEP,
@@ -311,7 +311,7 @@ class TestWait:
         waiting = asyncio.create_task(scene.blocked.wait(None, known.etag, 60.0))
         await asyncio.sleep(0)
         scene.hear()
-        async with asyncio.timeout(LOOKING + PATIENCE):
+        async with asyncio.timeout(CHECK_EVERY + PATIENCE):
             blocked = await waiting
 
         assert (known.stale, blocked.stale) == (True, False)
@@ -425,7 +425,7 @@ class TestWait:
         """Who waits is woken in slices, and all are."""
         scene = Scene()
         known = scene.blocked.read(None).etag
-        count = 5 * WOKEN
+        count = 5 * BATCH
         waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(count)]
         await asyncio.sleep(0)
         scene.cool()
@@ -437,7 +437,7 @@ class TestWait:
                 await asyncio.sleep(0)
         answers = await asyncio.gather(*waiting)
 
-        assert sorted(set(seen)) == [WOKEN, 2 * WOKEN, 3 * WOKEN, 4 * WOKEN, 5 * WOKEN]
+        assert sorted(set(seen)) == [BATCH, 2 * BATCH, 3 * BATCH, 4 * BATCH, 5 * BATCH]
         assert {len(blocked.entries) for blocked in answers} == {1}
 
     async def test_many_changes_wake_once(self) -> None:

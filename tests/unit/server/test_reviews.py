@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.cooldown import decide
 from exporter.engine.model import CLUSTER_RESOURCES, Outcome, Resource, ReviewOutcome
+from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
 from exporter.server.reviews import Judgement, NotAReview, judge, read_review, write_answer

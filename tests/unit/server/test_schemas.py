@@ -10,14 +10,13 @@ from openapi_spec_validator import validate
 
 from exporter.engine.diagnosis import Source
 from exporter.engine.model import Checkpoint, Mismatch, Priority, Reason
+from exporter.server.openapi import ROUTES, write_openapi
 from exporter.server.schemas import (
-    ROUTES,
     Candidate,
     VerdictRequest,
     round_seconds,
     round_up_seconds,
     write_instant,
-    write_openapi,
     write_optional_instant,
     write_optional_release,
     write_release,

@@ -1,4 +1,4 @@
-"""What policies would have done, as people and machines read it."""
+"""A comparison of policies as a table and as JSON."""
 
 import json
 import re
@@ -17,14 +17,14 @@ STUCK = "\nStuck evacuations, "
 
 
 def a_comparison() -> Comparison:
-    """One VM evicted three times, and one whose evacuation gets nowhere."""
+    """One VM evicted three times, and one whose evacuation is stuck."""
     return a_tale("stuck").played(
         *BUILTIN.values(), Contender(name="own", policy=Policy(migration_cooldown=60.0))
     )
 
 
 def a_tale(stuck: str) -> Tale:
-    """The same as events; the name of the VM that gets nowhere."""
+    """The same as events; `stuck` is the name of the VM that is stuck."""
     tale = Tale("busy", stuck)
     tale.mark(5, stuck)
     for minutes in (1, 5, 40):
@@ -47,7 +47,7 @@ def cells(table: str, name: str) -> list[str]:
 
 
 def test_each_policy_has_its_column() -> None:
-    """The numbers stand below the names, in the order that was asked for."""
+    """The columns are in the order of the policies."""
     table = shown(a_comparison())
 
     assert cells(table, "Evictions requested") == ["4", "4", "4", "4"]
@@ -65,8 +65,8 @@ def test_each_policy_has_its_column() -> None:
     ]
 
 
-def test_stuck_evacuations_are_told_one_by_one() -> None:
-    """Whose, from where, how long after the request the alert came, and in which worlds."""
+def test_stuck_evacuations_are_listed() -> None:
+    """With VM, node, time from request to alert, and the policies under which it was stuck."""
     table = shown(a_comparison())
     line = next(line for line in table.splitlines() if "shop/stuck" in line)
     told = "n1 2027-01-15T08:00:05Z 35m not over no_migration, descheduler all"
@@ -74,8 +74,8 @@ def test_stuck_evacuations_are_told_one_by_one() -> None:
     assert line.split()[1:] == told.split()
 
 
-def test_the_longest_comes_first_whoever_found_it() -> None:
-    """Each policy has its own idea of stuck, and the first has not the first word."""
+def test_the_longest_comes_first_under_any_policy() -> None:
+    """Each policy has its own `stuck:`; the order does not depend on the first policy."""
     tale = Tale("long", "short")
     tale.mark(1, "long")
     tale.mark(HOUR, "short")
@@ -89,7 +89,7 @@ def test_the_longest_comes_first_whoever_found_it() -> None:
 
 
 def test_no_name_is_markup_or_moves_the_cursor() -> None:
-    """A recording may hold any."""
+    """A recording may have any name."""
     table = shown(a_tale("[bold]x\x1b[2J").played())
 
     assert r"shop/[bold]x\x1b[2J" in table
@@ -97,7 +97,7 @@ def test_no_name_is_markup_or_moves_the_cursor() -> None:
 
 
 def test_a_terminal_s_width_is_kept() -> None:
-    """No line of the comparison is wider, and no number is cut."""
+    """No line of the table is wider, and no number is cut."""
     table, _, stuck = shown(a_comparison(), width=80).partition(STUCK)
 
     assert stuck
@@ -106,22 +106,22 @@ def test_a_terminal_s_width_is_kept() -> None:
 
 
 def test_a_narrow_terminal_cuts_no_name() -> None:
-    """The VMs that were stuck, and when, are whole: the terminal breaks their lines."""
+    """The list of stuck VMs is complete: the terminal wraps its lines."""
     wide, narrow = shown(a_comparison(), width=200), shown(a_comparison(), width=60)
 
     assert narrow.partition(STUCK)[2] == wide.partition(STUCK)[2]
 
 
 def test_colour_is_for_terminals() -> None:
-    """Bold heads there, none elsewhere."""
+    """Headings are bold there, and plain elsewhere."""
     found = a_comparison()
 
     assert "\x1b[1m" in shown(found, width=100, colored=True)
     assert "\x1b[" not in shown(found, width=100)
 
 
-def test_json_has_it_all() -> None:
-    """Every number of the table, the settings it was played with, and the story over time."""
+def test_json_is_complete() -> None:
+    """It has every number of the table, the settings, and the timelines."""
     told = json.loads(json.dumps(to_json(a_comparison(), ["a remark"])))
     reference, ours, none, own = told["policies"]
 
@@ -145,5 +145,5 @@ def test_json_has_it_all() -> None:
 
 @pytest.mark.parametrize(("part", "whole", "share"), [(1, 4, 0.25), (0, 0, 0.0)])
 def test_shares(part: float, whole: float, share: float) -> None:
-    """Of nothing there is no share."""
+    """A share of nothing is 0."""
     assert comparison.share_of(part, whole) == share

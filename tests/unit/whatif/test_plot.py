@@ -12,7 +12,7 @@ from tests.unit.whatif.test_replay import Tale
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_equal_comparisons_are_equal_files(tmp_path: Path, suffix: str) -> None:
-    """Neither the time of day nor chance is in them."""
+    """They depend neither on the date nor on chance."""
     files = [tmp_path / f"{name}{suffix}" for name in "ab"]
     for file in files:
         draw(a_comparison(), file)
@@ -21,8 +21,8 @@ def test_equal_comparisons_are_equal_files(tmp_path: Path, suffix: str) -> None:
     assert files[0].stat().st_size > 10_000
 
 
-def test_says_what_it_shows(tmp_path: Path) -> None:
-    """Each panel has its title, each policy its colour."""
+def test_panels_are_labelled(tmp_path: Path) -> None:
+    """Each panel has a title, each policy a colour."""
     file = tmp_path / "plot.svg"
     draw(a_comparison(), file)
     text = file.read_text()
@@ -33,7 +33,7 @@ def test_says_what_it_shows(tmp_path: Path) -> None:
 
 
 def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None:
-    """Empty panels, and no fault."""
+    """Its panels are empty."""
     tale = Tale()
     tale.end(60)
     draw(tale.played(), tmp_path / "plot.png")
@@ -41,15 +41,15 @@ def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-def test_the_end_of_all_calendars_is_told(tmp_path: Path) -> None:
-    """One line of a file with a wrong clock is enough to get there."""
+def test_a_year_beyond_the_calendar_is_an_error(tmp_path: Path) -> None:
+    """One line with a wrong clock is enough for that."""
     tale = Tale()
     tale.end(253_000_000_000.0 - NOW)
     with pytest.raises(CannotDraw, match="no calendar to draw 9987-"):
         draw(tale.played(), tmp_path / "plot.png")
 
 
-def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """By the system's own error."""
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
+    """It is the system's own error."""
     with pytest.raises(FileNotFoundError):
         draw(a_comparison(), tmp_path / "nowhere" / "plot.png")

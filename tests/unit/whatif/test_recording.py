@@ -1,4 +1,4 @@
-"""The format of recordings: what is written is read again, and nothing else is in it."""
+"""The format of recordings: what is written can be read, and has no secrets."""
 
 import gzip
 import json
@@ -41,19 +41,19 @@ PASSWORD = "hunter2-and-more"
 
 
 def read(*lines: bytes) -> tuple[list[Recorded], Faults]:
-    """What these lines say, and what was wrong with them."""
+    """The events of these lines, and their faults."""
     faults = Faults()
     return list(recording.read(lines, faults)), faults
 
 
 def read_file(chunks: Iterable[bytes]) -> tuple[list[Recorded], Faults]:
-    """The same of a file."""
+    """The events of a file, and its faults."""
     faults = Faults()
     return list(recording.read(recording.split(chunks, faults), faults)), faults
 
 
 def line(kind: str, made: Json, **others: object) -> bytes:
-    """A line as kubectl makes them."""
+    """A line as kubectl writes it."""
     return json.dumps({"type": kind, "object": made} | others).encode()
 
 
@@ -80,14 +80,14 @@ def a_file() -> bytes:
     ],
 )
 def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> None:
-    """Instant, type and fact come back whole."""
+    """Instant, type and fact are unchanged."""
     written = recording.write_fact(NOW + 0.125, Kind.MODIFIED, resource, fact)
 
     assert read(written) == ([Recorded(NOW + 0.125, Kind.MODIFIED, resource, fact)], Faults())
 
 
 def test_deletions_and_notes_are_read_as_they_were_written() -> None:
-    """What is gone is told by its names; a note names its resource."""
+    """A deletion has the object's names; a note has its resource."""
     events, faults = read_file([a_file()])
 
     assert [event.kind for event in events] == [Kind.ADDED, Kind.SYNCED, Kind.DELETED]
@@ -97,7 +97,7 @@ def test_deletions_and_notes_are_read_as_they_were_written() -> None:
 
 
 def test_no_secret_of_a_spec_is_ever_written() -> None:
-    """Cloud-init passwords, however they stand in an object, are not in its line."""
+    """No password in an object gets into its line, wherever it is."""
     spec = {
         "evictionStrategy": "LiveMigrate",
         "volumes": [{"cloudInitNoCloud": {"userData": f"password: {PASSWORD}"}}],
@@ -126,7 +126,7 @@ def test_no_secret_of_a_spec_is_ever_written() -> None:
 
 
 def test_kubectl_s_lines_are_read() -> None:
-    """Without `at` the instant is the latest that the object tells; the kind is the resource."""
+    """Without `at`, the instant is the latest one in the object; its kind is the resource."""
     made = a_vmi_json(kind="VirtualMachineInstance")
     made["status"]["conditions"] = [
         {"type": "EvictionRequested", "status": "True", "lastTransitionTime": rfc3339(NOW - 5)}
@@ -139,8 +139,8 @@ def test_kubectl_s_lines_are_read() -> None:
     assert (events[1].kind, events[1].name) == (Kind.DELETED, NAME)
 
 
-def test_an_annotation_does_not_tell_the_time() -> None:
-    """Anybody may write a date of any year there, and the clock never goes back."""
+def test_an_annotation_has_no_instant() -> None:
+    """It may hold any date, and the clock never goes back."""
     made = a_vmi_json(kind="VirtualMachineInstance")
     made["metadata"]["annotations"] = {"expires": rfc3339(NOW + 1e8)}
     made["metadata"]["labels"] = {"until": rfc3339(NOW + 1e8)}
@@ -150,8 +150,8 @@ def test_an_annotation_does_not_tell_the_time() -> None:
     assert [event.at for event in events] == [NOW]
 
 
-def test_a_deletion_was_asked_for_before_its_grace() -> None:
-    """`deletionTimestamp` is when the grace is over."""
+def test_a_deletion_is_before_its_grace_period() -> None:
+    """`deletionTimestamp` is the end of the grace period."""
     made = a_pod_json(kind="Pod")
     made["metadata"] |= {"deletionTimestamp": rfc3339(NOW), "deletionGracePeriodSeconds": 30}
     events, _ = read(line("MODIFIED", made))
@@ -172,8 +172,8 @@ def test_a_deletion_was_asked_for_before_its_grace() -> None:
         (b"", "empty"),
     ],
 )
-def test_a_bad_line_is_told_by_its_number_and_costs_no_other(bad: bytes, why: str) -> None:
-    """What stands before and after it is read."""
+def test_a_bad_line_is_reported_and_skipped(bad: bytes, why: str) -> None:
+    """Its message has its number; the lines before and after it are read."""
     good = recording.write_note(NOW, Kind.SYNCED, Resource.VMIS)
     events, faults = read(good, bad, good)
 
@@ -182,8 +182,8 @@ def test_a_bad_line_is_told_by_its_number_and_costs_no_other(bad: bytes, why: st
     assert faults.messages[0].startswith(f"line 2: {why}")
 
 
-def test_of_many_bad_lines_the_first_are_told_and_all_are_counted() -> None:
-    """A file full of them takes no memory."""
+def test_the_messages_about_bad_lines_are_bounded() -> None:
+    """All bad lines are counted, but only the first are described."""
     _, faults = read(recording.write_header(), *[b"{"] * 1000)
 
     assert faults.count == 1000
@@ -194,8 +194,8 @@ def test_of_many_bad_lines_the_first_are_told_and_all_are_counted() -> None:
     "header",
     [b'{"format":"somebody/else","version":1}', b'{"format":"%s","version":2}', b'{"items":[]}'],
 )
-def test_what_is_no_recording_is_refused(header: bytes) -> None:
-    """Another format, a later version, or JSON of another kind: nothing of it is read."""
+def test_another_format_is_refused(header: bytes) -> None:
+    """Another format, a later version, or other JSON."""
     with pytest.raises(UnknownFormat):
         read(header.replace(b"%s", recording.FORMAT.encode()))
 
@@ -212,16 +212,16 @@ def test_a_file_is_read_in_chunks_of_any_size(size: int, *, zipped: bool) -> Non
     assert read_file(chunks) == read_file([a_file()])
 
 
-def test_members_of_a_gzip_follow_each_other() -> None:
-    """A file that was flushed, or put together by cat, is one recording."""
+def test_a_gzip_may_have_several_members() -> None:
+    """A flushed file, or several joined by cat, is one recording."""
     one, two = a_file()[:100], a_file()[100:]
 
     assert read_file([gzip.compress(one) + gzip.compress(two)]) == read_file([a_file()])
 
 
 @given(st.integers(min_value=1, max_value=len(a_file())), st.booleans())
-def test_a_torn_file_is_read_to_its_last_whole_line(length: int, zipped: bool) -> None:
-    """Whoever wrote it was killed: that is no fault of a line, and told."""
+def test_a_truncated_file_is_read_to_its_last_complete_line(length: int, zipped: bool) -> None:
+    """The writer was killed: that is noted, but no line is faulty."""
     body = a_file()[:length]
     chunk = gzip.compress(body)[:-8] if zipped else body
     events, faults = read_file([chunk])
@@ -232,8 +232,8 @@ def test_a_torn_file_is_read_to_its_last_whole_line(length: int, zipped: bool) -
     assert len(events) in {max(body.count(b"\n") - 1, 0), body.count(b"\n")}
 
 
-def test_a_line_without_end_is_skipped_in_bounded_memory() -> None:
-    """A line longer than any object is one fault."""
+def test_an_endless_line_is_skipped_in_bounded_memory() -> None:
+    """A line longer than any object counts as one fault."""
     piece = b"x" * 2**20
     chunks = [recording.write_header(), *[piece] * 17, b"\n", a_file().split(b"\n")[1], b"\n"]
     events, faults = read_file(chunks)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from exporter.counters import HeldEvictions
-from exporter.engine.cooldown import decide
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
@@ -21,10 +20,20 @@ from exporter.engine.model import (
     StuckPolicy,
     Vmi,
 )
+from exporter.engine.rules import decide
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.server.answers import describe_status, explain_vmi, list_evacuations
 from exporter.server.blocked import BlockedSet
-from exporter.server.page.model import LOSSES, ROWS, Board, Scene, Sort, Wish, read_wish, set_up
+from exporter.server.page.model import (
+    LOSSES,
+    ROWS,
+    PageFilter,
+    PageInputs,
+    PageModel,
+    Sort,
+    build_page,
+    read_filter,
+)
 from tests.support.builders import NOW, a_running_state, a_state, a_store, a_vmi, a_vmim
 
 
@@ -41,7 +50,7 @@ def a_health(*watched: Watched) -> Health:
     )
 
 
-def a_scene(*facts: Fact, now: Instant = NOW, **overrides: Any) -> Scene:
+def make_inputs(*facts: Fact, now: Instant = NOW, **overrides: Any) -> PageInputs:
     """A cluster of these facts, everything of it to be seen."""
     store = a_store(*facts, heard_at=NOW)
     fields: dict[str, Any] = {
@@ -52,7 +61,7 @@ def a_scene(*facts: Fact, now: Instant = NOW, **overrides: Any) -> Scene:
         "held_evictions": HeldEvictions(),
     } | overrides
     blocked = BlockedSet(store, fields["health"], fields["policy"], lambda: now)
-    return Scene(**{"blocked": blocked.read(None).entries, **fields})
+    return PageInputs(**{"blocked": blocked.read(None).entries, **fields})
 
 
 def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
@@ -74,9 +83,9 @@ def evacuating(name: str, *, age: float = 60.0, **overrides: Any) -> Vmi:
     return a_vmi(**(fields | overrides))
 
 
-def a_lively_scene(**overrides: Any) -> Scene:
+def busy_inputs(**overrides: Any) -> PageInputs:
     """Evacuations of three states, one of them stuck; cooldowns; a migration; VMs at rest."""
-    return a_scene(
+    return make_inputs(
         MigrationLimits(),
         evacuating("old", age=4000.0, migratable=False, namespace="bank", node="n2"),
         evacuating("outside", age=50.0, eviction_strategy="External", namespace="lab"),
@@ -90,50 +99,52 @@ def a_lively_scene(**overrides: Any) -> Scene:
     )
 
 
-def a_board(scene: Scene, wish: Wish | None = None, *, now: Instant = NOW) -> Board:
-    """The board that tells of single VMs."""
-    return set_up(scene, wish or Wish(), now, named=True)
+def build_model(
+    inputs: PageInputs, filters: PageFilter | None = None, *, now: Instant = NOW
+) -> PageModel:
+    """The page model with single VMs."""
+    return build_page(inputs, filters or PageFilter(), now, named=True)
 
 
-def evacuation_names(board: Board) -> list[str]:
+def evacuation_names(model: PageModel) -> list[str]:
     """The VMs in the table of evacuations, as shown."""
-    assert board.cluster is not None
-    assert board.cluster.vms is not None
-    return [vmi.name for vmi in board.cluster.vms.evacuations.shown]
+    assert model.cluster is not None
+    assert model.cluster.vms is not None
+    return [vmi.name for vmi in model.cluster.vms.evacuations.shown]
 
 
-def held_names(board: Board) -> list[str]:
+def held_names(model: PageModel) -> list[str]:
     """The VMs in the table of held VMs, as shown."""
-    assert board.cluster is not None
-    assert board.cluster.vms is not None
-    return [row.vmi.name for row in board.cluster.vms.held.shown]
+    assert model.cluster is not None
+    assert model.cluster.vms is not None
+    return [row.vmi.name for row in model.cluster.vms.held.shown]
 
 
 class TestTheSame:
-    """What the board says is what the API says at that instant."""
+    """What the model says is what the API says at that instant."""
 
     def test_evacuations_are_those_of_the_api(self) -> None:
         """Every row of evacuations is the API's answer, in the API's order."""
-        scene = a_lively_scene()
-        board = a_board(scene)
+        inputs = busy_inputs()
+        model = build_model(inputs)
         told = list_evacuations(
-            scene.store.evacuating(), scene.stuck, scene.store.load(), NOW, scene.health
+            inputs.store.evacuating(), inputs.stuck, inputs.store.load(), NOW, inputs.health
         )
 
-        assert board.cluster is not None
-        assert board.cluster.vms is not None
-        rows = board.cluster.vms.evacuations
+        assert model.cluster is not None
+        assert model.cluster.vms is not None
+        rows = model.cluster.vms.evacuations
         assert [vmi.evacuation for vmi in rows.shown] == told.evacuations
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
-        assert (board.cluster.evacuating, board.cluster.stuck) == (3, 1)
-        assert sum(board.cluster.states.values()) == 3
+        assert (model.cluster.evacuating, model.cluster.stuck) == (3, 1)
+        assert sum(model.cluster.states.values()) == 3
 
     def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
-        """Neither the board nor the status takes it for one that may be moved."""
-        scene = a_lively_scene()
-        before = a_board(scene)
-        scene.store.put(evacuating("gone", node="n7", phase="Failed"))
-        after = a_board(scene)
+        """Neither the model nor the status takes it for one that may be moved."""
+        inputs = busy_inputs()
+        before = build_model(inputs)
+        inputs.store.put(evacuating("gone", node="n7", phase="Failed"))
+        after = build_model(inputs)
 
         assert before.cluster is not None
         assert after.cluster is not None
@@ -144,85 +155,85 @@ class TestTheSame:
 
     def test_held_vms_are_the_blocked_set(self) -> None:
         """The entries of the rows are the blocked set, each beside what the API explains of it."""
-        scene = a_lively_scene()
-        board = a_board(scene)
+        inputs = busy_inputs()
+        model = build_model(inputs)
 
-        assert board.cluster is not None
-        assert board.cluster.vms is not None
-        rows = board.cluster.vms.held.shown
+        assert model.cluster is not None
+        assert model.cluster.vms is not None
+        rows = model.cluster.vms.held.shown
         assert sorted((e.namespace, e.name, e.checkpoint) for row in rows for e in row.entries) == [
-            (e.namespace, e.name, e.checkpoint) for e in scene.blocked
+            (e.namespace, e.name, e.checkpoint) for e in inputs.blocked
         ]
         for row in rows:
-            evidence = scene.store.evidence(row.vmi.namespace, row.vmi.name)
+            evidence = inputs.store.evidence(row.vmi.namespace, row.vmi.name)
             assert evidence is not None
-            load = scene.store.load()
+            load = inputs.store.load()
             assert row.vmi == explain_vmi(
-                evidence, POLICY, scene.stuck, load=load, now=NOW, health=scene.health
+                evidence, POLICY, inputs.stuck, load=load, now=NOW, health=inputs.health
             )
 
-    def test_the_trust_is_that_of_the_status(self) -> None:
+    def test_its_health_is_that_of_the_status(self) -> None:
         """Readiness, staleness and contact are GET /v1/status's."""
-        scene = a_lively_scene()
-        trust = a_board(scene, now=NOW + 200).trust
+        inputs = busy_inputs()
+        shown = build_model(inputs, now=NOW + 200).status
         status = describe_status(
-            scene.health, vmis=len(scene.store), blocked=scene.blocked, now=NOW + 200
+            inputs.health, vmis=len(inputs.store), blocked=inputs.blocked, now=NOW + 200
         )
 
-        assert (trust.ready, trust.staleness) == (status.ready, Staleness.STALE)
-        assert (trust.as_of, trust.observed_at) == (status.as_of, status.observed_at)
-        assert (trust.version, trust.checkpoint) == (status.version, status.checkpoint)
+        assert (shown.ready, shown.staleness) == (status.ready, Staleness.STALE)
+        assert (shown.as_of, shown.observed_at) == (status.as_of, status.observed_at)
+        assert (shown.version, shown.checkpoint) == (status.version, status.checkpoint)
 
     def test_the_counts_are_those_of_the_verdicts(self) -> None:
         """Each VM counts once, at its node, by the reason of both checkpoints asked at once."""
-        scene = a_lively_scene()
-        board = a_board(scene)
+        inputs = busy_inputs()
+        model = build_model(inputs)
         verdicts = [
             (evidence.vmi.node, decide(evidence, POLICY, NOW).reason)
-            for evidence in scene.store.all_evidence()
+            for evidence in inputs.store.all_evidence()
         ]
 
-        assert board.cluster is not None
-        assert board.cluster.vmis == len(verdicts)
-        assert board.cluster.movable == sum(reason is None for _, reason in verdicts)
-        for node in board.cluster.nodes.shown:
+        assert model.cluster is not None
+        assert model.cluster.vmis == len(verdicts)
+        assert model.cluster.movable == sum(reason is None for _, reason in verdicts)
+        for node in model.cluster.nodes.shown:
             reasons = [reason for name, reason in verdicts if name == node.name]
             assert node.vmis == len(reasons)
             assert node.movable == reasons.count(None)
             assert node.held_by == {reason: reasons.count(reason) for reason in Reason}
-        held = [node.held for node in board.cluster.nodes.shown]
+        held = [node.held for node in model.cluster.nodes.shown]
         assert held == sorted(held, reverse=True)
 
 
-class TestWishes:
+class TestFilters:
     """Filters and sorts."""
 
     @pytest.mark.parametrize(
-        ("wish", "evacuations", "held"),
+        ("filters", "evacuations", "held"),
         [
-            pytest.param(Wish(), ["old", "outside", "young"], None, id="everything"),
-            pytest.param(Wish(namespace="bank"), ["old"], ["late"], id="namespace"),
-            pytest.param(Wish(node="n2"), ["old"], ["moving"], id="node"),
-            pytest.param(Wish(state=State.EXTERNAL), ["outside"], None, id="state"),
-            pytest.param(Wish(stuck=True), ["old"], None, id="stuck"),
-            pytest.param(Wish(reason=Reason.COOLDOWN), None, ["soon", "late"], id="reason"),
-            pytest.param(Wish(namespace="nowhere"), [], [], id="nothing"),
+            pytest.param(PageFilter(), ["old", "outside", "young"], None, id="everything"),
+            pytest.param(PageFilter(namespace="bank"), ["old"], ["late"], id="namespace"),
+            pytest.param(PageFilter(node="n2"), ["old"], ["moving"], id="node"),
+            pytest.param(PageFilter(state=State.EXTERNAL), ["outside"], None, id="state"),
+            pytest.param(PageFilter(stuck=True), ["old"], None, id="stuck"),
+            pytest.param(PageFilter(reason=Reason.COOLDOWN), None, ["soon", "late"], id="reason"),
+            pytest.param(PageFilter(namespace="nowhere"), [], [], id="nothing"),
         ],
     )
     def test_it_shows_what_is_wished(
-        self, wish: Wish, evacuations: list[str] | None, held: list[str] | None
+        self, filters: PageFilter, evacuations: list[str] | None, held: list[str] | None
     ) -> None:
         """Each filter leaves out the others, and says of how many."""
-        board = a_board(a_lively_scene(), wish)
-        everything = a_board(a_lively_scene())
+        model = build_model(busy_inputs(), filters)
+        everything = build_model(busy_inputs())
 
         expected = evacuation_names(everything) if evacuations is None else evacuations
-        assert evacuation_names(board) == expected
-        assert held_names(board) == (held_names(everything) if held is None else held)
-        assert board.cluster is not None
-        assert board.cluster.vms is not None
-        assert board.cluster.vms.evacuations.total == 3
-        assert board.cluster.vms.evacuations.matching == len(expected)
+        assert evacuation_names(model) == expected
+        assert held_names(model) == (held_names(everything) if held is None else held)
+        assert model.cluster is not None
+        assert model.cluster.vms is not None
+        assert model.cluster.vms.evacuations.total == 3
+        assert model.cluster.vms.evacuations.matching == len(expected)
 
     @pytest.mark.parametrize(
         ("sort", "evacuations", "held"),
@@ -235,22 +246,22 @@ class TestWishes:
     )
     def test_it_sorts_as_wished(self, sort: Sort, evacuations: list[str], held: list[str]) -> None:
         """By time: the longest evacuation first, the soonest release first, no release last."""
-        board = a_board(a_lively_scene(), Wish(sort=sort))
+        model = build_model(busy_inputs(), PageFilter(sort=sort))
 
-        assert evacuation_names(board) == evacuations
-        assert held_names(board) == held
+        assert evacuation_names(model) == evacuations
+        assert held_names(model) == held
 
     def test_a_node_is_found(self) -> None:
         """The filter by node is for the table of nodes too."""
-        board = a_board(a_lively_scene(), Wish(node="n3"))
+        model = build_model(busy_inputs(), PageFilter(node="n3"))
 
-        assert board.cluster is not None
-        assert [node.name for node in board.cluster.nodes.shown] == ["n3"]
-        assert board.cluster.nodes.total == 3
+        assert model.cluster is not None
+        assert [node.name for node in model.cluster.nodes.shown] == ["n3"]
+        assert model.cluster.nodes.total == 3
 
     def test_a_whole_query_is_read(self) -> None:
         """Every key has its place."""
-        wish = read_wish(
+        filters = read_filter(
             {
                 "namespace": " shop ",
                 "node": "n1",
@@ -261,7 +272,7 @@ class TestWishes:
             }
         )
 
-        assert wish == Wish(
+        assert filters == PageFilter(
             namespace="shop",
             node="n1",
             state=State.BACKOFF,
@@ -269,13 +280,13 @@ class TestWishes:
             reason=Reason.COOLDOWN,
             sort=Sort.NODE,
         )
-        assert wish.narrows
+        assert filters.narrows
 
     @pytest.mark.parametrize("query", [{}, dict.fromkeys(("namespace", "state", "sort"), "")])
     def test_an_empty_query_wishes_nothing(self, query: dict[str, str]) -> None:
         """What a form sends of fields that were left empty is nothing."""
-        assert read_wish(query) == Wish()
-        assert not read_wish(query).narrows
+        assert read_filter(query) == PageFilter()
+        assert not read_filter(query).narrows
 
     @pytest.mark.parametrize(
         ("key", "value", "told"),
@@ -292,10 +303,10 @@ class TestWishes:
         self, key: str, value: str, told: str
     ) -> None:
         """A wrong value says what was expected, and does not spoil the others."""
-        wish = read_wish({key: value})
+        filters = read_filter({key: value})
 
-        assert wish.ignored[0].startswith(told)
-        assert msgspec.structs.replace(wish, ignored=()) == Wish()
+        assert filters.ignored[0].startswith(told)
+        assert msgspec.structs.replace(filters, ignored=()) == PageFilter()
 
 
 class TestBounds:
@@ -304,47 +315,47 @@ class TestBounds:
     def test_a_table_has_so_many_rows_and_says_how_many_more(self) -> None:
         """Of more evacuations, held VMs and nodes than a table takes, the others are counted."""
         many = ROWS + 7
-        board = a_board(
-            a_scene(
+        model = build_model(
+            make_inputs(
                 *(evacuating(f"e{n:03}", node=f"n{n}", age=n) for n in range(many)),
                 *(cooling(f"c{n:03}", node=f"n{n}", left=n + 1) for n in range(many)),
             )
         )
 
-        assert board.cluster is not None
-        assert board.cluster.vms is not None
-        tables = board.cluster.vms.evacuations, board.cluster.vms.held, board.cluster.nodes
+        assert model.cluster is not None
+        assert model.cluster.vms is not None
+        tables = model.cluster.vms.evacuations, model.cluster.vms.held, model.cluster.nodes
         assert [len(table.shown) for table in tables] == [ROWS] * 3
         assert [table.more for table in tables] == [7] * 3
-        assert evacuation_names(board)[0] == f"e{many - 1:03}"
-        assert held_names(board)[0] == "c000"
+        assert evacuation_names(model)[0] == f"e{many - 1:03}"
+        assert held_names(model)[0] == "c000"
 
 
 class TestTrust:
     """Whether what is told can be trusted."""
 
     def test_nothing_is_told_of_the_cluster_before_it_is_synced(self) -> None:
-        """Where the API answers 503 the board says what it waits for, and nothing else."""
+        """Where the API answers 503 the model says what it waits for, and nothing else."""
         waiting = [Watched(r, None) for r in CLUSTER_RESOURCES]
         waiting[0].synced = True
-        board = a_board(a_scene(cooling("db1"), health=a_health(*waiting)))
+        model = build_model(make_inputs(cooling("db1"), health=a_health(*waiting)))
 
-        assert not board.trust.ready
-        assert board.trust.waiting_for == tuple(CLUSTER_RESOURCES[1:])
-        assert board.cluster is None
+        assert not model.status.ready
+        assert model.status.waiting_for == tuple(CLUSTER_RESOURCES[1:])
+        assert model.cluster is None
 
     def test_nothing_is_told_of_the_cluster_at_the_end(self) -> None:
         """A process that is ending says so, as the API does."""
-        board = a_board(a_scene(cooling("db1"), closing=True))
+        model = build_model(make_inputs(cooling("db1"), closing=True))
 
-        assert board.trust.closing
-        assert board.cluster is None
+        assert model.status.closing
+        assert model.cluster is None
 
     def test_it_is_told_when_trust_turns(self) -> None:
         """The instant at which silence would make it less trustworthy."""
-        assert a_board(a_scene()).trust.dies_at == NOW + 780
-        assert a_board(a_scene(), now=NOW + 200).trust.dies_at == NOW + 780
-        assert a_board(a_scene(), now=NOW + 800).trust.staleness is Staleness.DEAD
+        assert build_model(make_inputs()).status.dies_at == NOW + 780
+        assert build_model(make_inputs(), now=NOW + 200).status.dies_at == NOW + 780
+        assert build_model(make_inputs(), now=NOW + 800).status.staleness is Staleness.DEAD
 
     def test_a_missing_permission_says_what_is_lost(self) -> None:
         """A refused resource is a loss, with the reasons by place."""
@@ -354,8 +365,8 @@ class TestTrust:
             Watched(Resource.PODS, "shop", refused="403 no"),
             Watched(Resource.PODS, "bank", synced=True, contact=NOW, trouble="slow"),
         )
-        (loss,) = a_board(a_scene(health=health)).trust.losses
-        vmis, pods = a_board(a_scene(health=health)).trust.watching
+        (loss,) = build_model(make_inputs(health=health)).status.losses
+        vmis, pods = build_model(make_inputs(health=health)).status.watching
 
         assert (loss.resource, loss.lost) == (Resource.PODS, LOSSES[Resource.PODS])
         assert loss.why == {"shop": "403 no"}
@@ -390,13 +401,13 @@ class TestTrust:
         )
         kept.faults[CheckpointFault.CONFLICT] += 2
         health.checkpoint = kept
-        trust = a_board(a_scene(health=health)).trust
+        status = build_model(make_inputs(health=health)).status
 
-        assert trust.shared is shared
-        assert trust.checkpoint is not None
-        assert trust.checkpoint.writes
-        assert trust.checkpoint.unwritten_since == "2027-01-15T07:59:30Z"
-        assert trust.checkpoint.faults == {CheckpointFault.CONFLICT: 2}
+        assert status.shared is shared
+        assert status.checkpoint is not None
+        assert status.checkpoint.writes
+        assert status.checkpoint.unwritten_since == "2027-01-15T07:59:30Z"
+        assert status.checkpoint.faults == {CheckpointFault.CONFLICT: 2}
 
 
 class TestPrivacy:
@@ -414,36 +425,38 @@ class TestPrivacy:
             cooling("secret-1", namespace="secret-ns"),
             evacuating("secret-2", namespace="secret-ns"),
         )
-        board = set_up(a_scene(*vmis, health=health), Wish(), NOW, named=False)
+        model = build_page(make_inputs(*vmis, health=health), PageFilter(), NOW, named=False)
 
-        assert b"secret" not in msgspec.json.encode(board)
-        assert b"secret" in msgspec.json.encode(a_board(a_scene(*vmis, health=health)))
-        assert [loss.resource for loss in board.trust.losses] == [Resource.PODS]
-        assert bool(board.trust.waiting_for) is not synced
-        assert (board.cluster is not None) is synced
+        assert b"secret" not in msgspec.json.encode(model)
+        assert b"secret" in msgspec.json.encode(build_model(make_inputs(*vmis, health=health)))
+        assert [loss.resource for loss in model.status.losses] == [Resource.PODS]
+        assert bool(model.status.waiting_for) is not synced
+        assert (model.cluster is not None) is synced
 
     def test_the_numbers_are_the_same(self) -> None:
         """What is counted does not depend on what may be named."""
-        named = a_board(a_lively_scene()).cluster
-        unnamed = set_up(a_lively_scene(), Wish(), NOW, named=False).cluster
+        named = build_model(busy_inputs()).cluster
+        unnamed = build_page(busy_inputs(), PageFilter(), NOW, named=False).cluster
 
         assert named is not None
         assert unnamed == msgspec.structs.replace(named, vms=None)
 
     def test_a_filter_finds_out_nothing(self) -> None:
         """Asking for a namespace, a state or a reason changes no number."""
-        wish = Wish(namespace="bank", state=State.EXTERNAL, reason=Reason.COOLDOWN, stuck=True)
-        asked = set_up(a_lively_scene(), wish, NOW, named=False).cluster
+        filters = PageFilter(
+            namespace="bank", state=State.EXTERNAL, reason=Reason.COOLDOWN, stuck=True
+        )
+        asked = build_page(busy_inputs(), filters, NOW, named=False).cluster
 
-        assert asked == set_up(a_lively_scene(), Wish(), NOW, named=False).cluster
+        assert asked == build_page(busy_inputs(), PageFilter(), NOW, named=False).cluster
 
 
 def test_a_board_is_for_one_instant() -> None:
-    """What the scene's store hears later does not change a board that is there."""
-    scene = a_lively_scene()
-    board = a_board(scene)
-    before = msgspec.json.encode(board)
-    scene.store.put(cooling("soon", node="n9"))
-    scene.health.watched[0].synced = False
+    """What the scene's store hears later does not change a model that is there."""
+    inputs = busy_inputs()
+    model = build_model(inputs)
+    before = msgspec.json.encode(model)
+    inputs.store.put(cooling("soon", node="n9"))
+    inputs.health.watched[0].synced = False
 
-    assert msgspec.json.encode(board) == before
+    assert msgspec.json.encode(model) == before

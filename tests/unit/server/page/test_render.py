@@ -17,27 +17,27 @@ from exporter.counters import HeldEviction, HeldEvictions
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Outcome, Policy, Reason, Resource, Seconds
 from exporter.health import CheckpointFault, CheckpointHealth, Watched
-from exporter.server.page.model import ROWS, Scene, Wish, set_up
+from exporter.server.page.model import ROWS, PageFilter, PageInputs, build_page
 from exporter.server.page.render import (
     PAGE_HEADERS,
     SPANS,
     Axis,
+    describe_health,
     draw_timeline,
     measure_axis,
     render_page,
-    tell_duration,
-    tell_trust,
-    tell_when,
+    write_duration,
+    write_time,
 )
 from exporter.server.schemas import VmiAnswer
 from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.unit.server.page.test_model import (
-    a_board,
     a_health,
-    a_lively_scene,
-    a_scene,
+    build_model,
+    busy_inputs,
     cooling,
     evacuating,
+    make_inputs,
 )
 
 
@@ -99,10 +99,10 @@ class Document(HTMLParser):
         return " ".join(found.text.split())
 
 
-def shown(scene: Scene, wish: Wish | None = None, *, named: bool = True) -> Document:
-    """The page of a scene; where it tells of single VMs it links to the API too."""
-    board = set_up(scene, wish or Wish(), NOW, named=named)
-    return Document(render_page(board, linked=named))
+def shown(inputs: PageInputs, filters: PageFilter | None = None, *, named: bool = True) -> Document:
+    """The page of a inputs; where it tells of single VMs it links to the API too."""
+    model = build_page(inputs, filters or PageFilter(), NOW, named=named)
+    return Document(render_page(model, linked=named))
 
 
 class TestTrust:
@@ -144,20 +144,20 @@ class TestTrust:
         self, changes: dict[str, Any], later: Seconds, told: tuple[str, str]
     ) -> None:
         """Whether the answers can be trusted, since when, and what is waited for."""
-        board = a_board(a_scene(**changes), now=NOW + later)
+        model = build_model(make_inputs(**changes), now=NOW + later)
 
-        assert tell_trust(board) == told
-        assert told[1] in " ".join(render_page(board, linked=True).split())
+        assert describe_health(model) == told
+        assert told[1] in " ".join(render_page(model, linked=True).split())
 
     def test_a_missing_permission_is_said_with_its_loss(self) -> None:
         """Which resource, what is lost by it, and what the API server says."""
         health = a_health()
         health.of(Resource.PODS)[0].refused = "403 <no>"
-        page = shown(a_scene(health=health))
+        page = shown(make_inputs(health=health))
 
         assert page.text("verdict").startswith("Mostly. Synced")
         assert page.text("loss-pods") == (
-            "Runs without pods. Lost: the guard evacuations, diverged evacuations, the states"
+            "May not read pods. Missing: the guard evacuations, diverged evacuations, the states"
             " that rest on pods. in the cluster: 403 <no>"
         )
         assert "refused" in page.text("watch-pods")
@@ -165,31 +165,31 @@ class TestTrust:
     def test_the_checkpoint_is_told(self) -> None:
         """Where it is kept, whose turn it is to write it, and what went wrong."""
         health = a_health()
-        assert shown(a_scene(health=health)).text("checkpoint").startswith("none:")
+        assert shown(make_inputs(health=health)).text("checkpoint").startswith("none:")
         health.checkpoint = CheckpointHealth(vmis=3, size=12_345)
         health.watched.append(Watched(Resource.CONFIGMAPS, "ns", synced=True, contact=NOW))
 
-        assert shown(a_scene(health=health)).text("checkpoint") == (
-            "ConfigMaps, written by another replica; all is written, 3 VMs in 12,345 bytes"
+        assert shown(make_inputs(health=health)).text("checkpoint") == (
+            "ConfigMaps, written by another replica; fully written, 3 VMs in 12,345 bytes"
         )
         health.checkpoint.may_write = lambda: True
         health.checkpoint.find_unwritten = lambda: NOW - 90
         health.checkpoint.faults[CheckpointFault.CONFLICT] = 2
-        assert shown(a_scene(health=health)).text("checkpoint") == (
+        assert shown(make_inputs(health=health)).text("checkpoint") == (
             "ConfigMaps, written by this process; unwritten since"
             " 1 min 30 s ago 07:58:30 UTC conflict (2)"
         )
 
     def test_version_and_policy_are_told(self) -> None:
         """The version, and the policy in the settings' own words."""
-        page = shown(a_scene(policy=Policy(migration_history_window=172_800.0)))
+        page = shown(make_inputs(policy=Policy(migration_history_window=172_800.0)))
 
         assert page.text("version") == __version__
         assert page.text("policy") == "cooldown 15m, at most 6h; window 48h"
 
     def test_until_it_is_synced_there_is_no_table(self) -> None:
         """The page renders before the first sync, and shows nothing that is not known yet."""
-        page = shown(a_scene(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
+        page = shown(make_inputs(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
 
         assert page.text("verdict").startswith("No. Not ready: waiting for virtualmachineinst")
         assert "db1" not in page.text("main")
@@ -201,7 +201,7 @@ class TestRows:
 
     def test_an_evacuation_has_its_row(self) -> None:
         """State, stuck in words, attempts, source and next step."""
-        page = shown(a_lively_scene())
+        page = shown(busy_inputs())
         row = page.text("e-uid-of-old")
 
         assert row.startswith("bank/old on n2 Stuck by age not_migratable 1 h 6 min ago 06:53:20")
@@ -223,7 +223,7 @@ class TestRows:
         }
         from_n1 = {"vmi_name": "db1", "evacuates": "n1", "trigger": "evacuation"}
         page = shown(
-            a_scene(
+            make_inputs(
                 evacuating("db1"),
                 a_vmim(name="m1", uid="m1", created=NOW - 30, **from_n1, **failed),
                 a_vmim(name="m2", uid="m2", created=NOW - 4, **from_n1),
@@ -237,7 +237,7 @@ class TestRows:
 
     def test_a_held_vm_has_its_row(self) -> None:
         """By what it is held, until when, how far the cooldown has run, and why."""
-        page = shown(a_lively_scene())
+        page = shown(busy_inputs())
 
         assert page.text("h-uid-of-soon").startswith(
             "shop/soon on n1 cooldown at preEviction in 10 s 08:00:10 UTC 14 min 50 s"
@@ -257,29 +257,29 @@ class TestRows:
         asked = HeldEvictions()
         for user, denied in (("autoscaler", False), ("descheduler", True)):
             asked.note("uid-of-db1", HeldEviction(user, NOW - 7, Reason.COOLDOWN, denied))
-        page = shown(a_scene(cooling("db1"), held_evictions=asked))
+        page = shown(make_inputs(cooling("db1"), held_evictions=asked))
 
-        assert "asked for by descheduler 7 s ago" in page.text("h-uid-of-db1")
+        assert "eviction requested by descheduler 7 s ago" in page.text("h-uid-of-db1")
         assert "UTC, denied" in page.text("h-uid-of-db1")
-        assert "asked for by autoscaler 7 s ago" in page.text("h-uid-of-db1")
+        assert "eviction requested by autoscaler 7 s ago" in page.text("h-uid-of-db1")
         assert "UTC, would be denied" in page.text("h-uid-of-db1")
 
     def test_both_reasons_are_told(self) -> None:
         """A VM that is held at both checkpoints waits for the one, and then for the other."""
-        page = shown(a_scene(cooling("db1"), a_vmim()))
+        page = shown(make_inputs(cooling("db1"), a_vmim()))
 
         assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("h-uid-of-db1"))
 
     def test_a_node_has_its_row(self) -> None:
         """Its VMs, how many of them may be moved, and the others by reason."""
-        page = shown(a_lively_scene())
+        page = shown(busy_inputs())
 
         assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0"
 
     @pytest.mark.parametrize("linked", [True, False])
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
         """The JSON of each VM and of the tables, where the listener serves it."""
-        html = render_page(a_board(a_lively_scene()), linked=linked)
+        html = render_page(build_model(busy_inputs()), linked=linked)
         links = {one.attributes["href"] for one in Document(html).all("a")}
         api = {"/v1/vmis/bank/old", "/v1/evacuations", "/v1/blocked", "/openapi.json"}
 
@@ -288,18 +288,18 @@ class TestRows:
 
     def test_more_rows_than_a_table_takes_are_counted(self) -> None:
         """What is left out is told, with the way to it."""
-        page = shown(a_scene(*(evacuating(f"e{n}", node=f"n{n}") for n in range(ROWS + 3))))
+        page = shown(make_inputs(*(evacuating(f"e{n}", node=f"n{n}") for n in range(ROWS + 3))))
 
         assert page.text("more-evacuations") == "3 more evacuations: filter."
         assert page.text("more-nodes") == "3 more nodes: filter."
 
     def test_nothing_is_said_in_words(self) -> None:
         """An empty table is a sentence, which tells whether it is the filter's doing."""
-        page = shown(a_scene(a_vmi()))
-        filtered = shown(a_lively_scene(), Wish(state=State.QUOTA))
+        page = shown(make_inputs(a_vmi()))
+        filtered = shown(busy_inputs(), PageFilter(state=State.QUOTA))
 
         assert "No VM is evacuating." in page.text("evacuations")
-        assert "No VM is held: all may be moved." in page.text("held")
+        assert "No VM is held; all may be moved." in page.text("held")
         assert "None of 3 matches." in filtered.text("evacuations")
 
 
@@ -308,8 +308,10 @@ class TestForm:
 
     def test_it_shows_what_was_asked(self) -> None:
         """The form holds what the page was asked for, and how to ask for everything."""
-        wish = Wish(namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN)
-        page = shown(a_lively_scene(), wish)
+        filters = PageFilter(
+            namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN
+        )
+        page = shown(busy_inputs(), filters)
         values = {one.attributes["name"]: one.attributes["value"] for one in page.all("input")}
         chosen = [o.attributes["value"] for o in page.all("option") if "selected" in o.attributes]
 
@@ -319,9 +321,9 @@ class TestForm:
 
     def test_what_was_ignored_is_said(self) -> None:
         """A value that makes no sense is named."""
-        page = shown(a_lively_scene(), Wish(ignored=("sort: expected <b>",)))
+        page = shown(busy_inputs(), PageFilter(ignored=("sort: expected <b>",)))
 
-        assert page.text("ignored-1") == "Ignored in the address: sort: expected <b>."
+        assert page.text("ignored-1") == "Ignored query parameter: sort: expected <b>."
 
 
 class TestPrivacy:
@@ -329,9 +331,9 @@ class TestPrivacy:
 
     def test_no_name_is_told_and_why(self) -> None:
         """No name and no namespace; but why not, where they are, and how to have them here."""
-        scene = a_lively_scene()
-        names = {e.vmi.name for e in scene.store.all_evidence()}
-        html = render_page(set_up(scene, Wish(), NOW, named=False), linked=False)
+        inputs = busy_inputs()
+        names = {e.vmi.name for e in inputs.store.all_evidence()}
+        html = render_page(build_page(inputs, PageFilter(), NOW, named=False), linked=False)
         text = Document(html).text("main")
 
         assert not [name for name in names if re.search(rf"\b{name}\b", text)]
@@ -349,7 +351,7 @@ class TestSafety:
         """Whatever names, nodes, UIDs and refusals hold, no element and no attribute is made."""
         health = a_health()
         health.watched.append(Watched(Resource.CONFIGMAPS, HOSTILE[0], refused=HOSTILE[1]))
-        plain = shown(a_lively_scene())
+        plain = shown(busy_inputs())
         facts = [
             fact
             for number, text in enumerate(HOSTILE)
@@ -358,8 +360,8 @@ class TestSafety:
                 evacuating(f"e{text}", namespace=text, node=text, uid=f"e{number}{text}"),
             )
         ]
-        wish = Wish(namespace="", node="", ignored=HOSTILE)
-        page = shown(a_scene(*facts, health=health), wish)
+        filters = PageFilter(namespace="", node="", ignored=HOSTILE)
+        page = shown(make_inputs(*facts, health=health), filters)
 
         assert [one.tag for one in page.elements].count("script") == 1
         assert {one.tag for one in page.elements} <= {e.tag for e in plain.elements} | {"p", "div"}
@@ -373,7 +375,7 @@ class TestSafety:
     def test_a_hostile_wish_is_text(self) -> None:
         """What the address asks for comes back as the value of a field, and as nothing else."""
         for text in HOSTILE:
-            page = shown(a_lively_scene(), Wish(namespace=text))
+            page = shown(busy_inputs(), PageFilter(namespace=text))
             values = [one.attributes.get("value") for one in page.all("input")]
 
             assert text in values
@@ -381,7 +383,7 @@ class TestSafety:
 
     def test_the_policy_names_what_is_in_the_page(self) -> None:
         """The style and the script have the hashes of the header, and there are no others."""
-        page = shown(a_lively_scene())
+        page = shown(busy_inputs())
         policy = dict(
             part.split(" ", 1) for part in PAGE_HEADERS["Content-Security-Policy"].split("; ")
         )
@@ -395,7 +397,7 @@ class TestSafety:
 
     def test_nothing_comes_from_elsewhere(self) -> None:
         """No attribute has a style, a handler or the address of another origin."""
-        for element in shown(a_lively_scene()).elements:
+        for element in shown(busy_inputs()).elements:
             for name, value in element.attributes.items():
                 assert name != "style"
                 assert not name.startswith("on")
@@ -404,7 +406,7 @@ class TestSafety:
 
     def test_every_id_is_given_once(self) -> None:
         """What renews the page finds each row by its id."""
-        ids = [e.attributes["id"] for e in shown(a_lively_scene()).elements if "id" in e.attributes]
+        ids = [e.attributes["id"] for e in shown(busy_inputs()).elements if "id" in e.attributes]
 
         assert len(ids) == len(set(ids))
 
@@ -437,7 +439,7 @@ class TestSafety:
 )
 def test_durations_are_told_to_people(seconds: Seconds, told: str) -> None:
     """At most two units, the greatest first, and never a negative one."""
-    assert tell_duration(seconds) == told
+    assert write_duration(seconds) == told
 
 
 @pytest.mark.parametrize(
@@ -454,7 +456,7 @@ def test_durations_are_told_to_people(seconds: Seconds, told: str) -> None:
 )
 def test_instants_are_told_to_people_and_machines(instant: float | str | None, told: str) -> None:
     """How far from now and in UTC, the day where it is another; and exactly, for machines."""
-    html = tell_when(instant, NOW)
+    html = write_time(instant, NOW)
 
     assert re.sub(r"</?(time|span)[^>]*>", "", html) in (told, "never")
     if isinstance(instant, str):
@@ -463,12 +465,12 @@ def test_instants_are_told_to_people_and_machines(instant: float | str | None, t
         assert 'datetime="2027-01-1' in html
 
 
-def the_vmi(scene: Scene) -> VmiAnswer:
+def the_vmi(inputs: PageInputs) -> VmiAnswer:
     """The only VM that is shown."""
-    board = a_board(scene)
-    assert board.cluster is not None
-    assert board.cluster.vms is not None
-    rows = board.cluster.vms
+    model = build_model(inputs)
+    assert model.cluster is not None
+    assert model.cluster.vms is not None
+    rows = model.cluster.vms
     return (*rows.evacuations.shown, *(row.vmi for row in rows.held.shown))[0]
 
 
@@ -479,50 +481,50 @@ class TestTimeline:
 
     def test_a_migration_is_a_bar_and_a_cooldown_a_stretch(self) -> None:
         """From start to end, and from the end to when the VM is released."""
-        line = draw_timeline(the_vmi(a_scene(cooling("db1", left=50.0))), self.AXIS)
+        line = draw_timeline(the_vmi(make_inputs(cooling("db1", left=50.0))), self.AXIS)
 
         (bar,) = line.bars
         assert (bar.x, bar.kind) == (0.0, "succeeded")
         assert line.cooldown is not None
         assert (line.cooldown.x, line.cooldown.x + line.cooldown.width) == (5.0, 95.0)
         assert line.failures == ()
-        assert line.told == "1 migration in the last 15 min, cooling down for 50 s more"
+        assert line.label == "1 migration in the last 15 min, cooling down for 50 s more"
 
     def test_a_failure_is_marked_where_it_ended(self) -> None:
         """Failed ones have a mark of their own, in the picture and in the words."""
         state = a_state(start=NOW - 300, end=NOW - 200, outcome=Outcome.FAILED)
-        line = draw_timeline(the_vmi(a_scene(a_vmi(migration=state))), self.AXIS)
+        line = draw_timeline(the_vmi(make_inputs(a_vmi(migration=state))), self.AXIS)
 
         assert line.failures == (70.0,)
         assert [bar.kind for bar in line.bars] == ["failed"]
-        assert "1 migration in the last 15 min, 1 failed" in line.told
+        assert "1 migration in the last 15 min, 1 failed" in line.label
 
     def test_one_under_way_reaches_until_now(self) -> None:
         """What has not ended lasts until now."""
         vmi = evacuating("db1", migration=a_running_state(start=NOW - 450))
-        line = draw_timeline(the_vmi(a_scene(vmi)), self.AXIS)
+        line = draw_timeline(the_vmi(make_inputs(vmi)), self.AXIS)
 
         (bar,) = line.bars
         assert (bar.x, bar.width, bar.kind) == (45.0, 45.0, "running")
         assert line.requested == 84.0
         assert line.cooldown is None
-        assert line.told == (
-            "1 migration in the last 15 min, one under way, evacuation asked for 1 min ago"
+        assert line.label == (
+            "1 migration in the last 15 min, one under way, evacuation requested 1 min ago"
         )
 
     def test_what_failed_at_an_unknown_instant_is_not_under_way(self) -> None:
         """Its end is there and cannot be read: it is over."""
         state = a_state(start=NOW - 450, end=None, ended=True, outcome=Outcome.FAILED)
-        line = draw_timeline(the_vmi(a_scene(evacuating("db1", migration=state))), self.AXIS)
+        line = draw_timeline(the_vmi(make_inputs(evacuating("db1", migration=state))), self.AXIS)
 
         assert [(bar.x, bar.width, bar.kind) for bar in line.bars] == [(45.0, 0.0, "failed")]
         assert line.failures == (45.0,)
-        assert "under way" not in line.told
+        assert "under way" not in line.label
 
     def test_what_ended_before_it_is_left_out(self) -> None:
         """An older migration is not piled up at its edge."""
         ended = an_ended_vmim(uid="old", start=NOW - 5000, end=NOW - 4000, finished_at=NOW - 4000)
-        line = draw_timeline(the_vmi(a_scene(a_vmi(migration=a_state()), ended)), self.AXIS)
+        line = draw_timeline(the_vmi(make_inputs(a_vmi(migration=a_state()), ended)), self.AXIS)
 
         assert len(line.bars) == 1
 
@@ -532,10 +534,10 @@ class TestTimeline:
     def test_all_share_an_axis_that_holds_them(self, oldest: Seconds, past: Seconds) -> None:
         """The shortest span with everything in it, and never more than the window of history."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
-        board = a_board(a_scene(a_vmi(migration=state)))
-        assert board.cluster is not None
-        assert board.cluster.vms is not None
-        axis = measure_axis(tuple(row.vmi for row in board.cluster.vms.held.shown), board)
+        model = build_model(make_inputs(a_vmi(migration=state)))
+        assert model.cluster is not None
+        assert model.cluster.vms is not None
+        axis = measure_axis(tuple(row.vmi for row in model.cluster.vms.held.shown), model)
 
         assert axis.past == past
         assert axis.until >= NOW + 0.06 * past

@@ -1,11 +1,10 @@
-"""The README's way to an installation: every command and the program run as they are written."""
+"""Every command in the documents on installing it, and the caller's program, run as written."""
 
 import asyncio
 import base64
 import os
 import re
 import sys
-import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -17,7 +16,6 @@ from tests.cluster import NAMESPACES, VMIS, ApiError, RealCluster, find_binary, 
 from tests.cluster.objects import Object
 from tests.deploy.secured import Caller, Pair, runnable
 from tests.deploy.server import Paths, apply
-from tests.docs.test_readme import DEPLOYING, bare, chapter, table
 from tests.generate.manifests import (
     ADDITIONS,
     NAME,
@@ -28,27 +26,33 @@ from tests.generate.manifests import (
     chart,
     render,
 )
+from tests.support.documents import DEPLOY, INSTALL, README, bare, chapters, code_blocks, read
 from tests.support.lives import rfc3339
 from tests.support.program import Program, program
 
 
-TEXT = chapter("Install") + chapter("Other ways", DEPLOYING)
+TEXT = read(INSTALL) + read(DEPLOY)
 OWN_CALLER = "A caller of your own"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/{TLS_SECRET}"
-SECTIONS = dict(re.findall(r"^### (.*?)\n(.*?)(?=^### |\Z)", TEXT, re.DOTALL | re.MULTILINE))
+SECTIONS = {"Install": chapters(README)["Install"], **chapters(INSTALL), **chapters(DEPLOY)}
 
 
 def fenced(section: str, language: str) -> list[str]:
-    """The fences of one language in a section, as they would be pasted."""
-    found = re.findall(
-        rf"^ *```{language}\n(.*?)^ *```$", SECTIONS[section], re.DOTALL | re.MULTILINE
-    )
-    return [textwrap.dedent(one) for one in found]
+    """The code blocks of one language in a section, as a reader would paste them."""
+    return code_blocks(SECTIONS[section], language)
 
 
 def commands(section: str) -> list[str]:
     """The shell commands of a section, in order."""
     return [line for block in fenced(section, "bash") for line in block.splitlines()]
+
+
+TYPED = [
+    section
+    for section in SECTIONS
+    if section != OWN_CALLER and any("kubectl" in command for command in commands(section))
+]
+"""The sections that install something, but for the one that has a test of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +132,11 @@ def stock_descheduler() -> Object:
 
 def test_the_folders_are_those_of_deploy() -> None:
     """The table has every folder that can be applied, once."""
-    rows = [line for line in TEXT.split("### ")[0].splitlines() if line.startswith("| `")]
-    told = [bare(row.split("|")[1].strip()) for row in rows]
+    rows = re.findall(r"^\| (`deploy/.*?`) \|", read(INSTALL), re.MULTILINE)
+    folders = [bare(row) for row in rows]
 
-    assert sorted(told) == sorted(f"deploy/{folder}" for folder in (*OVERLAYS, *ADDITIONS))
-    assert all((ROOT / folder / "kustomization.yaml").exists() for folder in told)
+    assert sorted(folders) == sorted(f"deploy/{folder}" for folder in (*OVERLAYS, *ADDITIONS))
+    assert all((ROOT / folder / "kustomization.yaml").exists() for folder in folders)
 
 
 @pytest.mark.parametrize("section", ["Stock Kubernetes", "OpenShift", "A caller of your own"])
@@ -152,7 +156,7 @@ def test_the_files_named_are_there() -> None:
 
 
 class Reader:
-    """Somebody who types what the README says, into one shell."""
+    """Somebody who types what the documents say, into one shell."""
 
     def __init__(self, cluster: RealCluster, directory: Path) -> None:
         self._cluster = cluster
@@ -201,7 +205,7 @@ def mounted(secret: Object, directory: Path) -> Pair:
     return Pair(*(directory / name for name in ("tls.crt", "tls.key", "ca.crt")))
 
 
-@pytest.mark.parametrize("section", [one for one in SECTIONS if one != OWN_CALLER])
+@pytest.mark.parametrize("section", TYPED)
 async def test_every_command_runs_as_written(
     fresh: RealCluster, exporter: Program, section: str, tmp_path: Path
 ) -> None:
@@ -255,7 +259,7 @@ async def test_a_caller_of_one_s_own_is_answered(
 
 
 async def run(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """What the README's program prints, and what it complains of."""
+    """What the caller's program prints on standard output and on standard error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "error", "-c", text),
         env={**os.environ, **environment},
@@ -282,4 +286,3 @@ def test_the_places_are_the_manifests() -> None:
     assert f"https://{NAME}.{NAMESPACE}.svc:9810" in TEXT
     for label in re.findall(r"kubevirt-eviction-exporter/(?:caller|scraper)(?==true)", TEXT):
         assert f"'{label}': 'true'" in objects
-    assert table("Install")

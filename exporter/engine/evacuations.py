@@ -1,0 +1,110 @@
+"""Tracks evacuations: when each was requested, and which attempts failed since."""
+
+from collections.abc import Iterator
+
+from exporter.engine.evidence import Marker
+from exporter.engine.launchers import LauncherIndex
+from exporter.engine.migrations import VmimIndex
+from exporter.engine.model import Instant, Vmi, Vmim
+from exporter.engine.vmi_record import VmiRecord
+
+
+class EvacuationTracker:
+    """Maintains the markers of the VMIs that are evacuating. `now` is when a fact was read."""
+
+    def __init__(self, vmims: VmimIndex, launchers: LauncherIndex) -> None:
+        self._vmims = vmims
+        self._launchers = launchers
+        self._records: dict[str, VmiRecord] = {}
+
+    def __iter__(self) -> Iterator[VmiRecord]:
+        return iter(self._records.values())
+
+    def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
+        """Follow a change of the VMI's own evacuation fields."""
+        vmi = record.vmi
+        if before is not None and _is_requested_again(before, vmi):
+            record.marker = None
+        if not vmi.evacuation_node or vmi.finished:
+            record.marker = None
+            self.remove(vmi.uid)
+            return
+        marker = record.marker
+        if marker is None or marker.node != vmi.evacuation_node:
+            not_before = record.seen_at if vmi.eviction_requested_at is None else None
+            marker = self._begin(record, now, not_before=not_before)
+        if vmi.eviction_requested_at is not None:
+            marker.note_request(vmi.eviction_requested_at)
+        self.note_success(record, now)
+        self.note_launcher(vmi.uid, now)
+
+    def remove(self, uid: str) -> None:
+        """Stop tracking a VMI."""
+        self._records.pop(uid, None)
+
+    def note_success(self, record: VmiRecord, now: Instant) -> None:
+        """Apply the newest success, which may have been read after an older attempt.
+
+        A success since the marker was first seen ended that evacuation. If the marker is still
+        there, its clearing was missed, and this is a new evacuation.
+        """
+        marker, vmi = record.marker, record.vmi
+        if marker is None or vmi.eviction_requested_at is not None:
+            return
+        success = record.history.newest_success()
+        if success is None:
+            return
+        if marker.was_left(vmi, success):
+            self._begin(record, now, not_before=success)
+        elif marker.note_success(success):
+            self.note_attempts(record, now)
+
+    def note_attempts(self, record: VmiRecord, now: Instant) -> None:
+        """Apply all known VMIMs of the VMI again."""
+        for vmim in self._vmims.owned_by(record.vmi):
+            note_attempt(record, vmim, now)
+
+    def note_launcher(self, uid: str, now: Instant) -> None:
+        """Update since when the launcher pod has lacked the descheduler's annotation."""
+        record = self._records.get(uid)
+        if record is None or record.marker is None:
+            return
+        launcher = self._launchers.current(record.vmi)
+        if launcher is None or launcher.eviction_in_progress:
+            record.marker.lacking_since = None
+        elif record.marker.lacking_since is None:
+            record.marker.lacking_since = now
+
+    def _begin(self, record: VmiRecord, now: Instant, *, not_before: Instant | None) -> Marker:
+        vmi = record.vmi
+        marker = record.marker = Marker(
+            node=vmi.evacuation_node, requested_at=now, seen_at=now, not_before=not_before
+        )
+        self._records[vmi.uid] = record
+        self.note_attempts(record, now)
+        self.note_launcher(vmi.uid, now)
+        return marker
+
+
+def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
+    """Apply an evacuation VMIM: it may date the request, and may have failed."""
+    marker = record.marker
+    if marker is None or vmim.evacuates != marker.node:
+        return
+    if record.vmi.eviction_requested_at is None and vmim.created is not None:
+        succeeded = record.history.newest_success()
+        since = [instant for instant in (marker.not_before, succeeded) if instant is not None]
+        if all(vmim.created > instant for instant in since):
+            marker.note_request(vmim.created)
+    if vmim.phase == "Failed" and not vmim.aborted:
+        ends = (vmim.finished_at, vmim.end, vmim.created, now)
+        marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
+
+
+def _is_requested_again(before: Vmi, vmi: Vmi) -> bool:
+    """Whether KubeVirt's condition shows that the evacuation was cleared and requested again.
+
+    A condition that was absent before proves nothing: KubeVirt 1.7 adds it to older requests.
+    """
+    known, requested = before.eviction_requested_at, vmi.eviction_requested_at
+    return known is not None and (requested is None or requested > known)

@@ -1,0 +1,168 @@
+"""Index of VMIMs, and which VMI each of them belongs to.
+
+A VMIM only names a VMI. It belongs to the VMI with that namespace and name if its UID was ever that
+VMI's migration UID (proof), or if it was not created before the VMI (either creation time missing:
+accepted). The binding is final, with two exceptions for a late watch of VMIs: proof for another
+VMI, or a VMI of that name that is younger than the one it was bound to and older than the VMIM. A
+VMIM whose VMI is not known yet waits. So does a deleted one that was handed off and has no proof,
+within a limit: its VMI may be the next one of that name.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from exporter.engine.diagnosis import RUNNING_PHASES, Load
+from exporter.engine.launchers import LauncherIndex
+from exporter.engine.model import MigrationLimits, Vmi, Vmim
+from exporter.engine.vmi_record import VmiRecord
+
+
+_Key: TypeAlias = tuple[str, str]
+
+WAITING_LIMIT = 1_000
+"""For how many VMIs deleted VMIMs may wait."""
+
+_ACTIVE_PHASES = RUNNING_PHASES | {"Pending"}
+
+
+class Binding(Struct, gc=False):
+    """A VMIM and the UID of the VMI that it belongs to ("" while it waits)."""
+
+    vmim: Vmim
+    owner: str = ""
+    proven: bool = False
+
+    @property
+    def vmi_key(self) -> _Key:
+        """The namespace and name of the VMI that the VMIM names."""
+        return self.vmim.namespace, self.vmim.vmi_name
+
+
+class VmimIndex:
+    """All VMIMs with their bindings; at most `keep` deleted ones wait per VMI."""
+
+    def __init__(self, *, keep: int) -> None:
+        self._keep = keep
+        self._bindings: dict[_Key, Binding] = {}
+        self._active: dict[_Key, Binding] = {}
+        self._by_vmi: dict[_Key, list[Binding]] = {}
+        self._waiting: dict[_Key, dict[str, Binding]] = {}
+
+    @property
+    def bindings(self) -> Mapping[_Key, Binding]:
+        """The bindings of all existing VMIMs by namespace and name."""
+        return self._bindings
+
+    def put(self, vmim: Vmim) -> Binding:
+        """Add or update a VMIM."""
+        key = (vmim.namespace, vmim.name)
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._bindings[key] = Binding(vmim)
+            self._by_vmi.setdefault(binding.vmi_key, []).append(binding)
+        binding.vmim = vmim
+        if vmim.phase in _ACTIVE_PHASES:
+            self._active[key] = binding
+        else:
+            self._active.pop(key, None)
+        return binding
+
+    def remove(self, binding: Binding) -> None:
+        """Remove a VMIM that is in the index; it waits if its VMI may still be to come."""
+        vmim, vmi_key = binding.vmim, binding.vmi_key
+        del self._bindings[vmim.namespace, vmim.name]
+        self._active.pop((vmim.namespace, vmim.name), None)
+        others = [one for one in self._by_vmi[vmi_key] if one is not binding]
+        if others:
+            self._by_vmi[vmi_key] = others
+        else:
+            del self._by_vmi[vmi_key]
+        if vmim.handed_off and not binding.proven:
+            self._let_wait(binding)
+
+    def naming(self, vmi_key: _Key) -> Sequence[Binding]:
+        """The bindings of the VMIMs that name this VMI, whether or not they belong to it."""
+        return self._by_vmi.get(vmi_key, ())
+
+    def owned_by(self, vmi: Vmi) -> Iterator[Vmim]:
+        """The existing VMIMs that belong to a VMI."""
+        named = self.naming((vmi.namespace, vmi.name))
+        return (binding.vmim for binding in named if binding.owner == vmi.uid)
+
+    def bind_all(self, record: VmiRecord) -> Iterator[Binding]:
+        """Bind all VMIMs that name this VMI, also those that wait; yields each that belongs."""
+        for binding in self.naming(record.key):
+            if bind(binding, record):
+                yield binding
+        for uid, binding in self._waiting.pop(record.key, {}).items():
+            if bind(binding, record):
+                yield binding
+            if not binding.proven:
+                self._waiting.setdefault(record.key, {})[uid] = binding
+
+    def measure_load(
+        self,
+        launchers: LauncherIndex,
+        limits: MigrationLimits,
+        vmi_of: Callable[[_Key], Vmi | None],
+    ) -> Load:
+        """Count running migrations as KubeVirt's `findRunningMigrations`: Pending with a target.
+
+        Only active VMIMs are visited, because there are up to five finished ones per VMI.
+        """
+        outbound: Counter[str] = Counter()
+        running = 0
+        for binding in self._active.values():
+            vmim = binding.vmim
+            if vmim.phase == "Pending" and not launchers.has_target(vmim.namespace, vmim.uid):
+                continue
+            running += 1
+            vmi = vmi_of(binding.vmi_key)
+            if vmi is not None:
+                outbound.update(_source_nodes(vmi))
+        return Load(running, outbound, limits)
+
+    def _let_wait(self, binding: Binding) -> None:
+        waiting = self._waiting.setdefault(binding.vmi_key, {})
+        waiting[binding.vmim.uid or binding.vmim.name] = binding
+        if len(waiting) > self._keep:
+            del waiting[next(iter(waiting))]
+        if len(self._waiting) > WAITING_LIMIT:
+            del self._waiting[next(iter(self._waiting))]
+
+
+def bind(binding: Binding, record: VmiRecord) -> bool:
+    """Bind a VMIM to the VMI that it names, if it may belong to it; whether it does."""
+    vmim, vmi = binding.vmim, record.vmi
+    if vmim.uid in record.proofs:
+        binding.owner, binding.proven = vmi.uid, True
+    elif binding.owner != vmi.uid:
+        if binding.proven or not _may_belong(vmim, vmi, rebound=bool(binding.owner)):
+            return False
+        binding.owner = vmi.uid
+    return True
+
+
+def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
+    """Whether the creation times allow it.
+
+    A VMIM that was bound to an older VMI of that name is rebound only if it is younger than this
+    one, or created in the same second and unfinished: a finished one was the older VMI's.
+    """
+    if vmim.created is None or vmi.created is None:
+        return not rebound
+    if vmim.created == vmi.created:
+        return not (rebound and vmim.finished)
+    return vmim.created > vmi.created
+
+
+def _source_nodes(vmi: Vmi) -> set[str]:
+    """The nodes that KubeVirt counts a migration of this VMI against (`evacuation.go`).
+
+    These are its node and the source of its last hand-off, even of an older migration.
+    """
+    state = vmi.migration
+    return {vmi.node} if state is None or not state.source_node else {vmi.node, state.source_node}

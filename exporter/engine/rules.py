@@ -1,0 +1,207 @@
+"""May this VMI be evicted now? The rules, in the order in which they are tried.
+
+A verdict is a pure function of what the cluster showed (`Evidence`), the operator's policy and an
+instant. Whatever is unknown is allowed: blocking needs evidence.
+
+There are two checkpoints, as in the descheduler: `filter` decides whether a pod may be a candidate
+at all, `preEviction` whether it may be evicted right now. Without a checkpoint all rules apply. The
+first rule that blocks gives the reason:
+
+1. running migration (filter): `status.migrationState` has a start and no end. An end that is
+   present but unreadable means "ended": neither running nor cooling down.
+2. pending migration (filter, guard): an unfinished VMIM belongs to the VMI. This covers the time
+   before hand-off, and the time between hand-off and start, when KubeVirt's
+   `handleTargetPodHandoff` has replaced the old struct by an empty one without start and end.
+3. requested evacuation (filter, guard): `status.evacuationNodeName` is the VMI's current node, and
+   its launcher pod is known to lack the descheduler's own annotation `eviction-in-progress`. With
+   that annotation the answer is "allowed": the descheduler's request cache already counts the pod,
+   and hiding it would make the descheduler pick another VM instead.
+4. cooldown (preEviction): the last migration ended less than the effective cooldown ago, see
+   `cooldown`.
+
+A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothing is left to move,
+and KubeVirt leaves the status of its last migration and evacuation unchanged.
+
+Each rule lists the resources that it `needs`. If the API server has been silent about one of them
+for too long (it is in `dead`), the rule allows: dead evidence does not block. The cooldown needs no
+resource, because it expires by the clock alone.
+"""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from exporter.engine.cooldown import Cooldown, Memo, measure_cooldown, memo_at
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Checkpoint, Instant, Mismatch, Policy, Reason, Resource, Verdict
+
+
+class Rule(Struct, frozen=True, kw_only=True):
+    """One rule. It never blocks while a resource that it `needs` is dead."""
+
+    name: str
+    reason: Reason
+    checkpoint: Checkpoint
+    needs: frozenset[Resource] = frozenset()
+    enabled: Callable[[Policy], bool] = lambda _policy: True
+    blocks: Callable[[Evidence, Cooldown | None, Instant], bool]
+
+
+class RuleResult(Struct, frozen=True, kw_only=True):
+    """The result of one rule for one VMI, to explain a verdict."""
+
+    rule: str
+    reason: Reason
+    checkpoint: Checkpoint
+    enabled: bool
+    silenced: bool
+    blocks: bool
+
+
+_SLOTS = {None: "both", Checkpoint.FILTER: "filter", Checkpoint.PRE_EVICTION: "pre_eviction"}
+
+
+def decide(
+    evidence: Evidence,
+    policy: Policy,
+    now: Instant,
+    *,
+    checkpoint: Checkpoint | None = None,
+    dead: frozenset[Resource] = frozenset(),
+) -> Verdict:
+    """The verdict at `now`, for one checkpoint or (None) for both.
+
+    `dead` holds the resources that are dead in the VMI's namespace.
+    """
+    memo = memo_at(evidence, policy, now)
+    if dead:
+        return _evaluate(evidence, memo, now, checkpoint, dead)
+    slot = _SLOTS[checkpoint]
+    verdict: Verdict | None = getattr(memo, slot)
+    if verdict is None:
+        verdict = _evaluate(evidence, memo, now, checkpoint, dead)
+        setattr(memo, slot, verdict)
+    return verdict
+
+
+def _evaluate(
+    evidence: Evidence,
+    memo: Memo,
+    now: Instant,
+    checkpoint: Checkpoint | None,
+    dead: frozenset[Resource],
+) -> Verdict:
+    cooldown, policy = memo.cooldown, memo.policy
+    effective = None if cooldown is None else cooldown.effective
+    for rule in RULES:
+        if checkpoint is not None and rule.checkpoint is not checkpoint:
+            continue
+        if not _applies(rule, policy, dead) or not rule.blocks(evidence, cooldown, now):
+            continue
+        active = cooldown if rule.reason is Reason.COOLDOWN else None
+        return Verdict(
+            known=True,
+            checkpoint=rule.checkpoint,
+            reason=rule.reason,
+            not_before=None if active is None else active.not_before,
+            released_at=None if active is None else active.released_at,
+            effective_cooldown=effective,
+            migrations_in_window=memo.migrations_in_window,
+        )
+    return Verdict(
+        known=True,
+        effective_cooldown=effective,
+        migrations_in_window=memo.migrations_in_window,
+    )
+
+
+def cannot_block(evidence: Evidence) -> bool:
+    """Whether no rule can block whatever the policy and time: true for most VMIs."""
+    vmi = evidence.vmi
+    if vmi.finished:
+        return True
+    return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
+
+
+def not_ours(mismatch: Mismatch) -> Verdict:
+    """The verdict for a candidate that is not a VMI of this cluster: allowed."""
+    return Verdict(known=False, mismatch=mismatch)
+
+
+def explain(
+    evidence: Evidence,
+    policy: Policy,
+    now: Instant,
+    *,
+    dead: frozenset[Resource] = frozenset(),
+) -> list[RuleResult]:
+    """Evaluate every rule in order, also after one that blocks."""
+    cooldown = measure_cooldown(evidence, policy, now)
+    return [
+        RuleResult(
+            rule=rule.name,
+            reason=rule.reason,
+            checkpoint=rule.checkpoint,
+            enabled=rule.enabled(policy),
+            silenced=not rule.needs.isdisjoint(dead),
+            blocks=_applies(rule, policy, dead) and rule.blocks(evidence, cooldown, now),
+        )
+        for rule in RULES
+    ]
+
+
+def _applies(rule: Rule, policy: Policy, dead: frozenset[Resource]) -> bool:
+    return rule.enabled(policy) and rule.needs.isdisjoint(dead)
+
+
+def _is_running(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
+    state = evidence.vmi.migration
+    return state is not None and state.running and not evidence.vmi.finished
+
+
+def _is_pending(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
+    return evidence.unfinished() is not None and not evidence.vmi.finished
+
+
+def _is_requested(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
+    vmi, launcher = evidence.vmi, evidence.launcher
+    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node or vmi.finished:
+        return False
+    return launcher is not None and not launcher.eviction_in_progress
+
+
+def _is_cooling_down(_evidence: Evidence, cooldown: Cooldown | None, _now: Instant) -> bool:
+    return cooldown is not None and cooldown.blocks
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="running_migration",
+        reason=Reason.MIGRATION_IN_PROGRESS,
+        checkpoint=Checkpoint.FILTER,
+        needs=frozenset({Resource.VMIS}),
+        blocks=_is_running,
+    ),
+    Rule(
+        name="pending_migration",
+        reason=Reason.MIGRATION_IN_PROGRESS,
+        checkpoint=Checkpoint.FILTER,
+        needs=frozenset({Resource.VMIS, Resource.VMIMS}),
+        enabled=lambda policy: policy.guard_pending_migrations,
+        blocks=_is_pending,
+    ),
+    Rule(
+        name="requested_evacuation",
+        reason=Reason.EVACUATION_IN_PROGRESS,
+        checkpoint=Checkpoint.FILTER,
+        needs=frozenset({Resource.VMIS, Resource.PODS}),
+        enabled=lambda policy: policy.guard_evacuations,
+        blocks=_is_requested,
+    ),
+    Rule(
+        name="cooldown",
+        reason=Reason.COOLDOWN,
+        checkpoint=Checkpoint.PRE_EVICTION,
+        blocks=_is_cooling_down,
+    ),
+)

@@ -1,0 +1,35 @@
+"""What the store keeps per VMI."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from exporter.engine.evidence import Evidence, Marker
+from exporter.engine.history import History
+from exporter.engine.model import Instant, Vmi
+
+
+@dataclass(slots=True)
+class VmiRecord:
+    """A VMI with everything known about its migrations.
+
+    `proofs` are the migration UIDs seen in its `migrationState`, newest last. `seen_at` is when
+    the VMI was last read. `evidence` is a cache, None after a change.
+    """
+
+    vmi: Vmi
+    history: History = field(default_factory=History)
+    proofs: tuple[str, ...] = ()
+    marker: Marker | None = None
+    seen_at: Instant | None = None
+    evidence: Evidence | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.vmi.namespace, self.vmi.name
+
+    def prove(self, uids: Iterable[str], *, keep: int) -> None:
+        """Add migration UIDs that belong to this VMI; the newest `keep` are kept."""
+        new = tuple(dict.fromkeys(reversed(tuple(uids))))[::-1]
+        known = tuple(uid for uid in self.proofs if uid not in new)
+        self.proofs = (known + new)[-keep:]

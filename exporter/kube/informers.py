@@ -1,0 +1,105 @@
+"""All reflectors together: what is watched, when the first lists are complete, what is visible."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+
+from exporter.engine.model import CLUSTER_RESOURCES, Instant, Resource
+from exporter.engine.store import Store
+from exporter.health import Health, Restart, Watched
+from exporter.kube.client import ApiServer
+from exporter.kube.reflector import KubeVirtMissing, Reflector
+from exporter.settings import KubeSettings
+
+
+class NotSynced(Exception):
+    """The VMIs could not be listed in time."""
+
+
+class Informers:
+    """Runs one reflector per resource and namespace."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        store: Store,
+        health: Health,
+        settings: KubeSettings,
+        *,
+        namespaces: tuple[str, ...],
+        clock: Callable[[], Instant],
+        changed: Callable[[], None],
+        rng: random.Random,
+        reflector: type[Reflector] = Reflector,
+    ) -> None:
+        self._store = store
+        self._health = health
+        self._settings = settings
+        self._notify = changed
+        self._synced = asyncio.Event()
+        self._reflectors = []
+        for resource in CLUSTER_RESOURCES:
+            everywhere = not namespaces or resource is Resource.KUBEVIRTS
+            for namespace in (None,) if everywhere else namespaces:
+                watched = Watched(resource, namespace)
+                health.watched.append(watched)
+                self._reflectors.append(
+                    reflector(
+                        api,
+                        watched,
+                        store,
+                        settings,
+                        clock=clock,
+                        rng=rng,
+                        changed=self._update_visibility,
+                        may_lack=partial(self._is_seen_elsewhere, watched),
+                    )
+                )
+
+    async def run(self) -> None:
+        """List and watch everything until cancelled. Raises `NotSynced` or `KubeVirtMissing`."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for reflector in self._reflectors:
+                    tasks.create_task(reflector.run())
+                tasks.create_task(self._await_sync())
+        except* (NotSynced, KubeVirtMissing) as group:
+            raise group.exceptions[0] from None
+
+    async def _await_sync(self) -> None:
+        while not self._synced.is_set():
+            try:
+                async with asyncio.timeout(self._settings.sync_timeout):
+                    await self._synced.wait()
+            except TimeoutError:
+                self._check_delay()
+
+    def _is_seen_elsewhere(self, watched: Watched) -> bool:
+        """Whether the same resource is visible in another namespace."""
+        others = (one for one in self._health.of(watched.resource) if one is not watched)
+        return any(one.synced and not one.refused for one in others)
+
+    def _check_delay(self) -> None:
+        vmis = self._health.of(Resource.VMIS)
+        if self._settings.wait_for_kubevirt and any(one.restarts[Restart.ABSENT] for one in vmis):
+            return
+        troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
+        raise NotSynced(
+            f"virtualmachineinstances were not synced within {self._settings.sync_timeout:g} s"
+            f" (kube.syncTimeout): {'; '.join(troubles) or 'the list did not end'}"
+        )
+
+    def _update_visibility(self) -> None:
+        """Tell the store what is visible, after every change."""
+        store, health = self._store, self._health
+        store.vmims_seen = health.is_seen(Resource.VMIMS)
+        store.pods_seen = health.is_seen(Resource.PODS)
+        blind = {r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)}
+        if blind != store.blind:
+            store.blind = blind
+            store.revision += 1
+        vmis = health.of(Resource.VMIS)
+        if health.is_seen(Resource.VMIS) and all(one.settled for one in vmis):
+            self._synced.set()
+        self._notify()

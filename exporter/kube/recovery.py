@@ -1,0 +1,97 @@
+"""What a reflector does after an error: which kind of restart it counts, and how it goes on."""
+
+import random
+from dataclasses import dataclass
+
+from exporter.engine.model import Seconds
+from exporter.health import Restart
+from exporter.kube.client import (
+    Absent,
+    ApiError,
+    Denied,
+    Expired,
+    Overloaded,
+    Silent,
+    Unreachable,
+    Unsupported,
+    error_of,
+)
+from exporter.kube.kubevirt import Failed
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How to go on after an error.
+
+    `relist`: forget the resourceVersion and list again. `log_in`: load the credentials again, and
+    give up on the resource if the error persists. `longest_pause` caps the backoff.
+    """
+
+    restart: Restart
+    relist: bool = False
+    log_in: bool = False
+    longest_pause: Seconds | None = None
+
+
+_RECOVERIES: dict[type[ApiError], Recovery] = {
+    Expired: Recovery(Restart.EXPIRED, relist=True),
+    Unsupported: Recovery(Restart.UNREACHABLE, relist=True),
+    # A server restored from a backup is silent, without bookmarks, about a resourceVersion that it
+    # has not reached yet: resuming from there would never end.
+    Silent: Recovery(Restart.SILENT, relist=True),
+    Denied: Recovery(Restart.DENIED, log_in=True),
+    Absent: Recovery(Restart.ABSENT, log_in=True, longest_pause=5.0),
+    Overloaded: Recovery(Restart.OVERLOADED),
+}
+"""By the class of the error or its nearest base class."""
+_RETRY = Recovery(Restart.UNREACHABLE)
+
+
+class Backoff:
+    """Exponential pauses with jitter: each between half and all of a bound that doubles."""
+
+    def __init__(self, rng: random.Random, *, first: Seconds = 0.2, most: Seconds = 30.0) -> None:
+        self._rng = rng
+        self._first = first
+        self._most = most
+        self._bound = first
+
+    def next(self) -> Seconds:
+        """The pause before the next attempt."""
+        bound = self._bound
+        self._bound = min(self._most, bound * 2)
+        return bound * self._rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Start again with the first pause, after a success."""
+        self._bound = self._first
+
+
+def recovery_from(error: ApiError) -> Recovery:
+    """How to go on after this error."""
+    known = (_RECOVERIES[kind] for kind in type(error).__mro__ if kind in _RECOVERIES)
+    return next(known, _RETRY)
+
+
+def shorten(pause: Seconds, error: ApiError) -> Seconds:
+    """The pause before the next attempt, adjusted to the error."""
+    if isinstance(error, Overloaded):
+        return max(pause, error.retry_after)
+    longest = recovery_from(error).longest_pause
+    return pause if longest is None else min(pause, longest)
+
+
+def error_of_status(failed: Failed) -> ApiError:
+    """The error that a watch reported in an ERROR event."""
+    code = 410 if failed.reason in ("Expired", "Gone") else failed.code
+    return error_of(code, f"{failed.reason} {failed.message}".strip())
+
+
+def unexpected_in_list(event: str) -> Unsupported:
+    """The error for an event that cannot occur before the end of a streamed list."""
+    return Unsupported(f"a {event} before the list's end: sendInitialEvents was ignored")
+
+
+def incomplete_list() -> Unreachable:
+    """The error for a streamed list without an end."""
+    return Unreachable("the server ended the streamed list before it was complete")

@@ -1,0 +1,124 @@
+"""Where a reflector puts the objects that it reads, the unusable ones included."""
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from exporter.engine.model import Fact, Instant, Resource, Seconds, Vmi
+from exporter.engine.store import Key, Store
+from exporter.health import Watched
+from exporter.kube.kubevirt import Changed, Deleted, Refused
+from exporter.kube.migration_log import log_migration
+
+
+REFUSALS_LOGGED_EVERY: Seconds = 60.0
+
+
+class FactSink(Protocol):
+    """Receives facts; the `Store` is one."""
+
+    heard_at: Instant
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change that could change an answer."""
+
+    def put(self, fact: Fact) -> None:
+        """Add or replace an object."""
+
+    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
+        """Remove an object."""
+
+    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+        """Remove all objects but these; returns how many."""
+
+
+@dataclass
+class Listing:
+    """A list in progress: the keys read so far.
+
+    `complete` is false if an item was so broken that not even its name could be read.
+    """
+
+    keys: set[Key] = field(default_factory=set)
+    complete: bool = True
+    began: Instant = 0.0
+
+
+class Feed:
+    """Puts one resource's objects into a sink, and logs unusable objects and migrations."""
+
+    def __init__(self, sink: FactSink, watched: Watched, clock: Callable[[], Instant]) -> None:
+        self._sink = sink
+        self._watched = watched
+        self._clock = clock
+        self._refusal_logged_at: Instant | None = None
+        scope = {} if watched.namespace is None else {"in_namespace": watched.namespace}
+        self.log = structlog.stdlib.get_logger().bind(resource=str(watched.resource), **scope)
+
+    @property
+    def revision(self) -> int:
+        """The revision of the sink."""
+        return self._sink.revision
+
+    def begin_batch(self) -> None:
+        """Date what follows: it has been read now."""
+        self._sink.heard_at = self._clock()
+
+    def put(self, changed: Changed, listing: Listing | None) -> None:
+        """Add or replace an object of a list or of the watch."""
+        if listing is not None:
+            listing.keys.add((changed.namespace, changed.name))
+        elif isinstance(changed.fact, Vmi):
+            log_migration(self._known(changed.namespace, changed.name), changed.fact)
+        self._sink.put(changed.fact)
+
+    def remove(self, deleted: Deleted) -> None:
+        """Remove an object."""
+        self._sink.remove(self._watched.resource, deleted.namespace, deleted.name, deleted.uid)
+
+    def retain(self, listing: Listing) -> int:
+        """Remove what a list lacks; an incomplete list removes nothing."""
+        if not listing.complete:
+            self.log.warning("list_not_used_to_forget", why="an item could not be read at all")
+            return 0
+        return self._sink.retain(self._watched.resource, listing.keys, self._watched.namespace)
+
+    def refuse(self, refusal: Refused, listing: Listing | None) -> None:
+        """Count and log an unusable object. What is known of it stays known."""
+        self._watched.refused_objects += 1
+        if listing is not None:
+            if refusal.name is None:
+                listing.complete = False
+            else:
+                listing.keys.add((refusal.namespace or "", refusal.name))
+        self._put_bare_vmi(refusal)
+        now = self._clock()
+        last = self._refusal_logged_at
+        if last is None or now - last >= REFUSALS_LOGGED_EVERY:
+            self._refusal_logged_at = now
+            self.log.warning(
+                "object_refused",
+                why=refusal.why,
+                namespace=refusal.namespace,
+                name=refusal.name,
+                refused_so_far=self._watched.refused_objects,
+            )
+
+    def _put_bare_vmi(self, refusal: Refused) -> None:
+        """Add a new VMI of which only name and UID are readable, so that it is known to exist."""
+        if self._watched.resource is not Resource.VMIS or not refusal.name or not refusal.uid:
+            return
+        namespace = refusal.namespace or ""
+        known = self._known(namespace, refusal.name)
+        if known is None or known.uid != refusal.uid:
+            self._sink.put(Vmi(namespace=namespace, name=refusal.name, uid=refusal.uid))
+
+    def _known(self, namespace: str, name: str) -> Vmi | None:
+        """The VMI as known so far."""
+        sink = self._sink
+        evidence = sink.evidence(namespace, name) if isinstance(sink, Store) else None
+        return None if evidence is None else evidence.vmi

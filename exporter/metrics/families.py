@@ -1,0 +1,482 @@
+"""Every metric: its name, type, help and labels beside the function that samples it.
+
+To add a metric, add an entry to the table of what it is sampled from.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from exporter import __version__
+from exporter.counters import Counters, Histogram
+from exporter.engine.cooldown import Cooldown
+from exporter.engine.diagnosis import Diagnosis, Source, State
+from exporter.engine.model import (
+    CLUSTER_RESOURCES,
+    DeadResources,
+    Instant,
+    Mismatch,
+    Outcome,
+    Policy,
+    Reason,
+    Resource,
+    ReviewOutcome,
+    StuckPolicy,
+    Trigger,
+    Vmi,
+)
+from exporter.engine.store import Store
+from exporter.engine.verdict_index import ALLOWED, VerdictIndex
+from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart
+
+
+class Sample(Struct, frozen=True, gc=False):
+    """One value of a family; `labels` in the order of the family's, `suffix` for histograms."""
+
+    labels: tuple[str, ...]
+    value: float
+    suffix: str = ""
+    le: str = ""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What a scrape reads at `now`.
+
+    `index` is the verdict index of `store` under `policy`. At most `vmi_series` VMIs have their
+    own series.
+    """
+
+    store: Store
+    index: VerdictIndex
+    health: Health
+    counters: Counters
+    policy: Policy
+    stuck: StuckPolicy
+    vmi_series: int
+    now: Instant
+
+    @property
+    def dead(self) -> DeadResources:
+        """The resources whose evidence no longer blocks."""
+        return self.health.find_dead(self.now)
+
+    @property
+    def watched(self) -> list[Resource]:
+        """The cluster's resources, and what else is watched."""
+        return [r for r in Resource if r in CLUSTER_RESOURCES or self.health.of(r)]
+
+
+Key: TypeAlias = tuple[str, ...]
+
+
+class Family(Struct, frozen=True, kw_only=True):
+    """One metric."""
+
+    name: str
+    type: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+class ViewFamily(Family, frozen=True, kw_only=True):
+    """A metric of the exporter itself or of the whole cluster, sampled at once."""
+
+    sample: Callable[[View], list[Sample]]
+
+
+class EvacuationFamily(Family, frozen=True, kw_only=True):
+    """A metric with one sample per evacuation."""
+
+    sample: Callable[[Key, Vmi, Diagnosis], Sample]
+
+
+class CoolingFamily(Family, frozen=True, kw_only=True):
+    """A metric with one sample per VMI that cools down."""
+
+    sample: Callable[[Vmi, Cooldown], Sample]
+
+
+def _sample_blocks(view: View) -> list[Sample]:
+    view.counters.forget_nodes(view.store.nodes, view.now)
+    return [Sample(key, value) for key, value in sorted(view.counters.blocks.items())]
+
+
+def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sample]:
+    buckets = [Sample(labels, count, "_bucket", le) for le, count in histogram.cumulative()]
+    return [
+        *buckets,
+        Sample(labels, histogram.count, "_count"),
+        Sample(labels, histogram.total, "_sum"),
+    ]
+
+
+def _last_contact(health: Health, resource: Resource) -> float:
+    """The oldest contact of a resource, without refused namespaces."""
+    contacts = (one.contact or 0.0 for one in health.of(resource) if not one.refused)
+    return min(contacts, default=0.0)
+
+
+def _sample_refused_connections(view: View) -> list[Sample]:
+    counters = view.counters
+    listeners = ("query", "metrics", *(() if counters.reviews is None else ("admission",)))
+    return [Sample((name,), counters.refused_connections[name]) for name in listeners]
+
+
+def _sample_reviews(view: View) -> list[Sample]:
+    reviews = view.counters.reviews
+    return [] if reviews is None else [Sample((one,), reviews[one]) for one in ReviewOutcome]
+
+
+def _of_checkpoint(read: Callable[[CheckpointHealth], float]) -> Callable[[View], list[Sample]]:
+    """Without a checkpoint there are no samples, so that nothing alerts."""
+
+    def sample(view: View) -> list[Sample]:
+        kept = view.health.checkpoint
+        return [] if kept is None else [Sample((), read(kept))]
+
+    return sample
+
+
+def _sample_unwritten(view: View) -> list[Sample]:
+    """Changes that the checkpoint's writer has not collected yet are unwritten too."""
+    kept = view.health.checkpoint
+    if kept is None:
+        return []
+    return [Sample((), kept.unwritten_since or (view.now if view.store.touched else 0.0))]
+
+
+def _sample_faults(view: View) -> list[Sample]:
+    kept = view.health.checkpoint
+    return [] if kept is None else [Sample((f,), kept.faults[f]) for f in CheckpointFault]
+
+
+def _sample_limits(view: View) -> list[Sample]:
+    limits = view.store.limits
+    if limits is None:
+        return []
+    return [
+        Sample(("cluster",), limits.cluster),
+        Sample(("outbound_per_node",), limits.outbound_per_node),
+    ]
+
+
+def _sample_migrations(view: View) -> list[Sample]:
+    return [
+        Sample((outcome.name.lower(), trigger), view.store.finished[outcome, trigger])
+        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+        for trigger in Trigger
+    ]
+
+
+_EVACUATION = ("namespace", "name", "node")
+
+BLOCKS = ViewFamily(
+    name="descheduler_kubevirt_eviction_blocks_total",
+    type="counter",
+    help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's own.",
+    labels=("reason", "node", "namespace"),
+    sample=_sample_blocks,
+)
+EXPORTER: tuple[ViewFamily, ...] = (
+    BLOCKS,
+    ViewFamily(
+        name="descheduler_kubevirt_effective_cooldown_seconds",
+        type="histogram",
+        help="Effective cooldown of each answer or eviction that was blocked by cooldown.",
+        sample=lambda view: _sample_histogram((), view.counters.cooldowns),
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_build_info",
+        type="gauge",
+        help="1, with the version of this exporter.",
+        labels=("version",),
+        sample=lambda _view: [Sample((__version__,), 1)],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_synced",
+        type="gauge",
+        help="1 if a whole list of the resource has been read, in every watched namespace.",
+        labels=("resource",),
+        sample=lambda view: [Sample((r,), view.health.is_synced(r)) for r in view.watched],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_permission_missing",
+        type="gauge",
+        help="1 if the API server refuses the resource, so that the exporter runs without it.",
+        labels=("resource",),
+        sample=lambda view: [Sample((r,), view.health.is_refused(r)) for r in view.watched],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
+        type="gauge",
+        help="Last event, bookmark or list of the resource, where it may be seen; 0 without any.",
+        labels=("resource",),
+        sample=lambda view: [Sample((r,), _last_contact(view.health, r)) for r in view.watched],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_objects",
+        type="gauge",
+        help="Objects held in memory.",
+        labels=("resource",),
+        sample=lambda view: [Sample((r,), view.store.count(r)) for r in CLUSTER_RESOURCES],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_lists_total",
+        type="counter",
+        help="Whole lists read; more than one per namespace means that the watch was interrupted.",
+        labels=("resource",),
+        sample=lambda view: [
+            Sample((r,), sum(one.lists for one in view.health.of(r))) for r in view.watched
+        ],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_watch_restarts_total",
+        type="counter",
+        help=(
+            "Watches opened again, by why the one before ended; ended is the server's own time-out,"
+            " no_progress a version that brought nothing."
+        ),
+        labels=("resource", "reason"),
+        sample=lambda view: [
+            Sample((r, why), sum(one.restarts[why] for one in view.health.of(r)))
+            for r in view.watched
+            for why in Restart
+        ],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_refused_objects_total",
+        type="counter",
+        help="Objects and watch lines that could not be used; what was known of them is kept.",
+        labels=("resource",),
+        sample=lambda view: [
+            Sample((r,), sum(one.refused_objects for one in view.health.of(r)))
+            for r in view.watched
+        ],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_unknown_candidates_total",
+        type="counter",
+        help=(
+            "Candidates asked about that are no VMI of this cluster: name unknown, or another UID."
+        ),
+        labels=("reason",),
+        sample=lambda view: [Sample((m,), view.counters.unknown_candidates[m]) for m in Mismatch],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_request_duration_seconds",
+        type="histogram",
+        help="Time to answer a request, by endpoint; blocked_wait holds requests open on purpose.",
+        labels=("endpoint",),
+        sample=lambda view: [
+            one
+            for endpoint, histogram in sorted(view.counters.requests.items())
+            for one in _sample_histogram((endpoint,), histogram)
+        ],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_refused_connections_total",
+        type="counter",
+        help="Connections closed at once because limits.connections were open.",
+        labels=("listener",),
+        sample=_sample_refused_connections,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_refused_requests_total",
+        type="counter",
+        help="Requests answered by an error, by HTTP status.",
+        labels=("status",),
+        sample=lambda view: [
+            Sample((str(status),), count)
+            for status, count in sorted(view.counters.refused_requests.items())
+        ],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_admission_reviews_total",
+        type="counter",
+        help="Evictions that the admission webhook was asked about, by outcome; dry runs left out.",
+        labels=("outcome",),
+        sample=_sample_reviews,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_checkpoint_writer",
+        type="gauge",
+        help=(
+            "1 if this process writes the checkpoint: of the replicas one, the holder of the Lease."
+        ),
+        sample=_of_checkpoint(lambda kept: float(kept.writes)),
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_checkpoint_written_timestamp_seconds",
+        type="gauge",
+        help="When this process last saw everything written, itself being the writer; 0 before.",
+        sample=_of_checkpoint(lambda kept: kept.written_at or 0.0),
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds",
+        type="gauge",
+        help="Since when something waits to be written to the checkpoint; 0 if nothing does.",
+        sample=_sample_unwritten,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_checkpoint_vmis",
+        type="gauge",
+        help="VMIs of which the checkpoint is to hold something.",
+        sample=_of_checkpoint(lambda kept: kept.vmis),
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_checkpoint_bytes",
+        type="gauge",
+        help="The size of what the checkpoint is to hold.",
+        sample=_of_checkpoint(lambda kept: kept.size),
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_checkpoint_faults_total",
+        type="counter",
+        help="What went wrong with the checkpoint, each survived: damaged shards, failed writes.",
+        labels=("fault",),
+        sample=_sample_faults,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_policy_seconds",
+        type="gauge",
+        help="The policy in force, by setting; 0 means off.",
+        labels=("setting",),
+        sample=lambda view: [
+            Sample((setting,), getattr(view.policy, setting))
+            for setting in (
+                "migration_cooldown",
+                "max_migration_cooldown",
+                "migration_history_window",
+            )
+        ],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_migration_limit",
+        type="gauge",
+        help="Parallel migrations that KubeVirt allows, if its KubeVirt object may be read.",
+        labels=("scope",),
+        sample=_sample_limits,
+    ),
+)
+"""The metrics of the exporter itself and of the cluster's settings."""
+VMIS = Family(
+    name="descheduler_kubevirt_vmis",
+    type="gauge",
+    help="VMIs on each node, by what an eviction would be answered now: allowed or the reason.",
+    labels=("verdict", "node"),
+)
+EVACUATIONS: tuple[EvacuationFamily, ...] = (
+    EvacuationFamily(
+        name="kubevirt_vmi_evacuation_requested_timestamp_seconds",
+        type="gauge",
+        help="When the evacuation of this VMI from this node was requested, or first seen.",
+        labels=_EVACUATION,
+        sample=lambda key, _vmi, d: Sample(key, d.requested_at),
+    ),
+    EvacuationFamily(
+        name="kubevirt_vmi_evacuation_info",
+        type="gauge",
+        help="1 for each evacuating VMI, with its evictionStrategy and who asked.",
+        labels=(*_EVACUATION, "strategy", "source"),
+        sample=lambda key, vmi, d: Sample((*key, vmi.eviction_strategy, d.source), 1),
+    ),
+    EvacuationFamily(
+        name="kubevirt_vmi_evacuation_state",
+        type="gauge",
+        help="1 for the present state of each evacuation: what it is held up by.",
+        labels=(*_EVACUATION, "state"),
+        sample=lambda key, _vmi, d: Sample((*key, d.state), 1),
+    ),
+    EvacuationFamily(
+        name="kubevirt_vmi_evacuation_stuck",
+        type="gauge",
+        help=(
+            "1 if the evacuation is older than stuck.after without migrating, or failed too often."
+        ),
+        labels=_EVACUATION,
+        sample=lambda key, _vmi, d: Sample(key, d.stuck),
+    ),
+    EvacuationFamily(
+        name="kubevirt_vmi_evacuation_diverged",
+        type="gauge",
+        help="1 if the launcher pod lacks the descheduler's eviction-in-progress for two minutes.",
+        labels=_EVACUATION,
+        sample=lambda key, _vmi, d: Sample(key, d.diverged),
+    ),
+    EvacuationFamily(
+        name="kubevirt_vmi_evacuation_failed_attempts",
+        type="gauge",
+        help="Evacuation migrations that failed since the request; a lower bound.",
+        labels=_EVACUATION,
+        sample=lambda key, _vmi, d: Sample(key, d.failed_attempts),
+    ),
+)
+COOLING: tuple[CoolingFamily, ...] = (
+    CoolingFamily(
+        name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
+        type="gauge",
+        help="When the cooldown of this VMI ends; only while it holds.",
+        labels=("namespace", "name", "node"),
+        sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.not_before),
+    ),
+    CoolingFamily(
+        name="kubevirt_vmi_eviction_cooldown_seconds",
+        type="gauge",
+        help="Effective cooldown of this VMI; only while it holds.",
+        labels=("namespace", "name", "node"),
+        sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.effective),
+    ),
+    CoolingFamily(
+        name="kubevirt_vmi_migrations_in_window",
+        type="gauge",
+        help="Migrations of this VMI that ended inside the history window; only while it matters.",
+        labels=("namespace", "name"),
+        sample=lambda vmi, c: Sample((vmi.namespace, vmi.name), c.migrations_in_window),
+    ),
+)
+STUCK_EVACUATIONS = Family(
+    name="kubevirt_eviction_exporter_stuck_evacuations",
+    type="gauge",
+    help="Stuck evacuations, by who asked and what holds them up.",
+    labels=("source", "state"),
+)
+LEFT_OUT = Family(
+    name="kubevirt_eviction_exporter_vmis_left_out",
+    type="gauge",
+    help="VMIs without series of their own because limits.vmiSeries is reached.",
+)
+MIGRATIONS = ViewFamily(
+    name="kubevirt_eviction_exporter_migrations_total",
+    type="counter",
+    help="Migrations that ended since this process started, by outcome and what they were for.",
+    labels=("outcome", "trigger"),
+    sample=_sample_migrations,
+)
+FAMILIES: tuple[Family, ...] = (
+    *EXPORTER,
+    VMIS,
+    *EVACUATIONS,
+    *COOLING,
+    STUCK_EVACUATIONS,
+    LEFT_OUT,
+    MIGRATIONS,
+)
+"""Every metric, in the order of the exposition."""
+
+
+def sample_verdicts(verdicts: Mapping[tuple[str, str], int]) -> list[Sample]:
+    """The samples of `VMIS`, from the counts by verdict and node."""
+    nodes = sorted({node for _, node in verdicts if node})
+    return [
+        Sample((verdict, node), verdicts.get((verdict, node), 0))
+        for node in nodes
+        for verdict in (ALLOWED, *Reason)
+    ]
+
+
+def sample_stuck(diagnoses: Iterable[Diagnosis]) -> list[Sample]:
+    """The samples of `STUCK_EVACUATIONS`."""
+    stuck = Counter((one.source, one.state) for one in diagnoses if one.stuck)
+    return [Sample((source, state), stuck[source, state]) for source in Source for state in State]

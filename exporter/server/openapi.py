@@ -1,0 +1,258 @@
+"""The routes of the query API and their OpenAPI document."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from exporter import __version__
+from exporter.engine.model import Checkpoint
+from exporter.server.schemas import (
+    BlockedAnswer,
+    EvacuationsAnswer,
+    Problem,
+    StatusAnswer,
+    VerdictRequest,
+    VerdictsAnswer,
+    VmiAnswer,
+)
+
+
+class Parameter(Struct, frozen=True, kw_only=True):
+    """A path or query parameter of a route."""
+
+    name: str
+    place: str
+    description: str
+    schema: dict[str, Any]
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One endpoint: `name` is its metric label and operation id.
+
+    `guarded`: it needs authentication on a listener that has it.
+    """
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    answer: type[Struct] | tuple[str, ...]
+    request: type[Struct] | None = None
+    parameters: tuple[Parameter, ...] = ()
+    problems: tuple[int, ...] = ()
+    not_modified: bool = False
+    guarded: bool = True
+
+    @property
+    def refusals(self) -> tuple[int, ...]:
+        """The HTTP statuses of the problems it can answer with."""
+        return (*((401, 403) if self.guarded else ()), *self.problems)
+
+
+_SCHEME = "clusterToken"
+_PROBLEMS = {
+    400: "The body is not JSON.",
+    401: "The token is missing or unknown.",
+    403: "The user may not call this endpoint.",
+    408: "The body did not arrive in time.",
+    404: "There is no such VMI.",
+    413: "The body is too large.",
+    422: "A field or parameter is wrong; the detail names it.",
+    503: "Not synced yet; Retry-After says when to ask again.",
+}
+
+_CHECKPOINT_PARAMETER = Parameter(
+    name="checkpoint",
+    place="query",
+    description="Only the entries of this checkpoint.",
+    schema={"type": "string", "enum": [c.value for c in Checkpoint]},
+)
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="verdicts",
+        method="POST",
+        path="/v1/verdicts",
+        summary="May these VMIs be evicted?",
+        request=VerdictRequest,
+        answer=VerdictsAnswer,
+        problems=(400, 408, 413, 422, 503),
+    ),
+    Route(
+        name="blocked",
+        method="GET",
+        path="/v1/blocked",
+        summary="Every VMI that is blocked now; with wait and If-None-Match, once the set changes.",
+        answer=BlockedAnswer,
+        parameters=(
+            _CHECKPOINT_PARAMETER,
+            Parameter(
+                name="wait",
+                place="query",
+                description="With If-None-Match: hold the request until the set changes.",
+                schema={"type": "number", "minimum": 0, "maximum": 60},
+            ),
+            Parameter(
+                name="If-None-Match",
+                place="header",
+                description="The ETag of the last answer.",
+                schema={"type": "string"},
+            ),
+        ),
+        problems=(422, 503),
+        not_modified=True,
+    ),
+    Route(
+        name="vmi",
+        method="GET",
+        path="/v1/vmis/{namespace}/{name}",
+        summary="Everything known about one VMI: verdicts, what each rule says, migrations.",
+        answer=VmiAnswer,
+        parameters=(
+            Parameter(
+                name="namespace",
+                place="path",
+                description="The VMI's namespace.",
+                schema={"type": "string", "minLength": 1, "maxLength": 63},
+            ),
+            Parameter(
+                name="name",
+                place="path",
+                description="The VMI's name.",
+                schema={"type": "string", "minLength": 1, "maxLength": 253},
+            ),
+        ),
+        problems=(404, 422, 503),
+    ),
+    Route(
+        name="evacuations",
+        method="GET",
+        path="/v1/evacuations",
+        summary="Every evacuation with its diagnosis and the next step, longest first.",
+        answer=EvacuationsAnswer,
+        problems=(503,),
+    ),
+    Route(
+        name="status",
+        method="GET",
+        path="/v1/status",
+        summary="The health of this exporter and how many VMIs it knows; works before it is ready.",
+        answer=StatusAnswer,
+    ),
+    Route(
+        name="metrics",
+        method="GET",
+        path="/metrics",
+        summary="Prometheus metrics: text 0.0.4, or OpenMetrics 1.0 if accepted.",
+        answer=("text/plain", "application/openmetrics-text"),
+    ),
+    Route(
+        name="livez",
+        method="GET",
+        path="/livez",
+        summary="200 while the process serves requests.",
+        answer=("text/plain",),
+        guarded=False,
+    ),
+    Route(
+        name="readyz",
+        method="GET",
+        path="/readyz",
+        summary="200 once VMIs are synced in at least one namespace, and everything else is synced"
+        " or refused.",
+        answer=("text/plain",),
+        problems=(503,),
+        guarded=False,
+    ),
+    Route(
+        name="openapi",
+        method="GET",
+        path="/openapi.json",
+        summary="This document.",
+        answer=("application/json",),
+    ),
+    Route(
+        name="page",
+        method="GET",
+        path="/",
+        summary="A page for people.",
+        answer=("text/html",),
+    ),
+)
+
+
+def write_openapi() -> dict[str, Any]:
+    """The OpenAPI 3.1 document of `ROUTES`."""
+    types = [t for route in ROUTES for t in (route.request, route.answer) if isinstance(t, type)]
+    _, components = msgspec.json.schema_components(
+        [*types, Problem], ref_template="#/components/schemas/{name}"
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "KubeVirt eviction exporter",
+            "version": __version__,
+            "summary": "Which VMs must not be moved now, and why.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                _SCHEME: {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of the cluster, if the listener has authentication.",
+                }
+            },
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "responses": {"200": {"description": "The answer.", "content": _content(route.answer)}},
+    }
+    if route.parameters:
+        operation["parameters"] = [
+            {
+                "name": parameter.name,
+                "in": parameter.place,
+                "required": parameter.place == "path",
+                "description": parameter.description,
+                "schema": parameter.schema,
+            }
+            for parameter in route.parameters
+        ]
+    if route.request is not None:
+        operation["requestBody"] = {"required": True, "content": _content(route.request)}
+    responses = operation["responses"]
+    if route.not_modified:
+        responses["304"] = {"description": "Nothing has changed since that ETag."}
+    if route.guarded:
+        operation["security"] = [{}, {_SCHEME: []}]
+    for status in route.refusals:
+        responses[str(status)] = {
+            "description": _PROBLEMS[status],
+            "content": {"application/problem+json": {"schema": _reference(Problem)}},
+        }
+    return operation
+
+
+def _content(body: type[Struct] | tuple[str, ...]) -> dict[str, Any]:
+    if isinstance(body, tuple):
+        return {
+            media: {"schema": {"type": "object" if media == "application/json" else "string"}}
+            for media in body
+        }
+    return {"application/json": {"schema": _reference(body)}}
+
+
+def _reference(body: type[Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{body.__name__}"}

@@ -1,0 +1,372 @@
+"""The settings of the exporter: every key with its default, and the checks across keys.
+
+All faults are collected before any is reported, each with its path. `Section.read` maps the fields
+of these classes to keys and their types to parsers.
+"""
+
+import re
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
+
+from msgspec import structs
+
+from exporter.engine.model import Policy, Seconds, StuckPolicy
+from exporter.settings.document import InvalidSettings, Section, read_yaml
+from exporter.settings.values import (
+    Address,
+    ConfigMaps,
+    format_duration,
+    parse_address,
+    parse_boolean,
+    parse_checkpoint,
+    parse_duration,
+    parse_file_mode,
+    parse_group,
+    parse_lease_duration,
+    parse_names,
+    parse_namespaces,
+    parse_one_of,
+    parse_positive_duration,
+)
+
+
+__all__ = [
+    "LONGEST_WAIT",
+    "Address",
+    "AdmissionMode",
+    "AdmissionSettings",
+    "AuthSettings",
+    "Authentication",
+    "ConfigMaps",
+    "InvalidSettings",
+    "KubeSettings",
+    "Limits",
+    "Listen",
+    "LogSettings",
+    "Settings",
+    "Tls",
+    "format_duration",
+    "load_settings",
+    "parse_address",
+    "parse_duration",
+    "read_settings",
+]
+
+T = TypeVar("T")
+PositiveDuration: TypeAlias = Annotated[Seconds, parse_positive_duration]
+Names: TypeAlias = Annotated[tuple[str, ...], parse_names]
+
+LONGEST_WAIT: Seconds = 60.0
+"""The longest long poll (design 5)."""
+
+_RETRIES_AT_ONCE = re.compile(r"\bkured\b|machine-api")
+"""Users that retry a denied eviction without a pause: kured and OpenShift's machine-api."""
+_HOLDS_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admins")
+
+
+@dataclass(frozen=True)
+class Listen:
+    """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
+
+    `page`: the page of `metrics` names single VMs. `admission` serves the admission webhook;
+    empty: no such listener.
+    """
+
+    query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
+    metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)
+    page: bool = False
+    admission: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True)
+class KubeSettings:
+    """How to watch the API server and write the checkpoint."""
+
+    sync_timeout: PositiveDuration = 30.0
+    wait_for_kubevirt: bool = False
+    stale_after: PositiveDuration = 180.0
+    dead_after: PositiveDuration = 600.0
+    read_timeout: PositiveDuration = 120.0
+    watch_timeout: PositiveDuration = 600.0
+    page_size: int = 500
+    refused_retry: PositiveDuration = 300.0
+    checkpoint_interval: PositiveDuration = 15.0
+    lease_duration: Annotated[Seconds, parse_lease_duration] = 15.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of each listener, and how many VMIs have their own series."""
+
+    body_bytes: int = 4 * 2**20
+    candidates: int = 5000
+    vmi_series: int = 20_000
+    connections: int = 500
+    request_timeout: PositiveDuration = 30.0
+    idle_timeout: PositiveDuration = 120.0
+
+
+@dataclass(frozen=True)
+class Tls:
+    """One listener's TLS files; without a certificate it serves plain HTTP.
+
+    With `client_ca_file` callers need a certificate of that authority.
+    """
+
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    client_ca_file: Path | None = None
+
+
+class Authentication(StrEnum):
+    """Who authenticates and authorizes callers: nobody, or the cluster's API server."""
+
+    NONE = "none"
+    KUBERNETES = "kubernetes"
+
+
+@dataclass(frozen=True)
+class AuthSettings:
+    """The authentication of each listener.
+
+    `allow_insecure_query`: serve the query API to the network without protection. `cache`: how
+    long the API server's answer about a token counts. Unix sockets get `socket_mode` and
+    `socket_group`, if set.
+    """
+
+    query: Authentication = Authentication.NONE
+    metrics: Authentication = Authentication.NONE
+    allow_insecure_query: bool = False
+    cache: Seconds = 30.0
+    socket_mode: Annotated[int, parse_file_mode] = 0o660
+    socket_group: Annotated[str | None, parse_group] = None
+
+
+class AdmissionMode(StrEnum):
+    """What the admission webhook does with an eviction that a rule blocks."""
+
+    WARN = "warn"
+    ENFORCE = "enforce"
+
+
+@dataclass(frozen=True)
+class AdmissionSettings:
+    """Whose evictions the admission webhook judges, by exact user or group name."""
+
+    mode: AdmissionMode = AdmissionMode.WARN
+    users: Names = ()
+    groups: Names = ()
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """The log; no format: `console` on a terminal, else `json`."""
+
+    format: Annotated[str | None, parse_one_of("json", "console")] = None
+    level: Annotated[str, parse_one_of("debug", "info", "warning", "error")] = "info"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole configuration, with `remarks` on it for the operator."""
+
+    policy: Policy = field(default_factory=Policy)
+    stuck: StuckPolicy = field(default_factory=StuckPolicy)
+    listen: Listen = field(default_factory=Listen)
+    checkpoint: Path | ConfigMaps | None = None
+    namespaces: tuple[str, ...] = ()
+    kube: KubeSettings = field(default_factory=KubeSettings)
+    limits: Limits = field(default_factory=Limits)
+    tls_query: Tls = field(default_factory=Tls)
+    tls_metrics: Tls = field(default_factory=Tls)
+    tls_admission: Tls = field(default_factory=Tls)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    remarks: tuple[str, ...] = ()
+
+
+def load_settings(path: Path | None) -> Settings:
+    """Read a YAML file; None: the defaults. Raises `InvalidSettings`."""
+    return Settings() if path is None else read_settings(read_yaml(path))
+
+
+def read_settings(document: object) -> Settings:
+    """Read a decoded document. Raises `InvalidSettings` with every fault."""
+    faults: list[str] = []
+    root = Section("", document, faults)
+    remarks: list[str] = []
+    kube = root.section("kube")
+    auth = root.section("auth")
+    tls = root.section("tls")
+    settings = Settings(
+        policy=_read_policy(root.section("policy"), remarks),
+        stuck=_read_stuck(root.section("stuck"), kube),
+        listen=_read_listen(root.section("listen")),
+        checkpoint=root.take("checkpoint", parse_checkpoint, Settings.checkpoint),
+        namespaces=root.take("namespaces", parse_namespaces, Settings.namespaces),
+        kube=_read(kube, KubeSettings),
+        limits=_read(root.section("limits"), Limits),
+        tls_query=_read_tls(tls.section("query")),
+        tls_metrics=_read_tls(tls.section("metrics")),
+        tls_admission=_read_tls(tls.section("admission")),
+        admission=_read(root.section("admission"), AdmissionSettings),
+        auth=_read(auth, AuthSettings),
+        log=_read(root.section("log"), LogSettings),
+    )
+    tls.close()
+    root.close()
+    _check_exposure(root, settings)
+    _check_admission(root, settings, remarks)
+    if faults:
+        raise InvalidSettings(faults)
+    return replace(settings, remarks=tuple(remarks))
+
+
+def _read(section: Section, cls: type[T]) -> T:
+    settings = section.read(cls)
+    section.close()
+    return settings
+
+
+def _read_policy(section: Section, remarks: list[str]) -> Policy:
+    default = Policy()
+    guards = section.section("guards")
+    policy = structs.replace(
+        section.read(Policy, skip=("guard_pending_migrations", "guard_evacuations")),
+        guard_pending_migrations=guards.take(
+            "pendingMigrations", parse_boolean, default.guard_pending_migrations
+        ),
+        guard_evacuations=guards.take("evacuations", parse_boolean, default.guard_evacuations),
+    )
+    guards.close()
+    section.close()
+    _check_cap(section, policy)
+    _remark_policy(section, policy, remarks)
+    return policy
+
+
+def _check_cap(section: Section, policy: Policy) -> None:
+    floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
+    if not floor or not cap or cap >= floor:
+        return
+    if section.is_wrong("migrationCooldown") or section.is_wrong("maxMigrationCooldown"):
+        return
+
+    def describe(key: str, value: Seconds) -> str:
+        return f"{key} {format_duration(value)}{'' if section.has(key) else ' (the default)'}"
+
+    section.report(
+        "maxMigrationCooldown",
+        f"{describe('maxMigrationCooldown', cap)} is below {describe('migrationCooldown', floor)}",
+    )
+
+
+def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None:
+    for key, value, meaning in (
+        ("migrationCooldown", policy.migration_cooldown, "no floor"),
+        ("maxMigrationCooldown", policy.max_migration_cooldown, "no cap"),
+        ("migrationHistoryWindow", policy.migration_history_window, "no backoff"),
+    ):
+        if section.has(key) and not value:
+            remarks.append(
+                f"policy.{key}: 0 means {meaning} here; the KubevirtMigrationAware plugin"
+                " reads 0 as its default"
+            )
+    window, cap = policy.migration_history_window, policy.max_migration_cooldown
+    if section.has("migrationHistoryWindow") and window and cap and window <= 6 * cap:
+        remarks.append(
+            f"policy.migrationHistoryWindow: {format_duration(window)} is not longer than six"
+            f" times maxMigrationCooldown ({format_duration(6 * cap)}): the backoff decays"
+            " before the cap can hold"
+        )
+
+
+def _read_stuck(section: Section, kube: Section) -> StuckPolicy:
+    default = StuckPolicy()
+    stuck = structs.replace(
+        section.read(StuckPolicy, skip=("retry_backoff",)),
+        retry_backoff=kube.take("retryBackoff", parse_positive_duration, default.retry_backoff),
+    )
+    section.close()
+    return stuck
+
+
+def _read_listen(section: Section) -> Listen:
+    listen = _read(section, Listen)
+    listeners = listen.query + listen.metrics + listen.admission
+    addresses = [address for address in listeners if address.port or address.path]
+    for twice in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
+        section.report("", f"{twice} is listed twice")
+    return listen
+
+
+def _check_exposure(root: Section, settings: Settings) -> None:
+    """Require encryption and authentication for what the network can reach."""
+    auth, tls = settings.auth, settings.tls_query
+    is_safe = tls.cert_file and (tls.client_ca_file or auth.query is Authentication.KUBERNETES)
+    for address in settings.listen.query:
+        if not (address.is_local or is_safe or auth.allow_insecure_query):
+            root.report(
+                "listen.query",
+                f"{address} can be reached from the network: it needs tls.query with a certificate"
+                " and either its clientCAFile or auth.query: kubernetes. Else listen on a loopback"
+                " address or a unix socket, or say auth.allowInsecureQuery: true",
+            )
+    for listener, addresses, asks, files in (
+        ("query", settings.listen.query, auth.query, settings.tls_query),
+        ("metrics", settings.listen.metrics, auth.metrics, settings.tls_metrics),
+    ):
+        is_exposed = not all(address.is_local for address in addresses)
+        if asks is Authentication.KUBERNETES and is_exposed and not files.cert_file:
+            root.report(
+                f"auth.{listener}",
+                "kubernetes has callers send their tokens, which would cross the network in plain"
+                f" text: it needs tls.{listener} with a certificate",
+            )
+
+
+def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> None:
+    """Check the webhook's listener, and warn of users and groups that do not fit."""
+    admission, addresses = settings.admission, settings.listen.admission
+    listed = admission.users + admission.groups
+    if any(address.path for address in addresses):
+        root.report("listen.admission", "the API server calls no unix socket: expected host:port")
+    elif addresses and not settings.tls_admission.cert_file:
+        root.report(
+            "listen.admission",
+            "the API server calls a webhook over TLS only: it needs tls.admission with a"
+            " certificate",
+        )
+    if admission.mode is AdmissionMode.ENFORCE and not listed:
+        root.report(
+            "admission.users",
+            "enforce without users or groups would hold nobody: list those whose evictions are"
+            " to be denied",
+        )
+    elif addresses and not listed:
+        remarks.append("admission.users: no user and no group is listed, so nobody is held")
+    if listed and not addresses:
+        remarks.append("admission: listen.admission is not set, so no eviction is judged")
+    remarks += [
+        f"admission.users: {user} is known to repeat a denied eviction without a pause: better"
+        " not listed"
+        for user in admission.users
+        if _RETRIES_AT_ONCE.search(user)
+    ]
+    remarks += [
+        f"admission.groups: {group} holds people too: a `kubectl drain` of theirs would wait"
+        for group in admission.groups
+        if group in _HOLDS_PEOPLE
+    ]
+
+
+def _read_tls(section: Section) -> Tls:
+    tls = _read(section, Tls)
+    if (tls.cert_file is None) != (tls.key_file is None):
+        section.report("", "certFile and keyFile go together")
+    if tls.client_ca_file is not None and tls.cert_file is None:
+        section.report("clientCAFile", "needs a certFile and a keyFile")
+    return tls

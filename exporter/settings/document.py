@@ -1,0 +1,164 @@
+"""Reads a YAML document section by section and collects every fault, with its path."""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+
+from exporter.engine.model import Seconds
+from exporter.settings.values import (
+    Address,
+    parse_addresses,
+    parse_boolean,
+    parse_count,
+    parse_duration,
+    parse_one_of,
+    parse_path,
+)
+
+
+T = TypeVar("T")
+
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises; invalid dates and numbers raise Python's own errors."""
+_MERGE = "tag:yaml.org,2002:merge"
+_PARSERS: dict[Any, Callable[[object], Any]] = {
+    bool: parse_boolean,
+    int: parse_count,
+    Seconds: parse_duration,
+    Seconds | None: parse_duration,
+    Path | None: parse_path,
+    tuple[Address, ...]: parse_addresses,
+}
+"""The parser of a field by its type; `Annotated` names another one."""
+_KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt"}
+"""The keys that are not just the field's name in camel case."""
+
+
+class InvalidSettings(Exception):
+    """An invalid configuration, with one line per fault."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+def read_yaml(path: Path) -> object:
+    """The document in a file; an empty file is an empty mapping. Raises `InvalidSettings`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings([f"{path}: cannot be read: {error}"]) from error
+    try:
+        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
+    except _NOT_YAML as error:
+        raise InvalidSettings([f"{path}: not YAML: {error}"]) from error
+    return {} if document is None else document
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which duplicate keys are an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands here twice", key_node.start_mark
+                )
+            if isinstance(key, str):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class Section:
+    """One mapping of the document, which collects faults and knows the keys it was read for."""
+
+    def __init__(self, path: str, value: object, faults: list[str]) -> None:
+        self._path = path
+        self._faults = faults
+        self._values: Mapping[Any, Any] = {}
+        self._left: set[Any] = set()
+        self._known: dict[str, str] = {}
+        self._wrong: set[str] = set()
+        if isinstance(value, Mapping):
+            self._values = value
+            self._left = set(value)
+        elif value is not None:
+            self.report("", f"expected a mapping, got {value!r}")
+
+    def section(self, key: str) -> "Section":
+        """The mapping below a key; an absent one is empty."""
+        self._expect(key)
+        return Section(self._at(key), self._values.get(key), self._faults)
+
+    def has(self, key: str) -> bool:
+        """Whether this key is set."""
+        return self._values.get(key) is not None
+
+    def is_wrong(self, key: str) -> bool:
+        """Whether the value of this key was invalid."""
+        return key in self._wrong
+
+    def take(self, key: str, parse: Callable[[object], T], default: T) -> T:
+        """Parse a value; the default if it is absent, null or invalid."""
+        self._expect(key)
+        if not self.has(key):
+            return default
+        try:
+            return parse(self._values[key])
+        except ValueError as error:
+            self.report(key, str(error))
+            self._wrong.add(key)
+            return default
+
+    def read(self, cls: type[T], *, skip: tuple[str, ...] = ()) -> T:
+        """An instance of a class whose fields are the keys of this mapping, but for `skip`."""
+        default = cls()
+        hints = get_type_hints(cls, include_extras=True)
+        return cls(
+            **{
+                name: self.take(_write_key(name), _find_parser(hint), getattr(default, name))
+                for name, hint in hints.items()
+                if name not in skip
+            }
+        )
+
+    def report(self, key: str, fault: str) -> None:
+        """Add a fault of the value at a key."""
+        self._faults.append(f"{self._at(key) or 'the configuration'}: {fault}")
+
+    def close(self) -> None:
+        """Report unknown keys, each with the nearest known one."""
+        for key in sorted(map(str, self._left)):
+            near = get_close_matches(key.lower(), self._known, n=1)
+            hint = f": did you mean {self._known[near[0]]}?" if near else ""
+            self.report(key, f"unknown key{hint}")
+
+    def _expect(self, key: str) -> None:
+        self._left.discard(key)
+        self._known[key.lower()] = key
+
+    def _at(self, key: str) -> str:
+        return ".".join(part for part in (self._path, key) if part)
+
+
+def _write_key(field: str) -> str:
+    first, *others = field.split("_")
+    return _KEYS.get(field, first + "".join(map(str.capitalize, others)))
+
+
+def _find_parser(hint: Any) -> Callable[[object], Any]:
+    if get_origin(hint) is Annotated:
+        parse: Callable[[object], Any] = get_args(hint)[1]
+        return parse
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        choices = parse_one_of(*hint)
+        return lambda value: hint(choices(value))
+    return _PARSERS[hint]

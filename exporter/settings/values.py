@@ -1,0 +1,232 @@
+"""Parses single values of the configuration. Each parser raises ValueError with what it expected.
+
+Durations are Go's (`1h30m`).
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from exporter.engine.model import Seconds
+
+
+T = TypeVar("T")
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
+_DAYS = re.compile(r"(\d{1,6})d", re.ASCII)
+_GO_LONGEST: Seconds = (2**63 - 1) / 1e9
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_CONFIG_MAP = re.compile(r"[a-z0-9]([-.a-z0-9]{0,60}[a-z0-9])?", re.ASCII)
+"""At most as long as a label's value, because the checkpoint's name becomes one."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address to listen on: a TCP host and port, or a unix socket's path."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes on the same machine (or in the same pod) can reach it."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True)
+class ConfigMaps:
+    """The checkpoint's ConfigMaps, whose names begin with `name`, and its Lease."""
+
+    namespace: str
+    name: str
+
+
+def parse_duration(value: object) -> Seconds:
+    """A Go duration in seconds."""
+    if type(value) is int and value == 0:
+        return 0.0
+    expected = f"expected a duration such as 15m or 1h30m, got {value!r}{_hint(value)}"
+    if not isinstance(value, str):
+        raise ValueError(expected)
+    text = value[1:] if value.startswith(("+", "-")) else value
+    if text == "0":
+        return 0.0
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(expected)
+    seconds = round(sum(float(number) * _UNITS[unit] for number, unit in parts), 9)
+    if value.startswith("-") and seconds:
+        raise ValueError(f"must not be negative, got {value!r}")
+    if seconds > _GO_LONGEST:
+        raise ValueError(f"longer than any Go duration (292 years), got {value!r}")
+    return seconds
+
+
+def _hint(value: object) -> str:
+    """A likely cause of an invalid duration: no unit, or days."""
+    if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
+        return f": it needs a unit, as in {value}m"
+    days = _DAYS.match(value) if isinstance(value, str) else None
+    return f": there are no days, {days[0]} is {int(days[1]) * 24}h" if days else ""
+
+
+def format_duration(seconds: Seconds) -> str:
+    """Seconds as a Go duration, for people."""
+    if not seconds:
+        return "0"
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = [f"{hours:.0f}h" if hours else "", f"{minutes:g}m" if minutes else ""]
+    return "".join(parts) + (f"{rest:g}s" if rest else "")
+
+
+def parse_address(value: object) -> Address:
+    """`host:port`, `[v6]:port` or `unix:/path`. Raises ValueError."""
+    expected = "expected host:port or unix:/path"
+    if not isinstance(value, str):
+        raise ValueError(f"{expected}, got {value!r}")
+    if value.startswith("unix:"):
+        path = value.removeprefix("unix:")
+        if not path.startswith("/"):
+            raise ValueError(f"{expected} with an absolute path, got {value!r}")
+        return Address(path=path)
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{expected}, got {value!r}")
+    if host.startswith("[") and host.endswith("]"):
+        return Address(host[1:-1], int(port))
+    if ":" in host:
+        raise ValueError(f"an IPv6 address stands in brackets, as in [::1]:9810, got {value!r}")
+    return Address(host or "0.0.0.0", int(port))
+
+
+def parse_addresses(value: object) -> tuple[Address, ...]:
+    if not isinstance(value, list):
+        return (parse_address(value),)
+    if not value:
+        raise ValueError("expected at least one address")
+    return _each(value, parse_address)
+
+
+def parse_checkpoint(value: object) -> Path | ConfigMaps | None:
+    expected = f"expected none, file:/path or configmap:namespace/name, got {value!r}"
+    if value == "none":
+        return None
+    if not isinstance(value, str):
+        raise ValueError(expected)
+    kind, _, place = value.partition(":")
+    namespace, slash, name = place.partition("/")
+    if kind == "file" and place.startswith("/") and not place.endswith("/"):
+        return Path(place)
+    if kind == "configmap" and slash and _NAMESPACE.fullmatch(namespace):
+        if _CONFIG_MAP.fullmatch(name):
+            return ConfigMaps(namespace, name)
+        raise ValueError(f"expected the name of a ConfigMap after the /, got {value!r}")
+    raise ValueError(expected)
+
+
+def parse_namespaces(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list of namespaces, got {value!r}")
+    return tuple(dict.fromkeys(_each(value, _namespace)))
+
+
+def _namespace(value: object) -> str:
+    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
+        raise ValueError(f"expected the name of a namespace, got {value!r}")
+    return value
+
+
+def _each(values: list[object], parse: Callable[[object], T]) -> tuple[T, ...]:
+    """Parse every value; one ValueError names all that are wrong."""
+    parsed, wrong = [], []
+    for value in values:
+        try:
+            parsed.append(parse(value))
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return tuple(parsed)
+
+
+def parse_positive_duration(value: object) -> Seconds:
+    seconds = parse_duration(value)
+    if not seconds:
+        raise ValueError(f"must be longer than 0, got {value!r}")
+    return seconds
+
+
+def parse_lease_duration(value: object) -> Seconds:
+    seconds = parse_duration(value)
+    if seconds < 1:
+        raise ValueError(f"must be at least 1s, got {value!r}")
+    return seconds
+
+
+def parse_boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {value!r}")
+    return value
+
+
+def parse_count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"expected a whole number of at least 1, got {value!r}")
+    return value
+
+
+def parse_names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list of names, got {value!r}")
+    return tuple(dict.fromkeys(_each(value, _user)))
+
+
+def _user(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected the name of a user or group, got {value!r}")
+    return value
+
+
+def parse_path(value: object) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected the path of a file, got {value!r}")
+    return Path(value)
+
+
+def parse_file_mode(value: object) -> int:
+    expected = f'expected a file mode such as "0660", in quotes, got {value!r}'
+    if not isinstance(value, str) or not re.fullmatch("0?[0-7]{3}", value, re.ASCII):
+        raise ValueError(expected)
+    return int(value, 8)
+
+
+def parse_group(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ValueError(f"expected the name or number of a group, got {value!r}")
+    return str(value)
+
+
+def parse_one_of(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}, got {value!r}")
+        return value
+
+    return parse

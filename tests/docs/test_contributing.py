@@ -1,0 +1,27 @@
+"""CONTRIBUTING.md explains every dependency, and all of them are pinned."""
+
+import re
+import tomllib
+
+from tests.support.documents import CONTRIBUTING, ROOT, chapters
+
+
+def test_every_dependency_is_explained() -> None:
+    """Each direct dependency has a row in CONTRIBUTING.md, and each row a dependency."""
+    section = chapters(CONTRIBUTING)["Dependencies"]
+    rows = re.findall(r"^\| (`.+?`(?:, `.+?`)*) \|", section, re.MULTILINE)
+    explained = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = {re.split(r"[<>=\[]", one)[0] for one in project["project"]["dependencies"]}
+    for group in project["dependency-groups"].values():
+        wanted |= {re.split(r"[<>=\[]", one)[0] for one in group if isinstance(one, str)}
+
+    assert explained == wanted
+
+
+def test_the_requirements_name_no_registry() -> None:
+    """They are names, versions and hashes, without a URL."""
+    for path in (ROOT / "requirements").glob("*.txt"):
+        text = path.read_text(encoding="utf-8")
+        assert "://" not in text
+        assert "--hash=sha256:" in text

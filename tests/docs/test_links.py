@@ -1,0 +1,42 @@
+"""Every link in a document leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import DOCUMENTS, ROOT, anchors, read
+
+
+def links(document: Path) -> list[str]:
+    """The targets of the links and pictures that are in this repository."""
+    found = re.findall(r"\]\(([^)\s]+)\)", read(document))
+    return [target for target in found if "://" not in target]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    """The linked file exists, and so does the heading in it."""
+    for link in links(document):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_links_are_found() -> None:
+    """The test above is not empty: the documents link to files, folders and headings."""
+    found = {link for document in DOCUMENTS for link in links(document)}
+
+    assert len(found) > 50
+    assert any("#" in link for link in found)
+
+
+def test_every_picture_is_used() -> None:
+    """No picture in docs/ is left that no document shows."""
+    shown = {
+        (document.parent / link).resolve() for document in DOCUMENTS for link in links(document)
+    }
+
+    assert set((ROOT / "docs" / "images").iterdir()) <= shown

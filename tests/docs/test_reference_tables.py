@@ -1,0 +1,155 @@
+"""docs/reference.md: each table has the rows that the program has, no more and no less."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.cli.commands import EXIT_MEANINGS
+from exporter.engine.diagnosis import State
+from exporter.engine.model import Reason
+from exporter.engine.rules import RULES
+from exporter.metrics.families import FAMILIES
+from exporter.settings import InvalidSettings, Settings, read_settings
+from tests.generate.reference import fill_tables
+from tests.support.documents import REFERENCE, ROOT, bare, chapters, code_blocks, read, table
+from tests.unit.cli.test_arguments import PARSERS
+
+
+class _Everything(Mapping[str, Any]):
+    """A mapping that has every key, each with a value that no setting accepts: itself."""
+
+    def get(self, key: str, default: object = None) -> Any:
+        """The wrong value."""
+        del key, default
+        return self
+
+    def __getitem__(self, key: str) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "everything"
+
+
+def every_key() -> list[str]:
+    """The dotted path of every setting, from the error that each one causes."""
+    with pytest.raises(InvalidSettings) as refused:
+        read_settings(_Everything())
+    return [fault.split(":")[0] for fault in refused.value.faults]
+
+
+def nested(rows: Mapping[str, object]) -> dict[str, Any]:
+    """Nest dotted keys, as in a configuration file."""
+    document: dict[str, Any] = {}
+    for key, value in rows.items():
+        *sections, last = key.split(".")
+        place = document
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return document
+
+
+def test_every_setting_has_its_row() -> None:
+    """The settings' table has every key once."""
+    assert sorted(bare(row[0]) for row in table(REFERENCE, "Settings")) == sorted(every_key())
+
+
+TLS_FILES = ("certFile", "keyFile", "clientCAFile")
+
+
+def test_the_defaults_are_the_program_s() -> None:
+    """A file with every default of the table means the same as no file."""
+    rows = {bare(row[0]): yaml.safe_load(bare(row[1])) for row in table(REFERENCE, "Settings")}
+
+    assert replace(read_settings(nested(rows)), remarks=()) == Settings()
+    assert {key for key, value in rows.items() if value is None} == {
+        "stuck.external",
+        "listen.admission",
+        "log.format",
+        "auth.socketGroup",
+        *(f"tls.{one}.{file}" for one in ("query", "metrics", "admission") for file in TLS_FILES),
+    }
+
+
+def test_every_setting_is_explained() -> None:
+    """No row is without a meaning."""
+    assert all(len(row) == 3 and row[2] for row in table(REFERENCE, "Settings"))
+
+
+def test_the_examples_are_valid() -> None:
+    """The program accepts every configuration that is shown."""
+    blocks = code_blocks(chapters(REFERENCE)["Settings"], "yaml")
+
+    assert blocks
+    for block in blocks:
+        assert isinstance(read_settings(yaml.safe_load(block)), Settings)
+
+
+def test_the_exit_codes_and_metrics_are_the_program_s() -> None:
+    """`make reference` would change nothing: same rows, same words, same order."""
+    assert read(REFERENCE) == fill_tables(read(REFERENCE))
+    assert len(table(REFERENCE, "Exit codes")) == len(EXIT_MEANINGS)
+    assert len(table(REFERENCE, "Metrics")) == len(FAMILIES)
+
+
+def test_the_command_line_is_the_program_s() -> None:
+    """Each command has its line, in order, with every option that it takes and no other."""
+    (usage,) = code_blocks(chapters(REFERENCE)["Command line"], "text")
+    written: dict[str, set[str]] = {}
+    for line in usage.splitlines():
+        found = re.fullmatch(r"python -m exporter ?(\w*)(.*)", line)
+        assert found is not None, line
+        command, rest = found.groups()
+        places = re.findall(r"[A-Z/]+", re.sub(r"\[--[^]]*\]|--[a-z-]+ \S+", "", rest))
+        written[command] = {*re.findall(r"--[a-z-]+", rest), *places}
+    taken = {
+        command: {
+            action.option_strings[-1] if action.option_strings else str(action.metavar)
+            for action in parser._actions  # noqa: SLF001 (argparse lists them nowhere else)
+        }
+        - {"--help", "--version", "COMMAND"}
+        for command, parser in PARSERS.items()
+    }
+
+    assert written == taken
+    assert list(written) == list(taken)
+
+
+def test_the_states_are_the_program_s() -> None:
+    """The states' table has every state of an evacuation, in their order."""
+    assert [bare(row[0]) for row in table(REFERENCE, "Evacuation states")] == list(State)
+
+
+def test_the_alerts_are_the_rule_file_s() -> None:
+    """The alerts' table has every alert with its for and its severity, in order."""
+    rules = yaml.safe_load((ROOT / "alerts/rules.yaml").read_text(encoding="utf-8"))
+    alerts = [
+        [
+            f"[`{rule['alert']}`](../alerts/runbooks/{rule['alert']}.md)",
+            f"`{rule['for']}`",
+            rule["labels"]["severity"],
+        ]
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+
+    assert [row[:3] for row in table(REFERENCE, "Alerts")] == alerts
+
+
+def test_the_reasons_are_the_program_s() -> None:
+    """The reasons' table has every reason with the checkpoint of its rules."""
+    rows = {bare(row[0]): bare(row[1]) for row in table(REFERENCE, "Reasons")}
+
+    assert rows == {str(rule.reason): str(rule.checkpoint) for rule in RULES}
+    assert list(rows) == list(Reason)

@@ -1,0 +1,68 @@
+"""The project's documents, and readers for their chapters, tables, code blocks and anchors."""
+
+import re
+import textwrap
+from pathlib import Path
+
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+API = ROOT / "docs" / "api.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+DEPLOY = ROOT / "deploy" / "README.md"
+HOLD_EVICTIONS = ROOT / "docs" / "hold-evictions.md"
+INSTALL = ROOT / "docs" / "install.md"
+OPERATE = ROOT / "docs" / "operate.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
+REFERENCE = ROOT / "docs" / "reference.md"
+WHAT_IF = ROOT / "docs" / "what-if.md"
+
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "deploy/**/*.md", "alerts/**/*.md", "tests/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+def read(document: Path) -> str:
+    """The text of a document."""
+    return document.read_text(encoding="utf-8")
+
+
+def chapters(document: Path) -> dict[str, str]:
+    """The text below each `##` heading, by heading."""
+    parts = re.split(r"^## (.*)\n", read(document), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def table(document: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    found = re.search(
+        r"^\|.*\n\|[-:|]+\|\n((?:\|.*\n)*)", chapters(document)[heading], re.MULTILINE
+    )
+    assert found is not None, f"{document.name} has no table below ## {heading}"
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+        for row in found[1].splitlines()
+    ]
+
+
+def bare(cell: str) -> str:
+    """The text of a cell that is one word in backticks."""
+    found = re.fullmatch(r"`([^`]+)`", cell)
+    assert found is not None, f"{cell!r} is not one word in backticks"
+    return found[1]
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    """The code blocks of one language, without the indentation of a list."""
+    found = re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(one) for one in found]
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives the headings."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", read(document), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
