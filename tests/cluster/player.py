@@ -189,7 +189,8 @@ class Player:
 
     async def start_pod(self, pod: Object) -> Object:
         """Run a bound pod."""
-        address = f"10.244.0.{next(self._addresses)}"
+        number = next(self._addresses)
+        address = f"10.244.{number // 250}.{number % 250 + 1}"
         return await self._kubelet(pod, rules.start_pod(pod, address, _now()))
 
     async def finish_pod(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> Object:

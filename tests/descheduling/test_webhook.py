@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from tests.cluster.resources import PODS
 from tests.descheduling.descheduler import (
     USER,
     Descheduler,
+    Limits,
     Verdicts,
     build_policy,
     log_in,
 )
-from tests.descheduling.ledger import Ledger, recording, write_ledger
+from tests.descheduling.ledger import Eviction, Ledger, recording, write_ledger
+from tests.descheduling.stage import AMPLE, FULL
 from tests.descheduling.test_churn import (
     BATCH,
-    CHURN,
     COOLDOWN,
     EVERY,
     LAYOUT,
@@ -34,7 +36,7 @@ from tests.descheduling.test_churn import (
     VMS,
     WITHIN,
 )
-from tests.descheduling.world import World
+from tests.descheduling.world import NODES, World
 from tests.support.admission import (
     EVICTS,
     Evictor,
@@ -48,9 +50,15 @@ from tests.support.program import Program, program
 
 
 STOCK = "stock-descheduler"
+LIMITS = Limits(per_node=6, in_all=12)
+"""
+More than is shipped: a stock descheduler that was refused a target pod takes it for under way for
+ten minutes, and two such would use up a node's limit.
+"""
 OURS = "kubevirt-eviction-exporter: VMI "
 KUBEVIRTS = "Eviction triggered evacuation of VMI"
 REVIEWS = "kubevirt_eviction_exporter_admission_reviews_total"
+FAILED_OPEN = "apiserver_admission_webhook_fail_open_count"
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Run:
     log: list[dict[str, Any]]
     warned: float
     denied: float
+    failed_open: float
+    """How often the API server had no answer of the webhook within its timeout."""
 
     @property
     def held(self) -> float:
@@ -106,6 +116,12 @@ class Theatre:
                 await self._until_called(exporter, users[0])
                 yield exporter
 
+    async def failed_open(self) -> float:
+        """How often the API server has let an eviction pass for want of an answer."""
+        text = (await self.control.admin.send("GET", "/metrics")).decode()
+        lines = [line for line in text.splitlines() if line.startswith(FAILED_OPEN)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
     @asynccontextmanager
     async def asked(self) -> AsyncIterator[Program]:
         """An exporter for the plugin."""
@@ -145,7 +161,7 @@ async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[The
     params=[
         pytest.param((8, ("warn", "enforce")), id="small"),
         pytest.param(
-            (30, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
+            (20, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
         ),
     ],
 )
@@ -156,7 +172,7 @@ async def story(request: pytest.FixtureRequest, theatre: Theatre) -> Story:
     for column in columns:
         at_least = max([cycles, *(run.cycles for run in runs.values())])
         # Only what nothing holds churns.
-        churns = CHURN if column in ("nothing", "warn") else 0
+        churns = int(column in ("nothing", "warn"))
         runs[column] = await _run(theatre, column, at_least, churns)
     return runs
 
@@ -166,6 +182,7 @@ async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
     audit = world.control.api.audit
     pinned = set(VMS) - set(MOVABLE)
     async with AsyncExitStack() as stack:
+        failed_open = await theatre.failed_open()
         exporter: Program | None = None
         if column in ("warn", "enforce"):
             exporter = await stack.enter_async_context(theatre.exporter(column, USER))
@@ -178,7 +195,7 @@ async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
         process = Descheduler(
             theatre.folder / namespace,
             theatre.login,
-            build_policy(verdicts),
+            build_policy(verdicts, limits=LIMITS),
             interval=EVERY,
             binary=binary,
         )
@@ -197,8 +214,15 @@ async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
             0.0 if exporter is None else await exporter.sample(REVIEWS, outcome=outcome)
             for outcome in ("warned", "denied")
         ]
+        failed_open = await theatre.failed_open() - failed_open
     seconds = (log[-1]["ts"] - log[0]["ts"]) / 1000
-    return Run(column, ledger, process.cycles, seconds, log, warned, denied)
+    return Run(column, ledger, process.cycles, seconds, log, warned, denied, failed_open)
+
+
+def _is_news(eviction: Eviction, ledger: Ledger) -> bool:
+    """Whether the VM's last move had ended less than a second before."""
+    before = [one.end for one in ledger.moves_of(eviction.vm) if one.end <= eviction.at]
+    return eviction.at - before[-1] < timedelta(seconds=1)
 
 
 @pytest.mark.timeout(3000)
@@ -210,7 +234,7 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
             assert early == []
             assert run.ledger.moving() == []
         else:
-            assert len(early) >= CHURN
+            assert early
 
 
 def test_warnings_are_what_would_be_denied(story: Story) -> None:
@@ -219,7 +243,10 @@ def test_warnings_are_what_would_be_denied(story: Story) -> None:
     early = [eviction for eviction, _ in ledger.too_early(RULES)]
 
     assert early
-    assert [one for one in early if not one.warned] == []
+    # The API server lets an eviction pass where our answer takes more than a second, and the
+    # exporter hears of a migration's end a moment after it is written.
+    unwarned = [one for one in early if not one.warned and not _is_news(one, ledger)]
+    assert len(unwarned) <= story["warn"].failed_open
     assert story["warn"].denied == 0
     assert story["warn"].denials == []
     held = {(one.vm, one.at) for one in (*early, *ledger.moving())}
@@ -363,3 +390,44 @@ async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> 
 async def _node_of(theatre: Theatre, space: str) -> str:
     scene = await theatre.world.rig.look(f"{space}/vm-1")
     return str(scene.vmi["status"]["nodeName"])
+
+
+async def test_an_evacuating_vm_is_counted_as_under_way(theatre: Theatre) -> None:
+    """The webhook lets its target pod's eviction through, and KubeVirt's words reach the evictor.
+
+    A denial of ours would make the descheduler look for another VM instead.
+    """
+    world, rig, key = theatre.world, theatre.world.rig, "leaving/one"
+    world.packs, world.closed = False, {NODES[-1]}
+    await theatre.control.namespace("ballast")
+    async with AsyncExitStack() as stack:
+        for node in NODES[:-1]:
+            ballast = world.plain_pods("ballast", node, [f"on-{node}"], memory="64Gi", bare=True)
+            await stack.enter_async_context(ballast)
+        await stack.enter_async_context(world.vms("leaving", {"node-1": ["one"]}, guest=2**30))
+        rig.player.plan(key, "hangs")
+        await rig.evict(key, descheduler=False)
+        await rig.until(
+            key, lambda scene: "Running" in scene.phases and objects.is_migrating(scene.vmi)
+        )
+        exporter = await stack.enter_async_context(theatre.exporter("enforce", USER))
+        process = Descheduler(
+            theatre.folder / "leaving",
+            theatre.login,
+            build_policy(None, bounds=FULL, limits=AMPLE),
+            interval=EVERY,
+            binary=STOCK,
+        )
+        async with process:
+            await process.ran(3)
+            under_way = process.under_way
+        passed = await exporter.sample(REVIEWS, outcome="evacuating")
+        denied = await exporter.sample(REVIEWS, outcome="denied")
+        ledger = write_ledger("leaving", theatre.control.api.audit)
+    world.packs, world.closed = True, set()
+
+    assert denied == 0
+    assert passed == len(ledger.refused) > 0
+    assert all(KUBEVIRTS in one.message for one in ledger.refused)
+    # Its own pod is counted by its annotation, the other one by KubeVirt's words.
+    assert under_way == 1 + len({one.name for one in ledger.refused}) == 2
