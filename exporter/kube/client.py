@@ -88,6 +88,10 @@ class Unreachable(ApiError):
     """No connection, a broken connection, or a 5xx."""
 
 
+class Unconnected(Unreachable):
+    """The API server has not answered at all: no connection, or one that was closed at once."""
+
+
 class Untrusted(Unreachable):
     """TLS failed: one side does not trust the other's certificate."""
 
@@ -260,7 +264,7 @@ class ApiServer:
         session = await self._current()
         session.users += 1
         try:
-            with _translating_errors(within or self._read_timeout):
+            with _translating_errors(within or self._read_timeout, Unconnected):
                 response = await session.client.call_api(
                     path,
                     method,
@@ -391,7 +395,9 @@ def _retry_after(response: aiohttp.ClientResponse) -> Seconds:
 
 
 @contextmanager
-def _translating_errors(read_timeout: Seconds) -> Iterator[None]:
+def _translating_errors(
+    read_timeout: Seconds, unreachable: type[Unreachable] = Unreachable
+) -> Iterator[None]:
     """Turn network and TLS exceptions into `ApiError`."""
     try:
         yield
@@ -400,7 +406,7 @@ def _translating_errors(read_timeout: Seconds) -> Iterator[None]:
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         raise Untrusted(_why(error)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unreachable(_why(error)) from error
+        raise unreachable(_why(error)) from error
 
 
 def _why(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from exporter.kube.client import (
     Expired,
     Overloaded,
     Silent,
+    Unconnected,
     Unreachable,
     Unsupported,
     error_of,
@@ -25,12 +26,14 @@ class Recovery:
 
     `relist`: forget the resourceVersion and list again. `log_in`: load the credentials again, and
     give up on the resource if the error persists. `longest_pause` caps the backoff.
+    `judges_version`: if the error repeats, the resourceVersion may be the cause.
     """
 
     restart: Restart
     relist: bool = False
     log_in: bool = False
     longest_pause: Seconds | None = None
+    judges_version: bool = True
 
 
 _RECOVERIES: dict[type[ApiError], Recovery] = {
@@ -41,7 +44,8 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
     Silent: Recovery(Restart.SILENT, relist=True),
     Denied: Recovery(Restart.DENIED, log_in=True),
     Absent: Recovery(Restart.ABSENT, log_in=True, longest_pause=5.0),
-    Overloaded: Recovery(Restart.OVERLOADED),
+    Overloaded: Recovery(Restart.OVERLOADED, judges_version=False),
+    Unconnected: Recovery(Restart.UNREACHABLE, judges_version=False),
 }
 """By the class of the error or its nearest base class."""
 _RETRY = Recovery(Restart.UNREACHABLE)

@@ -53,7 +53,8 @@ A server that ignores `sendInitialEvents` never ends its list.
 SHORT_LIVED: Seconds = 5.0
 """A watch that the server ended sooner than this is reopened with a backoff."""
 FUTILE_TRIES = 8
-"""After this many attempts in a row without an event (some 20 s of backoff), list again."""
+"""List again after this many attempts in a row that the API server answered without an event (some
+20 s of backoff)."""
 BELIEVED_AFTER = 4
 """How many 403s or 404s in a row are believed. An API server that has just started returns some
 until it has loaded its roles and custom resources."""
@@ -273,7 +274,7 @@ class Reflector:
         """Prepare for the next attempt, and return the pause before it."""
         self._watched.trouble = str(error)
         recovery = recovery_from(error)
-        restart = self._note_restart(recovery.restart)
+        restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
             self._forget_version()
         if recovery.log_in:
@@ -289,9 +290,9 @@ class Reflector:
         )
         return pause
 
-    def _note_restart(self, why: Restart) -> Restart:
+    def _note_restart(self, why: Restart, *, judges_version: bool = True) -> Restart:
         """Count a restart; returns its reason, NO_PROGRESS after too many futile attempts."""
-        if self._version is not None and why is not Restart.OVERLOADED:
+        if self._version is not None and judges_version:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0

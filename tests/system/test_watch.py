@@ -185,6 +185,27 @@ class TestOnBothServers:
             await watch.knows(namespace, "b")
             assert watch.health.of(Resource.VMIS)[0].lists == 1
 
+    async def test_resumes_after_a_long_outage(self, stage: Stage) -> None:
+        """However often the server could not be reached: that says nothing of the version."""
+        namespace = await stage.make_namespace()
+        async with (
+            Gate(stage.url) as gate,
+            following(stage.login_at(gate.url), namespaces=(namespace,), reflector=_Brisk) as watch,
+        ):
+            await watch.ready()
+            await gate.shut()
+            await watch.until(
+                lambda: (
+                    watch.restarts(Resource.VMIS).get(Restart.UNREACHABLE, 0) > 2 * FUTILE_TRIES
+                ),
+                what="many failed attempts",
+            )
+            await stage.admin.create(VMIS, vmi("a", namespace))
+            gate.open()
+            await watch.knows(namespace, "a")
+            assert Restart.NO_PROGRESS not in watch.restarts(Resource.VMIS)
+            assert watch.health.of(Resource.VMIS)[0].lists == 1
+
     async def test_outlives_a_connection_that_is_half_open(self, stage: Stage) -> None:
         """A connection that lets nothing through is given up after the read timeout."""
         namespace = await stage.make_namespace()
