@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -11,6 +12,9 @@ from hypothesis import Phase, settings
 
 from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_stage
 
+
+# A job in the background of a script ignores Ctrl-C, and so would every program that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK = ("unit", "docs", "support")
 SOAK = bool(os.environ.get("SOAK"))

@@ -183,13 +183,15 @@ async def test_every_attempt(
     await send_too_slowly(target)
     await play_tricks_with_paths(target)
     await invent_nodes(target)
+    # Twice, because the first connections may still be timing out when the next ones come.
     await hold_connections(target, idle)
-    held_once = target.program.resident() // MIB
+    await hold_connections(target, idle)
+    held = target.program.resident() // MIB
     await hold_connections(target, idle)
     status, answer = await verdict(target, target.caller.token or "")
     assert (status, answer["verdicts"][0]["reason"]) == (200, "cooldown")
     after = target.program.resident() // MIB
-    assert after < held_once + 50, "what was tried has left something behind"
+    assert after < held + 50, "what was tried has left something behind"
     for row in target.rows[:-1]:
         prove(row)
     prove(f"attack: memory before {before} MiB, after all of it {after} MiB")

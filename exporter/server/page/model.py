@@ -39,11 +39,13 @@ LONGEST_NAMESPACE, LONGEST_NODE = 63, 253
 
 LOSSES = {
     Resource.VMIS: (
-        "new VMs and migrations: what was known of that namespace blocks no more after"
-        " kube.deadAfter, but for cooldowns"
+        "new VMs and migrations; after kube.deadAfter, what is known of that namespace no longer"
+        " blocks, except for cooldowns"
     ),
     Resource.VMIMS: "pending migrations, failed attempts, and most states of an evacuation",
-    Resource.PODS: "the guard evacuations, diverged evacuations, the states that rest on pods",
+    Resource.PODS: (
+        "the guard evacuations, diverged evacuations, and the states that depend on pods"
+    ),
     Resource.KUBEVIRTS: "the state capacity",
     Resource.CONFIGMAPS: "the checkpoint: it is neither read nor written",
     Resource.LEASES: "the checkpoint: it is not written",
