@@ -120,7 +120,10 @@ def find_mutants(file: str, source: str) -> list[Mutant]:
 
 
 def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """What can be changed, with the function it is in: no annotation, decorator or f-string."""
+    """What can be changed, with its function: no annotation, decorator or f-string.
+
+    Nor the step of a revision, of which readers ask only whether it has changed.
+    """
     for name, value in ast.iter_fields(node):
         if name in {"annotation", "returns", "decorator_list", "bases", "keywords"} and (
             name != "keywords" or isinstance(node, ast.ClassDef)
@@ -134,6 +137,8 @@ def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, 
                 inside = f"{function}.{child.name}".strip(".")
             elif isinstance(child, ast.expr | ast.stmt):
                 yield child, function
+                if isinstance(child, ast.AugAssign) and "revision" in ast.unparse(child.target):
+                    continue
             yield from _nodes(child, inside)
 
 
@@ -165,7 +170,9 @@ def _changed_expression(node: ast.expr) -> Iterator[ast.AST]:
 
 def _changed_statement(node: ast.stmt) -> Iterator[ast.AST]:
     match node:
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.Constant(value=None | False)):  # both are false
+            pass
+        case ast.Return(value=ast.expr()):
             yield ast.Return(ast.Constant(None))
         case ast.Expr(value=ast.Constant()):  # a docstring
             pass
