@@ -594,19 +594,27 @@ def test_a_signal_ends_a_replay(
 
 
 @pytest.mark.parametrize("module", ["exporter.engine.model", "aiohttp", "exporter.app"])
-def test_ctrl_c_during_the_start_leaves_no_traceback(module: str) -> None:
+def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path) -> None:
     """Neither during the imports nor after them."""
-    process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "exporter", "demo"],
+    config = tmp_path / "config.yaml"
+    config.write_text("listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-X", "importtime"),
+            *("-m", "exporter", "demo", "--config", str(config)),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stderr is not None
-    while not (line := process.stderr.readline()).endswith(f" {module}\n"):
-        assert line, "it ended"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    ) as process:
+        try:
+            assert process.stderr is not None
+            while not (line := process.stderr.readline()).endswith(f" {module}\n"):
+                assert line, "it ended"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
 
     assert process.returncode in {Exit.INTERRUPTED, Exit.OK}
     assert "Traceback" not in err
