@@ -257,7 +257,7 @@ async def exporter() -> AsyncIterator[str]:
 async def ask(*arguments: str, **environment: str) -> tuple[int, str, str]:
     """`python -m exporter` with these arguments, while this process goes on answering."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-X", "dev", "-m", "exporter", *arguments),
+        *(sys.executable, "-W", "default", "-m", "exporter", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **environment},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine.diagnosis import RUNNING_PHASES
-from exporter.engine.evidence import Evidence, Remembered
+from exporter.engine.evidence import Evidence, Marker, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.migrations import WAITING_LIMIT
 from exporter.engine.model import (
@@ -1019,3 +1019,50 @@ def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> N
     assert seen(store).vmi.uid == cluster.vmi.uid
     assert records(store) == {}
     assert decide(seen(store), a_policy(), cluster.now) == Verdict(known=True)
+
+
+def test_pods_of_a_namespace_are_all_known_unless_it_is_refused() -> None:
+    """One refused namespace hides its own launcher pods only."""
+    store = a_store()
+    store.blind = {Resource.PODS: frozenset({"lost"})}
+    assert store.sees_pods_of(NAMESPACE)
+    assert not store.sees_pods_of("lost")
+    store.pods_seen = False
+    assert not store.sees_pods_of(NAMESPACE)
+
+
+def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
+    """No attempt from before that instant belongs to the evacuation that follows."""
+    store = a_store(a_vmi(), heard_at=NOW)
+    store.heard_at = NOW + 60
+    store.put(a_vmi())
+    store.heard_at = NOW + 120
+    store.put(a_vmi(evacuation_node="n1"))
+    marker = seen(store).marker
+    assert marker is not None
+    assert marker.not_before == NOW + 60
+
+
+def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
+    """Its history ends with it."""
+    store = a_store(a_vmi(migration=a_state()))
+    assert store.remember(UID) is not None
+    store.remove_vmi(NAMESPACE, NAME)
+    assert store.remember(UID) is None
+
+
+@pytest.mark.parametrize(
+    ("node", "requested_at"),
+    [
+        pytest.param("n1", NOW - 100, id="the-same-evacuation"),
+        pytest.param("n2", NOW, id="of-another-node"),
+    ],
+)
+def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at: float) -> None:
+    """The checkpoint's request is the earlier one of the same evacuation, and no other's."""
+    store = a_store(a_vmi(evacuation_node="n1"), heard_at=NOW)
+    stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
+    store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
+    marker = seen(store).marker
+    assert marker is not None
+    assert marker.requested_at == requested_at
