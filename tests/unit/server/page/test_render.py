@@ -157,8 +157,8 @@ class TestTrust:
 
         assert page.text("verdict").startswith("Mostly. Synced")
         assert page.text("loss-pods") == (
-            "May not read pods. Missing: the guard evacuations, diverged evacuations, and the states"
-            " that depend on pods. in the cluster: 403 <no>"
+            "May not read pods. Missing: the guard evacuations, diverged evacuations, and the"
+            " states that depend on pods. in the cluster: 403 <no>"
         )
         assert "refused" in page.text("watch-pods")
 
