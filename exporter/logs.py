@@ -2,10 +2,16 @@
 
 import logging
 import sys
+from collections.abc import Hashable
 from typing import TextIO
 
 import structlog
 
+from exporter.engine.model import Instant, Seconds
+
+
+LOGGED_EVERY: Seconds = 60.0
+"""How often a `Throttle` lets the same event through."""
 
 log = structlog.stdlib.get_logger()
 
@@ -82,6 +88,27 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+class Throttle:
+    """Decides whether to log an event: once per key and minute. It remembers `most` keys."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._logged_at: dict[Hashable, Instant] = {}
+
+    def __len__(self) -> int:
+        return len(self._logged_at)
+
+    def lets_through(self, key: Hashable, now: Instant) -> bool:
+        """Whether the event of this key is due at `now`; if so, it counts as logged."""
+        if now - self._logged_at.get(key, 0.0) < LOGGED_EVERY:
+            return False
+        self._logged_at.pop(key, None)
+        self._logged_at[key] = now
+        if len(self._logged_at) > self._most:
+            del self._logged_at[next(iter(self._logged_at))]
+        return True
 
 
 def _escape_controls(

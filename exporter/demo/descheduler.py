@@ -28,7 +28,7 @@ OVERLOADED = 1.1
 """A node above this multiple of the mean load is overloaded."""
 EVICTIONS_PER_NODE = 2
 USER = "system:serviceaccount:kube-system:descheduler-sa"
-"""As whom it evicts: the account of upstream's manifests."""
+"""The user that it evicts as: the service account of the descheduler's own manifests."""
 WEBHOOK_SECONDS = 1.0
 
 Checkpoint = Literal["filter", "preEviction"]

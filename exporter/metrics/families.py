@@ -1,6 +1,6 @@
 """Every metric: its name, type, help and labels beside the function that samples it.
 
-To add a metric, add an entry to the table of what it is sampled from.
+To add a metric, add an entry to the table of its data source.
 """
 
 from collections import Counter
@@ -385,7 +385,7 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_state",
         type="gauge",
-        help="1 for the present state of each evacuation: what it is held up by.",
+        help="1 for the current state of each evacuation, which is what holds it up.",
         labels=(*_EVACUATION, "state"),
         sample=lambda key, _vmi, d: Sample((*key, d.state), 1),
     ),

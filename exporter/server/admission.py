@@ -12,7 +12,8 @@ from aiohttp import hdrs, web
 
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, Reason, ReviewOutcome, Seconds, Verdict
+from exporter.engine.model import Instant, ReviewOutcome, Verdict
+from exporter.logs import Throttle
 from exporter.server.api import Service
 from exporter.server.apps import answering_problems, timed_handler
 from exporter.server.requests import Refusal, read_body
@@ -33,7 +34,6 @@ from exporter.text import escape
 PATH = "/v1/evictions"
 REVIEW_BYTES = 2**18
 """The largest accepted review; an Eviction has 1 or 2 kB."""
-LOGGED_EVERY: Seconds = 60.0
 REMEMBERED = 1_000
 
 log = structlog.stdlib.get_logger()
@@ -48,7 +48,7 @@ class Admission:
         self._limits = replace(
             service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
         )
-        self._logged: dict[tuple[str, str, Reason], Instant] = {}
+        self._logged = Throttle(REMEMBERED)
         service.counters.reviews = Counter()
 
     def make_app(self) -> web.Application:
@@ -112,18 +112,8 @@ class Admission:
         counters.held_evictions.note(
             vmi.uid, HeldEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )
-        if self._is_news((vmi.uid, user, verdict.reason), now):
+        if self._logged.lets_through((vmi.uid, user, verdict.reason), now):
             self._log(review, user, evidence, verdict, denied=denied)
-
-    def _is_news(self, key: tuple[str, str, Reason], now: Instant) -> bool:
-        """Whether to log this again; some evictors retry without a pause."""
-        if now - self._logged.get(key, 0.0) < LOGGED_EVERY:
-            return False
-        self._logged.pop(key, None)
-        self._logged[key] = now
-        if len(self._logged) > REMEMBERED:
-            del self._logged[next(iter(self._logged))]
-        return True
 
     def _log(
         self, review: Review, user: str, evidence: Evidence, verdict: Verdict, *, denied: bool

@@ -20,7 +20,6 @@ from exporter.engine.model import (
     Instant,
     Mismatch,
     Policy,
-    Reason,
     Seconds,
     StuckPolicy,
     Verdict,
@@ -28,6 +27,7 @@ from exporter.engine.model import (
 from exporter.engine.rules import decide, not_ours
 from exporter.engine.store import Store
 from exporter.health import Health
+from exporter.logs import Throttle
 from exporter.server.answers import describe_status, explain_vmi, list_evacuations, write_verdict
 from exporter.server.blocked import Blocked, BlockedSet
 from exporter.server.openapi import write_openapi
@@ -59,7 +59,6 @@ MAX_AGE: Seconds = 90.0
 """How long a caller may use a copy of the blocked set; longer than the longest long poll."""
 SHARED_FROM = 2**12
 """From this many bytes on, answers share the encoded blocked set instead of copying it."""
-BLOCKS_LOGGED_EVERY: Seconds = 60.0
 BLOCKS_REMEMBERED = 20_000
 
 log = structlog.stdlib.get_logger()
@@ -101,7 +100,7 @@ class Service:
     clock: Callable[[], Instant]
     render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
     closing: bool = False
-    _logged: dict[tuple[str, str, Reason], Instant] = field(default_factory=dict)
+    _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
 
     async def answer_verdicts(self, request: web.Request) -> web.Response:
         """POST /v1/verdicts."""
@@ -275,12 +274,8 @@ class Service:
             verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
         key = (vmi.namespace, vmi.name, verdict.reason)
-        if now - self._logged.get(key, 0.0) < BLOCKS_LOGGED_EVERY:
+        if not self._logged.lets_through(key, now):
             return
-        self._logged.pop(key, None)
-        self._logged[key] = now
-        if len(self._logged) > BLOCKS_REMEMBERED:
-            del self._logged[next(iter(self._logged))]
         log.info(
             "eviction_blocked",
             namespace=vmi.namespace,

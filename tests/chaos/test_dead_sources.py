@@ -1,4 +1,4 @@
-"""Evidence whose source has died: each rule is believed as long as its own resource is heard of.
+"""Evidence that is not updated any more: each rule blocks only while its own resource is watched.
 
 The whole program as a process, against the real API server wherever that can produce the case.
 """
@@ -124,7 +124,7 @@ class TestLostNamespace:
     async def test_a_start_with_one_lost_namespace_serves_the_other(
         self, real: RealStage, tmp_path: Path
     ) -> None:
-        """A namespace that may not be seen from the start is told as a loss, and is no obstacle."""
+        """A namespace that is refused from the start is reported, and does not stop the start."""
         healthy, lost = await real.make_namespace(), await real.make_namespace()
         await real.admin.create(VMIS, migrating(healthy))
         user = await restricted(real, "sees-one", healthy)
@@ -188,7 +188,7 @@ async def test_a_watch_that_is_dead_silences_its_own_rule(
 
     assert released == ["running"]
     assert running["reason"] == "migration_in_progress"
-    assert not explained["stale"], "the VMIs are heard of"
+    assert not explained["stale"], "the VMIs are still watched"
     silenced = {one["rule"] for one in explained["rules"] if one["silenced"]}
     rule = "pending_migration" if resource is VMIMS else "requested_evacuation"
     assert silenced == {rule}

@@ -506,7 +506,7 @@ def test_the_webhook_s_configuration_is_standalone_s_and_more() -> None:
 
 
 def test_the_webhook_s_users_are_those_of_the_configuration() -> None:
-    """The API server asks about whom the exporter would hold, and about nobody else."""
+    """The API server calls the webhook for the listed users only."""
     (webhook,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
     pods, users = webhook["matchConditions"]
 

@@ -63,7 +63,7 @@ FAILED_OPEN = "apiserver_admission_webhook_fail_open_count"
 
 @dataclass(frozen=True)
 class Run:
-    """What so many cycles did to forty VMs, and how many reviews of each outcome there were."""
+    """The effect of some cycles on forty VMs, and the number of reviews by outcome."""
 
     name: str
     ledger: Ledger
