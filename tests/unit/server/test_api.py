@@ -1085,6 +1085,7 @@ class TestEvacuations:
             "backoff": None,
             "diverged": False,
             "attempt": None,
+            "mode": None,
             "why": [],
             "cancel": {
                 "method": "PUT",
