@@ -22,6 +22,7 @@ from exporter.engine.model import (
     Fact,
     Hold,
     Instant,
+    KubeVirtSettings,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -203,6 +204,7 @@ class _Migrations(Struct, gc=False):
 
 
 class _KubeVirtConfiguration(Struct, gc=False):
+    evictionStrategy: str | None = None  # noqa: N815
     migrations: _Migrations | None = None
 
 
@@ -379,7 +381,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
             return _write_vmim(fact)
         case Pod():
             return _write_pod(fact)
-        case MigrationLimits():
+        case KubeVirtSettings():
             return _write_kubevirt(fact)
         case ConfigMap():
             raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
@@ -617,15 +619,18 @@ def _owner_uid(metadata: _PodMetadata) -> str:
     return next((one.uid for one in owners if one.kind == _VMI_KIND and one.uid), "")
 
 
-def _read_kubevirt(wire: _KubeVirtObject) -> MigrationLimits | str:
+def _read_kubevirt(wire: _KubeVirtObject) -> KubeVirtSettings | str:
     configuration = (wire.spec or _KubeVirtSpec()).configuration or _KubeVirtConfiguration()
     migrations = configuration.migrations or _Migrations()
     defaults = MigrationLimits()
     cluster = migrations.parallelMigrationsPerCluster
     per_node = migrations.parallelOutboundMigrationsPerNode
-    return MigrationLimits(
-        cluster=defaults.cluster if cluster is None else cluster,
-        outbound_per_node=defaults.outbound_per_node if per_node is None else per_node,
+    return KubeVirtSettings(
+        MigrationLimits(
+            cluster=defaults.cluster if cluster is None else cluster,
+            outbound_per_node=defaults.outbound_per_node if per_node is None else per_node,
+        ),
+        intern(configuration.evictionStrategy or ""),
     )
 
 
@@ -722,12 +727,13 @@ def _write_pod(pod: Pod) -> dict[str, Any]:
     )
 
 
-def _write_kubevirt(limits: MigrationLimits) -> dict[str, Any]:
+def _write_kubevirt(settings: KubeVirtSettings) -> dict[str, Any]:
     migrations = {
-        "parallelMigrationsPerCluster": limits.cluster,
-        "parallelOutboundMigrationsPerNode": limits.outbound_per_node,
+        "parallelMigrationsPerCluster": settings.limits.cluster,
+        "parallelOutboundMigrationsPerNode": settings.limits.outbound_per_node,
     }
-    return {"metadata": {}, "spec": {"configuration": {"migrations": migrations}}}
+    configuration = _omit_empty(migrations=migrations, evictionStrategy=settings.eviction_strategy)
+    return {"metadata": {}, "spec": {"configuration": configuration}}
 
 
 def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str, Any]:

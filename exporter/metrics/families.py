@@ -153,9 +153,10 @@ def _sample_faults(view: View) -> list[Sample]:
 
 
 def _sample_limits(view: View) -> list[Sample]:
-    limits = view.store.limits
-    if limits is None:
+    kubevirt = view.store.kubevirt
+    if kubevirt is None:
         return []
+    limits = kubevirt.limits
     return [
         Sample(("cluster",), limits.cluster),
         Sample(("outbound_per_node",), limits.outbound_per_node),

@@ -24,7 +24,7 @@ from yarl import URL
 from exporter.counters import Counters
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
-    MigrationLimits,
+    KubeVirtSettings,
     Policy,
     Reason,
     Resource,
@@ -1303,7 +1303,7 @@ class TestOthers:
     )
     async def test_metrics_are_negotiated(self, desk: Desk, accept: str, content_type: str) -> None:
         """A scraper gets the format that it accepts."""
-        desk.store.put(MigrationLimits())
+        desk.store.put(KubeVirtSettings())
         answer = await desk.get("/metrics", Accept=accept)
 
         assert answer.headers["Content-Type"] == content_type
