@@ -1142,7 +1142,7 @@ class TestNodes:
     @pytest.fixture
     def drained(self, desk: Desk) -> Desk:
         """Two nodes with VMs of every outcome on the first."""
-        strategies = {
+        strategies: dict[str, dict[str, Any]] = {
             "leaves": {"eviction_strategy": "LiveMigrate", "migratable": True},
             "stays": {"eviction_strategy": "LiveMigrate"},
             "restarts": {"eviction_strategy": "None"},
