@@ -79,7 +79,7 @@ def write_bound(answer: DrainAnswer) -> str:
     return f"{text}; {unknown} without a known migration count as 0." if unknown else f"{text}."
 
 
-_HEAD = ("VM", "OUTCOME", "LAST TOOK", "FAILED")
+_HEAD = ("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY")
 
 
 def _candidate_row(one: NodeCandidate) -> list[Cell]:
@@ -89,7 +89,16 @@ def _candidate_row(one: NodeCandidate) -> list[Cell]:
         (str(one.outcome), BAD if one.outcome is DrainOutcome.STAYS else ""),
         "?" if took is None else write_span(took),
         str(one.failed_attempts),
+        write_why(one),
     ]
+
+
+def write_why(one: NodeCandidate) -> str:
+    """The newest thing that the cluster says about a VM."""
+    if not one.why:
+        return ""
+    newest = one.why[0]
+    return ": ".join(text for text in (newest.source, newest.reason, newest.message) if text)
 
 
 def _node_row(one: NodeAnswer) -> list[Cell]:

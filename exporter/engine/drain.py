@@ -22,7 +22,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, KubeVirtSettings, MigrationLimits, Mobility, Seconds
+from exporter.engine.model import Instant, KubeVirtSettings, MigrationLimits, Mobility, Seconds, Why
 from exporter.engine.store import Store
 
 
@@ -43,12 +43,13 @@ MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
 class DrainCandidate(Struct, frozen=True, kw_only=True):
     """A VMI of the node and its outcome.
 
-    `failed_attempts` is a lower bound, as for an evacuation; `last_duration` is how long its newest
-    successful migration took, None if that is not known.
+    `reasons` are those of `Store.reasons`; `failed_attempts` is a lower bound, as for evacuations.
+    `last_duration` is how long its newest successful migration took, None if that is not known.
     """
 
     evidence: Evidence
     outcome: DrainOutcome
+    reasons: tuple[Why, ...]
     failed_attempts: int
     last_duration: Seconds | None
 
@@ -117,6 +118,7 @@ def forecast_node(store: Store, node: str) -> tuple[Forecast, list[DrainCandidat
         DrainCandidate(
             evidence=evidence,
             outcome=_find_outcome(_measure_mobility(evidence), settings, full=full),
+            reasons=store.reasons(evidence.vmi),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
         )

@@ -7,7 +7,7 @@ import pytest
 from exporter.cli.drain import show_drain, show_nodes, write_bound
 from exporter.cli.layout import Screen
 from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
-from exporter.engine.model import KubeVirtSettings, MigrationLimits
+from exporter.engine.model import KubeVirtSettings, MigrationLimits, Why, WhySource
 from exporter.engine.store import Store
 from exporter.server.answers import describe_drain, list_nodes
 from exporter.server.schemas import DrainAnswer
@@ -65,13 +65,15 @@ def test_the_first_sentence_is_the_answer() -> None:
 def test_every_vm_has_its_row_the_gravest_first() -> None:
     """And each outcome that there is, its meaning."""
     store = a_mixed_store()
+    why = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
+    store.put_reasons(a_movable(2, migratable=False), (why,))
     store.put(a_vmim(vmi_name="db4", phase="Failed", finished=True, finished_at=NOW - 5.0))
     text = shown(store)
     counts, _, rows = text.partition("A drain now\n")
 
     assert [line.split() for line in rows.splitlines()] == [
-        ["VM", "OUTCOME", "LAST", "TOOK", "FAILED"],
-        ["shop/db2", "stays", "?", "0"],
+        ["VM", "OUTCOME", "LAST", "TOOK", "FAILED", "WHY"],
+        ["shop/db2", "stays", "?", "0", "LiveMigratable:", "HostDeviceNotLiveMigratable"],
         ["shop/db4", "external", "?", "1"],
         ["shop/db3", "restarts", "?", "0"],
         ["shop/db5", "waits", "?", "0"],

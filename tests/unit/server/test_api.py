@@ -31,6 +31,8 @@ from exporter.engine.model import (
     StuckPolicy,
     Trigger,
     Vmi,
+    Why,
+    WhySource,
 )
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
@@ -1085,6 +1087,7 @@ class TestEvacuations:
             "backoff": None,
             "diverged": False,
             "attempt": None,
+            "why": [],
             "cancel": {
                 "method": "PUT",
                 "path": "/apis/subresources.kubevirt.io/v1/namespaces/shop"
@@ -1152,6 +1155,9 @@ class TestNodes:
         for name, fields in strategies.items():
             state = a_state(uid=f"m-{name}") if name == "leaves" else None
             desk.store.put(a_vmi(name=name, uid=name, migration=state, **fields))
+        stays = a_vmi(name="stays", uid="stays", **strategies["stays"])
+        why = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
+        desk.store.put_reasons(stays, (why,))
         desk.store.put(a_vmim(vmi_name="waits", name="of-waits", uid="of-waits"))
         desk.store.put(a_vmi(name="alone", uid="alone", node="n0"))
         desk.store.put(KubeVirtSettings(eviction_strategy="LiveMigrate"))
@@ -1208,8 +1214,16 @@ class TestNodes:
             "namespace": "shop",
             "name": "leaves",
             "outcome": "leaves",
+            "why": [],
             "failedAttempts": 0,
             "lastDurationSeconds": 60.0,
+        }
+        (why,) = candidates[3]["why"]
+        assert why == {
+            "source": "LiveMigratable",
+            "reason": "DisksNotLiveMigratable",
+            "message": "",
+            "at": None,
         }
 
     @pytest.mark.parametrize("path", ["/v1/nodes/n9", "/v1/nodes/n1%2F", "/v1/nodes/%00"])
