@@ -158,6 +158,7 @@ class Migrations(Struct, gc=False):
 
 
 class KubeVirtConfiguration(Struct, gc=False):
+    evictionStrategy: str | None = None
     migrations: Migrations | None = None
 
 
