@@ -49,7 +49,8 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     if state is not None and state.failed and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
         said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
-    return (*said, *_of_selector(NODE_SELECTOR, found.spec and found.spec.nodeSelector))
+    spec = found.spec or wire.VmiSpec()
+    return (*said, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
 
 
 def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
@@ -77,7 +78,8 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         at = vmim.finished_at if vmim.end is None else vmim.end
         said.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
     else:
-        said += _of_selector(ADDED_NODE_SELECTOR, found.spec and found.spec.addedNodeSelector)
+        spec = found.spec or wire.VmimSpec()
+        said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
     return tuple(said[-_PER_OBJECT:])
 
 
@@ -119,7 +121,7 @@ def _of_container(state: wire.ContainerState) -> Iterator[Why]:
         yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
 
 
-def _of_selector(reason: str, raw: msgspec.Raw | None) -> Iterator[Why]:
+def _of_selector(reason: str, raw: msgspec.Raw) -> Iterator[Why]:
     try:
         labels = msgspec.json.decode(raw, type=dict[str, str]) if raw else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

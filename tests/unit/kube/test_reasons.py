@@ -242,7 +242,7 @@ def test_escapes_are_readable() -> None:
 @pytest.mark.parametrize("wrong", [None, 1, True, [], {}, [[]], "x" * 3], ids=repr)
 def test_other_types_are_no_texts(wrong: object) -> None:
     """A text field of another type is empty; it makes its object no less readable."""
-    said = {"reason": wrong, "message": wrong}
+    said: Json = {"reason": wrong, "message": wrong}
     value = a_vmi_json(
         evacuationNodeName="n1",
         conditions=[a_condition("LiveMigratable", **said)],
