@@ -25,7 +25,7 @@ rule {
   }
   label "operator_health_impact" {
     severity = "bug"
-    value    = "critical|warning|none"
+    value    = "none"
     required = true
   }
   label "kubernetes_operator_part_of" {
@@ -62,5 +62,13 @@ rule {
   aggregate ".+" {
     severity = "bug"
     strip    = ["instance", "pod", "container", "endpoint", "job"]
+  }
+}
+
+# Series of several clusters have a label `cluster`: no rule may lose it.
+rule {
+  aggregate ".+" {
+    severity = "bug"
+    keep     = ["cluster"]
   }
 }
