@@ -1,12 +1,15 @@
 """Builds the API's answers from verdicts, rules and history. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from exporter import __version__
 from exporter.counters import HeldEviction
+from exporter.engine.advice import advise, may_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
-from exporter.engine.diagnosis import Diagnosis, Load, advise, diagnose, may_cancel
+from exporter.engine.diagnosis import Diagnosis, Load, diagnose
+from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration, settle
 from exporter.engine.model import (
@@ -18,7 +21,9 @@ from exporter.engine.model import (
     Resource,
     StuckPolicy,
     Verdict,
+    Vmi,
     Vmim,
+    Why,
 )
 from exporter.engine.rules import RuleResult, decide, explain
 from exporter.health import CheckpointHealth, Health, Watched
@@ -29,11 +34,15 @@ from exporter.server.schemas import (
     CheckpointStatus,
     CheckpointVerdicts,
     CooldownAnswer,
+    DrainAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
     HeldEvictionAnswer,
     LauncherAnswer,
     MigrationAnswer,
+    NodeAnswer,
+    NodeCandidate,
+    NodesAnswer,
     PendingAnswer,
     PolicyAnswer,
     ResourceAnswer,
@@ -42,6 +51,7 @@ from exporter.server.schemas import (
     VerdictAnswer,
     VmiAnswer,
     VmiCounts,
+    WhyAnswer,
     round_seconds,
     round_up_seconds,
     write_instant,
@@ -78,9 +88,14 @@ def list_evacuations(
     load: Load | None,
     now: Instant,
     health: Health,
+    *,
+    reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
-    """Every evacuation with its diagnosis, the longest first."""
-    answers = [_write_evacuation(evidence, stuck, load, now) for evidence in evacuating]
+    """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
+    answers = [
+        _write_evacuation(evidence, stuck, load, now, reasons(evidence.vmi))
+        for evidence in evacuating
+    ]
     found = [answer for answer in answers if answer is not None]
     found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
     return EvacuationsAnswer(
@@ -89,6 +104,29 @@ def list_evacuations(
         stale=health.is_stale(now, (one.namespace for one in found)),
         evacuations=found,
         blind_spots=health.refused_resources(),
+    )
+
+
+def list_nodes(
+    forecasts: Iterable[Forecast], namespaces: Iterable[str], now: Instant, health: Health
+) -> NodesAnswer:
+    """The forecasts of all nodes, in their order; `namespaces` are those of their VMIs."""
+    return NodesAnswer(
+        as_of=write_instant(now),
+        stale=health.is_stale(now, namespaces),
+        nodes=[NodeAnswer(**_write_forecast(one)) for one in forecasts],
+    )
+
+
+def describe_drain(
+    forecast: Forecast, candidates: Sequence[DrainCandidate], now: Instant, health: Health
+) -> DrainAnswer:
+    """The forecast of one node and of each VMI on it."""
+    return DrainAnswer(
+        as_of=write_instant(now),
+        stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
+        candidates=[_write_drain_candidate(one) for one in candidates],
+        **_write_forecast(forecast),
     )
 
 
@@ -118,9 +156,10 @@ def explain_vmi(
     load: Load | None,
     now: Instant,
     health: Health,
+    why: tuple[Why, ...] = (),
     held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
-    """Everything known about one VMI, with the result of each rule."""
+    """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     vmi = evidence.vmi
     dead = health.find_dead(now).of(vmi.namespace)
 
@@ -140,7 +179,7 @@ def explain_vmi(
         phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=_write_evacuation(evidence, stuck, load, now),
+        evacuation=_write_evacuation(evidence, stuck, load, now, why),
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),
@@ -314,7 +353,11 @@ def _without_uid(item: tuple[str, Migration]) -> bool:
 
 
 def _write_evacuation(
-    evidence: Evidence, stuck: StuckPolicy, load: Load | None, now: Instant
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    why: tuple[Why, ...],
 ) -> EvacuationAnswer | None:
     diagnosis = diagnose(evidence, stuck, load, now)
     if diagnosis is None:
@@ -337,8 +380,43 @@ def _write_evacuation(
         backoff=_write_backoff(diagnosis),
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
-        next_step=advise(evidence, diagnosis),
+        mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
+        why=[write_why(one) for one in why],
+        next_step=advise(evidence, diagnosis, why),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
+    )
+
+
+def _write_forecast(forecast: Forecast) -> dict[str, Any]:
+    """The fields of a `NodeAnswer`."""
+    return {
+        "node": forecast.node,
+        "vmis": forecast.vmis,
+        **{outcome.value: forecast.outcomes.get(outcome, 0) for outcome in DrainOutcome},
+        "can_be_emptied": forecast.can_be_emptied,
+        "at_least_seconds": round_seconds(forecast.at_least),
+    }
+
+
+def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:
+    vmi = candidate.evidence.vmi
+    return NodeCandidate(
+        namespace=vmi.namespace,
+        name=vmi.name,
+        outcome=candidate.outcome,
+        why=[write_why(why) for why in candidate.reasons],
+        failed_attempts=candidate.failed_attempts,
+        last_duration_seconds=round_seconds(candidate.last_duration),
+    )
+
+
+def write_why(why: Why) -> WhyAnswer:
+    """The API's form of a reason."""
+    return WhyAnswer(
+        source=why.source,
+        reason=why.reason,
+        message=why.message,
+        at=write_optional_instant(why.at),
     )
 
 
