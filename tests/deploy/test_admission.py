@@ -22,6 +22,7 @@ from tests.generate.manifests import (
     NAME,
     NAMESPACE,
     OVERLAYS,
+    PLAIN,
     Object,
     only,
     pod_templates,
@@ -43,6 +44,15 @@ READS = {
 REVIEWS = {
     ("create", "authentication.k8s.io", "tokenreviews", ""),
     ("create", "authorization.k8s.io", "subjectaccessreviews", ""),
+}
+WRITES = {
+    *((verb, "", "configmaps", "") for verb in ("list", "watch")),
+    *(
+        (verb, "", "configmaps", f"{NAME}-{shard:02}")
+        for verb in ("get", "create", "patch")
+        for shard in range(64)
+    ),
+    *((verb, "coordination.k8s.io", "leases", NAME) for verb in ("get", "create", "update")),
 }
 SCRAPER = f"{NAME}-scraper"
 OPTIONAL = ("pods", "kubevirts", "virtualmachineinstancemigrations")
@@ -122,7 +132,7 @@ def pod(template: Object) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/sidecar", "overlays/standalone"])
+@pytest.mark.parametrize("folder", ["base", PLAIN, "overlays/sidecar", "overlays/standalone"])
 async def test_the_exporter_runs_under_its_roles(
     cluster: RealCluster, folder: str, pair: Pair, tmp_path: Path
 ) -> None:
@@ -133,7 +143,7 @@ async def test_the_exporter_runs_under_its_roles(
         program(
             tmp_path,
             *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable(folder, tmp_path, pair),
+            config=runnable(folder, pair),
         ) as exporter,
     ):
         prometheus = Caller(exporter, pair.trust, token)
@@ -168,28 +178,8 @@ async def test_every_verb_is_needed(
             assert await asyncio.wait_for(exporter.process.wait(), 30) == 3
 
 
-@pytest.mark.parametrize(
-    ("folder", "writes"),
-    [
-        ("base", set()),
-        (
-            "overlays/standalone",
-            {
-                *((verb, "", "configmaps", "") for verb in ("list", "watch")),
-                *(
-                    (verb, "", "configmaps", f"{NAME}-{shard:02}")
-                    for verb in ("get", "create", "patch")
-                    for shard in range(64)
-                ),
-                *(
-                    (verb, "coordination.k8s.io", "leases", NAME)
-                    for verb in ("get", "create", "update")
-                ),
-            },
-        ),
-    ],
-)
-async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, writes: Grants) -> None:
+@pytest.mark.parametrize(("folder", "reviews"), [("overlays/standalone", REVIEWS), (PLAIN, set())])
+async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, reviews: Grants) -> None:
     """Of an account without roles it differs by what it reads, reviews, and by its checkpoint."""
     other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
     await cluster.admin.create(SERVICE_ACCOUNTS, other)
@@ -203,7 +193,7 @@ async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, writes
     await cluster.admin.delete(SERVICE_ACCOUNTS, NAMESPACE, "other")
 
     reads = {(verb, *one, "") for verb in ("list", "watch") for one in READS}
-    assert more == reads | REVIEWS | writes
+    assert more == reads | reviews | WRITES
 
 
 CHECKPOINT = [
@@ -219,7 +209,7 @@ async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
 ) -> None:
     """Under the rendered role it is; without one of its verbs the log says which."""
     await forget_checkpoint(paging.admin)
-    config = runnable("overlays/standalone", tmp_path, pair)
+    config = runnable("overlays/standalone", pair)
     config["kube"] = {"leaseDuration": "1s", "checkpointInterval": "100ms"}
     less = (verb, (resource,)) if resource else None
 

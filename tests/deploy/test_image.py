@@ -105,8 +105,8 @@ def test_it_needs_no_writable_file_system(image: Path) -> None:
     assert sorted(image.joinpath("app").rglob("*")) == before
 
 
-def test_it_has_no_installer_in_it(image: Path) -> None:
-    """The installer goes once the dependencies are in."""
+def test_its_environment_has_no_installer(image: Path) -> None:
+    """The installer goes once the dependencies are in; the base image's own is not ours."""
     assert list(image.glob("venv/lib/python*/site-packages/pip")) == []
 
 

@@ -174,7 +174,7 @@ class Reader:
         for command in commands(section):
             await play_controllers(self._cluster)
             if " port-forward " in command:
-                assert command.endswith(" 9810 &")
+                assert command.endswith(" 19810:9810 &")
                 self.forwarded = await forward()
             elif command.startswith("export "):
                 await self._export(command)
@@ -186,8 +186,8 @@ class Reader:
 
     async def _export(self, command: str) -> None:
         name = command.removeprefix("export ").partition("=")[0]
-        if name == "EXPORTER":
-            assert re.sub("[0-9]+$", "9810", self.forwarded) == command.partition("=")[2]
+        if name == "KUBEVIRT_EVICTION_EXPORTER_URL":
+            assert re.sub("[0-9]+$", "19810", self.forwarded) == command.partition("=")[2]
             self.environment[name] = self.forwarded
         else:
             self.environment[name] = await self._type(f'{command}; printf %s "${name}"')
@@ -240,7 +240,7 @@ async def test_a_caller_of_one_s_own_is_answered(
                 program(
                     tmp_path,
                     *("--kubeconfig", str(fresh.kubeconfig(user))),
-                    config=runnable("overlays/standalone", tmp_path, pair),
+                    config=runnable("overlays/standalone", pair),
                 )
             )
             await Caller(installed, pair.trust, host=f"{NAME}.{NAMESPACE}.svc").ready()
@@ -251,7 +251,10 @@ async def test_a_caller_of_one_s_own_is_answered(
 
         (text,) = fenced(OWN_CALLER, "python")
         assert await run(text, reader.environment) == ("shop/web\n", "")
-        for wrong in ({"EXPORTER": "https://localhost:1"}, {"CALLER": str(tmp_path)}):
+        for wrong in (
+            {"KUBEVIRT_EVICTION_EXPORTER_URL": "https://localhost:1"},
+            {"CALLER": str(tmp_path)},
+        ):
             answered, complaint = await run(text, {**reader.environment, **wrong})
             assert answered == "shop/db1\nshop/web\n"
             assert "not asked" in complaint

@@ -4,16 +4,19 @@
 copy of the descheduler's policy, and what the chart's values share with both.
 """
 
+import os
 import re
 import subprocess
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import yaml
 
 from exporter import __version__
 from tests.cluster.binaries import find_binary
+from tests.generate import REPOSITORY
 
 
 Object: TypeAlias = dict[str, Any]
@@ -22,17 +25,22 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 REGISTRY = "quay.io/kubevirt-eviction-exporter"
 """Where the images are published: the one place to change it."""
+REMOTE = f"{REPOSITORY}//deploy/"
+"""What an adopter's overlay begins the folders of `deploy/` with."""
 EXPORTER_IMAGE = f"{REGISTRY}/exporter:{__version__}"
 DESCHEDULER_IMAGE = f"{REGISTRY}/descheduler:{__version__}"
 NAME = NAMESPACE = "kubevirt-eviction-exporter"
 
-OVERLAYS = (
+ENCRYPTED = (
     "base",
     "overlays/sidecar",
     "overlays/standalone",
     "overlays/admission",
     "overlays/openshift",
 )
+PLAIN = "overlays/plain"
+"""Without a certificate."""
+OVERLAYS = (*ENCRYPTED, PLAIN)
 """Each is a whole installation."""
 ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager")
 """Each goes with something else."""
@@ -59,11 +67,42 @@ class _Dumper(yaml.SafeDumper):
 
 
 @cache
-def render(folder: str) -> tuple[Object, ...]:
-    """The objects that kustomize makes of a folder of `deploy/`."""
-    command = [str(find_binary("kustomize")), "build", str(DEPLOY / folder)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert not made.stderr, made.stderr
+def render(folder: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
+    """The objects that kustomize makes of a folder of `deploy/`, in our namespace or another."""
+    if namespace == NAMESPACE:
+        return build(DEPLOY / folder)
+    return overlay({"namespace": namespace}, resources=[folder], transformers=["namespace"])
+
+
+def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, ...]:
+    """The objects of an overlay somewhere else that names folders of `deploy/`."""
+    with TemporaryDirectory() as directory:
+        named = {
+            kind: [os.path.relpath(DEPLOY / one, Path(directory).resolve()) for one in listed]
+            for kind, listed in folders.items()
+        }
+        Path(directory, "kustomization.yaml").write_text(yaml.safe_dump({**named, **(more or {})}))
+        return build(Path(directory))
+
+
+def own_overlay(document: Object) -> tuple[Object, ...]:
+    """The objects of an adopter's kustomization.yaml, with this checkout in place of the remote."""
+    kinds = ("resources", "components", "transformers")
+    folders = {
+        kind: [
+            one.removeprefix(REMOTE).removesuffix(f"?ref=v{__version__}") for one in document[kind]
+        ]
+        for kind in kinds
+        if kind in document
+    }
+    return overlay({key: one for key, one in document.items() if key not in kinds}, **folders)
+
+
+def build(folder: Path) -> tuple[Object, ...]:
+    """The objects that kustomize makes of a folder; it has to have no complaint."""
+    command = [str(find_binary("kustomize")), "build", str(folder)]
+    made = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, ""), made.stderr
     return tuple(yaml.safe_load_all(made.stdout))
 
 
