@@ -38,6 +38,12 @@ def write_instant(instant: Instant) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+def clean(text: str, most: int) -> str:
+    """Foreign text for people: escaped as in `escape`, cut to at most `most` characters."""
+    safe = escape(text[: most + 1].strip())
+    return safe if len(safe) <= most else f"{safe[: most - 1]}…"
+
+
 def escape(text: str) -> str:
     """Write control characters, direction marks and other invisible characters as escapes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

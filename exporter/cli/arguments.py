@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from exporter import __version__
 from exporter.engine.model import Instant, Seconds
-from exporter.kube.kubevirt import parse_instant
+from exporter.kube.instants import parse_instant
 from exporter.settings import parse_duration
 
 

@@ -84,6 +84,21 @@ class Trigger(StrEnum):
     OTHER = "other"
 
 
+class WhySource(StrEnum):
+    """Where the cluster gives a reason for what holds an evacuation up."""
+
+    LIVE_MIGRATABLE = "LiveMigratable"
+    """The VMI's condition, if it is false."""
+    POD_SCHEDULED = "PodScheduled"
+    """The condition of an attempt's target pod, if it is false: the scheduler's message."""
+    TARGET_CONTAINER = "TargetContainer"
+    """A container of an attempt's target pod that waits or has terminated."""
+    FAILED_ATTEMPT = "FailedAttempt"
+    """A failed VMIM, or `migrationState.failureReason` of the VMI."""
+    MIGRATION_CONDITION = "MigrationCondition"
+    """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
+
+
 class Resource(StrEnum):
     """The resources that are watched or written, by their plural names."""
 
@@ -138,6 +153,19 @@ class MigrationState(Struct, frozen=True, gc=False):
     def running(self) -> bool:
         """Whether the migration has a start and no end."""
         return self.start is not None and not self.ended
+
+
+class Why(Struct, frozen=True, gc=False):
+    """A reason in the cluster's own words, cleaned and bounded (`kube.reasons`).
+
+    `reason` is the field of that name, a word; `message` is free text. `at` is when the cluster
+    dated it; None if it does not, as for LiveMigratable.
+    """
+
+    source: WhySource
+    reason: str = ""
+    message: str = ""
+    at: Instant | None = None
 
 
 class Vmi(Struct, frozen=True, kw_only=True, gc=False):

@@ -29,7 +29,9 @@ from exporter.engine.model import (
     Trigger,
     Vmi,
     Vmim,
+    Why,
 )
+from exporter.engine.reasons import ReasonTable
 from exporter.engine.vmi_record import VmiRecord
 
 
@@ -86,6 +88,7 @@ class Store:
         self._vmims = VmimIndex(keep=endings_kept)
         self._launchers = LauncherIndex()
         self._evacuations = EvacuationTracker(self._vmims, self._launchers)
+        self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
 
     def __len__(self) -> int:
         return len(self._vmis)
@@ -133,6 +136,18 @@ class Store:
         """The evidence about every VMI that is evacuating."""
         return map(self._evidence, self._evacuations)
 
+    def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
+        """What the cluster says about why a VMI does not move, newest first; see `reasons`.
+
+        Of a VMI that is not evacuating only why it is not live-migratable, as a word.
+        """
+        return self._reasons.of(vmi)
+
+    @property
+    def reason_count(self) -> int:
+        """How many objects have reasons that are held."""
+        return len(self._reasons)
+
     def load(self) -> Load | None:
         """How many migrations run, or None if not all of them are visible."""
         revision, load = self._load
@@ -156,6 +171,11 @@ class Store:
                     self.revision += 1
             case ConfigMap():
                 raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
+
+    def put_reasons(self, fact: Fact, reasons: tuple[Why, ...]) -> None:
+        """Replace the reasons that came with an object, after `put`; changes no verdict."""
+        if isinstance(fact, Vmi | Vmim | Pod):
+            self._reasons.put(fact, reasons)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object."""
@@ -221,7 +241,10 @@ class Store:
             record.history.put(vmi.migration.uid, _migration_of_vmi(vmi.migration), keep=self._keep)
         if migration_uids_changed:
             self._bind_all(record)
+        was_evacuating = before is None or record.marker is not None
         self._evacuations.update(record, before, self.heard_at)
+        if was_evacuating and record.marker is None:
+            self._reasons.end(vmi)
         record.seen_at = self.heard_at
         recalled = self._recalled.pop(vmi.uid, None)
         if recalled is not None:
@@ -261,6 +284,7 @@ class Store:
         if binding is None or (uid and binding.vmim.uid and binding.vmim.uid != uid):
             return
         self._vmims.remove(binding)
+        self._reasons.remove(binding.vmim, binding.owner, self.heard_at)
         self._drop_evidence(self._vmis.get(binding.vmi_key))
         self.revision += 1
 
@@ -280,6 +304,7 @@ class Store:
         if pod is None or (uid and pod.uid and pod.uid != uid):
             return
         self._launchers.remove(pod)
+        self._reasons.remove(pod, pod.vmi_uid, self.heard_at)
         self._note_pod_change(pod)
 
     def remember(self, uid: str) -> Remembered | None:
@@ -349,6 +374,7 @@ class Store:
             observer.note_end((record.vmi.namespace, record.vmi.name))
         self._by_uid.pop(uid, None)
         self._evacuations.remove(uid)
+        self._reasons.remove_vmi(record.vmi)
         self._touch(uid)
 
     def _evidence(self, record: VmiRecord) -> Evidence:

@@ -75,6 +75,8 @@ class Feed:
         elif isinstance(changed.fact, Vmi):
             log_migration(self._known(changed.namespace, changed.name), changed.fact)
         self._sink.put(changed.fact)
+        if isinstance(self._sink, Store):
+            self._sink.put_reasons(changed.fact, changed.reasons)
 
     def remove(self, deleted: Deleted) -> None:
         """Remove an object."""

@@ -18,7 +18,9 @@ from exporter.engine.model import (
     Resource,
     StuckPolicy,
     Verdict,
+    Vmi,
     Vmim,
+    Why,
 )
 from exporter.engine.rules import RuleResult, decide, explain
 from exporter.health import CheckpointHealth, Health, Watched
@@ -42,6 +44,7 @@ from exporter.server.schemas import (
     VerdictAnswer,
     VmiAnswer,
     VmiCounts,
+    WhyAnswer,
     round_seconds,
     round_up_seconds,
     write_instant,
@@ -78,9 +81,14 @@ def list_evacuations(
     load: Load | None,
     now: Instant,
     health: Health,
+    *,
+    reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
-    """Every evacuation with its diagnosis, the longest first."""
-    answers = [_write_evacuation(evidence, stuck, load, now) for evidence in evacuating]
+    """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
+    answers = [
+        _write_evacuation(evidence, stuck, load, now, reasons(evidence.vmi))
+        for evidence in evacuating
+    ]
     found = [answer for answer in answers if answer is not None]
     found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
     return EvacuationsAnswer(
@@ -118,9 +126,10 @@ def explain_vmi(
     load: Load | None,
     now: Instant,
     health: Health,
+    why: tuple[Why, ...] = (),
     held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
-    """Everything known about one VMI, with the result of each rule."""
+    """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     vmi = evidence.vmi
     dead = health.find_dead(now).of(vmi.namespace)
 
@@ -140,7 +149,7 @@ def explain_vmi(
         phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=_write_evacuation(evidence, stuck, load, now),
+        evacuation=_write_evacuation(evidence, stuck, load, now, why),
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),
@@ -314,7 +323,11 @@ def _without_uid(item: tuple[str, Migration]) -> bool:
 
 
 def _write_evacuation(
-    evidence: Evidence, stuck: StuckPolicy, load: Load | None, now: Instant
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    why: tuple[Why, ...],
 ) -> EvacuationAnswer | None:
     diagnosis = diagnose(evidence, stuck, load, now)
     if diagnosis is None:
@@ -337,8 +350,19 @@ def _write_evacuation(
         backoff=_write_backoff(diagnosis),
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
+        why=[write_why(one) for one in why],
         next_step=advise(evidence, diagnosis),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
+    )
+
+
+def write_why(why: Why) -> WhyAnswer:
+    """The API's form of a reason."""
+    return WhyAnswer(
+        source=why.source,
+        reason=why.reason,
+        message=why.message,
+        at=write_optional_instant(why.at),
     )
 
 

@@ -161,6 +161,7 @@ class Service:
                 load=self.store.load(),
                 now=self.clock(),
                 health=self.health,
+                why=self.store.reasons(evidence.vmi),
                 held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
             )
         )
@@ -170,7 +171,12 @@ class Service:
         self._require_ready()
         return _json(
             list_evacuations(
-                self.store.evacuating(), self.stuck, self.store.load(), self.clock(), self.health
+                self.store.evacuating(),
+                self.stuck,
+                self.store.load(),
+                self.clock(),
+                self.health,
+                reasons=self.store.reasons,
             )
         )
 

@@ -11,7 +11,16 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from exporter.engine.diagnosis import Cause, Source, State
-from exporter.engine.model import Checkpoint, Instant, Mismatch, Outcome, Reason, Resource, Seconds
+from exporter.engine.model import (
+    Checkpoint,
+    Instant,
+    Mismatch,
+    Outcome,
+    Reason,
+    Resource,
+    Seconds,
+    WhySource,
+)
 from exporter.health import CheckpointFault, Staleness
 
 
@@ -262,6 +271,19 @@ class CancelAnswer(Struct, rename="camel", kw_only=True):
     body: Annotated[dict[str, str], means("the JSON body; it must match the stored value")]
 
 
+class WhyAnswer(Struct, rename="camel", kw_only=True):
+    """A reason in the cluster's own words, with invisible characters as escapes."""
+
+    source: Annotated[WhySource, means("the condition or object that gives it")]
+    reason: Annotated[str, means("a word, such as Unschedulable; empty: none is given")]
+    message: Annotated[
+        str, means("at most 1,024 characters; empty: none is given, or the VMI is not evacuating")
+    ]
+    at: Annotated[
+        InstantText | None, means("when the cluster dated it; null: undated, and true now")
+    ]
+
+
 class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     """One evacuation with its diagnosis."""
 
@@ -295,6 +317,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         means("KubeVirt still evacuates it, but the descheduler thinks it is over"),
     ]
     attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
+    why: Annotated[
+        list[WhyAnswer],
+        means("what the cluster itself says about it, newest first; at most eight"),
+    ]
     next_step: Annotated[str, means("what an operator can do")]
     cancel: Annotated[
         CancelAnswer | None,

@@ -25,14 +25,14 @@ import msgspec
 from msgspec import Struct
 
 from exporter.engine.model import CLUSTER_RESOURCES, Fact, Instant, Resource
+from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import (
     Changed,
     Deleted,
     Refused,
     parse_event,
-    parse_instant,
-    write_object,
 )
+from exporter.kube.writing import write_object
 from exporter.text import write_instant
 
 

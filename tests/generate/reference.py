@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any, TypeAlias
 
 from exporter.cli.commands import EXIT_MEANINGS
-from exporter.engine.model import Hold
+from exporter.engine.model import Why, WhySource
 from exporter.metrics.families import FAMILIES
 from exporter.server.openapi import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
@@ -144,8 +144,17 @@ async def ask() -> dict[str, Answer]:
         )
     )
     desk.store.put(a_pod(name="virt-launcher-web1-x", uid="pod-2", vmi_uid="uid-of-web1"))
-    attempt = {"name": "evacuation-web1", "uid": "m3", "evacuates": "n1", "hold": Hold.QUOTA}
+    attempt = {"name": "evacuation-web1", "uid": "m3", "evacuates": "n1", "phase": "Scheduling"}
     desk.store.put(a_vmim(vmi_name="web1", **attempt))
+    target = {"name": "virt-launcher-web1-y", "uid": "pod-3", "vmi_uid": "uid-of-web1", "node": ""}
+    unschedulable = a_pod(**target, migration_uid="m3", ready=False, unschedulable=True)
+    desk.store.put(unschedulable)
+    message = (
+        "0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node"
+        " affinity/selector."
+    )
+    why = Why(WhySource.POD_SCHEDULED, "Unschedulable", message, NOW - 110.0)
+    desk.store.put_reasons(unschedulable, (why,))
     answers = {}
     async with opened(desk) as one:
         for name, example in {**EXAMPLES, "refused": REFUSED}.items():

@@ -322,7 +322,7 @@ def _summarize_cluster(
 ) -> Cluster:
     store = inputs.store
     evacuations = list_evacuations(
-        store.evacuating(), inputs.stuck, store.load(), now, inputs.health
+        store.evacuating(), inputs.stuck, store.load(), now, inputs.health, reasons=store.reasons
     ).evacuations
     # Sorted by VMI and checkpoint, so that a VMI's first entry has the reason of both checkpoints.
     held = [tuple(entries) for _, entries in groupby(inputs.blocked, key=_of_vmi)]
@@ -395,6 +395,7 @@ def _explain(inputs: PageInputs, evidence: Evidence, now: Instant) -> VmiAnswer:
         load=inputs.store.load(),
         now=now,
         health=inputs.health,
+        why=inputs.store.reasons(evidence.vmi),
         held_evictions=inputs.held_evictions.of(evidence.vmi.uid),
     )
 

@@ -79,7 +79,9 @@ def status_of(
     """What `status` shows of these."""
     health = health or some_health()
     status = describe_status(health, vmis=100, blocked=blocked, now=now)
-    evacuations = list_evacuations(evacuating, StuckPolicy(), None, now, health)
+    evacuations = list_evacuations(
+        evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: ()
+    )
     answer = BlockedAnswer(
         as_of=write_instant(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
     )

@@ -24,8 +24,9 @@ from exporter.engine.model import (
     Vmim,
 )
 from exporter.kube.client import split_lines
+from exporter.kube.facts import EVICTION_IN_PROGRESS
+from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import (
-    EVICTION_IN_PROGRESS,
     INITIAL_EVENTS_END,
     Bookmark,
     Changed,
@@ -33,12 +34,11 @@ from exporter.kube.kubevirt import (
     Failed,
     Refused,
     parse_event,
-    parse_instant,
     parse_object,
     parse_page,
     parse_status_message,
-    write_object,
 )
+from exporter.kube.writing import write_object
 from tests.support.builders import (
     NAME,
     NAMESPACE,

@@ -1085,6 +1085,7 @@ class TestEvacuations:
             "backoff": None,
             "diverged": False,
             "attempt": None,
+            "why": [],
             "cancel": {
                 "method": "PUT",
                 "path": "/apis/subresources.kubevirt.io/v1/namespaces/shop"

@@ -128,7 +128,12 @@ class TestTheSame:
         inputs = busy_inputs()
         model = build_model(inputs)
         told = list_evacuations(
-            inputs.store.evacuating(), inputs.stuck, inputs.store.load(), NOW, inputs.health
+            inputs.store.evacuating(),
+            inputs.stuck,
+            inputs.store.load(),
+            NOW,
+            inputs.health,
+            reasons=inputs.store.reasons,
         )
 
         assert model.cluster is not None
