@@ -2,19 +2,17 @@
 
 import asyncio
 import json
-import subprocess
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.cluster import VMIS, ApiError, Client, RealCluster, find_binary, poll, vmi
+from tests.cluster import VMIS, ApiError, Client, RealCluster, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
-from tests.deploy.schemas import write_schemas
+from tests.deploy.schemas import find_faults
 from tests.deploy.secured import Caller, Pair, runnable, somebody
 from tests.deploy.server import APPLY, Grants, account, apply, granted
 from tests.generate.manifests import (
@@ -82,22 +80,10 @@ async def test_a_misspelt_field_is_not_accepted(cluster: RealCluster) -> None:
 async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) -> None:
     """Every object fits the schemas that this API server tells, and a wrong one does not."""
     openapi = await cluster.admin.request("GET", "/openapi/v2")
-    schemas = tmp_path / "schemas"
-    schemas.mkdir()
-    location = write_schemas(openapi, schemas)
-
-    def check(objects: Iterable[Object]) -> dict[str, Any]:
-        file = tmp_path / "objects.yaml"
-        file.write_text(yaml.safe_dump_all(objects))
-        command = [str(find_binary("kubeconform")), "-strict", "-summary", "-output", "json"]
-        command += ["-schema-location", location, str(file)]
-        checked = subprocess.run(command, check=False, capture_output=True, text=True)
-        found: dict[str, Any] = json.loads(checked.stdout)
-        return found
-
     objects = [one for folder in RENDERED for one in rendered(folder)]
-    found = check(objects)
-    wrong = check([{**only(render("overlays/standalone"), "Service"), "spec": {"prots": []}}])
+    found = find_faults(objects, openapi, tmp_path)
+    misspelt = {**only(render("overlays/standalone"), "Service"), "spec": {"prots": []}}
+    wrong = find_faults([misspelt], openapi, tmp_path)
 
     assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
     assert wrong["summary"]["invalid"] == 1
@@ -151,6 +137,8 @@ async def test_the_exporter_runs_under_its_roles(
         assert await prometheus.sample("kubevirt_eviction_exporter_synced") >= len(READS)
         assert await prometheus.sample("kubevirt_eviction_exporter_permission_missing") == 0
         assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
+        (started,) = exporter.events("started")
+        assert started["checkpoint"] == f"configmap:{NAMESPACE}/{NAME}"
         assert await exporter.end() == 0
 
 

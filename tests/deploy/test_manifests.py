@@ -15,6 +15,7 @@ from tests.generate.manifests import (
     ADDITIONS,
     DEPLOY,
     DESCHEDULER_IMAGE,
+    ELSEWHERE,
     ENCRYPTED,
     EXPORTER_IMAGE,
     IMAGES,
@@ -612,9 +613,6 @@ def test_plain_metrics_need_no_certificate_and_no_token() -> None:
     assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
     plain, encrypted = (config_of(render(one)) for one in (PLAIN, "base"))
     assert {**plain, "tls": encrypted["tls"], "auth": encrypted["auth"]} == encrypted
-
-
-ELSEWHERE = "virt-evictions"
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)

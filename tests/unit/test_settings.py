@@ -15,6 +15,7 @@ from exporter.settings import (
     AdmissionSettings,
     Authentication,
     AuthSettings,
+    ConfigMaps,
     InvalidSettings,
     KubeSettings,
     Limits,
@@ -822,3 +823,14 @@ def test_the_query_api_is_not_shown_to_the_network_unasked(
         {"tls": {"query": {**pair, "clientCAFile": "/a"}}},
     ):
         read_settings(document | safe)
+
+
+@pytest.mark.parametrize(
+    ("text", "namespace"), [("configmap:ns/kept", "ns"), ("configmap:kept", "")], ids=str
+)
+def test_a_checkpoint_without_a_namespace_is_in_the_exporter_s_own(
+    text: str, namespace: str
+) -> None:
+    """The application knows which that is."""
+    assert read_settings({"checkpoint": text}).checkpoint == ConfigMaps(namespace, "kept")
+    assert str(ConfigMaps("ns", "kept")) == "configmap:ns/kept"
