@@ -124,7 +124,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
     certificate by it; the Service leads to this machine in place of a pod.
     """
     admin, reader = cluster.admin, Reader(cluster, tmp_path)
-    for command in install_commands("A certificate first")[2:]:
+    for command in install_commands("A certificate first"):
         await reader.type(command)
     secret = await admin.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{NAME}-tls")
     mounted(secret, tmp_path / "mounted")

@@ -124,7 +124,7 @@ def test_only_the_release_s_images_are_pulled(folder: str) -> None:
 def test_no_file_names_another_image() -> None:
     """An image stands in deploy/ under the one registry only, its tag in one place."""
     text = "".join(path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*.yaml"))
-    named = set(re.findall(r"(?:image|repository|- name): (\S+/\S+)", text))
+    named = set(re.findall(r"(?:image|repository|- name): ([^\s,}]+/[^\s,}]+)", text))
 
     assert {image.split(":")[0] for image in named} == {
         EXPORTER_IMAGE.rpartition(":")[0],

@@ -28,7 +28,7 @@ def test_else_it_is_that_of_the_kubeconfig_s_context(tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1", User(name, authority))
 
     assert find_namespace(Login(kubeconfig=file)) == "virt-evictions"
-    file.write_text(file.read_text().replace("namespace: virt-evictions\n", ""))
+    file.write_text(file.read_text().replace("    namespace: virt-evictions\n", ""))
     assert find_namespace(Login(kubeconfig=file)) == "default"
 
 
