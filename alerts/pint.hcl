@@ -25,7 +25,7 @@ rule {
   }
   label "operator_health_impact" {
     severity = "bug"
-    value    = "critical|warning|none"
+    value    = "none"
     required = true
   }
   label "kubernetes_operator_part_of" {
@@ -51,6 +51,15 @@ rule {
     value    = "https://.+/{{ $alert }}[.]md"
     required = true
   }
+}
+
+rule {
+  match {
+    kind = "alerting"
+  }
+  ignore {
+    name = "KubeVirtNodeCannotBeEmptied"
+  }
   for {
     severity = "bug"
     min      = "1m"
@@ -62,5 +71,13 @@ rule {
   aggregate ".+" {
     severity = "bug"
     strip    = ["instance", "pod", "container", "endpoint", "job"]
+  }
+}
+
+# Series of several clusters have a label `cluster`: no rule may lose it.
+rule {
+  aggregate ".+" {
+    severity = "bug"
+    keep     = ["cluster"]
   }
 }

@@ -109,6 +109,18 @@ class History:
         ends = (r.known_end for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
         return max((end for end in ends if end is not None), default=None)
 
+    def last_duration(self) -> Seconds | None:
+        """How long the newest successful migration took; None if no such time is known."""
+        timed = (
+            (record.end, record.end - record.start)
+            for record in self._records.values()
+            if record.outcome is Outcome.SUCCEEDED
+            and record.start is not None
+            and record.end is not None
+        )
+        _, duration = max(timed, default=(0.0, None))
+        return None if duration is None else max(0.0, duration)
+
     def records(self) -> dict[str, Migration]:
         """A copy of all records by key."""
         return dict(self._records)

@@ -7,7 +7,7 @@ and adds millions of them; JSON and the pages format them.
 import math
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -155,6 +155,17 @@ class MigrationState(Struct, frozen=True, gc=False):
         return self.start is not None and not self.ended
 
 
+class Mobility(NamedTuple):
+    """What a VMI itself shows of how a drain would treat it.
+
+    `strategy` is its own evictionStrategy, "" if it has none; `migrating`: a migration is running.
+    """
+
+    strategy: str
+    migratable: bool
+    migrating: bool
+
+
 class Why(Struct, frozen=True, gc=False):
     """A reason in the cluster's own words, cleaned and bounded (`kube.reasons`).
 
@@ -194,6 +205,12 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     def finished(self) -> bool:
         """Whether the VM has stopped for good. KubeVirt no longer changes its status then."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def mobility(self) -> Mobility:
+        """What decides whether a drain moves it, apart from its VMIMs and the cluster."""
+        migrating = self.migration is not None and self.migration.running
+        return Mobility(self.eviction_strategy, self.migratable, migrating)
 
 
 class Vmim(Struct, frozen=True, kw_only=True, gc=False):
@@ -263,6 +280,16 @@ class MigrationLimits(Struct, frozen=True, gc=False):
     outbound_per_node: int = 2
 
 
+class KubeVirtSettings(Struct, frozen=True, gc=False):
+    """What is read from the KubeVirt object.
+
+    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None.
+    """
+
+    limits: MigrationLimits = MigrationLimits()
+    eviction_strategy: str = ""
+
+
 class ConfigMap(Struct, frozen=True, kw_only=True):
     """One ConfigMap of a checkpoint: its `binaryData` and resourceVersion."""
 
@@ -272,7 +299,7 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
     data: dict[str, bytes] = {}
 
 
-Fact: TypeAlias = Vmi | Vmim | Pod | MigrationLimits | ConfigMap
+Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | ConfigMap
 """What is read from one object of the cluster."""
 
 

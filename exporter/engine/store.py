@@ -21,8 +21,9 @@ from exporter.engine.model import (
     ConfigMap,
     Fact,
     Instant,
-    MigrationLimits,
+    KubeVirtSettings,
     MigrationState,
+    Mobility,
     Outcome,
     Pod,
     Resource,
@@ -60,8 +61,8 @@ class Store:
     migrations. `vmims_seen` and `pods_seen` say whether these resources are visible at all, `blind`
     lists the namespaces where they are not. `touched` collects the UIDs of VMIs whose checkpoint
     entry may have changed; it is None if no checkpoint is written. `nodes` counts the VMIs on each
-    node, without ended ones. `observers` are notified of changed evidence, except when
-    `vmims_seen`, `pods_seen` or `blind` change, which affects all VMIs.
+    node, without ended ones, `mobilities` the same by mobility. `observers` are notified of changed
+    evidence, except when `vmims_seen`, `pods_seen` or `blind` change, which affects all VMIs.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class Store:
         self.touched: set[str] | None = None
         self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
         self.nodes: Counter[str] = Counter()
+        self.mobilities: Counter[tuple[str, Mobility]] = Counter()
         self.observers: list[Observer] = []
-        self.limits: MigrationLimits | None = None
+        self.kubevirt: KubeVirtSettings | None = None
         self.vmims_seen = False
         self.pods_seen = False
         self.blind: Mapping[Resource, frozenset[str]] = {}
@@ -107,7 +109,7 @@ class Store:
             case Resource.PODS:
                 return len(self._launchers.pods)
             case Resource.KUBEVIRTS:
-                return int(self.limits is not None)
+                return int(self.kubevirt is not None)
             case Resource.CONFIGMAPS | Resource.LEASES:
                 return 0
 
@@ -135,6 +137,23 @@ class Store:
     def evacuating(self) -> Iterator[Evidence]:
         """The evidence about every VMI that is evacuating."""
         return map(self._evidence, self._evacuations)
+
+    def on_node(self, node: str) -> list[Evidence]:
+        """The evidence about every VMI on a node, without ended ones."""
+        records = self._vmis.values()
+        return [
+            self._evidence(one) for one in records if one.vmi.node == node and not one.vmi.finished
+        ]
+
+    def waiting(self) -> Iterator[Evidence]:
+        """The evidence about every VMI with an unfinished VMIM, without ended ones."""
+        for key in {binding.vmi_key for binding in self._vmims.unfinished}:
+            record = self._vmis.get(key)
+            if record is None or record.vmi.finished:
+                continue
+            evidence = self._evidence(record)
+            if evidence.unfinished() is not None:
+                yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
         """What the cluster says about why a VMI does not move, newest first; see `reasons`.
@@ -165,9 +184,9 @@ class Store:
                 self.put_vmim(fact)
             case Pod():
                 self.put_pod(fact)
-            case MigrationLimits():
-                if fact != self.limits:
-                    self.limits = fact
+            case KubeVirtSettings():
+                if fact != self.kubevirt:
+                    self.kubevirt = fact
                     self.revision += 1
             case ConfigMap():
                 raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
@@ -187,7 +206,7 @@ class Store:
             case Resource.PODS:
                 self.remove_pod(namespace, name, uid)
             case Resource.KUBEVIRTS:
-                self.limits = None
+                self.kubevirt = None
                 self.revision += 1
             case Resource.CONFIGMAPS | Resource.LEASES:
                 pass
@@ -203,7 +222,7 @@ class Store:
             case Resource.PODS:
                 known = self._launchers.pods
             case Resource.KUBEVIRTS:
-                self.limits = self.limits if keys else None
+                self.kubevirt = self.kubevirt if keys else None
             case Resource.CONFIGMAPS | Resource.LEASES:
                 pass
         gone = [
@@ -416,6 +435,7 @@ class Store:
     def _enter_node(self, vmi: Vmi) -> None:
         if not vmi.finished:
             self.nodes[vmi.node] += 1
+            self.mobilities[vmi.node, vmi.mobility] += 1
 
     def _leave_node(self, vmi: Vmi) -> None:
         if vmi.finished:
@@ -423,6 +443,10 @@ class Store:
         self.nodes[vmi.node] -= 1
         if not self.nodes[vmi.node]:
             del self.nodes[vmi.node]
+        kind = (vmi.node, vmi.mobility)
+        self.mobilities[kind] -= 1
+        if not self.mobilities[kind]:
+            del self.mobilities[kind]
 
     def _is_blind(self, resource: Resource, vmi: Vmi) -> bool:
         return vmi.namespace in self.blind.get(resource, ())
@@ -458,9 +482,9 @@ class Store:
             self.finished[vmim.outcome, vmim.trigger] += 1
 
     def _measure_load(self) -> Load | None:
-        if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.limits is None:
+        if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.kubevirt is None:
             return None
-        return self._vmims.measure_load(self._launchers, self.limits, self._vmi)
+        return self._vmims.measure_load(self._launchers, self.kubevirt.limits, self._vmi)
 
     def _vmi(self, key: Key) -> Vmi | None:
         record = self._vmis.get(key)

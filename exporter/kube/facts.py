@@ -12,6 +12,7 @@ from typing import Any
 from exporter.engine.model import (
     ConfigMap,
     Hold,
+    KubeVirtSettings,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -197,17 +198,20 @@ def _owner_uid(metadata: wire.PodMetadata) -> str:
     return next((one.uid for one in owners if one.kind == _VMI_KIND and one.uid), "")
 
 
-def read_kubevirt(found: wire.KubeVirtObject) -> MigrationLimits | str:
-    """The migration limits; KubeVirt's defaults for those not set."""
+def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:
+    """The migration limits, KubeVirt's defaults for those not set, and the evictionStrategy."""
     spec = found.spec or wire.KubeVirtSpec()
     configuration = spec.configuration or wire.KubeVirtConfiguration()
     migrations = configuration.migrations or wire.Migrations()
     defaults = MigrationLimits()
     cluster = migrations.parallelMigrationsPerCluster
     per_node = migrations.parallelOutboundMigrationsPerNode
-    return MigrationLimits(
-        cluster=defaults.cluster if cluster is None else cluster,
-        outbound_per_node=defaults.outbound_per_node if per_node is None else per_node,
+    return KubeVirtSettings(
+        MigrationLimits(
+            cluster=defaults.cluster if cluster is None else cluster,
+            outbound_per_node=defaults.outbound_per_node if per_node is None else per_node,
+        ),
+        intern(configuration.evictionStrategy or ""),
     )
 
 

@@ -157,6 +157,7 @@ class Migrations(Struct, gc=False):
 
 
 class KubeVirtConfiguration(Struct, gc=False):
+    evictionStrategy: str | None = None
     migrations: Migrations | None = None
 
 

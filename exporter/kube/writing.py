@@ -6,7 +6,7 @@ from exporter.engine.model import (
     ConfigMap,
     Fact,
     Instant,
-    MigrationLimits,
+    KubeVirtSettings,
     MigrationState,
     Outcome,
     Pod,
@@ -43,7 +43,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
             return _write_vmim(fact)
         case Pod():
             return _write_pod(fact)
-        case MigrationLimits():
+        case KubeVirtSettings():
             return _write_kubevirt(fact)
         case ConfigMap():
             raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
@@ -132,12 +132,13 @@ def _write_pod(pod: Pod) -> dict[str, Any]:
     )
 
 
-def _write_kubevirt(limits: MigrationLimits) -> dict[str, Any]:
+def _write_kubevirt(settings: KubeVirtSettings) -> dict[str, Any]:
     migrations = {
-        "parallelMigrationsPerCluster": limits.cluster,
-        "parallelOutboundMigrationsPerNode": limits.outbound_per_node,
+        "parallelMigrationsPerCluster": settings.limits.cluster,
+        "parallelOutboundMigrationsPerNode": settings.limits.outbound_per_node,
     }
-    return {"metadata": {}, "spec": {"configuration": {"migrations": migrations}}}
+    configuration = _omit_empty(migrations=migrations, evictionStrategy=settings.eviction_strategy)
+    return {"metadata": {}, "spec": {"configuration": configuration}}
 
 
 def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str, Any]:

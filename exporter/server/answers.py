@@ -1,12 +1,14 @@
 """Builds the API's answers from verdicts, rules and history. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from exporter import __version__
 from exporter.counters import HeldEviction
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
 from exporter.engine.diagnosis import Diagnosis, Load, advise, diagnose, may_cancel
+from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration, settle
 from exporter.engine.model import (
@@ -31,11 +33,15 @@ from exporter.server.schemas import (
     CheckpointStatus,
     CheckpointVerdicts,
     CooldownAnswer,
+    DrainAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
     HeldEvictionAnswer,
     LauncherAnswer,
     MigrationAnswer,
+    NodeAnswer,
+    NodeCandidate,
+    NodesAnswer,
     PendingAnswer,
     PolicyAnswer,
     ResourceAnswer,
@@ -97,6 +103,29 @@ def list_evacuations(
         stale=health.is_stale(now, (one.namespace for one in found)),
         evacuations=found,
         blind_spots=health.refused_resources(),
+    )
+
+
+def list_nodes(
+    forecasts: Iterable[Forecast], namespaces: Iterable[str], now: Instant, health: Health
+) -> NodesAnswer:
+    """The forecasts of all nodes, in their order; `namespaces` are those of their VMIs."""
+    return NodesAnswer(
+        as_of=write_instant(now),
+        stale=health.is_stale(now, namespaces),
+        nodes=[NodeAnswer(**_write_forecast(one)) for one in forecasts],
+    )
+
+
+def describe_drain(
+    forecast: Forecast, candidates: Sequence[DrainCandidate], now: Instant, health: Health
+) -> DrainAnswer:
+    """The forecast of one node and of each VMI on it."""
+    return DrainAnswer(
+        as_of=write_instant(now),
+        stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
+        candidates=[_write_drain_candidate(one) for one in candidates],
+        **_write_forecast(forecast),
     )
 
 
@@ -353,6 +382,29 @@ def _write_evacuation(
         why=[write_why(one) for one in why],
         next_step=advise(evidence, diagnosis),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
+    )
+
+
+def _write_forecast(forecast: Forecast) -> dict[str, Any]:
+    """The fields of a `NodeAnswer`."""
+    return {
+        "node": forecast.node,
+        "vmis": forecast.vmis,
+        **{outcome.value: forecast.outcomes.get(outcome, 0) for outcome in DrainOutcome},
+        "can_be_emptied": forecast.can_be_emptied,
+        "at_least_seconds": round_seconds(forecast.at_least),
+    }
+
+
+def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:
+    vmi = candidate.evidence.vmi
+    return NodeCandidate(
+        namespace=vmi.namespace,
+        name=vmi.name,
+        outcome=candidate.outcome,
+        why=[write_why(why) for why in candidate.reasons],
+        failed_attempts=candidate.failed_attempts,
+        last_duration_seconds=round_seconds(candidate.last_duration),
     )
 
 

@@ -5,6 +5,7 @@ that says what was expected.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from exporter.counters import Counters
+from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Instant,
@@ -28,7 +30,14 @@ from exporter.engine.rules import decide, not_ours
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.logs import Throttle
-from exporter.server.answers import describe_status, explain_vmi, list_evacuations, write_verdict
+from exporter.server.answers import (
+    describe_drain,
+    describe_status,
+    explain_vmi,
+    list_evacuations,
+    list_nodes,
+    write_verdict,
+)
 from exporter.server.blocked import Blocked, BlockedSet
 from exporter.server.openapi import write_openapi
 from exporter.server.page.model import PageInputs, build_page, read_filter
@@ -60,6 +69,8 @@ MAX_AGE: Seconds = 90.0
 SHARED_FROM = 2**12
 """From this many bytes on, answers share the encoded blocked set instead of copying it."""
 BLOCKS_REMEMBERED = 20_000
+SLICE = 500
+"""How many VMIs are read without yielding: 2 ms if all have migrated."""
 
 log = structlog.stdlib.get_logger()
 
@@ -180,6 +191,24 @@ class Service:
             )
         )
 
+    async def answer_nodes(self, _request: web.Request) -> web.Response:
+        """GET /v1/nodes."""
+        self._require_ready()
+        durations = await self._read_durations()
+        forecasts = forecast_nodes(self.store, durations)
+        namespaces = {namespace for namespace, _ in self.store.keys()}  # noqa: SIM118 (a Store is no mapping)
+        return _json(list_nodes(forecasts, namespaces, self.clock(), self.health))
+
+    async def answer_node(self, request: web.Request) -> web.Response:
+        """GET /v1/nodes/{node}."""
+        self._require_ready()
+        node = request.match_info["node"]
+        if len(node) > 253:
+            raise Refusal(422, "Too long", "node: at most 253 characters")
+        if node not in self.store.nodes:
+            raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
+        return _json(describe_drain(*forecast_node(self.store, node), self.clock(), self.health))
+
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
         now = self.clock()
@@ -235,6 +264,23 @@ class Service:
         )
         response.enable_compression()
         return response
+
+    async def _read_durations(self) -> dict[str, list[Seconds]]:
+        """`find_duration` of every VMI, by node; it yields in between.
+
+        A VMI that changes meanwhile is read before or after that, which a lower bound allows.
+        """
+        found = defaultdict(list)
+        for count, key in enumerate(list(self.store.keys())):
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+            evidence = self.store.evidence(*key)
+            if evidence is None or not evidence.history:
+                continue
+            duration = find_duration(evidence, self.store.kubevirt)
+            if duration is not None:
+                found[evidence.vmi.node].append(duration)
+        return found
 
     def _require_ready(self) -> None:
         if self.closing or not self.health.ready:

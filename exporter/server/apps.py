@@ -59,6 +59,8 @@ def _make_app(
         "blocked": service.answer_blocked,
         "vmi": service.answer_vmi,
         "evacuations": service.answer_evacuations,
+        "nodes": service.answer_nodes,
+        "node": service.answer_node,
         "status": service.answer_status,
         "metrics": service.answer_metrics,
         "livez": service.answer_livez,

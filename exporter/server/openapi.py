@@ -9,7 +9,9 @@ from exporter import __version__
 from exporter.engine.model import Checkpoint
 from exporter.server.schemas import (
     BlockedAnswer,
+    DrainAnswer,
     EvacuationsAnswer,
+    NodesAnswer,
     Problem,
     StatusAnswer,
     VerdictRequest,
@@ -56,7 +58,7 @@ _PROBLEMS = {
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
     408: "The body did not arrive in time.",
-    404: "There is no such VMI.",
+    404: "There is no such VMI, or no VMI is on that node.",
     413: "The body is too large.",
     422: "A field or parameter is wrong; the detail names it.",
     503: "Not synced yet; Retry-After says when to ask again.",
@@ -132,6 +134,30 @@ ROUTES: tuple[Route, ...] = (
         summary="Every evacuation with its diagnosis and the next step, longest first.",
         answer=EvacuationsAnswer,
         problems=(503,),
+    ),
+    Route(
+        name="nodes",
+        method="GET",
+        path="/v1/nodes",
+        summary="What a drain of each node would do to its VMs.",
+        answer=NodesAnswer,
+        problems=(503,),
+    ),
+    Route(
+        name="node",
+        method="GET",
+        path="/v1/nodes/{node}",
+        summary="What a drain of one node would do to each VM on it.",
+        answer=DrainAnswer,
+        parameters=(
+            Parameter(
+                name="node",
+                place="path",
+                description="The node's name.",
+                schema={"type": "string", "minLength": 1, "maxLength": 253},
+            ),
+        ),
+        problems=(404, 422, 503),
     ),
     Route(
         name="status",

@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from exporter.engine.diagnosis import Cause, Source, State
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import (
     Checkpoint,
     Instant,
@@ -336,6 +337,77 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     stale: Stale
     evacuations: list[EvacuationAnswer]
     blind_spots: BlindSpots
+
+
+class NodeAnswer(Struct, rename="camel", kw_only=True):
+    """What a drain of a node would do to its VMs, without those that have stopped."""
+
+    node: Annotated[str, means("its name")]
+    vmis: Annotated[int, means("VMs on it; the five counts below add up to this")]
+    leaves: Annotated[int, means("VMs that would be migrated")]
+    waits: Annotated[
+        int,
+        means("VMs whose migration is in progress, or KubeVirt's migration limits are reached"),
+    ]
+    restarts: Annotated[
+        int,
+        means("VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"),
+    ]
+    stays: Annotated[
+        int,
+        means("VMs that would never leave: strategy LiveMigrate, and not migratable"),
+    ]
+    external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
+    can_be_emptied: Annotated[bool, means("false while `stays` is above 0")]
+    at_least_seconds: Annotated[
+        float | None,
+        means(
+            "a lower bound of how long the migrations take, if each takes as long as the VM's last"
+            " successful one; null: no such time is known"
+        ),
+    ]
+
+
+class NodesAnswer(Struct, rename="camel", kw_only=True):
+    """Every node that has VMs."""
+
+    as_of: AsOf
+    stale: Stale
+    nodes: Annotated[list[NodeAnswer], means("sorted by name")]
+
+
+class NodeCandidate(Struct, rename="camel", kw_only=True):
+    """A VM of the node, and what a drain would do to it."""
+
+    namespace: str
+    name: str
+    outcome: Annotated[DrainOutcome, means("what would happen to it")]
+    why: Annotated[
+        list[WhyAnswer],
+        means(
+            "what the cluster itself says about it, newest first, at most eight; of a VM that is"
+            " not evacuating only a word why it is not migratable"
+        ),
+    ]
+    failed_attempts: Annotated[
+        int,
+        means(
+            "failed migrations since its evacuation was requested, else since its last success; a"
+            " lower bound"
+        ),
+    ]
+    last_duration_seconds: Annotated[
+        float | None,
+        means("how long its last successful migration took; null: not known"),
+    ]
+
+
+class DrainAnswer(NodeAnswer, kw_only=True):
+    """What a drain of a node would do to each of its VMs."""
+
+    as_of: AsOf
+    stale: Stale
+    candidates: Annotated[list[NodeCandidate], means("sorted by namespace and name")]
 
 
 class HeldEvictionAnswer(Struct, rename="camel", kw_only=True):

@@ -3,6 +3,8 @@
 import copy
 import re
 import subprocess
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import yaml
 
 from exporter.metrics.families import FAMILIES
 from exporter.settings import Settings
+from tests.alerts.fleet import alerts_of, is_firing, pair_cases
 from tests.alerts.scaling import map_durations, read_duration, scale
-from tests.alerts.scrapes import SCRAPES, Scrape
+from tests.alerts.scrapes import SCRAPES, Case, Scrape
 from tests.cluster import find_binary
 from tests.generate.rules import (
     CASES,
@@ -20,10 +23,12 @@ from tests.generate.rules import (
     PROMETHEUS_RULE,
     RULES,
     RUNBOOK_BASE,
+    Groups,
     all_alerts,
     all_rules,
     derive_prometheus_rule,
     derive_rules,
+    keep_alerts,
     load_groups,
     map_expressions,
     runbook_url,
@@ -95,7 +100,17 @@ def test_pint_has_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     ("wrong", "right", "complaint"),
     [
-        ("max by (source, instance) (", "max by (source) (", "`instance` label should be removed"),
+        (
+            "max by (cluster, source, instance) (",
+            "max by (cluster, source) (",
+            "`instance` label should be removed",
+        ),
+        ("max by (source) (", "max by (cluster, source) (", "`cluster` label is required"),
+        (
+            "operator_health_impact: warning",
+            "operator_health_impact: none",
+            "operator_health_impact",
+        ),
         ("runbooks/Other.md", "runbooks/KubeVirtVMChurning.md", "runbook_url"),
         ("severity: page", "severity: warning", "severity"),
         ("record: stuck", "record: vmi:kubevirt_vmi_evacuation_stuck:max", "rule/name"),
@@ -106,7 +121,7 @@ def test_pint_has_nothing_to_say() -> None:
 def test_pint_sees_what_breaks_the_conventions(
     tmp_path: Path, wrong: str, right: str, complaint: str
 ) -> None:
-    """Replicas kept apart, a foreign runbook, an unknown severity, a label that is never there."""
+    """Replicas kept apart, clusters not, KubeVirt's health, a foreign runbook, an unknown label."""
     broken = tmp_path / "rules.yaml"
     broken.write_text(RULES.read_text().replace(right, wrong))
     code, said = lint(broken)
@@ -123,16 +138,65 @@ def test_cases_hold_as_they_are_written(path: Path) -> None:
     assert code == 0, said
 
 
+def hold(directory: Path, rules: Groups, tests: list[Case]) -> tuple[int, str]:
+    """What promtool says of these cases; each is evaluated with the rules of its alerts alone."""
+    files = []
+    by_alerts: dict[frozenset[str], list[Case]] = {}
+    for case in tests:
+        by_alerts.setdefault(frozenset(alerts_of(case)), []).append(case)
+    for number, (names, some) in enumerate(by_alerts.items()):
+        rule_file = write(directory / f"rules-{number}.yaml", keep_alerts(rules, names))
+        document = {"rule_files": [rule_file.name], "evaluation_interval": "1m", "tests": some}
+        files.append(write(directory / f"cases-{number}.yaml", document))
+    return run("promtool", "test", "rules", *files)
+
+
 @pytest.mark.parametrize("scrape", SCRAPES, ids=lambda scrape: scrape.name)
 def test_cases_hold_under_every_scrape(scrape: Scrape, tmp_path: Path) -> None:
     """Two replicas give one alert, with and without honorLabels, and in a tenant's Prometheus."""
-    write(tmp_path / "rules.yaml", scrape.rules(load_groups()))
-    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m"}
     tests = [scrape.case(case) for case in cases()]
-    path = write(tmp_path / "cases.yaml", {**document, "tests": tests})
-    code, said = run("promtool", "test", "rules", path)
+    code, said = hold(tmp_path, scrape.rules(load_groups()), tests)
 
     assert code == 0, said
+
+
+@pytest.mark.parametrize("scrape", SCRAPES, ids=lambda scrape: scrape.name)
+def test_cases_hold_with_two_clusters_under_every_scrape(
+    scrape: Scrape, tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """A cluster's alert is its own: it says which, and the other neither causes nor silences it."""
+    tests = [scrape.case(case) for case in pair_cases(cases())]
+    code, said = hold(tmp_path, scrape.rules(load_groups()), tests)
+
+    assert code == 0, said
+    prove(f"rules: {len(tests)} cases with two clusters hold ({scrape.name})")
+
+
+def test_two_clusters_hold_the_same_names() -> None:
+    """Each alert is tried where a healthy cluster and an unhealthy one have a series in common."""
+    shared = set()
+    for case in pair_cases(cases()):
+        series = Counter(
+            re.sub(r',? ?(cluster|instance)="\w+"', "", one["series"])
+            for one in case["input_series"]
+        )
+        beside_silent = "; beside it: silent" in case["name"] and is_firing(case)
+        if beside_silent and max(series.values()) > 1:
+            shared |= alerts_of(case)
+
+    assert shared == set(ALERTS)
+
+
+def test_a_rule_that_mixes_clusters_would_be_seen(tmp_path: Path) -> None:
+    """Without `cluster` in an aggregation or in a comparison, cases with two clusters fail."""
+    tests = list(pair_cases(cases()))
+    mixed = (("by (cluster, ", "by ("), ("by (cluster)", "by ()"), ("on (cluster)", "on ()"))
+    for right, wrong in (*mixed, ("on (cluster, namespace)", "on (namespace)")):
+        rules = map_expressions(
+            load_groups(), lambda text, right=right, wrong=wrong: text.replace(right, wrong)
+        )
+        code, _ = hold(tmp_path, rules, tests)
+        assert code != 0, right
 
 
 def test_each_alert_fires_and_each_stays_silent_for_a_reason() -> None:
@@ -236,8 +300,8 @@ def test_scaling_changes_durations_alone(factor: float) -> None:
         found.append(durations)
     assert blank[0] == blank[1]
     assert [round(one / factor) for one in found[0]] == found[1]
-    # These are all: one `for` per alert, one keep_firing_for, four offsets and four ranges.
-    assert len(found[0]) == len(ALERTS) + 9
+    # These are all: one `for` per alert, one keep_firing_for, four offsets and five ranges.
+    assert len(found[0]) == len(ALERTS) + 10
     for rule in all_rules(blank[0]):
         assert not re.search(r"\b\d+(ms|[smhdwy])\b", rule["expr"])
 
@@ -287,13 +351,8 @@ def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:
     apart = map_expressions(
         load_groups(), lambda text: text.replace("max by (", "max by (instance, ")
     )
-    write(tmp_path / "rules.yaml", apart)
-    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m"}
-    firing = [case for case in cases() if not case["name"].startswith("silent")]
-    path = write(
-        tmp_path / "cases.yaml", {**document, "tests": [scrape.case(case) for case in firing]}
-    )
-    code, said = run("promtool", "test", "rules", path)
+    firing = [case for case in cases() if is_firing(case)]
+    code, said = hold(tmp_path, apart, [scrape.case(case) for case in firing])
 
     assert code != 0
     assert "KubeVirtEvacuationStuck" in said

@@ -6,7 +6,7 @@ runbook URLs in rules.yaml from the one base below.
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -58,6 +58,16 @@ def all_rules(groups: Groups) -> list[Rule]:
 def all_alerts(groups: Groups) -> dict[str, Rule]:
     """The alerts of a rule file by name."""
     return {rule["alert"]: rule for rule in all_rules(groups) if "alert" in rule}
+
+
+def keep_alerts(groups: Groups, names: Collection[str]) -> Groups:
+    """The rules of these alerts, and the recording rules that they read."""
+    kept: list[Rule] = []
+    for rule in reversed(all_rules(groups)):
+        read = (str([one["expr"], one.get("annotations")]) for one in kept)
+        if rule.get("alert") in names or any(rule.get("record", "\0") in text for text in read):
+            kept.insert(0, rule)
+    return {"groups": [{"name": "kept", "rules": kept}]}
 
 
 def map_expressions(groups: Groups, change: Callable[[str], str]) -> Groups:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from exporter.engine.model import (
     ConfigMap,
     Fact,
+    KubeVirtSettings,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -476,27 +477,28 @@ def test_finished_pods(phase: str, *, finished: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "limits"),
+    ("spec", "settings"),
     [
-        pytest.param({}, MigrationLimits(5, 2), id="defaults"),
-        pytest.param({"configuration": {"migrations": {}}}, MigrationLimits(5, 2), id="empty"),
+        pytest.param({}, KubeVirtSettings(), id="defaults"),
+        pytest.param({"configuration": {"migrations": {}}}, KubeVirtSettings(), id="empty"),
         pytest.param(
             {
                 "configuration": {
                     "migrations": {
                         "parallelMigrationsPerCluster": 0,
                         "parallelOutboundMigrationsPerNode": 1,
-                    }
+                    },
+                    "evictionStrategy": "LiveMigrate",
                 }
             },
-            MigrationLimits(0, 1),
+            KubeVirtSettings(MigrationLimits(0, 1), "LiveMigrate"),
             id="set",
         ),
     ],
 )
-def test_migration_limits(spec: Json, limits: MigrationLimits) -> None:
-    """The CR's limits are read, KubeVirt's own where it sets none."""
-    assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == limits
+def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
+    """The CR's limits and strategy are read, KubeVirt's own where it sets none."""
+    assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
 
 
 # --- what is refused

@@ -13,7 +13,7 @@ from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Fact,
     Instant,
-    MigrationLimits,
+    KubeVirtSettings,
     Policy,
     Reason,
     Resource,
@@ -86,7 +86,7 @@ def evacuating(name: str, *, age: float = 60.0, **overrides: Any) -> Vmi:
 def busy_inputs(**overrides: Any) -> PageInputs:
     """Evacuations of three states, one of them stuck; cooldowns; a migration; VMs at rest."""
     return make_inputs(
-        MigrationLimits(),
+        KubeVirtSettings(),
         evacuating("old", age=4000.0, migratable=False, namespace="bank", node="n2"),
         evacuating("outside", age=50.0, eviction_strategy="External", namespace="lab"),
         evacuating("young", age=20.0),
