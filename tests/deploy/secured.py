@@ -33,7 +33,12 @@ class Pair:
 
 def runnable(folder: str, pair: Pair) -> Object:
     """An overlay's configuration, but for places that a test has no right to."""
-    config = {**config_of(render(folder)), **ANYWHERE}
+    return playable(config_of(render(folder)), pair)
+
+
+def playable(config: Object, pair: Pair) -> Object:
+    """A configuration, but for places that a test has no right to."""
+    config = {**config, **ANYWHERE}
     if "tls" not in config:
         return config
     files = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}

@@ -189,3 +189,18 @@ def test_a_changed_setting_makes_new_pods() -> None:
     }
 
     assert len(names) == 2
+
+
+def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
+    """The schema knows the keys of values.yaml and no others; nothing else is accepted."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    del schema["properties"]["global"]  # Helm's own
+
+    def same(values: Object, schema: Object) -> bool:
+        return values.keys() == schema["properties"].keys() and all(
+            same(values[name], one) if "properties" in one else bool(one["description"])
+            for name, one in schema["properties"].items()
+        )
+
+    assert same(values, schema)

@@ -14,11 +14,11 @@ from exporter.settings import Authentication, Limits, Settings, Tls, read_settin
 from tests.generate.manifests import (
     ADDITIONS,
     DEPLOY,
+    DERIVED,
     DESCHEDULER_IMAGE,
     ELSEWHERE,
     ENCRYPTED,
     EXPORTER_IMAGE,
-    IMAGES,
     NAME,
     NAMESPACE,
     OVERLAYS,
@@ -31,11 +31,10 @@ from tests.generate.manifests import (
     Object,
     config_of,
     containers,
-    derive_images,
     derive_values,
+    localize,
     only,
     overlay,
-    own_overlay,
     pod_templates,
     render,
     render_chart,
@@ -96,9 +95,11 @@ def identities(objects: tuple[Object, ...]) -> list[tuple[str, str]]:
 
 def test_what_is_derived_is_up_to_date() -> None:
     """`make manifests` would change nothing."""
-    images, values = (path.read_text(encoding="utf-8") for path in (IMAGES, VALUES))
+    values = VALUES.read_text(encoding="utf-8")
 
-    assert images == derive_images(images)
+    for path, derive in DERIVED.items():
+        text = path.read_text(encoding="utf-8")
+        assert text == derive(text), path
     assert POLICY_COPY.read_bytes() == POLICY.read_bytes()
     assert values == derive_values(values)
 
@@ -557,7 +558,8 @@ def test_who_tells_the_api_server_the_webhook_s_authority() -> None:
     shown = re.search(r"^ *```yaml\n(.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
     assert shown is not None
     document = yaml.safe_load(shown[1])
-    objects = own_overlay(document)
+    own, folders = localize(document)
+    objects = overlay(own, **folders)
     webhook = only(objects, "MutatingWebhookConfiguration")
 
     assert webhook["metadata"]["annotations"] == {

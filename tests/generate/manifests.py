@@ -1,12 +1,15 @@
 """The files of `deploy/`, rendered, and what is derived from others.
 
-`python -m tests.deploy.files` (`make manifests`) writes what is derived: the release's images, the
-copy of the descheduler's policy, and what the chart's values share with both.
+`python -m tests.generate.manifests` (`make manifests`) writes what is derived: the release's version
+wherever it stands, the copy of the descheduler's policy, the table of our chart's values, and what
+the values for the descheduler's chart share with the sidecar.
 """
 
+import json
 import os
 import re
 import subprocess
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,6 +59,7 @@ CHART = DEPLOY / "helm/kubevirt-eviction-exporter"
 ELSEWHERE = "virt-evictions"
 """A namespace that is not ours by default."""
 _CHART = "sigs.k8s.io/descheduler"
+_VALUES_HEAD = "| value | default | meaning |\n|---|---|---|\n"
 _IN_BOTH = (
     "# Derived from ../overlays/sidecar and ../descheduler/policy.yaml by `make manifests`.\n"
 )
@@ -80,25 +84,29 @@ def render(folder: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
 def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, ...]:
     """The objects of an overlay somewhere else that names folders of `deploy/`."""
     with TemporaryDirectory() as directory:
-        named = {
-            kind: [os.path.relpath(DEPLOY / one, Path(directory).resolve()) for one in listed]
-            for kind, listed in folders.items()
-        }
-        Path(directory, "kustomization.yaml").write_text(yaml.safe_dump({**named, **(more or {})}))
+        write_overlay(Path(directory), more, **folders)
         return build(Path(directory))
 
 
-def own_overlay(document: Object) -> tuple[Object, ...]:
-    """The objects of an adopter's kustomization.yaml, with this checkout in place of the remote."""
+def write_overlay(place: Path, more: Object | None = None, **folders: list[str]) -> None:
+    """Write the overlay into a folder."""
+    named = {
+        kind: [os.path.relpath(DEPLOY / one, place.resolve()) for one in listed]
+        for kind, listed in folders.items()
+    }
+    (place / "kustomization.yaml").write_text(yaml.safe_dump({**named, **(more or {})}))
+
+
+def localize(document: Object) -> tuple[Object, dict[str, list[str]]]:
+    """An adopter's kustomization.yaml, and the folders of `deploy/` that it names by URL."""
     kinds = ("resources", "components", "transformers")
+    tag = f"?ref=v{__version__}"
     folders = {
-        kind: [
-            one.removeprefix(REMOTE).removesuffix(f"?ref=v{__version__}") for one in document[kind]
-        ]
+        kind: [one.removeprefix(REMOTE).removesuffix(tag) for one in document[kind]]
         for kind in kinds
         if kind in document
     }
-    return overlay({key: one for key, one in document.items() if key not in kinds}, **folders)
+    return {key: one for key, one in document.items() if key not in kinds}, folders
 
 
 def build(folder: Path) -> tuple[Object, ...]:
@@ -190,9 +198,53 @@ def derive_policy_values(text: str) -> tuple[str, str]:
     return version[1].strip('"'), re.sub(r"^(?=.)", "  ", bare, flags=re.MULTILINE)
 
 
+def derive_chart(text: str) -> str:
+    """Chart.yaml with this version."""
+    return re.sub(r"^(version|appVersion): .*", rf"\1: {__version__}", text, flags=re.MULTILINE)
+
+
+def derive_chart_readme(text: str) -> str:
+    """The chart's README with a row for each value: its key, its default and what it means."""
+    head, marker, _ = text.partition(_VALUES_HEAD)
+    assert marker
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    rows = [
+        f"| `{key}` | `{json.dumps(default)}` | {meaning} |\n"
+        for key, default, meaning in _list_values("", values, schema)
+    ]
+    return head + marker + "".join(rows)
+
+
+def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[str, Any, str]]:
+    """Key, default and meaning of every value that has no values of its own."""
+    for name, value in values.items():
+        about = schema["properties"][name]
+        if "properties" in about:
+            yield from _list_values(f"{prefix}{name}.", value, about)
+        else:
+            yield f"{prefix}{name}", value, about["description"]
+
+
+def derive_references(text: str) -> str:
+    """A document whose URLs for kustomize name this version."""
+    return re.sub(r"(?<=\?ref=v)\d+\.\d+\.\d+", __version__, text)
+
+
+DERIVED: dict[Path, Callable[[str], str]] = {
+    IMAGES: derive_images,
+    CHART / "Chart.yaml": derive_chart,
+    CHART / "README.md": derive_chart_readme,
+    ROOT / "docs/install.md": derive_references,
+    ROOT / "docs/hold-evictions.md": derive_references,
+}
+"""Files of which parts are derived from this version or from others."""
+
+
 def main() -> None:
     """Write what is derived, each from what was written before."""
-    IMAGES.write_text(derive_images(IMAGES.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, derive in DERIVED.items():
+        path.write_text(derive(path.read_text(encoding="utf-8")), encoding="utf-8")
     POLICY_COPY.write_bytes(POLICY.read_bytes())
     render.cache_clear()
     VALUES.write_text(derive_values(VALUES.read_text(encoding="utf-8")), encoding="utf-8")
