@@ -154,19 +154,24 @@ def test_every_path_is_one_of_the_api() -> None:
     routes = [
         re.compile(re.sub(r"\{\w+\}", r"\\$[A-Z]+", route.path) + r"(\?.*)?$") for route in ROUTES
     ]
-    paths = re.findall(r'"\$EXPORTER(/[^"]*)"', "\n".join(EVERY_COMMAND))
+    paths = re.findall(r'"\$KUBEVIRT_EVICTION_EXPORTER_URL(/[^"]*)"', "\n".join(EVERY_COMMAND))
     assert paths
     for path in paths:
         assert any(route.match(path) for route in routes), path
     listen = Settings().listen
     ports = {str(address.port) for address in (*listen.query, *listen.metrics)}
+    forwarded, asked = set(), set()
     for command in EVERY_COMMAND:
         if "port-forward" in command:
             words = shlex.split(command.removesuffix(" &"))
             assert words[-2] == DEPLOYMENT
-            assert words[-1] in ports
-        elif command.startswith("export EXPORTER="):
-            assert command.rpartition(":")[2] in ports
+            here, _, there = words[-1].partition(":")
+            assert there in ports
+            assert here not in ports, "a demo would answer in its place"
+            forwarded.add(here)
+        elif command.startswith("export KUBEVIRT_EVICTION_EXPORTER_URL="):
+            asked.add(command.rpartition(":")[2])
+    assert asked == forwarded
 
 
 def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
@@ -187,7 +192,7 @@ VARIABLES = {
     "NAME": "db1",
     "NODE": "n1",
     "ATTEMPT": "attempt",
-    "EXPORTER": "",
+    "KUBEVIRT_EVICTION_EXPORTER_URL": "",
     "EXPORTER_NAMESPACE": "",
     "ACCOUNT": "kubevirt-eviction-exporter",
 }
@@ -279,7 +284,7 @@ async def test_every_command_runs(
     operator = Operator(
         real.cluster.kubeconfig(real.cluster.administrator),
         NAMESPACE=namespace,
-        EXPORTER=exporter.query,
+        KUBEVIRT_EVICTION_EXPORTER_URL=exporter.query,
         EXPORTER_NAMESPACE=await real.make_namespace(),
     )
     home = operator.variables["EXPORTER_NAMESPACE"]
@@ -337,7 +342,10 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
     async with serving(app) as url:
         config = open_kubeconfig(tmp_path / "kubeconfig", url)
         operator = Operator(
-            config, NAMESPACE=namespace, EXPORTER=exporter.query, EXPORTER_NAMESPACE="none"
+            config,
+            NAMESPACE=namespace,
+            KUBEVIRT_EVICTION_EXPORTER_URL=exporter.query,
+            EXPORTER_NAMESPACE="none",
         )
         await operator.run(command)
 
@@ -362,7 +370,7 @@ async def test_kubevirt_obeys_the_mitigation() -> None:
             NAMESPACE="stuck",
             NODE="node-1",
             ATTEMPT=attempt["metadata"]["name"],
-            EXPORTER="none",
+            KUBEVIRT_EVICTION_EXPORTER_URL="none",
             EXPORTER_NAMESPACE="none",
         )
         await operator.run(cancel)
