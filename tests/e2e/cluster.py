@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.cluster.binaries import find_added_crds, find_binary, find_crds
+from tests.e2e.images import PAUSE
 from tests.e2e.node import Node, log_tails
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAME, NAMESPACE
@@ -46,8 +47,8 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """What a shell needs to reach it."""
-        tools = find_binary("kubectl").parent
-        path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+        tools = [str(find_binary(one).parent) for one in ("kubectl", "helm")]
+        path = os.pathsep.join([*tools, os.environ["PATH"]])
         return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
 
     def kubectl(self, *arguments: str, given: str = "") -> str:
@@ -97,6 +98,22 @@ class Cluster:
         except (AssertionError, TimeoutError) as failure:
             failure.add_note(log_tails(self.directory))
             raise
+
+    def run_pause(self, namespace: str, name: str) -> None:
+        """Run a Deployment of a container that does nothing."""
+        labels = {"app": name}
+        pod = {
+            "containers": [{"name": "pause", "image": PAUSE.name}],
+            "terminationGracePeriodSeconds": 1,
+        }
+        template = {"metadata": {"labels": labels}, "spec": pod}
+        deployment = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"selector": {"matchLabels": labels}, "template": template},
+        }
+        self.apply([deployment])
 
     # Our own namespace
 
