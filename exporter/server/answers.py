@@ -53,12 +53,14 @@ from exporter.server.schemas import (
     WhyAnswer,
     round_seconds,
     round_up_seconds,
+    write_outcome,
+)
+from exporter.text import (
     write_instant,
     write_optional_instant,
-    write_outcome,
     write_release,
+    write_span,
 )
-from exporter.text import write_span
 
 
 def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> VerdictAnswer:

@@ -36,7 +36,12 @@ from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Staleness
-from exporter.server.schemas import BlockedVmi, write_optional_release
+from exporter.server.schemas import (
+    BlockedVmi,
+)
+from exporter.text import (
+    write_optional_release,
+)
 
 
 SETTLING: Seconds = 0.05

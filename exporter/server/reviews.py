@@ -16,9 +16,15 @@ from exporter.engine.model import Instant, Policy, Reason, Resource, ReviewOutco
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health
-from exporter.server.schemas import write_instant
-from exporter.settings import AdmissionMode, AdmissionSettings, format_duration
-from exporter.text import write_span
+from exporter.settings import (
+    AdmissionMode,
+    AdmissionSettings,
+)
+from exporter.text import (
+    format_duration,
+    write_instant,
+    write_span,
+)
 
 
 NAME = "kubevirt-eviction-exporter"

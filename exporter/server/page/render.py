@@ -16,9 +16,15 @@ from exporter.engine.diagnosis import State
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
 from exporter.server.page.model import PageModel, Sort, read_instant
-from exporter.server.schemas import MigrationAnswer, VmiAnswer, write_instant
-from exporter.settings import format_duration
-from exporter.text import split_span
+from exporter.server.schemas import (
+    MigrationAnswer,
+    VmiAnswer,
+)
+from exporter.text import (
+    format_duration,
+    split_span,
+    write_instant,
+)
 
 
 SPANS: tuple[Seconds, ...] = tuple(
