@@ -43,6 +43,7 @@ IN_WORDS = {
     "25m": "25 minutes",
     "30m": "30 minutes",
     "1h": "hour",
+    "1d": "a day",
 }
 KNOWN = {
     *(family.name for family in FAMILIES),
