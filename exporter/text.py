@@ -66,7 +66,7 @@ def _write_second(second: int) -> str:
 def write_release(instant: Instant) -> str:
     """`write_instant`, rounded up, so that a caller that returns at this time is not too early.
 
-    Cached, because the end of a cooldown is in every answer until then and takes 5 us to write.
+    Cached: every answer during a cooldown has this instant, and writing it takes 5 us.
     """
     text = write_instant(instant)
     moment = datetime.fromisoformat(text)

@@ -64,10 +64,8 @@ from exporter.text import (
 
 
 def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> VerdictAnswer:
-    """The API's form of a verdict that was made at `now`.
-
-    Skip helper calls for nulls: most fields are null, and each call takes 0.5 us per candidate.
-    """
+    """The API's form of a verdict that was made at `now`."""
+    # Nulls are tested here and not in helpers: most fields are null, and each call takes 0.5 us.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
         namespace=namespace,

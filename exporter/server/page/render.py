@@ -189,7 +189,7 @@ def measure_axis(vmis: tuple[VmiAnswer, ...], page: PageModel) -> Axis:
 
 
 def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
-    """Draw one VM on the axis; migrations that ended before it are left out."""
+    """Draw one VM on the axis; migrations that ended before the axis begins are left out."""
     seen = [one for one in vmi.migrations if _span(one, axis.now)[1] >= axis.since]
     failed = [one for one in seen if one.outcome == "failed"]
     cooldown = None
