@@ -43,8 +43,14 @@ class Terminal:
         self._shell.communicate()
 
     def type(self, command: str) -> str:
+        """Run a command of the documents, which has to succeed; what it printed."""
+        output = self.type_unlisted(command)
+        TYPED.append(command)
+        return output
+
+    def type_unlisted(self, command: str) -> str:
         """
-        Run a command that has to succeed; what it printed.
+        Run any other command in the same shell.
 
         A port-forward in the background has succeeded when it forwards.
         """
@@ -65,5 +71,4 @@ class Terminal:
                 printed.append(line)
         output = "".join(printed)
         assert code == 0, f"{command}: exit {code}\n{output}"
-        TYPED.append(command)
         return output.removesuffix("\n")
