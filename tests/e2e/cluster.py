@@ -92,16 +92,16 @@ class Cluster:
             )
             for crds in (find_crds(), find_added_crds()):
                 self.apply(json.loads(crds.read_bytes()))
-            wait_for(lambda: self.try_kubectl("get", "node", "node1").returncode == 0, "Node")
-            self.kubectl("wait", "--for=condition=Ready", "node/node1", f"--timeout={PATIENCE:g}s")
+            wait_for(lambda: self.try_kubectl("get", "node", "n1").returncode == 0, "Node")
+            self.kubectl("wait", "--for=condition=Ready", "node/n1", f"--timeout={PATIENCE:g}s")
             self.kubectl("wait", "--for=condition=Established", "crd", "--all")
         except (AssertionError, TimeoutError) as failure:
             failure.add_note(log_tails(self.directory))
             raise
 
-    def run_pause(self, namespace: str, name: str) -> None:
+    def run_pause(self, namespace: str, name: str, **labels: str) -> None:
         """Run a Deployment of a container that does nothing."""
-        labels = {"app": name}
+        labels = {"app": name, **{key.replace("_", "."): value for key, value in labels.items()}}
         pod = {
             "containers": [{"name": "pause", "image": PAUSE.name}],
             "terminationGracePeriodSeconds": 1,

@@ -18,7 +18,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Ready cluster of one node; the tests are in its network."""
     directory = tmp_path_factory.mktemp("cluster")
     config = prepare(directory)
-    with running("node1", directory) as node, inside_network(node):
+    with running("n1", directory) as node, inside_network(node):
         cluster = Cluster(directory, node, config)
         cluster.wait_until_ready()
         cluster.apply([namespace("shop"), just_moved()])

@@ -145,6 +145,14 @@ def _build_pause(_: str) -> None:
     buildah("commit", "-q", "--rm", made, PAUSE.name)
 
 
+def _build_launcher(_: str) -> None:
+    """What plays QEMU's pod: programs of virt-launcher's names that only wait."""
+    made = buildah("from", "scratch").strip()
+    for name in ("virt-launcher-monitor", "virt-tail"):
+        buildah("copy", "-q", made, find_binary("pause"), f"/usr/bin/{name}")
+    buildah("commit", "-q", "--rm", made, LAUNCHER.name)
+
+
 def _build(image: str, folder: Path, revision: str, *options: str) -> None:
     """Run a Dockerfile; its steps trust the authorities that the machine trusts."""
     made = [f"--build-arg=VERSION={__version__}", f"--build-arg=REVISION={revision}"]
@@ -216,8 +224,10 @@ EXPORTER = Image(
 )
 DESCHEDULER = Image(DESCHEDULER_IMAGE, ["deploy/descheduler"], _build_descheduler)
 PAUSE = Image("localhost/pause:1", ["tests/tools/pause"], _build_pause)
+LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"], _build_launcher)
+"""Under the name that virt-controller takes if it is given none."""
 EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
-IMAGES = (PAUSE, EXPORTER, DESCHEDULER, EARLIER)
+IMAGES = (PAUSE, LAUNCHER, EXPORTER, DESCHEDULER, EARLIER)
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from tests.cluster.users import User, kubeconfig
 from tests.e2e.images import IMAGES
 
 
-ADDRESSES = {"node1": "10.211.0.2", "node2": "10.211.0.3"}
-PODS = {"node1": "10.244.0.0/24", "node2": "10.244.1.0/24"}
-SERVER = f"https://{ADDRESSES['node1']}:6443"
+ADDRESSES = {"n1": "10.211.0.2", "n2": "10.211.0.3"}
+PODS = {"n1": "10.244.0.0/24", "n2": "10.244.1.0/24"}
+SERVER = f"https://{ADDRESSES['n1']}:6443"
 
 _SUPERVISE = Path(__file__).parent / "node" / "supervise"
 _NETWORK = 0x40000000
@@ -78,7 +78,7 @@ def prepare(directory: Path) -> Path:
     nodes = [f"system:node:{name}/system:nodes@{name},{at}" for name, at in ADDRESSES.items()]
     write_certificates(
         directory,
-        f"server@{ADDRESSES['node1']},{_SERVICE},{services}",
+        f"server@{ADDRESSES['n1']},{_SERVICE},{services}",
         *("service-account", "aggregator", "admin/system:masters"),
         *nodes,
     )

@@ -151,12 +151,12 @@ def test_a_container_killed_by_memory_comes_back_with_its_history(
 
 
 def take_memory(cluster: Cluster, pod: Object) -> None:
-    """Limit a container to what it has now."""
+    """Limit a container to what it has now, without caches."""
     (status,) = pod["status"]["containerStatuses"]
     uid = status["containerID"].rpartition("/")[2]
     script = f"""
         cd "$(find /sys/fs/cgroup/memory -type d -name {uid})"
-        rss=$(sed -n 's/^rss //p' memory.stat)
-        echo $((rss + 65536)) > memory.limit_in_bytes
+        echo 0 >memory.force_empty
+        echo $(($(cat memory.usage_in_bytes) + 131072)) >memory.limit_in_bytes
     """
     subprocess.run(cluster.node.command("bash", "-euc", script), check=True)

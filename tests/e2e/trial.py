@@ -14,7 +14,7 @@ def main() -> None:
     """Run it."""
     directory = Path(sys.argv[1])
     config = prepare(directory)
-    with running("node1", directory) as node, inside_network(node):
+    with running("n1", directory) as node, inside_network(node):
         cluster = Cluster(directory, node, config)
         cluster.wait_until_ready()
         cluster.run_pause("default", "trial")

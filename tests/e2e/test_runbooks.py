@@ -1,0 +1,116 @@
+"""Every command of every runbook, typed as written, beside KubeVirt's own controllers.
+
+The VMs are stand-ins: their launcher pods run, and nothing is in them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exporter.demo import objects
+from tests.alerts.test_runbooks import EVERY_COMMAND, TEXTS, commands
+from tests.cluster import VMIMS, poll
+from tests.cluster.kubevirt import KubeVirtCluster
+from tests.e2e.cluster import Cluster
+from tests.e2e.documents import type_section
+from tests.e2e.kubevirt import installed, run_vmi
+from tests.e2e.terminal import Terminal
+from tests.generate.manifests import NAMESPACE
+from tests.generate.rules import fenced
+
+
+STUCK = "KubeVirtEvacuationStuck"
+OVER_TLS = "EXPORTER=https://localhost:9810"
+"""In the blocks for installations whose query listener has TLS."""
+EXAMPLE = "kubevirt-evacuation-x1x1x"
+"""Where a reader puts the name of the attempt."""
+
+
+@pytest.fixture(scope="module")
+async def kubevirt(cluster: Cluster) -> AsyncIterator[KubeVirtCluster]:
+    """KubeVirt, the VM shop/db1 on the node n1, and a pod under virt-controller's label."""
+    cluster.kubectl("-n", "shop", "delete", "virtualmachineinstances", "--all")
+    async with installed(cluster, "n1") as kubevirt:
+        cluster.run_pause("kubevirt", "virt-controller", kubevirt_io="virt-controller")
+        await run_vmi(kubevirt, "db1", "shop")
+        yield kubevirt
+
+
+@pytest.fixture(scope="module")
+def terminal(cluster: Cluster, scratch: Path) -> Iterator[Terminal]:
+    """Somebody with the certificate."""
+    with cluster.terminal(scratch) as terminal:
+        type_section(terminal, "A certificate first")
+        yield terminal
+    cluster.kubectl("delete", "namespace", NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def typed() -> set[str]:
+    """The commands of the runbooks that were typed."""
+    return set()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("overlay", ["sidecar", "standalone"])
+async def test_every_command_runs(
+    cluster: Cluster, kubevirt: KubeVirtCluster, terminal: Terminal, typed: set[str], overlay: str
+) -> None:
+    """With the sidecar; and with two replicas those that are for a query listener with TLS."""
+    over_tls = overlay == "standalone"
+    way = "Standalone" if over_tls else "A descheduler with its sidecar"
+    if not over_tls:
+        cluster.run_pause("kube-system", "descheduler")
+    await asyncio.to_thread(type_section, terminal, f"{way}, by kustomize")
+    terminal.type_unlisted("kubectl apply --server-side -k deploy/overlays/monitoring")
+    for name, text in TEXTS.items():
+        attempt = EXAMPLE
+        if name == STUCK and not over_tls:
+            attempt = await make_stuck(kubevirt)
+        with cluster.terminal(Path(terminal.type_unlisted("echo $TMPDIR").strip())) as shell:
+            for command in blocks(text, over_tls=over_tls):
+                line = command.replace(EXAMPLE, attempt)
+                await asyncio.to_thread(shell.type, line)
+                typed.add(command)
+                if "rollout restart" in line:
+                    await asyncio.to_thread(cluster.rolled_out)
+        if name == STUCK and not over_tls:
+            vmi = await kubevirt.vmi("db1", "shop")
+            assert "evacuationNodeName" not in vmi["status"]
+        for vmim in await kubevirt.vmims("db1", "shop"):
+            await kubevirt.admin.delete(VMIMS, "shop", vmim["metadata"]["name"])
+
+
+def test_none_was_left_out(typed: set[str], prove: Callable[[str], None]) -> None:
+    """All of them were typed."""
+    assert typed == set(EVERY_COMMAND)
+    prove(f"runbooks: {len(typed)} of {len(EVERY_COMMAND)} commands run as they are written")
+
+
+def blocks(text: str, *, over_tls: bool) -> Iterator[str]:
+    """A runbook's commands, without the blocks for the other kind of installation."""
+    found = fenced(text, "bash")
+    for block in found:
+        lines = commands(f"```bash\n{block}```\n")
+        if OVER_TLS in block or not over_tls:
+            if (OVER_TLS in block) == over_tls:
+                yield from lines
+        else:
+            yield from (line for line in lines if line.startswith("export "))
+
+
+async def make_stuck(kubevirt: KubeVirtCluster) -> str:
+    """Evict the VM, which no other node can take; the name of the attempt."""
+    (pod,) = await kubevirt.pods("db1", "shop")
+    refusal = await kubevirt.evict(pod)
+    assert refusal is not None
+    assert "Eviction triggered evacuation" in str(refusal)
+
+    async def has_begun() -> str | None:
+        found = await kubevirt.vmims("db1", "shop")
+        begun = [one for one in found if objects.phase(one) == "Scheduling"]
+        return str(begun[-1]["metadata"]["name"]) if begun else None
+
+    return await poll(has_begun, within=120, what="an attempt")
