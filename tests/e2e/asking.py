@@ -7,10 +7,16 @@ import ssl
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.e2e.cluster import Cluster
+from tests.e2e.documents import CERTIFICATE, type_section
+from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAME, NAMESPACE
 
 
@@ -56,6 +62,27 @@ class Caller:
         return migrations
 
 
+@contextmanager
+def let_in(cluster: Cluster, folder: Path) -> Iterator[tuple[Terminal, Caller]]:
+    """Two replicas and a caller who is let in, by the documents; gone after the block."""
+    cluster.kubectl("create", "namespace", "my-tools")
+    with cluster.terminal(folder) as terminal:
+        type_section(terminal, CERTIFICATE)
+        type_section(terminal, "A caller of your own")
+        given = Path(terminal.type_unlisted('echo "$CALLER"').strip())
+        service = cluster.get("-n", NAMESPACE, "service", NAME)
+        yield (
+            terminal,
+            Caller(
+                ssl.create_default_context(cafile=given / "ca.crt"),
+                (given / "token").read_text().strip(),
+                service["spec"]["clusterIP"],
+            ),
+        )
+    cluster.kubectl("delete", "clusterrolebinding", "my-tools-my-caller")
+    cluster.kubectl("delete", "namespace", NAMESPACE, "my-tools")
+
+
 @dataclass
 class Load:
     """Asks about one VM again and again for a block, and counts what is answered."""
@@ -87,6 +114,7 @@ class Load:
 
     def _once(self) -> str:
         """The reason of a verdict; the caller tries twice, as the documents say."""
+        last = ""
         for _ in range(2):
             try:
                 return str(self.caller.verdict(self.namespace, self.name)["reason"])

@@ -92,12 +92,16 @@ class Cluster:
             )
             for crds in (find_crds(), find_added_crds()):
                 self.apply(json.loads(crds.read_bytes()))
-            wait_for(lambda: self.try_kubectl("get", "node", "n1").returncode == 0, "Node")
-            self.kubectl("wait", "--for=condition=Ready", "node/n1", f"--timeout={PATIENCE:g}s")
+            self.wait_for_node(self.node.name)
             self.kubectl("wait", "--for=condition=Established", "crd", "--all")
         except (AssertionError, TimeoutError) as failure:
             failure.add_note(log_tails(self.directory))
             raise
+
+    def wait_for_node(self, name: str) -> None:
+        """Wait until a node is there and Ready."""
+        wait_for(lambda: self.try_kubectl("get", "node", name).returncode == 0, f"node {name}")
+        self.kubectl("wait", "--for=condition=Ready", f"node/{name}", f"--timeout={PATIENCE:g}s")
 
     def run_pause(self, namespace: str, name: str, **labels: str) -> None:
         """Run a Deployment of a container that does nothing."""

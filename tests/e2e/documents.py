@@ -7,6 +7,7 @@ from tests.generate.manifests import chart
 from tests.support.documents import DEPLOY, HOLD_EVICTIONS, INSTALL, chapters, code_blocks
 
 
+CERTIFICATE = "A certificate first"
 SECTIONS = {**chapters(DEPLOY), **chapters(HOLD_EVICTIONS), **chapters(INSTALL)}
 _WAYS = re.findall(
     r"^### ([^\n]*)\n(.*?)(?=^### |\Z)", SECTIONS["In at most five lines"], re.MULTILINE | re.DOTALL

@@ -57,6 +57,7 @@ class Handlers(Player):
         """What virt-handler's labeller and device plugins say of a node."""
         labels = {
             "kubevirt.io/schedulable": "true",
+            "machine-type.node.kubevirt.io/q35": "true",
             "cpu-vendor.node.kubevirt.io/Intel": "true",
             "cpu-model-migration.node.kubevirt.io/Skylake-Client-IBRS": "true",
             "host-model-cpu.node.kubevirt.io/Skylake-Client-IBRS": "true",

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,10 @@ class Node:
     init: int
     """The process id of its init."""
     supervisor: subprocess.Popen[str]
+
+    def power_off(self) -> None:
+        """Kill its init, and everything with it; its block ends as usual."""
+        os.kill(self.init, signal.SIGKILL)
 
     def command(self, *arguments: str | Path) -> list[str]:
         """A command as it is run inside the node."""
@@ -70,6 +75,23 @@ def running(name: str, directory: Path) -> Iterator[Node]:
         supervisor.stdin.close()
         supervisor.wait()
         supervisor.stdout.close()
+
+
+@contextmanager
+def joined(first: Node, directory: Path) -> Iterator[Node]:
+    """Run a second node beside the first one for a block, and lay a cable between them."""
+    name, address = "n2", ADDRESSES["n2"]
+    with running(name, directory) as node:
+        for command in (
+            f"ip link add {name} type veth peer name node0 netns {node.init}",
+            f"ip link set {name} up",
+            f"ip route add {address}/32 dev {name}",
+            f"ip route add {PODS[name]} via {address} dev {name}",
+        ):
+            subprocess.run(
+                ["nsenter", f"--target={first.init}", "-n", *command.split()], check=True
+            )
+        yield node
 
 
 def prepare(directory: Path) -> Path:

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, wait_for
-from tests.e2e.documents import SECTIONS, WAYS, commands, type_section
+from tests.e2e.documents import CERTIFICATE, SECTIONS, WAYS, commands, type_section
 from tests.generate.manifests import NAME, NAMESPACE, TLS_SECRET
 
 
-CERTIFICATE = "A certificate first"
 UNINSTALL = "Uninstall"
 
 

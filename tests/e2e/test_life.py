@@ -12,41 +12,36 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import vmi
-from tests.e2e.asking import Caller, Load
+from tests.e2e.asking import Caller, Load, let_in
 from tests.e2e.cluster import Cluster, Object, wait_for
-from tests.e2e.documents import SECTIONS, commands, type_section
+from tests.e2e.documents import CERTIFICATE, SECTIONS, commands
 from tests.e2e.images import EARLIER, EARLIER_COMMIT, EXPORTER, ROOT, check_out
 from tests.e2e.terminal import Terminal
-from tests.generate.manifests import NAME, NAMESPACE, REGISTRY
+from tests.generate.manifests import NAMESPACE, REGISTRY
 from tests.support.lives import rfc3339
 
 
-CERTIFICATE = "A certificate first"
 HISTORY = 2
 """Migrations of shop/db2; KubeVirt shows the last one only."""
 
 
 @pytest.fixture(scope="module")
-def terminal(cluster: Cluster, scratch: Path) -> Iterator[Terminal]:
-    """Somebody who has installed two replicas, and let a caller in."""
-    cluster.kubectl("create", "namespace", "my-tools")
-    with cluster.terminal(scratch) as terminal:
-        type_section(terminal, CERTIFICATE)
-        type_section(terminal, "A caller of your own")
-        yield terminal
-    cluster.kubectl("delete", "clusterrolebinding", "my-tools-my-caller")
-    cluster.kubectl("delete", "namespace", NAMESPACE, "my-tools")
+def installation(cluster: Cluster, scratch: Path) -> Iterator[tuple[Terminal, Caller]]:
+    """Two replicas, and a caller who is let in."""
+    with let_in(cluster, scratch) as installation:
+        yield installation
 
 
 @pytest.fixture(scope="module")
-def caller(cluster: Cluster, terminal: Terminal) -> Caller:
-    """That caller, through the Service; shop/db2 has been moved twice."""
-    folder = Path(terminal.type_unlisted('echo "$CALLER"').strip())
-    caller = Caller(
-        ssl.create_default_context(cafile=folder / "ca.crt"),
-        (folder / "token").read_text().strip(),
-        cluster.get("-n", NAMESPACE, "service", NAME)["spec"]["clusterIP"],
-    )
+def terminal(installation: tuple[Terminal, Caller]) -> Terminal:
+    """Whoever has installed them."""
+    return installation[0]
+
+
+@pytest.fixture(scope="module")
+def caller(cluster: Cluster, installation: tuple[Terminal, Caller]) -> Caller:
+    """Whoever asks, through the Service; shop/db2 has been moved twice."""
+    caller = installation[1]
     now = int(time.time())
     for number in range(1, HISTORY + 1):
         end = now - 60 * (HISTORY - number) - 1

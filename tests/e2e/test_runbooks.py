@@ -14,7 +14,7 @@ from tests.alerts.test_runbooks import EVERY_COMMAND, TEXTS, commands
 from tests.cluster import VMIMS, poll
 from tests.cluster.kubevirt import KubeVirtCluster
 from tests.e2e.cluster import Cluster
-from tests.e2e.documents import type_section
+from tests.e2e.documents import CERTIFICATE, type_section
 from tests.e2e.kubevirt import installed, run_vmi
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAMESPACE
@@ -42,7 +42,7 @@ async def kubevirt(cluster: Cluster) -> AsyncIterator[KubeVirtCluster]:
 def terminal(cluster: Cluster, scratch: Path) -> Iterator[Terminal]:
     """Somebody with the certificate."""
     with cluster.terminal(scratch) as terminal:
-        type_section(terminal, "A certificate first")
+        type_section(terminal, CERTIFICATE)
         yield terminal
     cluster.kubectl("delete", "namespace", NAMESPACE)
 
