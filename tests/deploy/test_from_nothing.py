@@ -47,7 +47,7 @@ from tests.support.program import program
 WAYS = {
     name: code_blocks(text, "bash")[0].splitlines()
     for name, text in re.findall(
-        r"^### (.*)\n(.*?)(?=^### |\Z)", SECTIONS[FIVE_LINES], re.MULTILINE | re.DOTALL
+        r"^### ([^\n]*)\n(.*?)(?=^### |\Z)", SECTIONS[FIVE_LINES], re.MULTILINE | re.DOTALL
     )
 }
 KINDS = (
