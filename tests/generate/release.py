@@ -1,8 +1,8 @@
 """The files of a release, byte for byte the same from the same commit.
 
 `python -m tests.generate.release FOLDER` (`make release-dry-run`) writes the wheel and the source
-distribution, the chart, install.yaml, the rules with runbook URLs of this version, and the checksums
-of whatever is in the folder then. The images, signatures and attestations are made by
+distribution, the chart, install.yaml, the rules with runbook URLs of this version, and the
+checksums of whatever is in the folder then. The images, signatures and attestations are made by
 .github/workflows/release.yaml, which needs a registry.
 """
 
