@@ -39,16 +39,14 @@ from tests.generate.manifests import (
     localize,
     write_overlay,
 )
-from tests.support.documents import code_blocks
+from tests.support.documents import code_blocks, parts
 from tests.support.lives import rfc3339
 from tests.support.program import program
 
 
 WAYS = {
     name: code_blocks(text, "bash")[0].splitlines()
-    for name, text in re.findall(
-        r"^### (.*)\n(.*?)(?=^### |\Z)", SECTIONS[FIVE_LINES], re.MULTILINE | re.DOTALL
-    )
+    for name, text in parts(SECTIONS[FIVE_LINES]).items()
 }
 KINDS = (
     "deployment,service,networkpolicy,poddisruptionbudget,configmap,secret,serviceaccount,role,"

@@ -4,15 +4,12 @@ import re
 
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import chart
-from tests.support.documents import DEPLOY, HOLD_EVICTIONS, INSTALL, chapters, code_blocks
+from tests.support.documents import DEPLOY, HOLD_EVICTIONS, INSTALL, chapters, code_blocks, parts
 
 
 CERTIFICATE = "A certificate first"
 SECTIONS = {**chapters(DEPLOY), **chapters(HOLD_EVICTIONS), **chapters(INSTALL)}
-_WAYS = re.findall(
-    r"^### ([^\n]*)\n(.*?)(?=^### |\Z)", SECTIONS["In at most five lines"], re.MULTILINE | re.DOTALL
-)
-WAYS = dict(_WAYS)
+WAYS = parts(SECTIONS["In at most five lines"])
 """The ways to install it, by heading."""
 
 

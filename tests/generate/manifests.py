@@ -1,8 +1,8 @@
 """The files of `deploy/`, rendered, and what is derived from others.
 
-`python -m tests.generate.manifests` (`make manifests`) writes what is derived: the release's version
-wherever it stands, the copy of the descheduler's policy, the table of our chart's values, and what
-the values for the descheduler's chart share with the sidecar.
+`python -m tests.generate.manifests` (`make manifests`) writes what is derived: this version in each
+place, the copy of the descheduler's policy, the table of our chart's values, and what the values
+for the descheduler's chart share with the sidecar.
 """
 
 import json
