@@ -19,6 +19,8 @@ from tests.generate.manifests import NAME, NAMESPACE
 T = TypeVar("T")
 Object = dict[str, Any]
 
+FULL = bool(os.environ.get("FULL"))
+"""Whether what takes longer runs too: `make e2e FULL=1`."""
 PATIENCE = 180.0
 """Seconds for what takes a few on an idle machine."""
 DEPLOYMENT = f"deployment/{NAME}"
