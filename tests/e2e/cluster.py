@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.cluster.binaries import find_added_crds, find_binary, find_crds
-from tests.e2e.images import PAUSE
+from tests.e2e.images import PAUSE, ROOT
 from tests.e2e.node import Node, log_tails
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAME, NAMESPACE
@@ -82,9 +82,9 @@ class Cluster:
             "apply", "--server-side", "--force-conflicts", "-f", "-", given=json.dumps(listed)
         )
 
-    def terminal(self, folder: Path) -> Terminal:
-        """A shell in the root of the checkout, whose temporary files are in a folder."""
-        return Terminal({**self.environment, "TMPDIR": str(folder)})
+    def terminal(self, folder: Path, checkout: Path = ROOT) -> Terminal:
+        """A shell in the root of a checkout, whose temporary files are in a folder."""
+        return Terminal({**self.environment, "TMPDIR": str(folder)}, checkout)
 
     def wait_until_ready(self) -> None:
         """Wait for the node, the CRDs that the manifests need, and the account of pods."""

@@ -1,13 +1,14 @@
 """The cluster of all e2e tests."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import namespace, vmi
 from tests.e2e.cluster import Cluster, Object
+from tests.e2e.kubevirt import KubeVirt, installed
 from tests.e2e.node import inside_network, prepare, running
 from tests.e2e.terminal import TYPED
 from tests.support.lives import rfc3339
@@ -23,6 +24,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.wait_until_ready()
         cluster.apply([namespace("shop"), just_moved()])
         yield cluster
+
+
+@pytest.fixture(scope="session")
+async def kubevirt(cluster: Cluster) -> AsyncIterator[KubeVirt]:
+    """KubeVirt beside all else, from here on; and a pod under virt-controller's label."""
+    cluster.kubectl("-n", "shop", "delete", "virtualmachineinstances", "--all")
+    async with installed(cluster) as kubevirt:
+        cluster.run_pause("kubevirt", "virt-controller", kubevirt_io="virt-controller")
+        yield kubevirt
 
 
 def just_moved() -> Object:

@@ -4,17 +4,20 @@ The scheduler and the kubelet are real here. What stays played is virt-handler, 
 place a launcher's containers run the program `pause`.
 """
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from exporter.demo import objects
-from tests.cluster import PODS, RealCluster, User, poll
+from tests.cluster import PODS, VMIMS, VMIS, RealCluster, User, poll
 from tests.cluster.kubevirt import NAMESPACE, KubeVirtCluster
 from tests.cluster.player import Player
 from tests.cluster.resources import NODES
 from tests.e2e.cluster import Cluster, Object
 from tests.e2e.node import SERVER
+from tests.support.lives import rfc3339
 
 
 _DEVICES = ("kvm", "tun", "vhost-net")
@@ -81,23 +84,55 @@ class Handlers(Player):
         return await self.cluster.admin.delete(PODS, metadata["namespace"], metadata["name"])
 
 
+@dataclass(frozen=True)
+class KubeVirt:
+    """KubeVirt on the cluster, with the VM shop/db1 on the node n1."""
+
+    cluster: KubeVirtCluster
+    handlers: Handlers
+
+    async def pod(self) -> Object:
+        """The VM's first launcher pod."""
+        return (await self.cluster.pods("db1", "shop"))[0]
+
+    async def is_marked(self) -> bool:
+        """Whether the VM is being evacuated."""
+        return "evacuationNodeName" in (await self.cluster.vmi("db1", "shop"))["status"]
+
+    async def calm(self) -> None:
+        """Cancel what moves the VM."""
+        if await self.is_marked():
+            await self.cluster.cancel_evacuation("db1", "shop", "n1")
+        for vmim in await self.cluster.vmims("db1", "shop"):
+            await self.cluster.admin.delete(VMIMS, "shop", vmim["metadata"]["name"])
+
+    async def just_moved(self) -> None:
+        """Have its virt-handler write that the VM was moved a moment ago."""
+        now = time.time()
+        state = {
+            "migrationUid": "m",
+            "startTimestamp": rfc3339(now - 60),
+            "endTimestamp": rfc3339(now - 30),
+            "completed": True,
+        }
+        vmi = await self.cluster.vmi("db1", "shop")
+        head = {"apiVersion": VMIS.api_version, "kind": VMIS.kind}
+        await self.handlers.write(
+            head | vmi, lambda one: one["status"].update(migrationState=state)
+        )
+
+
 @asynccontextmanager
-async def installed(cluster: Cluster, *nodes: str) -> AsyncIterator[KubeVirtCluster]:
-    """KubeVirt on the nodes for a block."""
+async def installed(cluster: Cluster) -> AsyncIterator[KubeVirt]:
+    """KubeVirt for a block."""
     async with (
         KubeVirtCluster(RunningCluster(cluster)) as kubevirt,
-        Handlers(kubevirt, nodes, heartbeat=2.0),
+        Handlers(kubevirt, ["n1"], heartbeat=2.0) as handlers,
     ):
-        yield kubevirt
+        await kubevirt.create_vmi("db1", "shop")
 
+        async def is_running() -> bool:
+            return objects.phase(await kubevirt.vmi("db1", "shop")) == "Running"
 
-async def run_vmi(kubevirt: KubeVirtCluster, name: str, namespace: str) -> Object:
-    """Create a VMI, and wait until its launcher pod and itself run; the pod."""
-    await kubevirt.create_vmi(name, namespace)
-
-    async def is_running() -> bool:
-        return objects.phase(await kubevirt.vmi(name, namespace)) == "Running"
-
-    await poll(is_running, within=120, what=f"{namespace}/{name} running")
-    (pod,) = await kubevirt.pods(name, namespace)
-    return pod
+        await poll(is_running, within=120, what="shop/db1 running")
+        yield KubeVirt(kubevirt, handlers)

@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from tests.support.documents import ROOT
 
 
 TYPED: list[str] = []
@@ -18,10 +17,10 @@ _DONE = "e2e-terminal-done"
 class Terminal:
     """One bash, so that variables and background jobs stay; all of it ends with the block."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc", "-o", "pipefail"],
-            cwd=ROOT,
+            cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

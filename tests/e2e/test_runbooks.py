@@ -5,18 +5,17 @@ The VMs are stand-ins: their launcher pods run, and nothing is in them.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from exporter.demo import objects
 from tests.alerts.test_runbooks import EVERY_COMMAND, TEXTS, commands
-from tests.cluster import VMIMS, poll
-from tests.cluster.kubevirt import KubeVirtCluster
+from tests.cluster import poll
 from tests.e2e.cluster import Cluster
 from tests.e2e.documents import CERTIFICATE, type_section
-from tests.e2e.kubevirt import installed, run_vmi
+from tests.e2e.kubevirt import KubeVirt
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAMESPACE
 from tests.generate.rules import fenced
@@ -27,16 +26,6 @@ OVER_TLS = re.compile("https://localhost:1?9810")
 """In the blocks for installations whose query listener has TLS."""
 EXAMPLE = "kubevirt-evacuation-x1x1x"
 """Where a reader puts the name of the attempt."""
-
-
-@pytest.fixture(scope="module")
-async def kubevirt(cluster: Cluster) -> AsyncIterator[KubeVirtCluster]:
-    """KubeVirt, the VM shop/db1 on the node n1, and a pod under virt-controller's label."""
-    cluster.kubectl("-n", "shop", "delete", "virtualmachineinstances", "--all")
-    async with installed(cluster, "n1") as kubevirt:
-        cluster.run_pause("kubevirt", "virt-controller", kubevirt_io="virt-controller")
-        await run_vmi(kubevirt, "db1", "shop")
-        yield kubevirt
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +46,7 @@ def typed() -> set[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("overlay", ["sidecar", "standalone"])
 async def test_every_command_runs(
-    cluster: Cluster, kubevirt: KubeVirtCluster, terminal: Terminal, typed: set[str], overlay: str
+    cluster: Cluster, kubevirt: KubeVirt, terminal: Terminal, typed: set[str], overlay: str
 ) -> None:
     """With the sidecar; and with two replicas those that are for a query listener with TLS."""
     over_tls = overlay == "standalone"
@@ -78,10 +67,8 @@ async def test_every_command_runs(
                 if "rollout restart" in line:
                     await asyncio.to_thread(cluster.rolled_out)
         if name == STUCK and not over_tls:
-            vmi = await kubevirt.vmi("db1", "shop")
-            assert "evacuationNodeName" not in vmi["status"]
-        for vmim in await kubevirt.vmims("db1", "shop"):
-            await kubevirt.admin.delete(VMIMS, "shop", vmim["metadata"]["name"])
+            assert not await kubevirt.is_marked()
+        await kubevirt.calm()
 
 
 def test_none_was_left_out(typed: set[str], prove: Callable[[str], None]) -> None:
@@ -100,15 +87,14 @@ def blocks(text: str, *, over_tls: bool) -> Iterator[str]:
             yield from (line for line in lines if line.startswith("export "))
 
 
-async def make_stuck(kubevirt: KubeVirtCluster) -> str:
+async def make_stuck(kubevirt: KubeVirt) -> str:
     """Evict the VM, which no other node can take; the name of the attempt."""
-    (pod,) = await kubevirt.pods("db1", "shop")
-    refusal = await kubevirt.evict(pod)
+    refusal = await kubevirt.cluster.evict(await kubevirt.pod())
     assert refusal is not None
     assert "Eviction triggered evacuation" in str(refusal)
 
     async def has_begun() -> str | None:
-        found = await kubevirt.vmims("db1", "shop")
+        found = await kubevirt.cluster.vmims("db1", "shop")
         begun = [one for one in found if objects.phase(one) == "Scheduling"]
         return str(begun[-1]["metadata"]["name"]) if begun else None
 
