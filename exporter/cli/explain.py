@@ -24,6 +24,7 @@ from exporter.server.schemas import (
     PolicyAnswer,
     RuleAnswer,
     VmiAnswer,
+    WhyAnswer,
 )
 from exporter.text import write_span
 
@@ -54,8 +55,11 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if vmi.evacuation is not None:
         sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
         sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
+        if vmi.evacuation.why:
+            sheet.head("What the cluster says about it, newest first")
+            sheet.rows([_why(one, vmi.as_of) for one in vmi.evacuation.why])
         if vmi.evacuation.cancel is not None:
-            sheet.rows([("to cancel it (KubeVirt 1.8), run",)])
+            sheet.rows([("to cancel it (KubeVirt 1.8), unless it has turned post-copy, run",)])
             sheet.command(write_cancel(vmi.evacuation.cancel))
     if vmi.held_evictions:
         sheet.head("Requested evictions")
@@ -189,6 +193,8 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
     ]
     if one.attempt is not None:
         rows.append(["current attempt", _attempt(one.attempt, as_of)])
+    if one.mode is not None:
+        rows.append(["copies memory in", f"mode {one.mode}"])
     if one.backoff is not None:
         pause = f"{write_span(one.backoff.seconds)}, next try"
         rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
@@ -196,6 +202,11 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
         rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
     rows.append(["next step", one.next_step])
     return rows
+
+
+def _why(one: WhyAnswer, as_of: str) -> list[Cell]:
+    when = "now" if one.at is None else write_past(one.at, as_of)
+    return [one.source, when, ": ".join(part for part in (one.reason, one.message) if part)]
 
 
 def _held_eviction(one: HeldEvictionAnswer, as_of: str) -> list[Cell]:

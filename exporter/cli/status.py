@@ -133,13 +133,19 @@ _EVACUATION_HEAD = ("VM", "FROM", "AGE", "STATE", "FAILED")
 def _list_evacuations(
     sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], limit: int | None
 ) -> None:
-    """List evacuations, and below them each next step once per state."""
+    """List evacuations, and below them each next step with the VMs that it is for."""
     shown = found[:limit]
     sheet.head(head)
     sheet.rows([_evacuation_row(one) for one in shown], _EVACUATION_HEAD)
     sheet.note_hidden(len(found), limit)
-    steps = dict.fromkeys((str(one.state), one.next_step) for one in shown)
-    sheet.rows([((f"{state}:", FAINT), step) for state, step in steps])
+    steps = dict[str, list[str]]()
+    for one in shown:
+        steps.setdefault(one.next_step, []).append(f"{one.namespace}/{one.name}")
+    sheet.rows([((f"{_name_some(names)}:", FAINT), step) for step, names in steps.items()])
+
+
+def _name_some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _evacuation_row(one: EvacuationAnswer) -> list[Cell]:

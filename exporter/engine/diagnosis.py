@@ -1,4 +1,4 @@
-"""Diagnoses an evacuation: what holds it up, whether it is stuck, and what to do next.
+"""Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the next step.
 
 `status.evacuationNodeName` tells KubeVirt to move a VMI off its node. KubeVirt then creates
 evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
@@ -190,30 +190,6 @@ def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
     return Backoff(seconds=seconds, next_try=last.finished_at + seconds)
 
 
-def advise(evidence: Evidence, diagnosis: Diagnosis) -> str:
-    """The next step for a person, in a few sentences.
-
-    Retries change the state every few seconds, so if the evacuation is stuck by failures, these
-    are described first and the present state after them.
-    """
-    step = _ADVICE[diagnosis.state]
-    if diagnosis.state is State.MULTIPLE_ACTIVE_PODS:
-        step = f"{step} ({_place(evidence)})."
-    if Cause.FAILURES not in diagnosis.stuck_by:
-        return step
-    failed = _FAILED.format(diagnosis.failed_attempts)
-    return f"{failed} {_MEANWHILE.get(diagnosis.state, step)}"
-
-
-def may_cancel(evidence: Evidence) -> bool:
-    """Whether cancelling is safe: a post-copy migration must run to its end.
-
-    Its memory is on both nodes, so ending it kills the VM.
-    """
-    state = evidence.vmi.migration
-    return state is None or not (state.running and state.mode == "PostCopy")
-
-
 def _find_state(
     evidence: Evidence,
     attempt: Vmim | None,
@@ -320,15 +296,6 @@ def _has_more_active_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
     return len(active) > 1
 
 
-def _place(evidence: Evidence) -> str:
-    """Where the VM runs: the pod if it is unambiguous, else only the node."""
-    node, launcher = evidence.vmi.node, evidence.launcher
-    active = [pod for pod in evidence.pods if not pod.finished and pod.node == node]
-    return (
-        f"on {node}" if launcher is None or active != [launcher] else f"{launcher.name} on {node}"
-    )
-
-
 def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
     mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
     return next(mine, None)
@@ -401,47 +368,3 @@ _HOLDS = {
     Hold.BACKUP: State.BACKUP,
     Hold.UTILITY_VOLUMES: State.UTILITY_VOLUMES,
 }
-
-_ADVICE = {
-    State.EXTERNAL: "Strategy External: whoever drains the node must move or stop this VM;"
-    " KubeVirt never will.",
-    State.STALE_MARKER: "The VM has left that node already; cancel the evacuation to clear the"
-    " marker.",
-    State.MIGRATION_STALLED: "The migration under way has outlived stuck.migrationTimeout: look at"
-    " its VMIM and at the launcher's log; abort it by deleting the VMIM, unless it is post-copy.",
-    State.MIGRATING: "Wait: a migration is under way.",
-    State.ZOMBIE_STATE: "The last hand-off was never ended (KubeVirt #18087): only stopping and"
-    " starting the VM helps, or KubeVirt 1.9.",
-    State.NOT_MIGRATABLE: "The VM cannot be migrated: its LiveMigratable condition says why."
-    " Change that, shut it down, or cancel the evacuation.",
-    State.MULTIPLE_ACTIVE_PODS: "More than one launcher pod of this VM is active: delete the"
-    " stale one, and never the one that runs the VM",
-    State.QUOTA: "A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.",
-    State.BACKUP: "A backup of this VM is running: wait for it, or end it.",
-    State.UTILITY_VOLUMES: "Utility volumes are attached: detach them, or wait for their owner.",
-    State.BACKOFF: "KubeVirt pauses after a failure and tries again by itself: the failed VMIMs"
-    " say why they failed.",
-    State.TARGET_UNSCHEDULABLE: "No node can take the target pod: its PodScheduled condition says"
-    " why (resources, affinity, CPU model, node selectors).",
-    State.TARGET_NOT_READY: "The target pod is not running yet: look at its events (images,"
-    " volumes).",
-    State.CAPACITY: "KubeVirt's migration limits are reached: wait for other migrations, or raise"
-    " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
-    State.NO_MIGRATION: "Nothing moves this VM now. After a failure KubeVirt may take two minutes"
-    " to try again; if it stays so, look at virt-controller and at the VM's events.",
-    State.UNKNOWN: "The exporter may not see what it would need to tell: see its blind"
-    " spots, and whether it watches only some namespaces.",
-}
-_FAILED = (
-    "Failed attempts: at least {}. The failed VMIMs say why (status.migrationState.failureReason,"
-    " conditions), else the events do: see the runbook KubeVirtEvacuationFailingRepeatedly."
-)
-_MEANWHILE = {
-    State.MIGRATING: "Now the next attempt is under way.",
-    State.BACKOFF: "Now KubeVirt pauses before the next attempt.",
-    State.TARGET_NOT_READY: "Now the next attempt waits for its target pod.",
-    State.CAPACITY: "Now the next attempt waits for others: KubeVirt's migration limits are"
-    " reached.",
-    State.NO_MIGRATION: "Now there is no attempt; KubeVirt may take two minutes to make the next.",
-}
-"""The states of a retry, added to the description of the failures."""

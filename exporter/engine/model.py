@@ -90,7 +90,10 @@ class WhySource(StrEnum):
     LIVE_MIGRATABLE = "LiveMigratable"
     """The VMI's condition, if it is false."""
     POD_SCHEDULED = "PodScheduled"
-    """The condition of an attempt's target pod, if it is false: the scheduler's message."""
+    """The condition of an attempt's target pod, if it is false: the scheduler's message.
+
+    Further, as the reasons NodeSelector and AddedNodeSelector, what VMI and attempt require.
+    """
     TARGET_CONTAINER = "TargetContainer"
     """A container of an attempt's target pod that waits or has terminated."""
     FAILED_ATTEMPT = "FailedAttempt"

@@ -22,6 +22,8 @@ from exporter.engine.model import Instant, Pod, Resource, Vmi, Vmim, Why, WhySou
 
 REASONS_SHOWN = 8
 """How many reasons an evacuation has at most."""
+NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
+"""The words for what a VMI and an attempt require of a node (source PodScheduled)."""
 
 _Object: TypeAlias = tuple[Resource, str, str]
 
@@ -43,12 +45,19 @@ class ReasonTable:
         return len(self._present) + sum(map(len, self._past.values()))
 
     def of(self, vmi: Vmi) -> tuple[Why, ...]:
-        """The reasons of a VMI, newest first; those without a date apply now and come first."""
+        """The reasons of a VMI, newest first; those without a date apply now and come first.
+
+        Node selectors are reasons only if a target cannot be scheduled.
+        """
         objects = [(Resource.VMIS, vmi.namespace, vmi.name)]
         objects += [_key(vmim) for vmim in self._vmims.owned_by(vmi)]
         objects += [_key(pod) for pod in self._launchers.of(vmi)]
         present = (why for key in objects for why in self._present.get(key, ()))
-        return _newest([*present, *self._past.get(vmi.uid, ())])
+        reasons = [*present, *self._past.get(vmi.uid, ())]
+        unscheduled = WhySource.POD_SCHEDULED
+        if all(why.source is not unscheduled or why.reason in SELECTORS for why in reasons):
+            reasons = [why for why in reasons if why.source is not unscheduled]
+        return _newest(reasons)
 
     def put(self, fact: Vmi | Vmim | Pod, reasons: tuple[Why, ...]) -> None:
         """Replace the reasons of an object that is in the store."""

@@ -6,8 +6,9 @@ from typing import Any
 
 from exporter import __version__
 from exporter.counters import HeldEviction
+from exporter.engine.advice import advise, may_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
-from exporter.engine.diagnosis import Diagnosis, Load, advise, diagnose, may_cancel
+from exporter.engine.diagnosis import Diagnosis, Load, diagnose
 from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration, settle
@@ -379,8 +380,9 @@ def _write_evacuation(
         backoff=_write_backoff(diagnosis),
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
+        mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
         why=[write_why(one) for one in why],
-        next_step=advise(evidence, diagnosis),
+        next_step=advise(evidence, diagnosis, why),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
     )
 

@@ -318,6 +318,13 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         means("KubeVirt still evacuates it, but the descheduler thinks it is over"),
     ]
     attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
+    mode: Annotated[
+        str | None,
+        means(
+            "how the running migration copies memory: PreCopy, PostCopy or Paused; null: none runs."
+            " Its progress is in virt-handler's metrics kubevirt_vmi_migration_*"
+        ),
+    ]
     why: Annotated[
         list[WhyAnswer],
         means("what the cluster itself says about it, newest first; at most eight"),

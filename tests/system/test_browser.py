@@ -35,6 +35,7 @@ READ_ROWS = """selector => [...document.querySelectorAll(selector)].map(row => (
     ]),
     rules: [...row.querySelectorAll(".rules dd")].map(rule => rule.textContent),
     holding: [...row.querySelectorAll(".rules dt:has(strong) code")].map(one => one.textContent),
+    why: [...row.querySelectorAll("[data-field=why]")].map(one => one.textContent),
     badge: row.querySelector(".badge")?.textContent ?? "",
     link: row.querySelector("a")?.getAttribute("href"),
     bars: row.querySelectorAll(".line .bar").length,
@@ -119,7 +120,7 @@ class TestTheSame:
         assert as_of == api["asOf"]
         assert len(shown) == len(api["evacuations"]) > 5
         for row, one in zip(shown, api["evacuations"], strict=True):
-            vmi = await demo.get(row["link"])
+            vmi = await demo.get(f"/v1{row['link']}")
             verdicts = (vmi["verdicts"]["filter"], vmi["verdicts"]["preEviction"])
             backoff, attempt, cancel = one["backoff"], one["attempt"], one["cancel"]
             expected = {
@@ -132,6 +133,7 @@ class TestTheSame:
                 "evictionStrategy": one["evictionStrategy"] or None,
                 "failedAttempts": str(one["failedAttempts"]),
                 "nextStep": one["nextStep"],
+                "why": [": ".join(filter(None, (w["reason"], w["message"]))) for w in one["why"]],
                 "reason": next((v["reason"] for v in verdicts if v["reason"]), None),
                 "stuckBy": ", ".join(one["stuckBy"]) or None,
                 "nextTryAt": backoff and backoff["nextTryAt"],
@@ -145,6 +147,31 @@ class TestTheSame:
             assert ("diverged" in row) is one["diverged"]
             assert ("Stuck by" in row["badge"]) is one["stuck"]
             assert_drawn(row, vmi)
+
+    async def test_the_page_of_one_vm(self, demo: Still, browser: Browser) -> None:
+        """The page that each VM's name links to says what the API says of it."""
+        (stuck, *_) = (await demo.get("/v1/evacuations"))["evacuations"]
+        vmi = await demo.get(f"/v1/vmis/{stuck['namespace']}/{stuck['name']}")
+        async with visit(browser, demo.query) as page:
+            await page.locator("#evacuation-rows a").first.click()
+            await page.wait_for_selector("#vm-title")
+            (shown,) = await rows(page, "main")
+            assert await text(page, "#vm-title") == f"{stuck['namespace']}/{stuck['name']}"
+            assert await axe_faults(page) == ""
+
+        one = vmi["evacuation"]
+        expected = {
+            "node": vmi["node"],
+            "phase": vmi["phase"],
+            "state": one["state"],
+            "requestedAt": one["requestedAt"],
+            "failedAttempts": str(one["failedAttempts"]),
+            "nextStep": one["nextStep"],
+            "why": [": ".join(filter(None, (w["reason"], w["message"]))) for w in one["why"]],
+            "rules": [rule["why"] for rule in vmi["rules"]],
+        }
+        assert {key: shown.get(key) for key in expected} == expected
+        assert_drawn(shown, vmi)
 
     async def test_the_held_vms(self, demo: Still, browser: Browser) -> None:
         """Every entry of GET /v1/blocked, and of each VM what GET /v1/vmis says of it."""
@@ -299,7 +326,7 @@ class TestLooks:
                 )
             (first, *_) = (await demo.get("/v1/evacuations"))["evacuations"]
 
-        path = f"/v1/vmis/{first['namespace']}/{first['name']}"
+        path = f"/vmis/{first['namespace']}/{first['name']}"
         assert reached[:3] == ["#main", "live-pause", "summary"]
         assert reached[3:10] == [
             *("namespace", "node", "state", "reason", "sort", "stuck", "button"),

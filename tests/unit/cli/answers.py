@@ -6,7 +6,7 @@ from typing import Any
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy
+from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy, Why
 from exporter.health import Health
 from exporter.server.answers import describe_status, list_evacuations
 from exporter.server.schemas import (
@@ -75,12 +75,13 @@ def status_of(
     screen: Screen = PIPED,
     everything: bool = False,
     now: float = NOW,
+    why: tuple[Why, ...] = (),
 ) -> str:
     """What `status` shows of these."""
     health = health or some_health()
     status = describe_status(health, vmis=100, blocked=blocked, now=now)
     evacuations = list_evacuations(
-        evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: ()
+        evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: why
     )
     answer = BlockedAnswer(
         as_of=write_instant(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)

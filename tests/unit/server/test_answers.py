@@ -21,6 +21,7 @@ from exporter.engine.model import (
     Resource,
     StuckPolicy,
     Vmim,
+    Why,
 )
 from exporter.engine.rules import decide
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
@@ -62,6 +63,7 @@ def explained(
     *,
     now: float = NOW,
     health: Health | None = None,
+    why: tuple[Why, ...] = (),
     held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
     """The explanation under the default policy, of fresh evidence."""
@@ -72,6 +74,7 @@ def explained(
         load=None,
         now=now,
         health=health or some_health(),
+        why=why,
         held_evictions=held_evictions,
     )
 
