@@ -65,12 +65,12 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if vmi.evacuation is not None:
         sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
         sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
-        if vmi.evacuation.why:
-            sheet.head("What the cluster says about it, newest first")
-            sheet.rows([_why(one, vmi.as_of) for one in vmi.evacuation.why])
         if vmi.evacuation.cancel is not None:
             sheet.rows([("to cancel it (KubeVirt 1.8), unless it has turned post-copy, run",)])
             sheet.command(write_cancel(vmi.evacuation.cancel))
+        if vmi.evacuation.why:
+            sheet.head("What the cluster says about it, newest first")
+            sheet.rows([_why(one, vmi.as_of) for one in vmi.evacuation.why])
     if vmi.held_evictions:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])

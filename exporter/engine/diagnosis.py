@@ -1,14 +1,19 @@
 """Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the next step.
 
-`status.evacuationNodeName` tells KubeVirt to move a VMI off its node. KubeVirt then creates
+`status.evacuationNodeName` makes KubeVirt move a VMI off its node. KubeVirt then creates
 evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
 forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the VMI, its VMIMs and
 its pods to one `State`, the first that applies in the order of the enum.
 
-The order follows who must act: first evacuations that KubeVirt's retries do not affect (somebody
-else acts, the VMI has left already), then a running migration, then what prevents every attempt,
-then why the present attempt makes no progress. A state that depends on an invisible resource is not
-guessed: without permission for VMIMs or pods it is `unknown`.
+The order of the states:
+
+1. KubeVirt does not retry: somebody else has to act, or the VMI has left already.
+2. A migration is running.
+3. Something prevents every attempt.
+4. Something delays the present attempt.
+
+A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods
+it is `unknown`.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
@@ -16,9 +21,9 @@ row). Once stuck it stays stuck, without stored state: failures only grow, and a
 to migrate after `stuck.after` shows that the evacuation was stuck by then. External evacuations
 wait for somebody else and are stuck only if `stuck.external` sets an age.
 
-Retry backoff (`migration.go: handleMigrationBackoff`): of the evacuation and workload-update
-VMIMs of the VMI, n failed ones before the newest, back to the first that succeeded; the newest
-stays Pending for 20 s * 2^(n-1) after the failure before it.
+Retry backoff (`migration.go: handleMigrationBackoff`): the newest evacuation or workload-update
+VMIM of a VMI stays Pending for 20 s * 2^(n-1) after the last failure, with n failures since the
+last success.
 """
 
 from collections.abc import Mapping
@@ -42,8 +47,8 @@ from exporter.engine.model import (
 DIVERGED_AFTER: Seconds = 120.0
 """How long marker and annotation may differ: KubeVirt writes them one after the other."""
 SAME_REQUEST: Seconds = 5.0
-"""How much older than its request an attempt may appear: KubeVirt writes whole seconds, and may
-create the VMIM before it sets the condition EvictionRequested."""
+"""An attempt that is up to this much older than the request still belongs to it: KubeVirt writes
+whole seconds, and may create the VMIM before it sets the condition EvictionRequested."""
 RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
 """The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}

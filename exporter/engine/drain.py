@@ -11,8 +11,8 @@ KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first th
 - `waits`: a migration of it is in progress, or KubeVirt's migration limits are reached.
 - `leaves`: it is migrated.
 
-Nothing here depends on the clock. The counts of all nodes are computed from what the store counts
-as objects change, so that they do not visit every VMI.
+Nothing here depends on the clock. The counts of all nodes come from totals that the store
+updates with each change, so only VMIs with an unfinished VMIM are visited.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ class DrainCandidate(Struct, frozen=True, kw_only=True):
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
-    """What a drain of one node would meet.
+    """The outcomes of draining one node.
 
     `at_least` is a lower bound of how long the migrations take, None if nothing is known of that.
     """
@@ -116,7 +116,7 @@ def sum_outcomes(counts: Mapping[str, Counter[DrainOutcome]]) -> Counter[DrainOu
 def forecast_nodes(store: Store, durations: Mapping[str, list[Seconds]]) -> list[Forecast]:
     """The forecast of every node with VMIs, sorted by name.
 
-    `durations` has what `find_duration` said of the VMIs of each node.
+    `durations`: the results of `find_duration`, by node.
     """
     return [
         Forecast(
@@ -158,10 +158,10 @@ def find_outcome(
 
 
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
-    """How long the migration that a drain makes of this VMI takes, if it takes as long as the last.
+    """The expected duration of this VMI's migration in a drain: that of its last success.
 
-    None if that is unknown, if the drain does not migrate it, or if its migration is in progress
-    already: nobody knows how far that is.
+    None if that is unknown, if the drain does not migrate it, or if it is migrating already (how
+    far that has got is unknown).
     """
     mobility = _measure_mobility(evidence)
     if mobility.migrating or _find_outcome(mobility, settings, full=False) not in MOVED:

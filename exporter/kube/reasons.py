@@ -1,4 +1,4 @@
-"""Reads what objects say about why a VMI does not move, in the words of KubeVirt and the scheduler.
+"""Reads from objects why a VMI does not move, in the words of KubeVirt and the scheduler.
 
 Texts are free and unbounded there, and may have been written by anybody who may write a VM: they
 are cut to `MESSAGE_LIMIT` and `WORD_LIMIT` characters, with invisible characters as escapes.
@@ -31,7 +31,7 @@ _SECONDARY = "PodInitializing"
 def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed.
 
-    Of a VMI that is not evacuating only the word of the condition, so that idle ones share it.
+    If the VMI is not evacuating, only the condition's reason word, a string that many VMIs share.
     """
     if vmi.migratable and not vmi.evacuation_node:
         return ()

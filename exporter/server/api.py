@@ -64,11 +64,13 @@ from exporter.server.schemas import (
     VerdictRequest,
     VerdictsAnswer,
     VmiAnswer,
+)
+from exporter.settings import Limits
+from exporter.text import (
     write_instant,
     write_optional_instant,
     write_optional_release,
 )
-from exporter.settings import Limits
 
 
 MAX_AGE: Seconds = 90.0

@@ -4,8 +4,6 @@ The same types decode requests, encode answers and generate the schemas of the O
 """
 
 import math
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -14,7 +12,6 @@ from exporter.engine.diagnosis import Cause, Source, State
 from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import (
     Checkpoint,
-    Instant,
     Mismatch,
     Outcome,
     Reason,
@@ -52,8 +49,6 @@ Stale = Annotated[
 BlindSpots = Annotated[
     dict[str, str], means("the resources that the exporter may not read, and why")
 ]
-
-_LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 class Candidate(Struct, rename="camel", gc=False):
@@ -539,45 +534,6 @@ class Problem(Struct, kw_only=True):
     status: Annotated[int, means("the HTTP status")]
     detail: Annotated[str, means("what is wrong, where, and what was expected")]
     type: Annotated[str, means("always about:blank")] = "about:blank"
-
-
-def write_instant(instant: Instant) -> str:
-    """RFC 3339 in UTC, with microseconds unless the second is whole."""
-    fraction, second = math.modf(min(max(instant, 0.0), _LAST_INSTANT))
-    micro = round(fraction * 1e6)
-    if micro == 10**6:
-        second, micro = second + 1.0, 0
-    return f"{_write_second(second)}.{micro:06}Z" if micro else f"{_write_second(second)}Z"
-
-
-@lru_cache(maxsize=2**12)
-def _write_second(second: float) -> str:
-    """Cached: every answer has two instants, mostly of the present second; 0.5 instead of 2 us."""
-    moment = datetime.fromtimestamp(second, tz=UTC)
-    return moment.isoformat(timespec="seconds").removesuffix("+00:00")
-
-
-@lru_cache(maxsize=2**14)
-def write_release(instant: Instant) -> str:
-    """`write_instant`, rounded up, so that a caller that returns at this time is not too early.
-
-    Cached, because the end of a cooldown is in every answer until then and takes 5 us to write.
-    """
-    text = write_instant(instant)
-    moment = datetime.fromisoformat(text)
-    if moment.timestamp() < min(instant, _LAST_INSTANT):
-        return write_instant((moment + timedelta(microseconds=1)).timestamp())
-    return text
-
-
-def write_optional_release(instant: Instant | None) -> str | None:
-    """`write_release`; None stays None."""
-    return None if instant is None else write_release(instant)
-
-
-def write_optional_instant(instant: Instant | None) -> str | None:
-    """`write_instant`; None stays None."""
-    return None if instant is None else write_instant(instant)
 
 
 def round_seconds(seconds: Seconds | None) -> Seconds | None:

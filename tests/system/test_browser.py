@@ -14,7 +14,7 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 from playwright.async_api import Browser, Page, expect
 
 from exporter.server.apps import make_query_app
-from exporter.settings import format_duration
+from exporter.text import format_duration
 from tests.support.browser import NoChromium, Still, chromium, standing_demo
 from tests.unit.server.page.test_model import cooling, evacuating
 from tests.unit.server.page.test_render import HOSTILE

@@ -118,7 +118,7 @@ class WatchSummary(Struct, frozen=True, kw_only=True):
 
 
 class Loss(Struct, frozen=True, kw_only=True):
-    """A resource that may not be read: what is `lost` by that, and `why`, by place."""
+    """A resource that may not be read: `lost` is what does not work, `why` the error by place."""
 
     resource: Resource
     lost: str
@@ -126,7 +126,7 @@ class Loss(Struct, frozen=True, kw_only=True):
 
 
 class PageStatus(Struct, frozen=True, kw_only=True):
-    """The health of the exporter. `dies_at`: when it turns DEAD without further contact.
+    """The health of the exporter. `dies_at`: when it becomes DEAD without further contact.
 
     `checkpoint` is None without a checkpoint; `shared`: it is in ConfigMaps, not in a file.
     """

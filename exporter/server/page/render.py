@@ -17,15 +17,8 @@ from exporter.engine.drain import GRAVEST, DrainOutcome
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
 from exporter.server.page.model import ROWS, PageModel, Sort, read_instant
-from exporter.server.schemas import (
-    DrainAnswer,
-    MigrationAnswer,
-    NodeCandidate,
-    VmiAnswer,
-    write_instant,
-)
-from exporter.settings import format_duration
-from exporter.text import split_span
+from exporter.server.schemas import DrainAnswer, MigrationAnswer, NodeCandidate, VmiAnswer
+from exporter.text import format_duration, split_span, write_instant
 
 
 SPANS: tuple[Seconds, ...] = tuple(
@@ -212,7 +205,7 @@ def measure_axis(vmis: tuple[VmiAnswer, ...], now: Instant, window: Seconds) -> 
 
 
 def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
-    """Draw one VM on the axis; migrations that ended before it are left out."""
+    """Draw one VM on the axis; migrations that ended before the axis begins are left out."""
     seen = [one for one in vmi.migrations if _span(one, axis.now)[1] >= axis.since]
     failed = [one for one in seen if one.outcome == "failed"]
     cooldown = None

@@ -13,6 +13,8 @@ from exporter.server.answers import describe_status, list_evacuations
 from exporter.server.schemas import (
     BlockedAnswer,
     BlockedVmi,
+)
+from exporter.text import (
     write_instant,
     write_optional_instant,
 )

@@ -15,9 +15,7 @@ from exporter.cli.instants import Unreadable
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Reason, Why, WhySource
-from exporter.server.schemas import (
-    CancelAnswer,
-)
+from exporter.server.schemas import CancelAnswer
 from tests.support.builders import (
     NOW,
     a_history,
