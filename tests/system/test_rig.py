@@ -16,6 +16,7 @@ import pytest
 from exporter.demo import objects
 from exporter.demo.objects import Object
 from tests.cluster import ApiError
+from tests.cluster.player import Outcome
 from tests.cluster.recording import RECORDED, Scene
 from tests.cluster.resources import QUOTAS, VMIMS, VMIS
 from tests.cluster.rig import Rig
@@ -639,7 +640,7 @@ async def test_the_exporter_tells_of_a_success(stage: Stage) -> None:
         assert await ask_evacuation(stage.exporter, "watched/db1") is None
 
 
-DRAINED: dict[str, tuple[str, str, bool]] = {
+DRAINED: dict[str, tuple[str, Outcome, bool]] = {
     "leaves": ("LiveMigrate", "succeeds", True),
     "waits": ("LiveMigrate", "hangs", True),
     "restarts": ("None", "succeeds", True),
