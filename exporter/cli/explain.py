@@ -12,6 +12,7 @@ from exporter.cli.instants import (
     write_release,
 )
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.server.schemas import (
     CancelAnswer,
@@ -36,6 +37,15 @@ _HELD = {
 }
 
 
+_UNMOVED = {
+    DrainOutcome.STAYS: "KubeVirt cannot move it: it is not migratable, and its strategy is"
+    " LiveMigrate",
+    DrainOutcome.EXTERNAL: "KubeVirt does not move it: its strategy is External",
+    DrainOutcome.RESTARTS: "an eviction would take it down: KubeVirt would not migrate it",
+}
+"""Why a VM that no rule holds does not move all the same."""
+
+
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     """Why a VM may or may not be moved now, and what that is based on. Raises `Unreadable`."""
     sheet = Sheet(screen)
@@ -55,12 +65,12 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if vmi.evacuation is not None:
         sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
         sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
-        if vmi.evacuation.why:
-            sheet.head("What the cluster says about it, newest first")
-            sheet.rows([_why(one, vmi.as_of) for one in vmi.evacuation.why])
         if vmi.evacuation.cancel is not None:
             sheet.rows([("to cancel it (KubeVirt 1.8), unless it has turned post-copy, run",)])
             sheet.command(write_cancel(vmi.evacuation.cancel))
+        if vmi.evacuation.why:
+            sheet.head("What the cluster says about it, newest first")
+            sheet.rows([_why(one, vmi.as_of) for one in vmi.evacuation.why])
     if vmi.held_evictions:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
@@ -89,6 +99,8 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
         if vmi.evacuation is not None:
             node = vmi.evacuation.evacuation_node_name
             return [name, f" is already being evacuated from {node}, and no rule holds it."]
+        if vmi.drain in _UNMOVED:
+            return [name, (" is held by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
         return [name, (" may be moved now", GOOD), f": {_why_allowed(vmi)}."]
     why = _HELD[verdict.reason]
     until = ""

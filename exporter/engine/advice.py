@@ -9,6 +9,7 @@ from exporter.engine.reasons import SELECTORS
 QUOTED = 240
 """The longest quotation in a sentence; `why` of the API has the whole text."""
 
+_BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """The phases in which an attempt fails without words of its own."""
 
@@ -32,16 +33,19 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
     """The newest reason that says why attempts fail, or None.
 
     An attempt that failed before its hand-off has no words of its own: the scheduler's, its
-    container's or its condition's count, which are older than its end.
+    container's or its condition's count, which are older than its end. After the hand-off the
+    target's container ends because the migration has failed, so its words are no cause.
     """
-    causes = [one for one in why if one.source is not WhySource.LIVE_MIGRATABLE]
-    causes = [one for one in causes if one.reason not in SELECTORS]
-    telling = (
+    failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
+    bare = failed is None or failed.reason in _BEFORE_HAND_OFF
+    sources = _BLOCKERS | {WhySource.TARGET_CONTAINER} if bare else _BLOCKERS
+    since = 0.0 if failed is None or bare else failed.at or 0.0
+    others = (
         one
-        for one in causes
-        if one.source is not WhySource.FAILED_ATTEMPT or one.reason not in _BEFORE_HAND_OFF
+        for one in why
+        if one.source in sources and one.reason not in SELECTORS and (one.at or since) >= since
     )
-    return next(telling, causes[0] if causes else None)
+    return next(others, failed)
 
 
 def may_cancel(evidence: Evidence) -> bool:

@@ -30,6 +30,8 @@ SELECTOR = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
 PULL = Why(WhySource.TARGET_CONTAINER, "ImagePullBackOff", "no such image", NOW - 200.0)
 BACKUP = Why(WhySource.MIGRATION_CONDITION, "BackupInProgress", "backup b1 is in progress", NOW)
 EARLY = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Pending 1s, Scheduling 5m", NOW)
+CRASHED = Why(WhySource.TARGET_CONTAINER, "Error", "exit code 1", NOW + 1.0)
+NEWER = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW + 60.0)
 LATE = Why(WhySource.FAILED_ATTEMPT, "Running", "qemu crashed", NOW)
 
 
@@ -59,7 +61,7 @@ def test_the_sentence_instead_of_its_place(case: str, why: Why, sentence: str) -
     state, evidence = CASES[case]
     found = diagnosis(evidence)
     assert found.state is state
-    others = (SELECTOR, STAYS, EARLY)
+    others = (SELECTOR, STAYS)
     assert sentence in advise(evidence, found, (*others, why))
 
 
@@ -85,7 +87,9 @@ def test_braces_are_only_characters() -> None:
         pytest.param((), None, id="nothing"),
         pytest.param((STAYS, SELECTOR), None, id="no-attempt-failed"),
         pytest.param((EARLY, PULL, FULL_NODES), PULL, id="its-pod-said-why"),
-        pytest.param((LATE, PULL), LATE, id="its-own-words"),
+        pytest.param((LATE, PULL, FULL_NODES), LATE, id="its-own-words"),
+        pytest.param((CRASHED, LATE), LATE, id="its-pod-ended-because-of-it"),
+        pytest.param((NEWER, LATE), NEWER, id="the-next-attempt-waits"),
         pytest.param((SELECTOR, EARLY), EARLY, id="its-phases-are-all-there-is"),
     ],
 )
