@@ -12,7 +12,7 @@ from tests.e2e.images import ROOT
 
 
 CGROUPS = Path("/sys/fs/cgroup")
-SERVERS = {"containerd", "etcd", "kube-apiserver", "kubelet", "pause", "supervise"}
+SERVERS = {"containerd", "etcd", "kube-apiserver", "kubelet", "pause", "unshare"}
 
 
 def left_behind() -> dict[str, set[str]]:
