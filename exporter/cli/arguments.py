@@ -149,8 +149,8 @@ def _add_replay(commands: "_Commands") -> None:
         action="append",
         default=[],
         metavar="NAME[=FILE]",
-        help="reference, ours, none, or a name for the policy: and stuck: of a configuration file;"
-        " can be repeated (default: reference, ours and none)",
+        help="reference, ours, recommended, none, or a name for the policy: and stuck: of a"
+        " configuration file; can be repeated (default: the first four)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
