@@ -20,6 +20,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 
 _TYPES = re.compile(r"`[^`$]*`")
 """A type in a message of msgspec; a path begins with $."""
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _JSON_NAMES = {"str": "string", "bool": "boolean", "int": "number", "float": "number"}
 
 _CHECKPOINTS = " or ".join(Checkpoint)
@@ -77,9 +78,9 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
         kind = "a lone surrogate" if _is_surrogate(error) else "a byte that is not UTF-8"
         raise Refusal(400, "Not JSON", f"the body is not JSON: it has {kind}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        detail = str(error)
-        if "surrogate" in detail:
-            detail = f"it has a lone surrogate{detail[detail.rfind(' (') :]}"
+        # Near the end of the body msgspec calls it truncated.
+        lone = "surrogate" in str(error) or _LONE_SURROGATE.search(body)
+        detail = "it has a lone surrogate" if lone else str(error)
         raise Refusal(400, "Not JSON", f"the body is not JSON: {detail}") from None
 
 

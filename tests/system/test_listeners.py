@@ -255,6 +255,9 @@ async def test_an_encoding_that_cannot_be_read(encoding: str) -> None:
 
 async def test_no_version_is_told() -> None:
     """Neither of the server's software nor of Python."""
-    async with a_listener("127.0.0.1:0").served() as urls, aiohttp.ClientSession() as session:
-        async with session.get(urls[0]) as answer:
-            assert answer.headers["Server"] == "kubevirt-eviction-exporter"
+    async with (
+        a_listener("127.0.0.1:0").served() as urls,
+        aiohttp.ClientSession() as session,
+        session.get(urls[0]) as answer,
+    ):
+        assert answer.headers["Server"] == "kubevirt-eviction-exporter"

@@ -507,7 +507,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("body", "said"),
         [
-            (b'{"candidates": [{"name": "\\ud800"}]}', "it has a lone surrogate (byte "),
+            (b'{"candidates": [{"name": "\\ud800"}]}', "it has a lone surrogate"),
             (b'{"candidates": [{"name": "\xed\xa0\x80"}]}', "it has a lone surrogate"),
             (b'{"candidates": [{"name": "\xff"}]}', "it has a byte that is not UTF-8"),
         ],

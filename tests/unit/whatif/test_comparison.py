@@ -99,7 +99,7 @@ def test_no_name_is_markup_or_moves_the_cursor() -> None:
 
 def test_a_terminal_s_width_is_kept() -> None:
     """No line of the table is wider, and no number is cut."""
-    table, _, stuck = shown(a_tale().played(*BUILTIN.values()), width=80).partition(STUCK)
+    table, _, stuck = shown(a_tale("stuck").played(*BUILTIN.values()), width=80).partition(STUCK)
 
     assert stuck
     assert max(map(len, table.splitlines())) <= 80
