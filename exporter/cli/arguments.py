@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_shared(parser, top=True)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_asking(
-        commands, "explain", "Why may this VM not be moved now?", "explain shop/db1"
+        commands, "explain", "Why may this VM not be moved now?", "explain bank/churn-1"
     ).add_argument("vmi", type=_vmi, metavar="NAMESPACE/NAME", help="the VMI's, not its pod's")
     _add_asking(
         commands, "status", "Does this exporter work, what is stuck, which VMs are held?", "status"
