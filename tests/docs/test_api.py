@@ -38,7 +38,7 @@ def test_it_begins_with_how_to_try_it() -> None:
     head = read(API).split("\n## ")[0]
     query, *_ = Listen().query
 
-    assert f"export EXPORTER=http://{query}\n" in head
+    assert f"export KUBEVIRT_EVICTION_EXPORTER_URL=http://{query}\n" in head
     assert f"`{'/'.join(Demo(lambda: datetime.now(UTC)).example)}`" in head
 
 
@@ -65,7 +65,7 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
     assert may_evict("shop", "churn-1") is None
 
     async with serving(make_query_app(desk.service)) as url:
-        monkeypatch.setenv("EXPORTER", url)
+        monkeypatch.setenv("KUBEVIRT_EVICTION_EXPORTER_URL", url)
         await asyncio.to_thread(renew)
         first = dict(copy)
         assert (may_evict("shop", "churn-1"), may_evict("shop", "other")) == (False, True)

@@ -49,7 +49,7 @@ _HEAD = """\
 To try them, start `make run` (or `python -m exporter demo`), and in another terminal:
 
 ```bash
-export EXPORTER=http://127.0.0.1:9810
+export KUBEVIRT_EVICTION_EXPORTER_URL=http://127.0.0.1:9810
 ```
 
 The examples ask about VMs that the demo has, such as `bank/churn-1`; what it answers differs, as
@@ -98,7 +98,7 @@ page.
 ## A caller that keeps a copy
 
 `GET /v1/blocked?wait=60` with the copy's `ETag` in `If-None-Match` returns when the set changes,
-and with 304 if it has not changed by then. A 304 renews the copy: `maxAgeSeconds` counts from it anew.
+and with 304 if it has not changed by then. A 304 renews the copy: `maxAgeSeconds` counts anew.
 Turning stale, or fresh again, changes the `ETag`, so that the request returns with the new `stale`.
 A copy older than `maxAgeSeconds` says nothing; ask `POST /v1/verdicts` then.
 
@@ -108,7 +108,7 @@ import json, os, time, urllib.error, urllib.request
 copy = {"held": set(), "etag": "", "age": 0.0, "until": 0.0}
 
 def renew(wait=60):  # call it again and again, in a thread of its own
-    url = f"{os.environ['EXPORTER']}/v1/blocked?wait={wait}"
+    url = f"{os.environ['KUBEVIRT_EVICTION_EXPORTER_URL']}/v1/blocked?wait={wait}"
     request = urllib.request.Request(url, headers={"If-None-Match": copy["etag"]})
     try:
         with urllib.request.urlopen(request, timeout=wait + 10) as answer:
@@ -139,7 +139,7 @@ class Example:
         """The request as a person types it."""
         headers = "".join(f" -H {quote(f'{k}: {v}')}" for k, v in self.headers.items())
         body = "" if self.body is None else f" -d {quote(json.dumps(self.body))}"
-        return f'curl -s{headers} "$EXPORTER{self.path}"{body}'
+        return f'curl -s{headers} "$KUBEVIRT_EVICTION_EXPORTER_URL{self.path}"{body}'
 
 
 EXAMPLES = {
@@ -164,7 +164,8 @@ REFUSED = Example("/v1/verdicts", {"candidates": [{"namespace": "bank"}]})
 async def ask() -> dict[str, Answer]:
     """The answers to the examples; `refused` is the answer to REFUSED."""
     desk = Desk()
-    node, moves = "node-1", {"eviction_strategy": "LiveMigrate", "migratable": True}
+    node = "node-1"
+    moves: Json = {"eviction_strategy": "LiveMigrate", "migratable": True}
 
     def put_vm(namespace: str, name: str, **fields: Any) -> None:
         place = {"namespace": namespace, "node": node}
@@ -177,10 +178,9 @@ async def ask() -> dict[str, Answer]:
     ended = {"uid": "m1", "start": NOW - 5192.0, "end": NOW - 5000.0}
     desk.store.put(an_ended_vmim(namespace="bank", vmi_name="churn-1", **ended))
     put_vm("shop", "steady-1", **moves)
-    evacuee = {"namespace": "shop", "name": "unschedulable-1"}
-    put_vm(**evacuee, evacuation_node=node, **moves)
+    namespace, name = "shop", "unschedulable-1"
+    put_vm(namespace, name, evacuation_node=node, **moves)
     attempt = {"name": "evacuation-1", "uid": "m3", "evacuates": node, "phase": "Scheduling"}
-    namespace, name = evacuee["namespace"], evacuee["name"]
     desk.store.put(a_vmim(namespace=namespace, vmi_name=name, **attempt))
     target = {"name": f"virt-launcher-{name}-y", "uid": "pod-3", "vmi_uid": f"uid-of-{name}"}
     unschedulable = a_pod(
