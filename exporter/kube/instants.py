@@ -49,9 +49,3 @@ def _parse_instant(text: str) -> Instant | None:
         whole -= offset if zone[0] == "+" else -offset
     instant = whole + float(fraction) if fraction else whole
     return instant if _FIRST <= instant <= _LAST else None
-
-
-def stamp(instant: Instant) -> str:
-    """Format Unix seconds as RFC 3339, whole seconds as KubeVirt does."""
-    text = datetime.fromtimestamp(instant, tz=UTC).isoformat()
-    return text.replace("+00:00", "Z")
