@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+from msgspec import Struct
+
 from exporter.engine.model import Priority
 from exporter.kube import facts, lease, wire
 from tests.canary.fields import find_faults, read_paths
@@ -23,7 +25,7 @@ _CRDS = {
 }
 _CORE = "api__v1"
 _COORDINATION = "apis__coordination.k8s.io__v1"
-_KINDS = {
+_KINDS: Mapping[str, Mapping[str, type[Struct]]] = {
     _CORE: {
         "io.k8s.api.core.v1.Pod": wire.PodObject,
         "io.k8s.api.core.v1.ConfigMap": wire.ConfigMapObject,

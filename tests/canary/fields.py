@@ -21,7 +21,9 @@ _TYPES: Mapping[Any, str] = {
     Any: "string",
     msgspec.Raw: "string",
 }
-_DECODED_LATER = {
+_DECODED_LATER: Mapping[tuple[type, str], Any] = {
+    (wire.VmiSpec, "nodeSelector"): dict[str, str],
+    (wire.VmimSpec, "addedNodeSelector"): dict[str, str],
     (wire.PodStatus, "initContainerStatuses"): list[wire.Container],
     (wire.PodStatus, "containerStatuses"): list[wire.Container],
 }

@@ -70,5 +70,6 @@ def _find_printed(name: str) -> Path:
 def _folder(name: str) -> Path:
     """Where a server of the pinned versions is, or of the version that runs instead."""
     part = _PARTS.get(name)
-    is_pinned = part is None or RUNNING[part] == PINNED[part]
-    return _BUILT if is_pinned else _BUILT / RUNNING[part]
+    if part is None or RUNNING[part] == PINNED[part]:
+        return _BUILT
+    return _BUILT / RUNNING[part]

@@ -1,6 +1,7 @@
 """`make matrix`: one line per pair of versions; `make matrix ONLY=1.7.0` for those with 1.7.0."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -9,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tests.matrix.document import write_document
-from tests.matrix.pairs import PAIRS, SUITES, Pair, Result, keep
+from tests.matrix.pairs import ABOUT_KUBEVIRT, PAIRS, SUITES, Pair, Result, keep
 
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def run(pair: Pair) -> Result:
     """Build what is not pinned, and run the pair's suites."""
     result = Result(pair.versions)
     for part, version in pair.changed.items():
-        command = [ROOT / "tests/tools/build", f"{part}@{version}"]
+        command = [str(ROOT / "tests/tools/build"), f"{part}@{version}"]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             result.unbuilt = reason(done.stderr)
@@ -70,17 +71,14 @@ def read_report(report: Path, suite: str, result: Result) -> None:
             result.lacks.append(str(skipped.get("message")).partition(": no ")[2])
         else:
             result.passed[suite] += 1
-            result.proven += [str(one.get("value")) for one in case.iter("property")]
+            lines = [str(one.get("value")) for one in case.iter("property")]
+            result.proven += [line for line in lines if line.startswith(ABOUT_KUBEVIRT)]
 
 
 def reason(said: str) -> str:
-    """Go's first line about a fault, without the address of a registry."""
-    faults = [
-        line
-        for line in said.splitlines()
-        if line.strip() and not line.startswith(("go: downloading", "#"))
-    ]
-    return " ".join(word for word in (faults or ["?"])[0].split() if "://" not in word)
+    """What was refused, of all that Go said, or its last line."""
+    refused = re.search(r"([\w./-]+@v[\w.+-]+)\)?: reading \S+: (.*)", said)
+    return f"{refused[1]}: {refused[2]}" if refused else said.strip().splitlines()[-1]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The tables of docs/versions.md, from the results of `make matrix` and the recorded states."""
 
-import re
 from collections.abc import Iterable, Sequence
 
 from exporter.engine.diagnosis import State
@@ -24,16 +23,15 @@ def fill(text: str, results: Sequence[Result]) -> str:
             ["KubeVirt", "Kubernetes", "descheduler", *SUITES, "failed", "not there"],
             (_pair_row(one) for one in results),
         ),
-        "proven": "".join(f"- {line}\n" for one in results for line in _about_kubevirt(one)),
+        "proven": "".join(f"- {line}\n" for one in results for line in _measured(one)),
         "recorded": _recorded(),
     }
     for name, content in tables.items():
-        pattern = rf"(<!-- matrix:{name} -->\n).*?(<!-- /matrix:{name} -->)"
-        text, count = re.subn(
-            pattern, lambda found, new=content: f"{found[1]}{new}{found[2]}", text, flags=re.DOTALL
-        )
-        if count != 1:
-            raise ValueError(f"expected one pair of markers matrix:{name}, found {count}")
+        head, opened, rest = text.partition(f"<!-- matrix:{name} -->\n")
+        _, closed, tail = rest.partition(f"<!-- /matrix:{name} -->\n")
+        if not closed:
+            raise ValueError(f"no pair of markers matrix:{name}")
+        text = head + opened + content + closed + tail
     return text
 
 
@@ -46,8 +44,8 @@ def _pair_row(one: Result) -> Row:
     return [*versions, *passed, failed, ", ".join(one.lacks)]
 
 
-def _about_kubevirt(one: Result) -> list[str]:
-    return [line.removeprefix("rig: ") for line in one.proven if line.startswith("rig: KubeVirt ")]
+def _measured(one: Result) -> list[str]:
+    return [line.removeprefix("rig: ") for line in one.proven]
 
 
 def _recorded() -> str:
@@ -64,6 +62,6 @@ def _recorded() -> str:
 
 
 def _table(head: Row, rows: Iterable[Row]) -> str:
-    lines = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in (head, *rows)]
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
     lines.insert(1, "|---" * len(head) + "|")
     return "".join(f"{line}\n" for line in lines)

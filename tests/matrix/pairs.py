@@ -16,6 +16,9 @@ SUITES = {
     "watch": "tests/system/test_watch.py",
 }
 
+ABOUT_KUBEVIRT = "rig: KubeVirt "
+"""How the tests begin what they report of the version that runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -64,7 +67,7 @@ class Result:
     lacks: list[str] = field(default_factory=list)
     """Why tests were not run: what this version does not have."""
     proven: list[str] = field(default_factory=list)
-    """What the tests measured."""
+    """What the tests measured of KubeVirt."""
     unbuilt: str = ""
     """Why it cannot be built."""
 
