@@ -33,7 +33,7 @@ def test_a_run_replaces_the_last_one_of_its_pair(tmp_path: Path) -> None:
 
 
 def test_what_pytest_reports(tmp_path: Path) -> None:
-    """Failures and errors are named, what is not there has its reason, measurements of KubeVirt are kept."""
+    """Failures and errors are named, reasons for skipping kept, and measurements of KubeVirt."""
     report = tmp_path / "report.xml"
     report.write_text(REPORT, encoding="utf-8")
     result = Result({})
