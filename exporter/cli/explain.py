@@ -12,6 +12,7 @@ from exporter.cli.instants import (
     write_release,
 )
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.server.schemas import (
     CancelAnswer,
@@ -34,6 +35,15 @@ _HELD = {
     Reason.EVACUATION_IN_PROGRESS: "it is being evacuated, and that has to end first",
     Reason.COOLDOWN: "it is cooling down after its last migration",
 }
+
+
+_UNMOVED = {
+    DrainOutcome.STAYS: "KubeVirt cannot move it: it is not migratable, and its strategy is"
+    " LiveMigrate",
+    DrainOutcome.EXTERNAL: "KubeVirt does not move it: its strategy is External",
+    DrainOutcome.RESTARTS: "an eviction would take it down: KubeVirt would not migrate it",
+}
+"""Why a VM that no rule holds does not move all the same."""
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
@@ -89,6 +99,8 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
         if vmi.evacuation is not None:
             node = vmi.evacuation.evacuation_node_name
             return [name, f" is already being evacuated from {node}, and no rule holds it."]
+        if vmi.drain in _UNMOVED:
+            return [name, (" is held by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
         return [name, (" may be moved now", GOOD), f": {_why_allowed(vmi)}."]
     why = _HELD[verdict.reason]
     until = ""

@@ -5,6 +5,7 @@ from itertools import groupby
 
 from exporter.cli.instants import read_instant, write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.engine.drain import GRAVEST
 from exporter.engine.model import Reason
 from exporter.health import Staleness
 from exporter.server.schemas import (
@@ -56,7 +57,11 @@ def show_status(
     if status.vmis is not None:
         sheet.head(f"VMs: {status.vmis.known}")
         held = [(f"held: {reason}", str(n)) for reason, n in status.vmis.held.items() if n]
-        sheet.rows([("may be moved now", str(status.vmis.allowed)), *held])
+        sheet.rows([("no rule holds", str(status.vmis.allowed)), *held])
+        counts = [(one, status.vmis.drain.get(one, 0)) for one in GRAVEST]
+        drained = ", ".join(f"{one} {count}" for one, count in counts if count)
+        if drained:
+            sheet.rows([("held or not, a drain of their nodes", drained)])
     limit = None if everything else ROWS
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]

@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from exporter.engine.diagnosis import Load
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, KubeVirtSettings, MigrationLimits, Mobility, Seconds, Why
 from exporter.engine.store import Store
@@ -36,6 +37,14 @@ class DrainOutcome(StrEnum):
     EXTERNAL = "external"
 
 
+GRAVEST = (
+    DrainOutcome.STAYS,
+    DrainOutcome.EXTERNAL,
+    DrainOutcome.RESTARTS,
+    DrainOutcome.WAITS,
+    DrainOutcome.LEAVES,
+)
+"""The outcomes, the gravest first."""
 MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
 """The outcomes of VMs that are migrated."""
 
@@ -96,6 +105,14 @@ def count_outcomes(store: Store) -> dict[str, Counter[DrainOutcome]]:
     return counts
 
 
+def sum_outcomes(counts: Mapping[str, Counter[DrainOutcome]]) -> Counter[DrainOutcome]:
+    """The counts of all nodes together."""
+    total: Counter[DrainOutcome] = Counter()
+    for outcomes in counts.values():
+        total.update(outcomes)
+    return total
+
+
 def forecast_nodes(store: Store, durations: Mapping[str, list[Seconds]]) -> list[Forecast]:
     """The forecast of every node with VMIs, sorted by name.
 
@@ -112,12 +129,11 @@ def forecast_nodes(store: Store, durations: Mapping[str, list[Seconds]]) -> list
 def forecast_node(store: Store, node: str) -> tuple[Forecast, list[DrainCandidate]]:
     """The forecast of one node and its VMIs, sorted by namespace and name."""
     load, settings = store.load(), store.kubevirt
-    full = load is not None and load.is_full(node)
     found = sorted(store.on_node(node), key=lambda one: (one.vmi.namespace, one.vmi.name))
     candidates = [
         DrainCandidate(
             evidence=evidence,
-            outcome=_find_outcome(_measure_mobility(evidence), settings, full=full),
+            outcome=find_outcome(evidence, settings, load),
             reasons=store.reasons(evidence.vmi),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
@@ -131,6 +147,14 @@ def forecast_node(store: Store, node: str) -> tuple[Forecast, list[DrainCandidat
         at_least=_bound((one for one in durations if one is not None), settings),
     )
     return forecast, candidates
+
+
+def find_outcome(
+    evidence: Evidence, settings: KubeVirtSettings | None, load: Load | None
+) -> DrainOutcome:
+    """What a drain of its node would do to a VMI."""
+    full = load is not None and load.is_full(evidence.vmi.node)
+    return _find_outcome(_measure_mobility(evidence), settings, full=full)
 
 
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:

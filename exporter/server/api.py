@@ -16,7 +16,13 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from exporter.counters import Counters
-from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
+from exporter.engine.drain import (
+    count_outcomes,
+    find_duration,
+    forecast_node,
+    forecast_nodes,
+    sum_outcomes,
+)
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Instant,
@@ -182,6 +188,7 @@ class Service:
             load=self.store.load(),
             now=self.clock(),
             health=self.health,
+            kubevirt=self.store.kubevirt,
             why=self.store.reasons(evidence.vmi),
             held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
         )
@@ -223,7 +230,11 @@ class Service:
         now = self.clock()
         blocked = self.blocked.read(None, now).entries if self.health.ready else []
         status = describe_status(
-            self.health, vmis=self.store.nodes.total(), blocked=blocked, now=now
+            self.health,
+            vmis=self.store.nodes.total(),
+            drain=sum_outcomes(count_outcomes(self.store)),
+            blocked=blocked,
+            now=now,
         )
         status.ready = status.ready and not self.closing
         return _json(status)

@@ -441,6 +441,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     created_at: InstantText | None
     evacuation_node_name: Annotated[str | None, means("the node it is to leave; null: none")]
     evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
+    drain: Annotated[DrainOutcome, means("what a drain of its node would do to it")]
     verdicts: CheckpointVerdicts
     rules: Annotated[
         list[RuleAnswer],
@@ -495,11 +496,15 @@ class CheckpointStatus(Struct, rename="camel", kw_only=True):
 
 
 class VmiCounts(Struct, rename="camel", kw_only=True):
-    """How many VMIs there are, and how many may be evicted."""
+    """How many VMIs there are, how many no rule blocks, and what evicting them would do."""
 
     known: Annotated[int, means("VMIs, without those in phase Succeeded or Failed")]
     allowed: Annotated[int, means("VMIs that no rule blocks at either checkpoint")]
     held: Annotated[dict[Reason, int], means("blocked VMIs, by their first reason")]
+    drain: Annotated[
+        dict[DrainOutcome, int],
+        means("VMIs with a node, blocked or not, by what a drain of it would do to them"),
+    ]
 
 
 class StatusAnswer(Struct, rename="camel", kw_only=True):

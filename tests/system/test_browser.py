@@ -212,12 +212,12 @@ class TestTheSame:
             shown = await rows(page, "#node-rows tbody tr")
             counts = {
                 name: int(await text(page, f"#count-{name}"))
-                for name in ("vmis", "movable", "held", "evacuating", "stuck")
+                for name in ("vmis", "free", "held", "evacuating", "stuck")
             }
 
         assert counts == {
             "vmis": status["vmis"]["known"],
-            "movable": status["vmis"]["allowed"],
+            "free": status["vmis"]["allowed"],
             "held": len(first),
             "evacuating": len(evacuations),
             "stuck": sum(one["stuck"] for one in evacuations),
@@ -226,11 +226,27 @@ class TestTheSame:
         assert sum(int(row["vmis"]) for row in shown) == counts["vmis"]
         for row in shown:
             labels = f'node="{row["name"]}",verdict="allowed"'
-            if row["movable"] != "0":
-                assert f"descheduler_kubevirt_vmis{{{labels}}} {row['movable']}.0" in metrics
+            if row["free"] != "0":
+                assert f"descheduler_kubevirt_vmis{{{labels}}} {row['free']}.0" in metrics
             reasons = {key: int(row[key]) for key in status["vmis"]["held"]}
             assert reasons == {key: held[row["name"], key] for key in reasons}
-            assert int(row["vmis"]) == int(row["movable"]) + sum(reasons.values())
+            assert int(row["vmis"]) == int(row["free"]) + sum(reasons.values())
+
+    async def test_the_drain_of_a_node(self, demo: Still, browser: Browser) -> None:
+        """Every VM of GET /v1/nodes/{node}, and the counts of GET /v1/nodes."""
+        nodes = (await demo.get("/v1/nodes"))["nodes"]
+        told = await demo.get(f"/v1/nodes/{nodes[0]['node']}")
+        async with visit(browser, f"{demo.query}/?node={nodes[0]['node']}") as page:
+            (row,) = await rows(page, "#node-rows tbody tr")
+            shown = await rows(page, "#drain-rows tbody tr")
+            said = await text(page, "#drain .verdict")
+
+        counts = ("vmis", "leaves", "waits", "restarts", "stays", "external")
+        assert {key: int(row[key]) for key in counts} == {key: nodes[0][key] for key in counts}
+        assert said.startswith("It can be" if told["canBeEmptied"] else "It cannot be")
+        assert {one["name"]: (one["outcome"], one["failedAttempts"]) for one in shown} == {
+            one["name"]: (one["outcome"], str(one["failedAttempts"])) for one in told["candidates"]
+        }
 
     async def test_the_trust(self, demo: Still, browser: Browser) -> None:
         """Readiness, contact, version, what is watched and the policy in force."""

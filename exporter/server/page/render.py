@@ -13,18 +13,12 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from exporter.engine.diagnosis import State
+from exporter.engine.drain import GRAVEST, DrainOutcome
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
-from exporter.server.page.model import PageModel, Sort, read_instant
-from exporter.server.schemas import (
-    MigrationAnswer,
-    VmiAnswer,
-)
-from exporter.text import (
-    format_duration,
-    split_span,
-    write_instant,
-)
+from exporter.server.page.model import ROWS, PageModel, Sort, read_instant
+from exporter.server.schemas import DrainAnswer, MigrationAnswer, NodeCandidate, VmiAnswer
+from exporter.text import format_duration, split_span, write_instant
 
 
 SPANS: tuple[Seconds, ...] = tuple(
@@ -37,6 +31,13 @@ AHEAD = 0.06
 ROOM = 28.0
 """Percent of the width that the label of the axis' end needs."""
 _DAY: Seconds = 86_400.0
+_DRAIN_WORDS = {
+    DrainOutcome.LEAVES: "would be migrated",
+    DrainOutcome.WAITS: "would wait",
+    DrainOutcome.RESTARTS: "would go down",
+    DrainOutcome.STAYS: "would never leave",
+    DrainOutcome.EXTERNAL: "would wait for somebody else",
+}
 _FOLDER = Path(__file__).parent
 
 
@@ -105,8 +106,17 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         states=list(State),
         reasons=list(Reason),
         sorts=list(Sort),
+        outcomes=GRAVEST,
+        drain_words=_DRAIN_WORDS,
+        drain_rows=() if cluster is None else _list_drain_rows(cluster.drained),
         **_shared(axis),
     )
+
+
+def _list_drain_rows(drained: DrainAnswer | None) -> list[NodeCandidate]:
+    """The first rows of a node's VMs, the gravest outcome first."""
+    candidates = [] if drained is None else drained.candidates
+    return sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS]
 
 
 def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
@@ -267,7 +277,7 @@ def _title(page: PageModel) -> str:
     return f"{page.cluster.held} held"
 
 
-def _vmi_path(vmi: VmiAnswer) -> str:
+def _vmi_path(vmi: VmiAnswer | NodeCandidate) -> str:
     return f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}"
 
 

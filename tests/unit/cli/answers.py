@@ -5,6 +5,7 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy, Why
 from exporter.health import Health
@@ -81,7 +82,13 @@ def status_of(
 ) -> str:
     """What `status` shows of these."""
     health = health or some_health()
-    status = describe_status(health, vmis=100, blocked=blocked, now=now)
+    status = describe_status(
+        health,
+        vmis=100,
+        drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
+        blocked=blocked,
+        now=now,
+    )
     evacuations = list_evacuations(
         evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: why
     )

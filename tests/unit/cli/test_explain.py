@@ -36,6 +36,9 @@ from tests.unit.engine.test_diagnosis import a_failed_attempt, an_attempt, an_ev
 from tests.unit.server.test_answers import explained, some_health
 
 
+MIGRATABLE = {"eviction_strategy": "LiveMigrate", "migratable": True}
+
+
 def test_a_vm_that_cools_down_is_explained() -> None:
     """First one sentence; then each rule, the arithmetic, the migrations, what it rests on."""
     assert show_vmi(explained(cooling()), PIPED) == (
@@ -90,15 +93,34 @@ def test_who_asked_for_its_eviction() -> None:
     ("evidence", "sentence"),
     [
         pytest.param(
-            some_evidence(),
+            some_evidence(vmi=a_vmi(**MIGRATABLE)),
             "shop/db1 may be moved now: no rule holds it, and it has no known migration to cool"
             " down from.",
             id="never-moved",
         ),
         pytest.param(
-            some_evidence(vmi=a_vmi(migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))),
+            some_evidence(
+                vmi=a_vmi(**MIGRATABLE, migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))
+            ),
             "shop/db1 may be moved now: no rule holds it, and its last cooldown ended 1h45m ago.",
             id="cooled-down",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
+            "shop/db1 is held by no rule, but KubeVirt cannot move it: it is not migratable, and"
+            " its strategy is LiveMigrate.",
+            id="not-migratable",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(eviction_strategy="None")),
+            "shop/db1 is held by no rule, but an eviction would take it down: KubeVirt would not"
+            " migrate it.",
+            id="goes-down",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(eviction_strategy="External")),
+            "shop/db1 is held by no rule, but KubeVirt does not move it: its strategy is External.",
+            id="external",
         ),
         pytest.param(
             some_evidence(vmi=a_vmi(migration=a_running_state())),

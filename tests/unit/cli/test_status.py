@@ -97,9 +97,10 @@ Based on
   kubevirts                         synced, last contact 2s ago
 
 VMs: 100
-  may be moved now             97
+  no rule holds                97
   held: migration_in_progress  1
   held: cooldown               2
+  held or not, a drain of their nodes  stays 2, leaves 98
 
 Stuck evacuations: 1
   VM         FROM  AGE  STATE  FAILED
