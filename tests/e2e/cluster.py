@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from tests.cluster.binaries import find_added_crds, find_binary, find_crds
 from tests.e2e.images import PAUSE, ROOT
 from tests.e2e.node import Node, log_tails
@@ -19,8 +21,8 @@ from tests.generate.manifests import NAME, NAMESPACE
 T = TypeVar("T")
 Object = dict[str, Any]
 
-FULL = bool(os.environ.get("FULL"))
-"""Whether what takes longer runs too: `make e2e FULL=1`."""
+ONLY_FULL = pytest.mark.skipif(not os.environ.get("FULL"), reason="only in make e2e FULL=1")
+"""For what takes longer."""
 PATIENCE = 180.0
 """Seconds for what takes a few on an idle machine."""
 DEPLOYMENT = f"deployment/{NAME}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import ONLY_FULL, Cluster, wait_for
 from tests.e2e.documents import CERTIFICATE, SECTIONS, WAYS, commands, type_section
 from tests.generate.manifests import NAME, NAMESPACE, TLS_SECRET
 
@@ -24,7 +24,14 @@ def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
     cluster.kubectl("delete", "namespace", NAMESPACE)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    # Another test compares what Helm and kustomize make: one way by Helm is enough here.
+    [
+        pytest.param(way, marks=ONLY_FULL if "Helm" in way and "sidecar" not in way else ())
+        for way in WAYS
+    ],
+)
 def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) -> None:
     """The lines as written, `status` by exec among them; and uninstalled as written."""
     with cluster.terminal(scratch) as terminal:

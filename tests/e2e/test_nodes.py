@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import Load, let_in
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import ONLY_FULL, Cluster, wait_for
 from tests.e2e.node import Node, joined
 from tests.generate.manifests import NAMESPACE
+
+
+pytestmark = ONLY_FULL
 
 
 @pytest.fixture
