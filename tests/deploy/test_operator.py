@@ -11,6 +11,7 @@ import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from tests.deploy.test_chart import charted
 from tests.generate.manifests import NAME, NAMESPACE, ROOT, TLS_SECRET, Object, only, overlay
 
 
+Renderer: TypeAlias = Callable[[Object], tuple[Object, ...]]
 RELEASE = {"release": "kube-prometheus-stack"}
 """What kube-prometheus-stack selects monitors and rules by."""
 MODULE = "github.com/prometheus-operator/prometheus-operator"
