@@ -27,11 +27,11 @@ def left_behind() -> dict[str, set[str]]:
         "links": ["ip", "-brief", "link"],
         "filter": ["iptables-save"],
         "namespaces": ["ip", "netns", "list"],
+        "cgroups": ["find", str(CGROUPS), "-name", "eviction-exporter-e2e-*", "-prune"],
     }
     return {
         "processes": processes,
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
-        "cgroups": {str(path) for path in CGROUPS.glob("**/eviction-exporter-e2e-*")},
         **{name: output(*command) for name, command in listed.items()},
     }
 
@@ -46,7 +46,8 @@ def read(path: Path) -> str:
 
 def output(*command: str) -> set[str]:
     """The lines that a program prints, without counters and dates."""
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    # `find` fails where a folder goes meanwhile.
+    ended = subprocess.run(command, capture_output=True, text=True, check=command[0] != "find")
     return {line for line in ended.stdout.splitlines() if not line.startswith("#")}
 
 
