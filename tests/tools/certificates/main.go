@@ -1,9 +1,9 @@
-// Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP] ...`.
+// Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP][=DAYS] ...`.
 // With `certificates token KEY ISSUER SUBJECT EXPIRES` it prints a service account's token.
 //
 // The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
 // NAME.crt and NAME.key, good for a server on the loopback address and for a client that
-// Kubernetes knows as user NAME of GROUP.
+// Kubernetes knows as user NAME of GROUP. It ends after DAYS, 30 unless given.
 package main
 
 import (
@@ -23,6 +23,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -34,7 +35,7 @@ type pair struct {
 
 func main() {
 	if len(os.Args) < 2 {
-		log.Fatal("usage: certificates DIR NAME[/GROUP] ...")
+		log.Fatal("usage: certificates DIR NAME[/GROUP][=DAYS] ...")
 	}
 	if os.Args[1] == "token" {
 		printed, err := token(os.Args[2:])
@@ -50,8 +51,17 @@ func main() {
 		log.Fatal(err)
 	}
 	for _, subject := range os.Args[2:] {
+		subject, days, limited := strings.Cut(subject, "=")
 		name, group, _ := strings.Cut(subject, "/")
-		if _, err := write(directory, name, leaf(name, group), &ca); err != nil {
+		template := leaf(name, group)
+		if limited {
+			count, err := strconv.Atoi(days)
+			if err != nil {
+				log.Fatal(err)
+			}
+			template.NotAfter = time.Now().AddDate(0, 0, count)
+		}
+		if _, err := write(directory, name, template, &ca); err != nil {
 			log.Fatal(err)
 		}
 	}
