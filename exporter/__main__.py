@@ -43,10 +43,8 @@ def run() -> int:
     match arguments.command:
         case "check":
             return commands.check(arguments.config)
-        case "explain":
-            return commands.explain(arguments)
-        case "status":
-            return commands.status(arguments)
+        case "explain" | "status" | "node" as name:
+            return commands.QUERIES[name](arguments)
         case "record" | "replay":
             return play_back(arguments)
         case "demo":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from exporter import __version__
 from exporter.engine.model import Instant, Seconds
-from exporter.kube.kubevirt import parse_instant
+from exporter.kube.instants import parse_instant
 from exporter.settings import parse_duration
 
 
@@ -43,6 +43,13 @@ def make_parser() -> argparse.ArgumentParser:
     _add_asking(
         commands, "status", "Does this exporter work, what is stuck, which VMs are held?", "status"
     ).add_argument("--all", action="store_true", help="every row of each list, not 20")
+    node = _add_asking(
+        commands, "node", "Can this node be emptied, and what would a drain do?", "node node-1"
+    )
+    node.add_argument(
+        "node", type=_node, nargs="?", metavar="NAME", help="the node's name (default: all nodes)"
+    )
+    node.add_argument("--all", action="store_true", help="every row of each list, not 20")
     check = _add_command(
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"
     )
@@ -251,6 +258,12 @@ def _vmi(text: str) -> tuple[str, str]:
     if not namespace or not name or "/" in name or name in (".", "..") or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAMESPACE/NAME")
     return namespace, name
+
+
+def _node(text: str) -> str:
+    if not text or "/" in text or text in (".", "..") or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a node's name")
+    return text
 
 
 def _duration(text: str) -> Seconds:

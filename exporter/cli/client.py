@@ -36,15 +36,19 @@ _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
 
 class InvalidEndpoint(ValueError):
-    """The options name no exporter; the text says which is wrong."""
+    """The options name no exporter; the message says what is wrong."""
 
 
 class CannotAsk(Exception):
-    """No usable answer from the exporter; the text says why and what helps."""
+    """No usable answer from the exporter; the message says why, and what helps."""
 
 
 class NoSuchVmi(Exception):
     """The exporter knows no such VMI."""
+
+
+class NoSuchNode(Exception):
+    """The exporter knows no VMI on that node."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,12 @@ class Exporter:
             hint = "that is a pod's name; its VMI's is its annotation kubevirt.io/domain"
             raise NoSuchVmi(f"{missing}: {hint}") from None
 
+    async def read_node(self, node: str) -> bytes:
+        """GET /v1/nodes/{node}. Raises NoSuchNode."""
+        return await self.read(f"/v1/nodes/{quote(node, safe='')}")
+
     async def read(self, path: str) -> bytes:
-        """The JSON of a GET. Raises CannotAsk or NoSuchVmi."""
+        """The JSON of a GET. Raises CannotAsk, NoSuchVmi or NoSuchNode."""
         endpoint = self._endpoint
         try:
             async with self._session.get(
@@ -170,6 +178,8 @@ def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:
         raise CannotAsk(f"{endpoint.url} is no exporter: it answered {status}") from None
     if status == 404 and problem.title == "No such VMI":
         raise NoSuchVmi(problem.detail)
+    if status == 404 and problem.title == "No such node":
+        raise NoSuchNode(problem.detail)
     detail = problem.detail.rstrip(".")
     match status:
         case 401 if endpoint.token_file is None:

@@ -43,6 +43,8 @@ class Exit(IntEnum):
     NO_SUCH_VMI = 9
     CANNOT_RECORD = 10
     CANNOT_REPLAY = 11
+    CANNOT_BE_EMPTIED = 12
+    NO_SUCH_NODE = 13
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -60,6 +62,8 @@ EXIT_MEANINGS = {
     Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
     Exit.CANNOT_REPLAY: "no recording or an empty one, or the answer cannot be printed",
+    Exit.CANNOT_BE_EMPTIED: "`node NAME`: a VM would stay on the node; the answer is printed",
+    Exit.NO_SUCH_NODE: "no VMI is on that node: it is empty, or there is no such node",
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
     Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
 }
@@ -119,6 +123,44 @@ def status(arguments: argparse.Namespace) -> Exit:
         )
 
     return _ask(arguments, ask)
+
+
+def node(arguments: argparse.Namespace) -> Exit:
+    """`node`: print what a drain of a node, or of each, would do to the VMs on it.
+
+    OK if that node can be emptied, or none was named.
+    """
+    from exporter.cli.client import decode
+    from exporter.cli.drain import show_drain, show_nodes
+    from exporter.cli.layout import detect_terminal
+    from exporter.server.schemas import DrainAnswer, NodesAnswer
+
+    can_be_emptied = True
+
+    async def ask(exporter: "Exporter") -> str:
+        nonlocal can_be_emptied
+        screen = detect_terminal(sys.stdout, os.environ)
+        if arguments.node is None:
+            body = await exporter.read("/v1/nodes")
+            nodes = decode(body, NodesAnswer)
+            text = show_nodes(nodes, screen, everything=arguments.all)
+        else:
+            body = await exporter.read_node(arguments.node)
+            drain = decode(body, DrainAnswer)
+            can_be_emptied = drain.can_be_emptied
+            text = show_drain(drain, screen, everything=arguments.all)
+        return _indent(decode(body, dict)) if arguments.json else text
+
+    code = _ask(arguments, ask)
+    return code if code is not Exit.OK or can_be_emptied else Exit.CANNOT_BE_EMPTIED
+
+
+QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {
+    "explain": explain,
+    "status": status,
+    "node": node,
+}
+"""The commands that query a running exporter."""
 
 
 def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Exit:
@@ -255,6 +297,7 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         CannotAsk,
         Endpoint,
         InvalidEndpoint,
+        NoSuchNode,
         NoSuchVmi,
         connect,
     )
@@ -278,6 +321,8 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         return complain(Exit.USAGE, str(invalid))
     except NoSuchVmi as missing:
         return complain(Exit.NO_SUCH_VMI, str(missing))
+    except NoSuchNode as missing:
+        return complain(Exit.NO_SUCH_NODE, str(missing))
     except CannotAsk as trouble:
         return complain(Exit.CANNOT_ASK, str(trouble))
     except Unreadable as trouble:

@@ -20,6 +20,9 @@ class EvacuationTracker:
     def __iter__(self) -> Iterator[VmiRecord]:
         return iter(self._records.values())
 
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._records
+
     def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
         """Follow a change of the VMI's own evacuation fields."""
         vmi = record.vmi

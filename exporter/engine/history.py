@@ -100,7 +100,7 @@ class History:
         return True
 
     def outcome(self, uid: str, end: Instant | None) -> Outcome:
-        """The outcome of the migration with this UID, or without one with this end."""
+        """The outcome of the migration with this UID or, if the UID is empty, with this end."""
         record = self._records.get(uid or _end_key(end))
         return Outcome.UNKNOWN if record is None else record.outcome
 
@@ -108,6 +108,18 @@ class History:
         """The latest end of a successful migration."""
         ends = (r.known_end for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
         return max((end for end in ends if end is not None), default=None)
+
+    def last_duration(self) -> Seconds | None:
+        """How long the newest successful migration took; None if no such time is known."""
+        timed = (
+            (record.end, record.end - record.start)
+            for record in self._records.values()
+            if record.outcome is Outcome.SUCCEEDED
+            and record.start is not None
+            and record.end is not None
+        )
+        _, duration = max(timed, default=(0.0, None))
+        return None if duration is None else max(0.0, duration)
 
     def records(self) -> dict[str, Migration]:
         """A copy of all records by key."""

@@ -1,15 +1,21 @@
 """Index of VMIMs, and which VMI each of them belongs to.
 
-A VMIM only names a VMI. It belongs to the VMI with that namespace and name if its UID was ever that
-VMI's migration UID (proof), or if it was not created before the VMI (either creation time missing:
-accepted). The binding is final, with two exceptions for a late watch of VMIs: proof for another
-VMI, or a VMI of that name that is younger than the one it was bound to and older than the VMIM. A
-VMIM whose VMI is not known yet waits. So does a deleted one that was handed off and has no proof,
-within a limit: its VMI may be the next one of that name.
+A VMIM only names a VMI. It belongs to the VMI with that namespace and name if
+
+- its UID was ever that VMI's migration UID (the proof), or
+- it was not created before the VMI; a missing creation time counts as not before.
+
+The binding is final, unless VMIs are read later than VMIMs. Then it changes to a VMI of that name
+
+- for which there is proof, or
+- which is younger than the VMI it was bound to, and older than the VMIM.
+
+A VMIM whose VMI is not known yet waits. A deleted VMIM waits too, within `WAITING_LIMIT`, if it was
+handed off and has no proof: its VMI may be the next one of that name.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -24,8 +30,6 @@ _Key: TypeAlias = tuple[str, str]
 
 WAITING_LIMIT = 1_000
 """For how many VMIs deleted VMIMs may wait."""
-
-_ACTIVE_PHASES = RUNNING_PHASES | {"Pending"}
 
 
 class Binding(Struct, gc=False):
@@ -47,7 +51,7 @@ class VmimIndex:
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
         self._bindings: dict[_Key, Binding] = {}
-        self._active: dict[_Key, Binding] = {}
+        self._unfinished: dict[_Key, Binding] = {}
         self._by_vmi: dict[_Key, list[Binding]] = {}
         self._waiting: dict[_Key, dict[str, Binding]] = {}
 
@@ -64,17 +68,17 @@ class VmimIndex:
             binding = self._bindings[key] = Binding(vmim)
             self._by_vmi.setdefault(binding.vmi_key, []).append(binding)
         binding.vmim = vmim
-        if vmim.phase in _ACTIVE_PHASES:
-            self._active[key] = binding
+        if vmim.finished:
+            self._unfinished.pop(key, None)
         else:
-            self._active.pop(key, None)
+            self._unfinished[key] = binding
         return binding
 
     def remove(self, binding: Binding) -> None:
         """Remove a VMIM that is in the index; it waits if its VMI may still be to come."""
         vmim, vmi_key = binding.vmim, binding.vmi_key
         del self._bindings[vmim.namespace, vmim.name]
-        self._active.pop((vmim.namespace, vmim.name), None)
+        self._unfinished.pop((vmim.namespace, vmim.name), None)
         others = [one for one in self._by_vmi[vmi_key] if one is not binding]
         if others:
             self._by_vmi[vmi_key] = others
@@ -82,6 +86,11 @@ class VmimIndex:
             del self._by_vmi[vmi_key]
         if vmim.handed_off and not binding.proven:
             self._let_wait(binding)
+
+    @property
+    def unfinished(self) -> Collection[Binding]:
+        """The bindings of the VMIMs that have not ended."""
+        return self._unfinished.values()
 
     def naming(self, vmi_key: _Key) -> Sequence[Binding]:
         """The bindings of the VMIMs that name this VMI, whether or not they belong to it."""
@@ -111,13 +120,16 @@ class VmimIndex:
     ) -> Load:
         """Count running migrations as KubeVirt's `findRunningMigrations`: Pending with a target.
 
-        Only active VMIMs are visited, because there are up to five finished ones per VMI.
+        Only unfinished VMIMs are visited, because there are up to five finished ones per VMI.
         """
         outbound: Counter[str] = Counter()
         running = 0
-        for binding in self._active.values():
+        for binding in self._unfinished.values():
             vmim = binding.vmim
-            if vmim.phase == "Pending" and not launchers.has_target(vmim.namespace, vmim.uid):
+            waits = vmim.phase == "Pending"
+            if waits and not launchers.has_target(vmim.namespace, vmim.uid):
+                continue
+            if not waits and vmim.phase not in RUNNING_PHASES:
                 continue
             running += 1
             vmi = vmi_of(binding.vmi_key)

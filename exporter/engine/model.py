@@ -7,7 +7,7 @@ and adds millions of them; JSON and the pages format them.
 import math
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -84,6 +84,24 @@ class Trigger(StrEnum):
     OTHER = "other"
 
 
+class WhySource(StrEnum):
+    """The field that a reason was read from."""
+
+    LIVE_MIGRATABLE = "LiveMigratable"
+    """The VMI's condition, if it is false."""
+    POD_SCHEDULED = "PodScheduled"
+    """The condition of an attempt's target pod, if it is false: the scheduler's message.
+
+    Further, as the reasons NodeSelector and AddedNodeSelector, what VMI and attempt require.
+    """
+    TARGET_CONTAINER = "TargetContainer"
+    """A container of an attempt's target pod that waits or has terminated."""
+    FAILED_ATTEMPT = "FailedAttempt"
+    """A failed VMIM, or `migrationState.failureReason` of the VMI."""
+    MIGRATION_CONDITION = "MigrationCondition"
+    """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
+
+
 class Resource(StrEnum):
     """The resources that are watched or written, by their plural names."""
 
@@ -102,7 +120,7 @@ CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBE
 class DeadResources(Struct, frozen=True):
     """The resources without contact for so long that their evidence must not block.
 
-    `in_namespace` has the namespaces with more dead resources than `everywhere`.
+    `in_namespace`: the complete set for each namespace where more is dead than `everywhere`.
     """
 
     everywhere: frozenset[Resource] = frozenset()
@@ -140,11 +158,35 @@ class MigrationState(Struct, frozen=True, gc=False):
         return self.start is not None and not self.ended
 
 
+class Mobility(NamedTuple):
+    """What a VMI itself shows of how a drain would treat it.
+
+    `strategy` is its own evictionStrategy, "" if it has none; `migrating`: a migration is running.
+    """
+
+    strategy: str
+    migratable: bool
+    migrating: bool
+
+
+class Why(Struct, frozen=True, gc=False):
+    """A reason in the cluster's own words, cleaned and bounded (`kube.reasons`).
+
+    `reason` is the field of that name, a word; `message` is free text. `at` is when the cluster
+    dated it; None if it does not, as for LiveMigratable.
+    """
+
+    source: WhySource
+    reason: str = ""
+    message: str = ""
+    at: Instant | None = None
+
+
 class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstance: the fields that verdicts and diagnoses use.
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
-    `eviction_requested_at` is when its condition EvictionRequested came (KubeVirt 1.7),
+    `eviction_requested_at` is when its condition EvictionRequested was set (1.7),
     `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
     """
 
@@ -166,6 +208,12 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     def finished(self) -> bool:
         """Whether the VM has stopped for good. KubeVirt no longer changes its status then."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def mobility(self) -> Mobility:
+        """What decides whether a drain moves it, apart from its VMIMs and the cluster."""
+        migrating = self.migration is not None and self.migration.running
+        return Mobility(self.eviction_strategy, self.migratable, migrating)
 
 
 class Vmim(Struct, frozen=True, kw_only=True, gc=False):
@@ -235,6 +283,16 @@ class MigrationLimits(Struct, frozen=True, gc=False):
     outbound_per_node: int = 2
 
 
+class KubeVirtSettings(Struct, frozen=True, gc=False):
+    """What is read from the KubeVirt object.
+
+    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None.
+    """
+
+    limits: MigrationLimits = MigrationLimits()
+    eviction_strategy: str = ""
+
+
 class ConfigMap(Struct, frozen=True, kw_only=True):
     """One ConfigMap of a checkpoint: its `binaryData` and resourceVersion."""
 
@@ -244,7 +302,7 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
     data: dict[str, bytes] = {}
 
 
-Fact: TypeAlias = Vmi | Vmim | Pod | MigrationLimits | ConfigMap
+Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | ConfigMap
 """What is read from one object of the cluster."""
 
 
@@ -260,7 +318,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     @property
     def endings_kept(self) -> int:
-        """How many endings per VMI can matter: at the cap, one more changes nothing.
+        """How many endings per VMI to keep: more cannot raise a cooldown that is at its cap.
 
         `ceil(log2(cap / floor)) + 1`, at least 16; 64 without a floor or cap.
         """

@@ -1,9 +1,9 @@
 """The facts about the watched cluster, indexed for verdicts.
 
-Objects are added as they are listed and watched, in any order and any number of times; `Evidence`
-comes out. Reads never change anything. A VMI is identified by its UID: its history is dropped with
-it, and a VMI recreated under the same name starts clean. `migrations` says which VMIMs belong to a
-VMI, `launchers` which pods, and `evacuations` follows the evacuations.
+Objects are added as they are listed and watched, in any order and any number of times, and
+read as `Evidence`. Reads never change anything. A VMI is identified by its UID: its history is
+dropped with it, and a VMI recreated under the same name starts clean. `migrations` says which VMIMs
+belong to a VMI, `launchers` which pods, and `evacuations` follows the evacuations.
 """
 
 from collections import Counter
@@ -21,15 +21,18 @@ from exporter.engine.model import (
     ConfigMap,
     Fact,
     Instant,
-    MigrationLimits,
+    KubeVirtSettings,
     MigrationState,
+    Mobility,
     Outcome,
     Pod,
     Resource,
     Trigger,
     Vmi,
     Vmim,
+    Why,
 )
+from exporter.engine.reasons import ReasonTable
 from exporter.engine.vmi_record import VmiRecord
 
 
@@ -53,13 +56,13 @@ class Store:
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched, and migrations that ended before `started_at` are not counted.
 
-    `revision` grows with every change that could change an answer. `heard_at` is when the facts
-    that are put next were read; the caller sets it once per batch. `finished` counts ended
-    migrations. `vmims_seen` and `pods_seen` say whether these resources are visible at all, `blind`
+    `revision` grows with every change that could change an answer. `heard_at` is when the
+    objects of the current batch were read; the caller sets it. `finished` counts ended
+    migrations. `vmims_seen` and `pods_seen` are true if these resources are visible at all, `blind`
     lists the namespaces where they are not. `touched` collects the UIDs of VMIs whose checkpoint
     entry may have changed; it is None if no checkpoint is written. `nodes` counts the VMIs on each
-    node, without ended ones. `observers` are notified of changed evidence, except when
-    `vmims_seen`, `pods_seen` or `blind` change, which affects all VMIs.
+    node, without ended ones, `mobilities` the same by mobility. `observers` are notified of changed
+    evidence, except when `vmims_seen`, `pods_seen` or `blind` change, which affects all VMIs.
     """
 
     def __init__(
@@ -70,8 +73,9 @@ class Store:
         self.touched: set[str] | None = None
         self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
         self.nodes: Counter[str] = Counter()
+        self.mobilities: Counter[tuple[str, Mobility]] = Counter()
         self.observers: list[Observer] = []
-        self.limits: MigrationLimits | None = None
+        self.kubevirt: KubeVirtSettings | None = None
         self.vmims_seen = False
         self.pods_seen = False
         self.blind: Mapping[Resource, frozenset[str]] = {}
@@ -86,6 +90,7 @@ class Store:
         self._vmims = VmimIndex(keep=endings_kept)
         self._launchers = LauncherIndex()
         self._evacuations = EvacuationTracker(self._vmims, self._launchers)
+        self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
 
     def __len__(self) -> int:
         return len(self._vmis)
@@ -104,7 +109,7 @@ class Store:
             case Resource.PODS:
                 return len(self._launchers.pods)
             case Resource.KUBEVIRTS:
-                return int(self.limits is not None)
+                return int(self.kubevirt is not None)
             case Resource.CONFIGMAPS | Resource.LEASES:
                 return 0
 
@@ -133,6 +138,35 @@ class Store:
         """The evidence about every VMI that is evacuating."""
         return map(self._evidence, self._evacuations)
 
+    def on_node(self, node: str) -> list[Evidence]:
+        """The evidence about every VMI on a node, without ended ones."""
+        records = self._vmis.values()
+        return [
+            self._evidence(one) for one in records if one.vmi.node == node and not one.vmi.finished
+        ]
+
+    def waiting(self) -> Iterator[Evidence]:
+        """The evidence about every VMI with an unfinished VMIM, without ended ones."""
+        for key in {binding.vmi_key for binding in self._vmims.unfinished}:
+            record = self._vmis.get(key)
+            if record is None or record.vmi.finished:
+                continue
+            evidence = self._evidence(record)
+            if evidence.unfinished() is not None:
+                yield evidence
+
+    def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
+        """The reasons in cluster objects why a VMI does not move, newest first; see `reasons`.
+
+        If it is not evacuating: only the word why it is not live-migratable.
+        """
+        return self._reasons.of(vmi)
+
+    @property
+    def reason_count(self) -> int:
+        """How many entries the table of reasons has."""
+        return len(self._reasons)
+
     def load(self) -> Load | None:
         """How many migrations run, or None if not all of them are visible."""
         revision, load = self._load
@@ -150,12 +184,17 @@ class Store:
                 self.put_vmim(fact)
             case Pod():
                 self.put_pod(fact)
-            case MigrationLimits():
-                if fact != self.limits:
-                    self.limits = fact
+            case KubeVirtSettings():
+                if fact != self.kubevirt:
+                    self.kubevirt = fact
                     self.revision += 1
             case ConfigMap():
                 raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
+
+    def put_reasons(self, fact: Fact, reasons: tuple[Why, ...]) -> None:
+        """Replace the reasons that came with an object, after `put`; changes no verdict."""
+        if isinstance(fact, Vmi | Vmim | Pod):
+            self._reasons.put(fact, reasons)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object."""
@@ -167,7 +206,7 @@ class Store:
             case Resource.PODS:
                 self.remove_pod(namespace, name, uid)
             case Resource.KUBEVIRTS:
-                self.limits = None
+                self.kubevirt = None
                 self.revision += 1
             case Resource.CONFIGMAPS | Resource.LEASES:
                 pass
@@ -183,7 +222,7 @@ class Store:
             case Resource.PODS:
                 known = self._launchers.pods
             case Resource.KUBEVIRTS:
-                self.limits = self.limits if keys else None
+                self.kubevirt = self.kubevirt if keys else None
             case Resource.CONFIGMAPS | Resource.LEASES:
                 pass
         gone = [
@@ -221,7 +260,10 @@ class Store:
             record.history.put(vmi.migration.uid, _migration_of_vmi(vmi.migration), keep=self._keep)
         if migration_uids_changed:
             self._bind_all(record)
+        was_evacuating = before is None or record.marker is not None
         self._evacuations.update(record, before, self.heard_at)
+        if was_evacuating and record.marker is None:
+            self._reasons.end(vmi)
         record.seen_at = self.heard_at
         recalled = self._recalled.pop(vmi.uid, None)
         if recalled is not None:
@@ -261,6 +303,7 @@ class Store:
         if binding is None or (uid and binding.vmim.uid and binding.vmim.uid != uid):
             return
         self._vmims.remove(binding)
+        self._reasons.remove(binding.vmim, binding.owner, self.heard_at)
         self._drop_evidence(self._vmis.get(binding.vmi_key))
         self.revision += 1
 
@@ -280,6 +323,7 @@ class Store:
         if pod is None or (uid and pod.uid and pod.uid != uid):
             return
         self._launchers.remove(pod)
+        self._reasons.remove(pod, pod.vmi_uid, self.heard_at)
         self._note_pod_change(pod)
 
     def remember(self, uid: str) -> Remembered | None:
@@ -349,6 +393,7 @@ class Store:
             observer.note_end((record.vmi.namespace, record.vmi.name))
         self._by_uid.pop(uid, None)
         self._evacuations.remove(uid)
+        self._reasons.remove_vmi(record.vmi)
         self._touch(uid)
 
     def _evidence(self, record: VmiRecord) -> Evidence:
@@ -390,6 +435,7 @@ class Store:
     def _enter_node(self, vmi: Vmi) -> None:
         if not vmi.finished:
             self.nodes[vmi.node] += 1
+            self.mobilities[vmi.node, vmi.mobility] += 1
 
     def _leave_node(self, vmi: Vmi) -> None:
         if vmi.finished:
@@ -397,6 +443,10 @@ class Store:
         self.nodes[vmi.node] -= 1
         if not self.nodes[vmi.node]:
             del self.nodes[vmi.node]
+        kind = (vmi.node, vmi.mobility)
+        self.mobilities[kind] -= 1
+        if not self.mobilities[kind]:
+            del self.mobilities[kind]
 
     def _is_blind(self, resource: Resource, vmi: Vmi) -> bool:
         return vmi.namespace in self.blind.get(resource, ())
@@ -432,9 +482,9 @@ class Store:
             self.finished[vmim.outcome, vmim.trigger] += 1
 
     def _measure_load(self) -> Load | None:
-        if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.limits is None:
+        if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.kubevirt is None:
             return None
-        return self._vmims.measure_load(self._launchers, self.limits, self._vmi)
+        return self._vmims.measure_load(self._launchers, self.kubevirt.limits, self._vmi)
 
     def _vmi(self, key: Key) -> Vmi | None:
         record = self._vmis.get(key)

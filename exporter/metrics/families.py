@@ -13,6 +13,7 @@ from exporter import __version__
 from exporter.counters import Counters, Histogram
 from exporter.engine.cooldown import Cooldown
 from exporter.engine.diagnosis import Diagnosis, Source, State
+from exporter.engine.drain import DrainOutcome, count_outcomes
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     DeadResources,
@@ -153,9 +154,10 @@ def _sample_faults(view: View) -> list[Sample]:
 
 
 def _sample_limits(view: View) -> list[Sample]:
-    limits = view.store.limits
-    if limits is None:
+    kubevirt = view.store.kubevirt
+    if kubevirt is None:
         return []
+    limits = kubevirt.limits
     return [
         Sample(("cluster",), limits.cluster),
         Sample(("outbound_per_node",), limits.outbound_per_node),
@@ -167,6 +169,14 @@ def _sample_migrations(view: View) -> list[Sample]:
         Sample((outcome.name.lower(), trigger), view.store.finished[outcome, trigger])
         for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
         for trigger in Trigger
+    ]
+
+
+def _sample_drains(view: View) -> list[Sample]:
+    return [
+        Sample((node, outcome), outcomes[outcome])
+        for node, outcomes in count_outcomes(view.store).items()
+        for outcome in DrainOutcome
     ]
 
 
@@ -367,6 +377,13 @@ EXPORTER: tuple[ViewFamily, ...] = (
         help="Parallel migrations that KubeVirt allows, if its KubeVirt object may be read.",
         labels=("scope",),
         sample=_sample_limits,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_node_drain_vmis",
+        type="gauge",
+        help="VMIs on each node, by what a drain of the node would do to them now.",
+        labels=("node", "outcome"),
+        sample=_sample_drains,
     ),
 )
 """The metrics of the exporter itself and of the cluster's settings."""

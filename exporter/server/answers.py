@@ -1,24 +1,30 @@
 """Builds the API's answers from verdicts, rules and history. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from exporter import __version__
 from exporter.counters import HeldEviction
+from exporter.engine.advice import advise, may_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
-from exporter.engine.diagnosis import Diagnosis, Load, advise, diagnose, may_cancel
+from exporter.engine.diagnosis import Diagnosis, Load, diagnose
+from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast, find_outcome
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration, settle
 from exporter.engine.model import (
     Checkpoint,
     Instant,
+    KubeVirtSettings,
     Outcome,
     Policy,
     Reason,
     Resource,
     StuckPolicy,
     Verdict,
+    Vmi,
     Vmim,
+    Why,
 )
 from exporter.engine.rules import RuleResult, decide, explain
 from exporter.health import CheckpointHealth, Health, Watched
@@ -29,11 +35,15 @@ from exporter.server.schemas import (
     CheckpointStatus,
     CheckpointVerdicts,
     CooldownAnswer,
+    DrainAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
     HeldEvictionAnswer,
     LauncherAnswer,
     MigrationAnswer,
+    NodeAnswer,
+    NodeCandidate,
+    NodesAnswer,
     PendingAnswer,
     PolicyAnswer,
     ResourceAnswer,
@@ -42,21 +52,22 @@ from exporter.server.schemas import (
     VerdictAnswer,
     VmiAnswer,
     VmiCounts,
+    WhyAnswer,
     round_seconds,
     round_up_seconds,
+    write_outcome,
+)
+from exporter.text import (
     write_instant,
     write_optional_instant,
-    write_outcome,
     write_release,
+    write_span,
 )
-from exporter.text import write_span
 
 
 def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> VerdictAnswer:
-    """The API's form of a verdict that was made at `now`.
-
-    Skip helper calls for nulls: most fields are null, and each call takes 0.5 us per candidate.
-    """
+    """The API's form of a verdict that was made at `now`."""
+    # Nulls are tested here and not in helpers: most fields are null, and each call takes 0.5 us.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
         namespace=namespace,
@@ -78,9 +89,14 @@ def list_evacuations(
     load: Load | None,
     now: Instant,
     health: Health,
+    *,
+    reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
-    """Every evacuation with its diagnosis, the longest first."""
-    answers = [_write_evacuation(evidence, stuck, load, now) for evidence in evacuating]
+    """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
+    answers = [
+        _write_evacuation(evidence, stuck, load, now, reasons(evidence.vmi))
+        for evidence in evacuating
+    ]
     found = [answer for answer in answers if answer is not None]
     found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
     return EvacuationsAnswer(
@@ -92,10 +108,41 @@ def list_evacuations(
     )
 
 
+def list_nodes(
+    forecasts: Iterable[Forecast], namespaces: Iterable[str], now: Instant, health: Health
+) -> NodesAnswer:
+    """The forecasts of all nodes, in their order; `namespaces` are those of their VMIs."""
+    return NodesAnswer(
+        as_of=write_instant(now),
+        stale=health.is_stale(now, namespaces),
+        nodes=[NodeAnswer(**_write_forecast(one)) for one in forecasts],
+    )
+
+
+def describe_drain(
+    forecast: Forecast, candidates: Sequence[DrainCandidate], now: Instant, health: Health
+) -> DrainAnswer:
+    """The forecast of one node and of each VMI on it."""
+    return DrainAnswer(
+        as_of=write_instant(now),
+        stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
+        candidates=[_write_drain_candidate(one) for one in candidates],
+        **_write_forecast(forecast),
+    )
+
+
 def describe_status(
-    health: Health, *, vmis: int, blocked: Iterable[BlockedVmi], now: Instant
+    health: Health,
+    *,
+    drain: Mapping[DrainOutcome, int],
+    blocked: Iterable[BlockedVmi],
+    now: Instant,
+    vmis: int,
 ) -> StatusAnswer:
-    """The exporter's health and VMI counts; `blocked` is sorted as in `BlockedSet`."""
+    """The exporter's health and VMI counts; `blocked` is sorted as in `BlockedSet`.
+
+    `drain` has the number of VMIs by outcome.
+    """
     return StatusAnswer(
         version=__version__,
         as_of=write_instant(now),
@@ -106,7 +153,7 @@ def describe_status(
         resources=[_write_watched(watched) for watched in health.watched],
         blind_spots=health.refused_resources(),
         checkpoint=None if health.checkpoint is None else _write_checkpoint(health.checkpoint),
-        vmis=_count_vmis(vmis, blocked) if health.ready else None,
+        vmis=_count_vmis(vmis, blocked, drain) if health.ready else None,
     )
 
 
@@ -118,9 +165,11 @@ def explain_vmi(
     load: Load | None,
     now: Instant,
     health: Health,
+    kubevirt: KubeVirtSettings | None = None,
+    why: tuple[Why, ...] = (),
     held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
-    """Everything known about one VMI, with the result of each rule."""
+    """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     vmi = evidence.vmi
     dead = health.find_dead(now).of(vmi.namespace)
 
@@ -140,7 +189,8 @@ def explain_vmi(
         phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=_write_evacuation(evidence, stuck, load, now),
+        evacuation=_write_evacuation(evidence, stuck, load, now, why),
+        drain=find_outcome(evidence, kubevirt, load),
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),
@@ -158,7 +208,9 @@ def explain_vmi(
     )
 
 
-def _count_vmis(known: int, blocked: Iterable[BlockedVmi]) -> VmiCounts:
+def _count_vmis(
+    known: int, blocked: Iterable[BlockedVmi], drain: Mapping[DrainOutcome, int]
+) -> VmiCounts:
     """Count each VMI once, by its `filter` entry if it has one, which sorts first."""
     first: dict[tuple[str, str], Reason] = {}
     for entry in blocked:
@@ -168,6 +220,7 @@ def _count_vmis(known: int, blocked: Iterable[BlockedVmi]) -> VmiCounts:
         known=known,
         allowed=known - len(first),
         held={reason: held[reason] for reason in Reason},
+        drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
     )
 
 
@@ -314,7 +367,11 @@ def _without_uid(item: tuple[str, Migration]) -> bool:
 
 
 def _write_evacuation(
-    evidence: Evidence, stuck: StuckPolicy, load: Load | None, now: Instant
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    why: tuple[Why, ...],
 ) -> EvacuationAnswer | None:
     diagnosis = diagnose(evidence, stuck, load, now)
     if diagnosis is None:
@@ -337,8 +394,43 @@ def _write_evacuation(
         backoff=_write_backoff(diagnosis),
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
-        next_step=advise(evidence, diagnosis),
+        mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
+        why=[write_why(one) for one in why],
+        next_step=advise(evidence, diagnosis, why),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
+    )
+
+
+def _write_forecast(forecast: Forecast) -> dict[str, Any]:
+    """The fields of a `NodeAnswer`."""
+    return {
+        "node": forecast.node,
+        "vmis": forecast.vmis,
+        **{outcome.value: forecast.outcomes.get(outcome, 0) for outcome in DrainOutcome},
+        "can_be_emptied": forecast.can_be_emptied,
+        "at_least_seconds": round_seconds(forecast.at_least),
+    }
+
+
+def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:
+    vmi = candidate.evidence.vmi
+    return NodeCandidate(
+        namespace=vmi.namespace,
+        name=vmi.name,
+        outcome=candidate.outcome,
+        why=[write_why(why) for why in candidate.reasons],
+        failed_attempts=candidate.failed_attempts,
+        last_duration_seconds=round_seconds(candidate.last_duration),
+    )
+
+
+def write_why(why: Why) -> WhyAnswer:
+    """The API's form of a reason."""
+    return WhyAnswer(
+        source=why.source,
+        reason=why.reason,
+        message=why.message,
+        at=write_optional_instant(why.at),
     )
 
 

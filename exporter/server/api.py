@@ -5,6 +5,7 @@ that says what was expected.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,13 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from exporter.counters import Counters
+from exporter.engine.drain import (
+    count_outcomes,
+    find_duration,
+    forecast_node,
+    forecast_nodes,
+    sum_outcomes,
+)
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Instant,
@@ -28,11 +36,18 @@ from exporter.engine.rules import decide, not_ours
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.logs import Throttle
-from exporter.server.answers import describe_status, explain_vmi, list_evacuations, write_verdict
+from exporter.server.answers import (
+    describe_drain,
+    describe_status,
+    explain_vmi,
+    list_evacuations,
+    list_nodes,
+    write_verdict,
+)
 from exporter.server.blocked import Blocked, BlockedSet
 from exporter.server.openapi import write_openapi
 from exporter.server.page.model import PageInputs, build_page, read_filter
-from exporter.server.page.render import PAGE_HEADERS, render_page
+from exporter.server.page.render import PAGE_HEADERS, render_page, render_vm
 from exporter.server.requests import (
     RETRY_AFTER,
     Refusal,
@@ -48,11 +63,14 @@ from exporter.server.schemas import (
     VerdictAnswer,
     VerdictRequest,
     VerdictsAnswer,
+    VmiAnswer,
+)
+from exporter.settings import Limits
+from exporter.text import (
     write_instant,
     write_optional_instant,
     write_optional_release,
 )
-from exporter.settings import Limits
 
 
 MAX_AGE: Seconds = 90.0
@@ -60,6 +78,8 @@ MAX_AGE: Seconds = 90.0
 SHARED_FROM = 2**12
 """From this many bytes on, answers share the encoded blocked set instead of copying it."""
 BLOCKS_REMEMBERED = 20_000
+SLICE = 500
+"""How many VMIs are read without yielding: 2 ms if all have migrated."""
 
 log = structlog.stdlib.get_logger()
 
@@ -145,6 +165,14 @@ class Service:
 
     async def answer_vmi(self, request: web.Request) -> web.Response:
         """GET /v1/vmis/{namespace}/{name}."""
+        return _json(self._explain(request))
+
+    async def answer_vm_page(self, request: web.Request, *, linked: bool) -> web.Response:
+        """GET /vmis/{namespace}/{name}. `linked`: link to the API."""
+        return _page(render_vm(self._explain(request), linked=linked))
+
+    def _explain(self, request: web.Request) -> VmiAnswer:
+        """Everything known about the VMI in the path."""
         self._require_ready()
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         for field_name, value, most in (("namespace", namespace, 63), ("name", name, 253)):
@@ -153,16 +181,16 @@ class Service:
         evidence = self.store.evidence(namespace, name)
         if evidence is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
-        return _json(
-            explain_vmi(
-                evidence,
-                self.policy,
-                self.stuck,
-                load=self.store.load(),
-                now=self.clock(),
-                health=self.health,
-                held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
-            )
+        return explain_vmi(
+            evidence,
+            self.policy,
+            self.stuck,
+            load=self.store.load(),
+            now=self.clock(),
+            health=self.health,
+            kubevirt=self.store.kubevirt,
+            why=self.store.reasons(evidence.vmi),
+            held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
         )
 
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
@@ -170,16 +198,43 @@ class Service:
         self._require_ready()
         return _json(
             list_evacuations(
-                self.store.evacuating(), self.stuck, self.store.load(), self.clock(), self.health
+                self.store.evacuating(),
+                self.stuck,
+                self.store.load(),
+                self.clock(),
+                self.health,
+                reasons=self.store.reasons,
             )
         )
+
+    async def answer_nodes(self, _request: web.Request) -> web.Response:
+        """GET /v1/nodes."""
+        self._require_ready()
+        durations = await self._read_durations()
+        forecasts = forecast_nodes(self.store, durations)
+        namespaces = {namespace for namespace, _ in self.store.keys()}  # noqa: SIM118 (a Store is no mapping)
+        return _json(list_nodes(forecasts, namespaces, self.clock(), self.health))
+
+    async def answer_node(self, request: web.Request) -> web.Response:
+        """GET /v1/nodes/{node}."""
+        self._require_ready()
+        node = request.match_info["node"]
+        if len(node) > 253:
+            raise Refusal(422, "Too long", "node: at most 253 characters")
+        if node not in self.store.nodes:
+            raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
+        return _json(describe_drain(*forecast_node(self.store, node), self.clock(), self.health))
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
         now = self.clock()
         blocked = self.blocked.read(None, now).entries if self.health.ready else []
         status = describe_status(
-            self.health, vmis=self.store.nodes.total(), blocked=blocked, now=now
+            self.health,
+            vmis=self.store.nodes.total(),
+            drain=sum_outcomes(count_outcomes(self.store)),
+            blocked=blocked,
+            now=now,
         )
         status.ready = status.ready and not self.closing
         return _json(status)
@@ -221,14 +276,24 @@ class Service:
         page = build_page(inputs, read_filter(request.query), now, named=named)
         # Let other requests run before rendering; the page model is immutable.
         await asyncio.sleep(0)
-        response = web.Response(
-            text=render_page(page, linked=linked),
-            content_type="text/html",
-            charset="utf-8",
-            headers=PAGE_HEADERS,
-        )
-        response.enable_compression()
-        return response
+        return _page(render_page(page, linked=linked))
+
+    async def _read_durations(self) -> dict[str, list[Seconds]]:
+        """`find_duration` of every VMI, by node; it yields in between.
+
+        A VMI that changes meanwhile is read before or after that, which a lower bound allows.
+        """
+        found = defaultdict(list)
+        for count, key in enumerate(list(self.store.keys())):
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+            evidence = self.store.evidence(*key)
+            if evidence is None or not evidence.history:
+                continue
+            duration = find_duration(evidence, self.store.kubevirt)
+            if duration is not None:
+                found[evidence.vmi.node].append(duration)
+        return found
 
     def _require_ready(self) -> None:
         if self.closing or not self.health.ready:
@@ -293,6 +358,14 @@ def _write_blocked(blocked: Blocked, now: Instant) -> list[bytes]:
         as_of=write_instant(now), stale=blocked.stale, max_age_seconds=MAX_AGE, blocked=[]
     )
     return [msgspec.json.encode(empty).removesuffix(b"[]}"), blocked.encoded, b"}"]
+
+
+def _page(html: str) -> web.Response:
+    response = web.Response(
+        text=html, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS
+    )
+    response.enable_compression()
+    return response
 
 
 def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -9,7 +9,9 @@ from exporter import __version__
 from exporter.engine.model import Checkpoint
 from exporter.server.schemas import (
     BlockedAnswer,
+    DrainAnswer,
     EvacuationsAnswer,
+    NodesAnswer,
     Problem,
     StatusAnswer,
     VerdictRequest,
@@ -56,7 +58,7 @@ _PROBLEMS = {
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
     408: "The body did not arrive in time.",
-    404: "There is no such VMI.",
+    404: "There is no such VMI, or no VMI is on that node.",
     413: "The body is too large.",
     422: "A field or parameter is wrong; the detail names it.",
     503: "Not synced yet; Retry-After says when to ask again.",
@@ -69,6 +71,20 @@ _CHECKPOINT_PARAMETER = Parameter(
     schema={"type": "string", "enum": [c.value for c in Checkpoint]},
 )
 
+_VMI_PATH = (
+    Parameter(
+        name="namespace",
+        place="path",
+        description="The VMI's namespace.",
+        schema={"type": "string", "minLength": 1, "maxLength": 63},
+    ),
+    Parameter(
+        name="name",
+        place="path",
+        description="The VMI's name.",
+        schema={"type": "string", "minLength": 1, "maxLength": 253},
+    ),
+)
 ROUTES: tuple[Route, ...] = (
     Route(
         name="verdicts",
@@ -109,20 +125,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/vmis/{namespace}/{name}",
         summary="Everything known about one VMI: verdicts, what each rule says, migrations.",
         answer=VmiAnswer,
-        parameters=(
-            Parameter(
-                name="namespace",
-                place="path",
-                description="The VMI's namespace.",
-                schema={"type": "string", "minLength": 1, "maxLength": 63},
-            ),
-            Parameter(
-                name="name",
-                place="path",
-                description="The VMI's name.",
-                schema={"type": "string", "minLength": 1, "maxLength": 253},
-            ),
-        ),
+        parameters=_VMI_PATH,
         problems=(404, 422, 503),
     ),
     Route(
@@ -132,6 +135,30 @@ ROUTES: tuple[Route, ...] = (
         summary="Every evacuation with its diagnosis and the next step, longest first.",
         answer=EvacuationsAnswer,
         problems=(503,),
+    ),
+    Route(
+        name="nodes",
+        method="GET",
+        path="/v1/nodes",
+        summary="What a drain of each node would do to its VMs.",
+        answer=NodesAnswer,
+        problems=(503,),
+    ),
+    Route(
+        name="node",
+        method="GET",
+        path="/v1/nodes/{node}",
+        summary="What a drain of one node would do to each VM on it.",
+        answer=DrainAnswer,
+        parameters=(
+            Parameter(
+                name="node",
+                place="path",
+                description="The node's name.",
+                schema={"type": "string", "minLength": 1, "maxLength": 253},
+            ),
+        ),
+        problems=(404, 422, 503),
     ),
     Route(
         name="status",
@@ -171,6 +198,15 @@ ROUTES: tuple[Route, ...] = (
         path="/openapi.json",
         summary="This document.",
         answer=("application/json",),
+    ),
+    Route(
+        name="vm",
+        method="GET",
+        path="/vmis/{namespace}/{name}",
+        summary="One VM for people: the same as GET /v1/vmis/{namespace}/{name}.",
+        answer=("text/html",),
+        parameters=_VMI_PATH,
+        problems=(404, 422, 503),
     ),
     Route(
         name="page",

@@ -4,14 +4,21 @@ The same types decode requests, encode answers and generate the schemas of the O
 """
 
 import math
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from exporter.engine.diagnosis import Cause, Source, State
-from exporter.engine.model import Checkpoint, Instant, Mismatch, Outcome, Reason, Resource, Seconds
+from exporter.engine.drain import DrainOutcome
+from exporter.engine.model import (
+    Checkpoint,
+    Mismatch,
+    Outcome,
+    Reason,
+    Resource,
+    Seconds,
+    WhySource,
+)
 from exporter.health import CheckpointFault, Staleness
 
 
@@ -42,8 +49,6 @@ Stale = Annotated[
 BlindSpots = Annotated[
     dict[str, str], means("the resources that the exporter may not read, and why")
 ]
-
-_LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 class Candidate(Struct, rename="camel", gc=False):
@@ -262,6 +267,19 @@ class CancelAnswer(Struct, rename="camel", kw_only=True):
     body: Annotated[dict[str, str], means("the JSON body; it must match the stored value")]
 
 
+class WhyAnswer(Struct, rename="camel", kw_only=True):
+    """A reason in the cluster's own words, with invisible characters as escapes."""
+
+    source: Annotated[WhySource, means("the condition or object that gives it")]
+    reason: Annotated[str, means("a word, such as Unschedulable; empty: none is given")]
+    message: Annotated[
+        str, means("at most 1,024 characters; empty: none is given, or the VMI is not evacuating")
+    ]
+    at: Annotated[
+        InstantText | None, means("when the cluster dated it; null: undated, and true now")
+    ]
+
+
 class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     """One evacuation with its diagnosis."""
 
@@ -295,6 +313,17 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         means("KubeVirt still evacuates it, but the descheduler thinks it is over"),
     ]
     attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
+    mode: Annotated[
+        str | None,
+        means(
+            "how the running migration copies memory: PreCopy, PostCopy or Paused; null: none runs."
+            " Its progress is in virt-handler's metrics kubevirt_vmi_migration_*"
+        ),
+    ]
+    why: Annotated[
+        list[WhyAnswer],
+        means("what the cluster itself says about it, newest first; at most eight"),
+    ]
     next_step: Annotated[str, means("what an operator can do")]
     cancel: Annotated[
         CancelAnswer | None,
@@ -310,6 +339,77 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     stale: Stale
     evacuations: list[EvacuationAnswer]
     blind_spots: BlindSpots
+
+
+class NodeAnswer(Struct, rename="camel", kw_only=True):
+    """What a drain of a node would do to its VMs, without those that have stopped."""
+
+    node: Annotated[str, means("its name")]
+    vmis: Annotated[int, means("VMs on it; the five counts below add up to this")]
+    leaves: Annotated[int, means("VMs that would be migrated")]
+    waits: Annotated[
+        int,
+        means("VMs whose migration is in progress, or KubeVirt's migration limits are reached"),
+    ]
+    restarts: Annotated[
+        int,
+        means("VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"),
+    ]
+    stays: Annotated[
+        int,
+        means("VMs that would never leave: strategy LiveMigrate, and not migratable"),
+    ]
+    external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
+    can_be_emptied: Annotated[bool, means("false while `stays` is above 0")]
+    at_least_seconds: Annotated[
+        float | None,
+        means(
+            "a lower bound of how long the migrations take, if each takes as long as the VM's last"
+            " successful one; null: no such time is known"
+        ),
+    ]
+
+
+class NodesAnswer(Struct, rename="camel", kw_only=True):
+    """Every node that has VMs."""
+
+    as_of: AsOf
+    stale: Stale
+    nodes: Annotated[list[NodeAnswer], means("sorted by name")]
+
+
+class NodeCandidate(Struct, rename="camel", kw_only=True):
+    """A VM of the node, and what a drain would do to it."""
+
+    namespace: str
+    name: str
+    outcome: Annotated[DrainOutcome, means("what would happen to it")]
+    why: Annotated[
+        list[WhyAnswer],
+        means(
+            "what the cluster itself says about it, newest first, at most eight; of a VM that is"
+            " not evacuating only a word why it is not migratable"
+        ),
+    ]
+    failed_attempts: Annotated[
+        int,
+        means(
+            "failed migrations since its evacuation was requested, else since its last success; a"
+            " lower bound"
+        ),
+    ]
+    last_duration_seconds: Annotated[
+        float | None,
+        means("how long its last successful migration took; null: not known"),
+    ]
+
+
+class DrainAnswer(NodeAnswer, kw_only=True):
+    """What a drain of a node would do to each of its VMs."""
+
+    as_of: AsOf
+    stale: Stale
+    candidates: Annotated[list[NodeCandidate], means("sorted by namespace and name")]
 
 
 class HeldEvictionAnswer(Struct, rename="camel", kw_only=True):
@@ -341,6 +441,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     created_at: InstantText | None
     evacuation_node_name: Annotated[str | None, means("the node it is to leave; null: none")]
     evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
+    drain: Annotated[DrainOutcome, means("what a drain of its node would do to it")]
     verdicts: CheckpointVerdicts
     rules: Annotated[
         list[RuleAnswer],
@@ -395,11 +496,15 @@ class CheckpointStatus(Struct, rename="camel", kw_only=True):
 
 
 class VmiCounts(Struct, rename="camel", kw_only=True):
-    """How many VMIs there are, and how many may be evicted."""
+    """How many VMIs there are, how many no rule blocks, and what evicting them would do."""
 
     known: Annotated[int, means("VMIs, without those in phase Succeeded or Failed")]
     allowed: Annotated[int, means("VMIs that no rule blocks at either checkpoint")]
     held: Annotated[dict[Reason, int], means("blocked VMIs, by their first reason")]
+    drain: Annotated[
+        dict[DrainOutcome, int],
+        means("VMIs with a node, blocked or not, by what a drain of it would do to them"),
+    ]
 
 
 class StatusAnswer(Struct, rename="camel", kw_only=True):
@@ -429,45 +534,6 @@ class Problem(Struct, kw_only=True):
     status: Annotated[int, means("the HTTP status")]
     detail: Annotated[str, means("what is wrong, where, and what was expected")]
     type: Annotated[str, means("always about:blank")] = "about:blank"
-
-
-def write_instant(instant: Instant) -> str:
-    """RFC 3339 in UTC, with microseconds unless the second is whole."""
-    fraction, second = math.modf(min(max(instant, 0.0), _LAST_INSTANT))
-    micro = round(fraction * 1e6)
-    if micro == 10**6:
-        second, micro = second + 1.0, 0
-    return f"{_write_second(second)}.{micro:06}Z" if micro else f"{_write_second(second)}Z"
-
-
-@lru_cache(maxsize=2**12)
-def _write_second(second: float) -> str:
-    """Cached: every answer has two instants, mostly of the present second; 0.5 instead of 2 us."""
-    moment = datetime.fromtimestamp(second, tz=UTC)
-    return moment.isoformat(timespec="seconds").removesuffix("+00:00")
-
-
-@lru_cache(maxsize=2**14)
-def write_release(instant: Instant) -> str:
-    """`write_instant`, rounded up, so that a caller that returns at this time is not too early.
-
-    Cached, because the end of a cooldown is in every answer until then and takes 5 us to write.
-    """
-    text = write_instant(instant)
-    moment = datetime.fromisoformat(text)
-    if moment.timestamp() < min(instant, _LAST_INSTANT):
-        return write_instant((moment + timedelta(microseconds=1)).timestamp())
-    return text
-
-
-def write_optional_release(instant: Instant | None) -> str | None:
-    """`write_release`; None stays None."""
-    return None if instant is None else write_release(instant)
-
-
-def write_optional_instant(instant: Instant | None) -> str | None:
-    """`write_instant`; None stays None."""
-    return None if instant is None else write_instant(instant)
 
 
 def round_seconds(seconds: Seconds | None) -> Seconds | None:

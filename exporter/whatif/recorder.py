@@ -19,7 +19,7 @@ from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Fact,
     Instant,
-    MigrationLimits,
+    KubeVirtSettings,
     Pod,
     Policy,
     Resource,
@@ -42,14 +42,14 @@ _RESOURCES: dict[type, Resource] = {
     Vmi: Resource.VMIS,
     Vmim: Resource.VMIMS,
     Pod: Resource.PODS,
-    MigrationLimits: Resource.KUBEVIRTS,
+    KubeVirtSettings: Resource.KUBEVIRTS,
 }
 
 log = structlog.stdlib.get_logger()
 
 
 class CannotRecord(Exception):
-    """The file cannot be written; the text says why."""
+    """The file cannot be written; the message says why."""
 
 
 class LineFile:

@@ -25,14 +25,14 @@ import msgspec
 from msgspec import Struct
 
 from exporter.engine.model import CLUSTER_RESOURCES, Fact, Instant, Resource
+from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import (
     Changed,
     Deleted,
     Refused,
     parse_event,
-    parse_instant,
-    write_object,
 )
+from exporter.kube.writing import write_object
 from exporter.text import write_instant
 
 
@@ -75,7 +75,7 @@ class Recorded(Struct, frozen=True, gc=False):
 
 
 class UnknownFormat(Exception):
-    """Not a recording that this version can read; the text says why."""
+    """Not a recording that this version can read; the message says why."""
 
 
 class Faults(Struct):

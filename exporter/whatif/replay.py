@@ -24,7 +24,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from exporter.engine.model import Instant, MigrationLimits, Pod, Resource, Seconds, Vmi, Vmim
+from exporter.engine.model import Instant, KubeVirtSettings, Pod, Resource, Seconds, Vmi, Vmim
 from exporter.engine.store import Key, Store
 from exporter.whatif.account import Account, Comparison, Contender, Timeline
 from exporter.whatif.counterfactual import Counterfactual, migration_id
@@ -77,7 +77,7 @@ class Replay:
                 self._put_vmi(vmi)
             case Vmim() as vmim:
                 self._put_vmim(vmim)
-            case Pod() | MigrationLimits() as fact:
+            case Pod() | KubeVirtSettings() as fact:
                 for world in self._worlds:
                     world.store.put(fact)
             case _:

@@ -165,13 +165,13 @@ class Receiver:
         last = {json.dumps(one["labels"], sort_keys=True): one for one in self.told}
         return [one for one in last.values() if one["status"] == "firing"]
 
-    async def fires(self, alert: str, within: float = 120, **labels: str) -> None:
+    async def fires(self, alert: str, within: float = 240, **labels: str) -> None:
         """Wait until an alert with these labels is firing."""
         await self._until(
             lambda: bool(_such(self.firing(), alert, labels)), within, f"{alert} firing"
         )
 
-    async def resolves(self, alert: str, within: float = 120, **labels: str) -> None:
+    async def resolves(self, alert: str, within: float = 240, **labels: str) -> None:
         """Wait until no alert with these labels is firing any more."""
         await self._until(
             lambda: not _such(self.firing(), alert, labels), within, f"{alert} resolved"

@@ -26,6 +26,7 @@ REQUESTS = (
     ("query", "GET", "/v1/blocked"),
     ("query", "GET", "/v1/vmis/default/asked-about"),
     ("query", "GET", "/v1/evacuations"),
+    ("query", "GET", "/v1/nodes"),
     ("query", "GET", "/v1/status"),
     ("query", "GET", "/metrics"),
     ("query", "GET", "/openapi.json"),

@@ -202,7 +202,12 @@ async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
 
         async def has_enough() -> bool:
             ledger = write_ledger(namespace, audit, migrations.values())
-            return process.cycles >= cycles and len(ledger.too_early(RULES)) >= churns
+            comes_back = any(ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
+            return (
+                process.cycles >= cycles
+                and len(ledger.too_early(RULES)) >= churns
+                and (comes_back or column != "enforce")
+            )
 
         async with process:
             await poll(has_enough, within=WITHIN, what=f"enough of {namespace}")
@@ -231,8 +236,8 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
     for name, run in story.items():
         early = run.ledger.too_early(RULES)
         if name in ("plugin", "enforce"):
-            assert early == []
-            assert run.ledger.moving() == []
+            # What the API server lets pass where the webhook takes more than a second.
+            assert len(early) + len(run.ledger.moving()) <= run.failed_open
         else:
             assert early
 

@@ -39,7 +39,7 @@ def test_it_leads_to_every_document() -> None:
 @pytest.mark.parametrize(
     ("what", "file", "module"),
     [
-        ("kube-apiserver", TOOLS / "kube-apiserver/go.mod", "k8s.io/kubernetes"),
+        ("kube-apiserver", TOOLS / "kubernetes/go.mod", "k8s.io/kubernetes"),
         ("KubeVirt", TOOLS / "kubevirt/go.mod", "kubevirt.io/kubevirt"),
         ("descheduler", DESCHEDULER, "sigs.k8s.io/descheduler"),
         ("Prometheus", TOOLS / "prometheus/go.mod", "github.com/prometheus/prometheus"),

@@ -10,6 +10,7 @@ import yaml
 
 from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.diagnosis import State
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.engine.rules import RULES
 from exporter.metrics.families import FAMILIES
@@ -128,6 +129,11 @@ def test_the_command_line_is_the_program_s() -> None:
 def test_the_states_are_the_program_s() -> None:
     """The states' table has every state of an evacuation, in their order."""
     assert [bare(row[0]) for row in table(REFERENCE, "Evacuation states")] == list(State)
+
+
+def test_the_drain_outcomes_are_the_program_s() -> None:
+    """The outcomes' table has every outcome, in their order."""
+    assert [bare(row[0]) for row in table(REFERENCE, "Drain outcomes")] == list(DrainOutcome)
 
 
 def test_the_alerts_are_the_rule_file_s() -> None:

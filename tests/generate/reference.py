@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any, TypeAlias
 
 from exporter.cli.commands import EXIT_MEANINGS
-from exporter.engine.model import Hold
+from exporter.engine.model import Why, WhySource
 from exporter.metrics.families import FAMILIES
 from exporter.server.openapi import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
@@ -28,12 +28,15 @@ NAMES = {
     "blocked": "The blocked set",
     "vmi": "One VMI",
     "evacuations": "Evacuations",
+    "nodes": "Nodes",
+    "node": "One node",
     "status": "Status",
     "metrics": "Metrics",
     "livez": "Liveness",
     "readyz": "Readiness",
     "openapi": "The OpenAPI document",
     "page": "The page",
+    "vm": "The page of one VM",
 }
 """The heading of each endpoint, by its operation id."""
 
@@ -120,6 +123,8 @@ EXAMPLES = {
     "blocked": Example("/v1/blocked?checkpoint=preEviction"),
     "vmi": Example("/v1/vmis/shop/db1"),
     "evacuations": Example("/v1/evacuations"),
+    "nodes": Example("/v1/nodes"),
+    "node": Example("/v1/nodes/n1"),
     "status": Example("/v1/status"),
     "livez": Example("/livez"),
     "readyz": Example("/readyz"),
@@ -144,8 +149,17 @@ async def ask() -> dict[str, Answer]:
         )
     )
     desk.store.put(a_pod(name="virt-launcher-web1-x", uid="pod-2", vmi_uid="uid-of-web1"))
-    attempt = {"name": "evacuation-web1", "uid": "m3", "evacuates": "n1", "hold": Hold.QUOTA}
+    attempt = {"name": "evacuation-web1", "uid": "m3", "evacuates": "n1", "phase": "Scheduling"}
     desk.store.put(a_vmim(vmi_name="web1", **attempt))
+    target = {"name": "virt-launcher-web1-y", "uid": "pod-3", "vmi_uid": "uid-of-web1", "node": ""}
+    unschedulable = a_pod(**target, migration_uid="m3", ready=False, unschedulable=True)
+    desk.store.put(unschedulable)
+    message = (
+        "0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node"
+        " affinity/selector."
+    )
+    why = Why(WhySource.POD_SCHEDULED, "Unschedulable", message, NOW - 110.0)
+    desk.store.put_reasons(unschedulable, (why,))
     answers = {}
     async with opened(desk) as one:
         for name, example in {**EXAMPLES, "refused": REFUSED}.items():

@@ -103,8 +103,8 @@ async def _find_lively(demo: Still) -> bool | None:
     """Whether there are evacuations in many states, some stuck, and VMs in cooldown."""
     if demo.clock() < EPOCH + LIVELY:
         return None
-    evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
-    blocked = (await demo.get("/v1/blocked"))["blocked"]
+    evacuations = (await demo.get("/v1/evacuations")).get("evacuations", [])
+    blocked = (await demo.get("/v1/blocked")).get("blocked", [])  # none while it is stale
     states = {one["state"] for one in evacuations}
     reasons = [one["reason"] for one in blocked]
     lively = (

@@ -34,6 +34,8 @@ from tests.support.relay import Gate
 
 KEEP = 10.0
 OUTAGE = 100.0
+UNHURRIED = 60.0
+"""For reviews whose time is not what a test is about."""
 _numbers = count(1)
 
 
@@ -56,6 +58,13 @@ async def a_caller(cluster: RealCluster, *rules: tuple[str, str]) -> User:
     return user
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine's API server is slower than callers are patient."""
+    monkeypatch.setattr("exporter.server.access.PATIENCE", UNHURRIED)
+    monkeypatch.setattr("exporter.server.access.RENEWAL_PATIENCE", UNHURRIED)
+
+
 @asynccontextmanager
 async def checking(real: RealStage, url: str | None = None) -> AsyncIterator[tuple[Access, Clock]]:
     """What decides for the length of the block, with an account that may ask for reviews."""
@@ -63,7 +72,7 @@ async def checking(real: RealStage, url: str | None = None) -> AsyncIterator[tup
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
     if url is not None:
         login = real.login_at(url)
-    async with ApiServer(login, read_timeout=5) as api:
+    async with ApiServer(login, read_timeout=UNHURRIED) as api:
         yield Access(api, keep=KEEP, outage=OUTAGE, clock=clock), clock
 
 
@@ -87,7 +96,7 @@ async def counting(real: RealStage) -> AsyncIterator[tuple[Access, Clock, Counti
     """The same, with what it asks of the API server."""
     clock = Clock()
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
-    async with CountingApi(login, read_timeout=5) as api:
+    async with CountingApi(login, read_timeout=UNHURRIED) as api:
         yield Access(api, keep=KEEP, outage=OUTAGE, clock=clock), clock, api
 
 
@@ -96,6 +105,7 @@ def bearer(user: User) -> str:
     return f"Bearer {user.token}"
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
     """By verb and path, with the wildcards of non-resource URLs."""
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"), ("get", "/v1/*"))
@@ -133,6 +143,7 @@ async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
     assert str(refused.value) == "expected the header Authorization: Bearer TOKEN"
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_token_that_nobody_knows(real: RealStage) -> None:
     """Invented, or somebody else's cluster's: the token itself is in no message."""
     async with checking(real) as (access, _):
@@ -141,6 +152,7 @@ async def test_a_token_that_nobody_knows(real: RealStage) -> None:
     assert "very-secret" not in str(refused.value) + repr(refused.value.__context__)
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_answers_hold_for_a_while(real: RealStage) -> None:
     """While they do, nobody is asked; then the API server is, again."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
@@ -156,6 +168,7 @@ async def test_answers_hold_for_a_while(real: RealStage) -> None:
         assert asked.reviews == 5, "the token and the permission again"
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
     """Where the API server is away a yes holds on, at once and for so long; nobody new gets in."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
@@ -177,6 +190,7 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
         await access.check(bearer(caller), "GET", "/metrics")
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_herd_asks_once(real: RealStage) -> None:
     """Whoever wants to know while a question is under way gets its answer."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
@@ -186,15 +200,17 @@ async def test_a_herd_asks_once(real: RealStage) -> None:
         assert asked.reviews == 2
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_an_account_that_may_not_ask(real: RealStage) -> None:
     """Without permission for reviews nobody is let in, and the reason is told."""
-    async with ApiServer(real.login, read_timeout=5) as api:
+    async with ApiServer(real.login, read_timeout=UNHURRIED) as api:
         access = Access(api, keep=KEEP, outage=OUTAGE, clock=Clock())
         with pytest.raises(CannotTell), capture_logs() as logs:
             await access.check("Bearer x", "GET", "/metrics")
     assert "403" in logs[0]["why"]
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sends a new token with each request, or asks for new paths, fills no memory."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", 3)

@@ -30,15 +30,17 @@ from exporter.settings import Address, read_settings
 from tests.alerts import west
 from tests.alerts.fast import FACTOR, SPEED, Clock, exporting
 from tests.alerts.live import Alertmanager, Prometheus, Receiver, example_config, plain_config
-from tests.alerts.scaling import scale
+from tests.alerts.scaling import read_duration, scale, write_duration
 from tests.cluster import poll
 from tests.cluster.ports import free_port
-from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.generate.rules import Groups, all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.reviews import a_review
 
 
 ALERTS = all_alerts(load_groups())
+LONGEST = read_duration("30m")
+"""The longest `for` of all alerts but one."""
 MONITORING = "monitoring"
 RESERVED = "node-5"
 HOT = ("hot-1", "hot-2", "hot-3")
@@ -96,16 +98,21 @@ class Story:
         await fires("KubeVirtEvacuationsStuckMany")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-1")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-2")
+        await fires("KubeVirtNodeCannotBeEmptied")
         for vmi in self._vmis():
             namespace, name = vmi["metadata"]["namespace"], vmi["metadata"]["name"]
             if vmi["status"].get("evacuationNodeName") and name not in HOT:
                 self.cluster.change_vmi(namespace, name, webhooks.cancel_evacuation)
+            self.cluster.change_vmi(
+                namespace, name, lambda vmi: node.set_migratable(vmi, migratable=True)
+            )
         resolves = self.receiver.resolves
         await resolves("KubeVirtEvacuationStuck", name=HELD[0])
         await resolves("KubeVirtDeschedulerSlotsHeld")
         await resolves("KubeVirtEvacuationsStuckMany")
         await resolves("KubeVirtEvacuationFailingRepeatedly")
         await resolves("KubeVirtEvacuationDiverged")
+        await resolves("KubeVirtNodeCannotBeEmptied")
 
     async def refuse_a_permission(self) -> None:
         """Grant what was refused from the start, once that has been told."""
@@ -192,6 +199,14 @@ class Story:
         return [vmi for vmi in found if vmi is not None]
 
 
+def hasten(groups: Groups) -> Groups:
+    """What waits for a day waits for half an hour."""
+    for rule in all_rules(groups):
+        if read_duration(rule.get("for", "")) > LONGEST / FACTOR:
+            rule["for"] = write_duration(LONGEST / FACTOR)
+    return groups
+
+
 @asynccontextmanager
 async def playing(demo: FaultyDemo, query: str) -> AsyncIterator[None]:
     """The cluster and its descheduler at work for the length of the block."""
@@ -270,7 +285,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         managers = [(await enter(one)).address for one in (plain, example)]
         other = west.West(directory, clock, receiver)
         targets += await enter(other.served())
-        rules = scale(load_groups(), FACTOR)
+        rules = hasten(scale(load_groups(), FACTOR))
         prometheus = await enter(
             Prometheus(directory, rules, targets=targets, alertmanagers=managers)
         )

@@ -50,7 +50,7 @@ async def until_evacuation(exporter: Program, key: str, **fields: object) -> dic
         found = await ask_evacuation(exporter, key)
         return found if found is not None and found.items() >= fields.items() else None
 
-    return await poll(told, within=30, what=f"evacuation of {key} with {fields}")
+    return await poll(told, what=f"evacuation of {key} with {fields}")
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -128,7 +128,7 @@ async def test_an_attempt_of_an_older_request_says_nothing_of_who_asked(
     async def is_older() -> bool:
         return time.time() > created + 7
 
-    await poll(is_older, within=30, what="the attempt is old")
+    await poll(is_older, what="the attempt is old")
     by_descheduler = {"metadata": {"annotations": {"kubevirt.io/eviction-source": "descheduler"}}}
     marked = {"status": requested("n1", time.time()), **by_descheduler}
     async with exporting(stage, tmp_path) as exporter:

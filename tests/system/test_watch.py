@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from exporter.engine.model import Reason, Resource
+from exporter.engine.model import KubeVirtSettings, MigrationLimits, Reason, Resource
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Login, Overloaded
 from exporter.kube.informers import NotSynced
@@ -274,9 +274,7 @@ class TestOnBothServers:
         try:
             async with following(stage.login, namespaces=(namespace,)) as watch:
                 await watch.ready()
-                limits = watch.store.limits
-                assert limits is not None
-                assert (limits.cluster, limits.outbound_per_node) == (9, 2)
+                assert watch.store.kubevirt == KubeVirtSettings(MigrationLimits(9, 2))
         finally:
             await stage.admin.delete(KUBEVIRTS, namespace, "kubevirt")
 

@@ -1,9 +1,10 @@
-// Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP][=DAYS] ...`.
+// Command certificates writes key pairs into a directory:
+// `certificates DIR NAME[/GROUP][@HOST,...][=DAYS] ...`.
 // With `certificates token KEY ISSUER SUBJECT EXPIRES` it prints a service account's token.
 //
 // The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
-// NAME.crt and NAME.key, good for a server on the loopback address and for a client that
-// Kubernetes knows as user NAME of GROUP. It ends after DAYS, 30 unless given.
+// NAME.crt and NAME.key, good for a server on the loopback address and on each HOST, and for a client
+// that Kubernetes knows as user NAME of GROUP. It ends after DAYS, 30 unless given.
 package main
 
 import (
@@ -35,7 +36,7 @@ type pair struct {
 
 func main() {
 	if len(os.Args) < 2 {
-		log.Fatal("usage: certificates DIR NAME[/GROUP][=DAYS] ...")
+		log.Fatal("usage: certificates DIR NAME[/GROUP][@HOST,...][=DAYS] ...")
 	}
 	if os.Args[1] == "token" {
 		printed, err := token(os.Args[2:])
@@ -52,8 +53,9 @@ func main() {
 	}
 	for _, subject := range os.Args[2:] {
 		subject, days, limited := strings.Cut(subject, "=")
+		subject, hosts, _ := strings.Cut(subject, "@")
 		name, group, _ := strings.Cut(subject, "/")
-		template := leaf(name, group)
+		template := leaf(name, group, hosts)
 		if limited {
 			count, err := strconv.Atoi(days)
 			if err != nil {
@@ -84,7 +86,7 @@ func root() *x509.Certificate {
 	return template
 }
 
-func leaf(name, group string) *x509.Certificate {
+func leaf(name, group, hosts string) *x509.Certificate {
 	subject := pkix.Name{CommonName: name}
 	if group != "" {
 		subject.Organization = []string{group}
@@ -94,6 +96,13 @@ func leaf(name, group string) *x509.Certificate {
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
 	template.DNSNames = []string{"localhost"}
+	for _, host := range strings.FieldsFunc(hosts, func(r rune) bool { return r == ',' }) {
+		if address := net.ParseIP(host); address != nil {
+			template.IPAddresses = append(template.IPAddresses, address)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
+	}
 	return template
 }
 

@@ -296,6 +296,45 @@ async def test_json_is_the_api_s_own(exporter: str) -> None:
     assert json.loads(status)["blocked"]["blocked"][0]["name"] == "db1"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "first"),
+    [
+        pytest.param(("n1",), Exit.OK, "n1 can be emptied.", id="can"),
+        pytest.param(("n2",), Exit.CANNOT_BE_EMPTIED, "n2 cannot be emptied: 1 VM", id="cannot"),
+        pytest.param(("--json", "n2"), Exit.CANNOT_BE_EMPTIED, "{", id="json"),
+        pytest.param((), Exit.OK, "1 of 2 nodes with VMs can be emptied.", id="all"),
+    ],
+)
+async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) -> None:
+    """The exit code says whether the node can be emptied."""
+    desk = Desk()
+    desk.store.put(a_vmi())
+    desk.store.put(a_vmi(name="db2", uid="2", node="n2", eviction_strategy="LiveMigrate"))
+    async with serving(make_query_app(desk.service)) as url:
+        done, out, err = await ask("node", "--url", url, *arguments)
+
+    assert (done, err) == (code, "")
+    assert out.startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        pytest.param("n9", Exit.NO_SUCH_NODE, "no VMI is on a node 'n9'", id="no-such-node"),
+        pytest.param("a/b", Exit.USAGE, "expected a node's name", id="slash"),
+        pytest.param("..", Exit.USAGE, "expected a node's name", id="a-path"),
+    ],
+)
+async def test_a_node_without_vms_has_its_code(
+    exporter: str, name: str, code: Exit, said: str
+) -> None:
+    """Nothing on standard output, the reason on standard error."""
+    done, out, err = await ask("node", "--url", exporter, name)
+
+    assert (done, out) == (code, "")
+    assert said in err
+
+
 async def test_status_before_the_sync_is_an_answer() -> None:
     """Not ready is what was asked for; the lists that nobody can give are null."""
     desk = Desk()

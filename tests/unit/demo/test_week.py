@@ -26,7 +26,7 @@ from exporter.demo.week import (
     make_vms,
 )
 from exporter.engine.diagnosis import State
-from exporter.engine.model import Fact, MigrationLimits, Pod, Resource, Vmi, Vmim
+from exporter.engine.model import Fact, KubeVirtSettings, Pod, Resource, Vmi, Vmim
 from exporter.kube.kubevirt import parse_object
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN
@@ -84,7 +84,7 @@ def key_of(resource: Resource, fact: Fact) -> tuple[Resource, str, str]:
     """What an object is told apart by."""
     if isinstance(fact, Vmi | Vmim | Pod):
         return resource, fact.namespace, fact.name
-    assert isinstance(fact, MigrationLimits)
+    assert isinstance(fact, KubeVirtSettings)
     return resource, "", ""
 
 

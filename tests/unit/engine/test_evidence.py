@@ -10,6 +10,7 @@ from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import (
     Fact,
+    KubeVirtSettings,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -567,7 +568,7 @@ class TestLoad:
     def test_counts(self) -> None:
         """From Scheduling on, and Pending with a target pod; out of the VMI's node."""
         store = a_store()
-        store.put(MigrationLimits(cluster=3, outbound_per_node=2))
+        store.put(KubeVirtSettings(MigrationLimits(cluster=3, outbound_per_node=2)))
         store.put(a_vmi())
         store.put(a_vmim(uid="a", name="a", phase="Running"))
         store.put(a_vmim(uid="b", name="b", phase="Pending"))
@@ -586,7 +587,7 @@ class TestLoad:
     def test_the_source_of_a_migration(self) -> None:
         """A VMI that has moved to n2 counts against n1 too, until its VMIM has ended."""
         store = a_store()
-        store.put(MigrationLimits())
+        store.put(KubeVirtSettings())
         state = MigrationState(uid="a", source_node="n1")
         store.put(a_vmi(node="n2", migration=state))
         store.put(a_vmi(name="db2", uid="2", node="n2", migration=MigrationState(source_node="n2")))
@@ -599,7 +600,7 @@ class TestLoad:
     def test_a_target_pod_of_another_namespace(self) -> None:
         """It is no target pod of this migration, whatever its labels say."""
         store = a_store()
-        store.put(MigrationLimits())
+        store.put(KubeVirtSettings())
         store.put(a_vmi())
         store.put(a_vmim(uid="a", name="a", phase="Pending"))
         store.put(a_pod(namespace="other", migration_uid="a"))
@@ -612,7 +613,7 @@ class TestLoad:
         store.vmims_seen = blind != "vmims"
         store.pods_seen = blind != "pods"
         if blind != "limits":
-            store.put(MigrationLimits())
+            store.put(KubeVirtSettings())
         assert store.load() is None
 
 

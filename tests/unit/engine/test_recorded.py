@@ -16,7 +16,8 @@ from exporter.engine.diagnosis import State, diagnose
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Resource, StuckPolicy
 from exporter.engine.store import Store
-from exporter.kube.kubevirt import parse_instant, parse_object
+from exporter.kube.instants import parse_instant
+from exporter.kube.kubevirt import parse_object
 
 
 RESOURCES = {

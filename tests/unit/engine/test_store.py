@@ -18,6 +18,7 @@ from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
     Fact,
+    KubeVirtSettings,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -448,32 +449,35 @@ def test_objects_are_counted() -> None:
     """It is known how many objects of each resource are held."""
     store = a_store()
     assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0, 0, 0, 0]
-    for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), MigrationLimits()):
+    for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), KubeVirtSettings()):
         store.put(fact)
     assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1]
 
 
 def test_limits() -> None:
     """The CR's limits are known while it is there."""
-    store = a_store(MigrationLimits(3, 1))
-    assert store.limits == MigrationLimits(3, 1)
+    store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
+    assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 1))
     store.retain(Resource.KUBEVIRTS, {("kubevirt", "kubevirt")}, None)
-    assert store.limits == MigrationLimits(3, 1)
+    assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 1))
     store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
-    assert store.limits is None
-    store.put(MigrationLimits(3, 1))
+    assert store.kubevirt is None
+    store.put(KubeVirtSettings(MigrationLimits(3, 1)))
     assert store.retain(Resource.KUBEVIRTS, set(), None) == 0
-    assert store.limits is None
+    assert store.kubevirt is None
 
 
 def test_limits_told_again_change_nothing() -> None:
     """Each relist tells them: no answer differs, so that nobody is woken."""
-    store = a_store(MigrationLimits(3, 1))
+    store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
     revision = store.revision
-    store.put(MigrationLimits(3, 1))
+    store.put(KubeVirtSettings(MigrationLimits(3, 1)))
     assert store.revision == revision
-    store.put(MigrationLimits(3, 2))
-    assert (store.limits, store.revision) == (MigrationLimits(3, 2), revision + 1)
+    store.put(KubeVirtSettings(MigrationLimits(3, 2)))
+    assert (store.kubevirt, store.revision) == (
+        KubeVirtSettings(MigrationLimits(3, 2)),
+        revision + 1,
+    )
 
 
 def test_vmis_are_counted_by_node() -> None:
@@ -529,7 +533,7 @@ def test_the_load_is_that_of_all_that_is_there(
     news: list[Vmim | Pod | tuple[Resource, str]],
 ) -> None:
     """As KubeVirt counts: phases that run, and Pending where a pod is the migration's target."""
-    store = a_store(a_vmi(), MigrationLimits())
+    store = a_store(a_vmi(), KubeVirtSettings())
     there: dict[str, Vmim | Pod] = {}
     for one in news:
         if isinstance(one, tuple):

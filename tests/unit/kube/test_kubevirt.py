@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from exporter.engine.model import (
     ConfigMap,
     Fact,
+    KubeVirtSettings,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -24,8 +25,9 @@ from exporter.engine.model import (
     Vmim,
 )
 from exporter.kube.client import split_lines
+from exporter.kube.facts import EVICTION_IN_PROGRESS
+from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import (
-    EVICTION_IN_PROGRESS,
     INITIAL_EVENTS_END,
     Bookmark,
     Changed,
@@ -33,12 +35,11 @@ from exporter.kube.kubevirt import (
     Failed,
     Refused,
     parse_event,
-    parse_instant,
     parse_object,
     parse_page,
     parse_status_message,
-    write_object,
 )
+from exporter.kube.writing import write_object
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -476,27 +477,28 @@ def test_finished_pods(phase: str, *, finished: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "limits"),
+    ("spec", "settings"),
     [
-        pytest.param({}, MigrationLimits(5, 2), id="defaults"),
-        pytest.param({"configuration": {"migrations": {}}}, MigrationLimits(5, 2), id="empty"),
+        pytest.param({}, KubeVirtSettings(), id="defaults"),
+        pytest.param({"configuration": {"migrations": {}}}, KubeVirtSettings(), id="empty"),
         pytest.param(
             {
                 "configuration": {
                     "migrations": {
                         "parallelMigrationsPerCluster": 0,
                         "parallelOutboundMigrationsPerNode": 1,
-                    }
+                    },
+                    "evictionStrategy": "LiveMigrate",
                 }
             },
-            MigrationLimits(0, 1),
+            KubeVirtSettings(MigrationLimits(0, 1), "LiveMigrate"),
             id="set",
         ),
     ],
 )
-def test_migration_limits(spec: Json, limits: MigrationLimits) -> None:
-    """The CR's limits are read, KubeVirt's own where it sets none."""
-    assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == limits
+def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
+    """The CR's limits and strategy are read, KubeVirt's own where it sets none."""
+    assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
 
 
 # --- what is refused
@@ -603,24 +605,31 @@ def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
     return [replaced(one, tuple(rest), by) if at == key else one for at, one in enumerate(value)]
 
 
+SAID: Json = {"reason": "x", "message": "y", "lastProbeTime": rfc3339(NOW)}
 WHOLE = {
     Resource.VMIS: a_vmi_json(
         evacuationNodeName="n1",
+        conditions=[{"type": "LiveMigratable", "status": "False", **SAID}],
         migrationState=a_state_json(
-            failed=False,
+            failed=True,
+            failureReason="qemu crashed",
+            abortStatus="Succeeded",
             sourceState={"migrationUID": "m8", "node": "n1"},
             targetState={"migrationUID": "m9"},
         ),
     ),
     Resource.VMIMS: a_vmim_json(
         phase="Failed",
-        migrationState=a_state_json(failed=True),
+        conditions=[{"type": "migrationBlockedByBackup", "status": "True", **SAID}],
+        migrationState=a_state_json(failed=True, failureReason="qemu crashed"),
         phaseTransitionTimestamps=transitions_json(Scheduled=NOW - 9, Failed=NOW),
     ),
     Resource.PODS: a_pod_json(
         metadata={"ownerReferences": [{"kind": "VirtualMachineInstance", "uid": UID}]},
         labels={"kubevirt.io/migrationJobUID": "m1"},
         annotations={EVICTION_IN_PROGRESS: "true"},
+        conditions=[{"type": "PodScheduled", "status": "False", **SAID}],
+        containerStatuses=[{"name": "compute", "state": {"waiting": {"reason": "x"}}}],
     ),
     Resource.KUBEVIRTS: a_kubevirt_json(
         configuration={

@@ -22,6 +22,7 @@ from exporter.counters import NODE_KEPT_FOR, Counters
 from exporter.engine.diagnosis import Source, State
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
+    KubeVirtSettings,
     MigrationLimits,
     Mismatch,
     Reason,
@@ -94,7 +95,7 @@ def a_view() -> View:
     store.put(an_ended_vmim(name="gone", uid="gone", vmi_name="db3", trigger=Trigger.EVACUATION))
     store.put(a_vmim())
     store.put(a_pod())
-    store.put(MigrationLimits(cluster=7, outbound_per_node=3))
+    store.put(KubeVirtSettings(MigrationLimits(cluster=7, outbound_per_node=3)))
     for number, watched in enumerate(view.health.watched):
         watched.synced, watched.contact, watched.lists = True, NOW + number, 1 + number
     pods = view.health.of(Resource.PODS)[0]

@@ -24,13 +24,15 @@ from yarl import URL
 from exporter.counters import Counters
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
-    MigrationLimits,
+    KubeVirtSettings,
     Policy,
     Reason,
     Resource,
     StuckPolicy,
     Trigger,
     Vmi,
+    Why,
+    WhySource,
 )
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
@@ -1085,6 +1087,8 @@ class TestEvacuations:
             "backoff": None,
             "diverged": False,
             "attempt": None,
+            "mode": None,
+            "why": [],
             "cancel": {
                 "method": "PUT",
                 "path": "/apis/subresources.kubevirt.io/v1/namespaces/shop"
@@ -1136,6 +1140,112 @@ def evacuating(**overrides: Any) -> Vmi:
     return a_vmi(**(fields | overrides))
 
 
+class TestNodes:
+    """GET /v1/nodes and GET /v1/nodes/{node}."""
+
+    @pytest.fixture
+    def drained(self, desk: Desk) -> Desk:
+        """Two nodes with VMs of every outcome on the first."""
+        strategies: dict[str, dict[str, Any]] = {
+            "leaves": {"eviction_strategy": "LiveMigrate", "migratable": True},
+            "stays": {"eviction_strategy": "LiveMigrate"},
+            "restarts": {"eviction_strategy": "None"},
+            "external": {"eviction_strategy": "External"},
+            "waits": {"migratable": True},
+        }
+        for name, fields in strategies.items():
+            state = a_state(uid=f"m-{name}") if name == "leaves" else None
+            desk.store.put(a_vmi(name=name, uid=name, migration=state, **fields))
+        stays = a_vmi(name="stays", uid="stays", **strategies["stays"])
+        why = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
+        desk.store.put_reasons(stays, (why,))
+        desk.store.put(a_vmim(vmi_name="waits", name="of-waits", uid="of-waits"))
+        desk.store.put(a_vmi(name="alone", uid="alone", node="n0"))
+        desk.store.put(KubeVirtSettings(eviction_strategy="LiveMigrate"))
+        return desk
+
+    async def test_no_vms_no_nodes(self, desk: Desk) -> None:
+        """A node is known by the VMs on it."""
+        answer = await desk.get("/v1/nodes")
+        assert (answer.status, answer.json["nodes"]) == (200, [])
+
+    async def test_answers_as_the_contract_says(self, drained: Desk) -> None:
+        """Every field, sorted by node."""
+        answer = await drained.get("/v1/nodes")
+
+        assert answer.json == {
+            "asOf": "2027-01-15T08:00:00Z",
+            "stale": False,
+            "nodes": [
+                {
+                    "node": "n0",
+                    "vmis": 1,
+                    "leaves": 0,
+                    "waits": 0,
+                    "restarts": 0,
+                    "stays": 1,
+                    "external": 0,
+                    "canBeEmptied": False,
+                    "atLeastSeconds": None,
+                },
+                {
+                    "node": "n1",
+                    "vmis": 5,
+                    "leaves": 1,
+                    "waits": 1,
+                    "restarts": 1,
+                    "stays": 1,
+                    "external": 1,
+                    "canBeEmptied": False,
+                    "atLeastSeconds": 60.0,
+                },
+            ],
+        }
+
+    async def test_one_node_has_its_candidates(self, drained: Desk) -> None:
+        """The same object, and each VM by namespace and name."""
+        (_, listed) = (await drained.get("/v1/nodes")).json["nodes"]
+        told = (await drained.get("/v1/nodes/n1")).json
+        candidates = told.pop("candidates")
+
+        assert told == listed | {"asOf": "2027-01-15T08:00:00Z", "stale": False}
+        assert [one["name"] for one in candidates] == sorted(one["name"] for one in candidates)
+        assert all(one["outcome"] == one["name"] for one in candidates)
+        assert candidates[1] == {
+            "namespace": "shop",
+            "name": "leaves",
+            "outcome": "leaves",
+            "why": [],
+            "failedAttempts": 0,
+            "lastDurationSeconds": 60.0,
+        }
+        (why,) = candidates[3]["why"]
+        assert why == {
+            "source": "LiveMigratable",
+            "reason": "DisksNotLiveMigratable",
+            "message": "",
+            "at": None,
+        }
+
+    @pytest.mark.parametrize("path", ["/v1/nodes/n9", "/v1/nodes/n1%2F", "/v1/nodes/%00"])
+    async def test_a_node_without_vms_is_404(self, drained: Desk, path: str) -> None:
+        """Whether it is empty or unknown, the exporter does not see."""
+        answer = await drained.get(path)
+        assert (answer.status, answer.json["title"]) == (404, "No such node")
+        assert "no VMI is on" in answer.detail
+
+    async def test_a_name_that_is_too_long_is_422(self, drained: Desk) -> None:
+        """No node has such a name."""
+        answer = await drained.get(f"/v1/nodes/{'n' * 254}")
+        assert (answer.status, answer.detail) == (422, "node: at most 253 characters")
+
+    async def test_silence_makes_it_stale(self, drained: Desk) -> None:
+        """As every other answer."""
+        drained.clock.instant += 180.0
+        assert (await drained.get("/v1/nodes")).json["stale"]
+        assert (await drained.get("/v1/nodes/n1")).json["stale"]
+
+
 class TestStatus:
     """GET /v1/status."""
 
@@ -1181,7 +1291,7 @@ class TestListeners:
         desk = Desk()
         desk.cool()
         make = make_query_app if listener == "query" else make_metrics_app
-        path = route.path.format(namespace="shop", name="db1")
+        path = route.path.format(namespace="shop", name="db1", node="n1")
         async with served(make(desk.service)) as desk.session:
             answer = await desk.ask(
                 route.method, path, json={"candidates": []} if route.method == "POST" else None
@@ -1193,7 +1303,16 @@ class TestListeners:
 
     @pytest.mark.parametrize(
         "path",
-        ["/metrics", "/livez", "/readyz", "/", BLOCKED, "/v1/vmis/shop/db1", "/openapi.json"],
+        [
+            "/metrics",
+            "/livez",
+            "/readyz",
+            "/",
+            BLOCKED,
+            "/v1/vmis/shop/db1",
+            "/v1/nodes",
+            "/openapi.json",
+        ],
     )
     async def test_answers_head(self, desk: Desk, path: str) -> None:
         """Every GET has its HEAD: the same headers and no body."""
@@ -1237,7 +1356,7 @@ class TestOthers:
         answer = await desk.get("/")
 
         assert '<dd id="count-held">1</dd>' in answer.body.decode()
-        assert "/v1/vmis/shop/db1" in answer.body.decode()
+        assert "/vmis/shop/db1" in answer.body.decode()
 
     async def test_the_page_is_guarded_by_its_headers(self, desk: Desk) -> None:
         """Whoever asks gets the page with all that keeps it apart from others."""
@@ -1271,22 +1390,27 @@ class TestOthers:
         desk.cool()
         async with served(make_metrics_app(desk.service, page=page)) as desk.session:
             body = (await desk.get("/")).body.decode()
+            single = await desk.get("/vmis/shop/db1")
 
         assert ('data-name="db1"' in body) is page
         assert ("db1" in body) is page
+        assert single.status == (200 if page else 404)
+        assert (b'data-field="reason"' in single.body) is page
         assert "/v1/" not in body
+        assert b"/v1/" not in single.body
 
     async def test_the_page_tells_all_to_those_who_may_ask(self) -> None:
         """Where the metrics listener asks who its callers are, its page tells of single VMs."""
         desk = Desk()
         desk.cool()
         async with served(make_metrics_app(desk.service, Doorkeeper())) as desk.session:
-            answer = await desk.get("/", Authorization="Bearer good")
-            refused = await desk.get("/")
+            for path in ("/", "/vmis/shop/db1"):
+                answer = await desk.get(path, Authorization="Bearer good")
+                refused = await desk.get(path)
 
-        assert 'data-name="db1"' in answer.body.decode()
-        assert refused.status == 401
-        assert b"db1" not in refused.body
+                assert "db1" in answer.body.decode()
+                assert refused.status == 401
+                assert b"db1" not in refused.body
 
     @pytest.mark.parametrize(
         ("accept", "content_type"),
@@ -1303,7 +1427,7 @@ class TestOthers:
     )
     async def test_metrics_are_negotiated(self, desk: Desk, accept: str, content_type: str) -> None:
         """A scraper gets the format that it accepts."""
-        desk.store.put(MigrationLimits())
+        desk.store.put(KubeVirtSettings())
         answer = await desk.get("/metrics", Accept=accept)
 
         assert answer.headers["Content-Type"] == content_type

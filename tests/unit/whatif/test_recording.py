@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Fact,
+    KubeVirtSettings,
     MigrationLimits,
     Resource,
     Vmi,
@@ -76,7 +77,10 @@ def a_file() -> bytes:
         (Resource.VMIMS, a_vmim()),
         (Resource.VMIMS, an_ended_vmim()),
         (Resource.PODS, a_pod(eviction_in_progress=True)),
-        (Resource.KUBEVIRTS, MigrationLimits(cluster=9, outbound_per_node=3)),
+        (
+            Resource.KUBEVIRTS,
+            KubeVirtSettings(MigrationLimits(cluster=9, outbound_per_node=3), "LiveMigrate"),
+        ),
     ],
 )
 def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> None:

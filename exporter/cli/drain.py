@@ -1,0 +1,116 @@
+"""The command `node`: what a drain of a node would do to the VMs on it."""
+
+from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
+from exporter.engine.drain import GRAVEST, MOVED, DrainOutcome
+from exporter.server.schemas import DrainAnswer, NodeAnswer, NodeCandidate, NodesAnswer
+from exporter.text import write_span
+
+
+ROWS = 20
+"""How many rows are shown without --all."""
+
+_MEANINGS = {
+    DrainOutcome.STAYS: "never leaves: LiveMigrate, and not migratable",
+    DrainOutcome.EXTERNAL: "strategy External: somebody else must move or stop it",
+    DrainOutcome.RESTARTS: "goes down: None, or LiveMigrateIfPossible and not migratable",
+    DrainOutcome.WAITS: "a migration of it is in progress, or KubeVirt's limits are reached",
+    DrainOutcome.LEAVES: "is migrated",
+}
+"""What each outcome means."""
+
+
+def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
+    """One row per node; `everything` shows every row."""
+    sheet = Sheet(screen)
+    emptied = sum(one.can_be_emptied for one in answer.nodes)
+    sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied.")
+    _warn(sheet, stale=answer.stale)
+    limit = None if everything else ROWS
+    rows = [_node_row(one) for one in answer.nodes[:limit]]
+    head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
+    sheet.rows(rows, head)
+    sheet.note_hidden(len(answer.nodes), limit)
+    return sheet.text()
+
+
+def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
+    """Whether a node can be emptied, in what time, and each VM; `everything` shows every row."""
+    sheet = Sheet(screen)
+    if answer.can_be_emptied:
+        sheet.say(answer.node, (" can be emptied", GOOD), ".")
+    else:
+        stays = "1 VM stays" if answer.stays == 1 else f"{answer.stays} VMs stay"
+        sheet.say(answer.node, (" cannot be emptied", BAD), f": {stays}.")
+    _warn(sheet, stale=answer.stale)
+    sheet.say(write_bound(answer))
+    sheet.head(f"VMs: {answer.vmis}")
+    counts = [(one, _count(answer, one)) for one in GRAVEST]
+    sheet.rows([(str(one), str(count), _MEANINGS[one]) for one, count in counts if count])
+    sheet.head("A drain now")
+    limit = None if everything else ROWS
+    found = sorted(answer.candidates, key=lambda one: GRAVEST.index(one.outcome))
+    sheet.rows([_candidate_row(one) for one in found[:limit]], _HEAD)
+    sheet.note_hidden(len(found), limit)
+    return sheet.text()
+
+
+def write_bound(answer: DrainAnswer) -> str:
+    """The lower bound with its arithmetic, from the last durations of the VMs that migrate.
+
+    If limits are reached, those that migrate already cannot be told from those that wait; the
+    number at once is then left out unless it fits.
+    """
+    bound = answer.at_least_seconds
+    moved = [one for one in answer.candidates if one.outcome in MOVED]
+    starting = [one for one in moved if one.outcome is DrainOutcome.LEAVES] or moved
+    known = [one.last_duration_seconds for one in starting if one.last_duration_seconds is not None]
+    if bound is None or not known:
+        return "How long it takes is unknown: no VM that has yet to migrate has done so before."
+    text = f"It takes at least {write_span(bound)}: "
+    if bound <= max(known):
+        text += "the longest of the last migrations took that long"
+    else:
+        text += f"the last migrations took {write_span(sum(known))} in all"
+        parallel = sum(known) / bound
+        if abs(parallel - round(parallel)) < 0.01:
+            text += f", and KubeVirt runs at most {round(parallel)} at once out of a node"
+    unknown = len(starting) - len(known)
+    return f"{text}; {unknown} without a known migration count as 0." if unknown else f"{text}."
+
+
+_HEAD = ("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY")
+
+
+def _candidate_row(one: NodeCandidate) -> list[Cell]:
+    took = one.last_duration_seconds
+    return [
+        f"{one.namespace}/{one.name}",
+        (str(one.outcome), BAD if one.outcome is DrainOutcome.STAYS else ""),
+        "?" if took is None else write_span(took),
+        str(one.failed_attempts),
+        write_why(one),
+    ]
+
+
+def write_why(one: NodeCandidate) -> str:
+    """The newest thing that the cluster says about a VM."""
+    if not one.why:
+        return ""
+    newest = one.why[0]
+    return ": ".join(text for text in (newest.source, newest.reason, newest.message) if text)
+
+
+def _node_row(one: NodeAnswer) -> list[Cell]:
+    bound = "?" if one.at_least_seconds is None else write_span(one.at_least_seconds)
+    counts = [str(_count(one, outcome)) for outcome in GRAVEST]
+    emptied: Cell = ("yes", GOOD) if one.can_be_emptied else ("no", BAD)
+    return [one.node, str(one.vmis), *counts, bound, emptied]
+
+
+def _count(answer: NodeAnswer, outcome: DrainOutcome) -> int:
+    return int(getattr(answer, outcome))
+
+
+def _warn(sheet: Sheet, *, stale: bool) -> None:
+    if stale:
+        sheet.warn(["no contact with the API server: this may be out of date."])

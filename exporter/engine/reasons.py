@@ -1,0 +1,127 @@
+"""The reasons in cluster objects why evacuations do not progress.
+
+Reasons come with objects: a VMI, its VMIMs and their target pods. A later version of an object
+replaces its reasons; those of a deleted VMIM or pod are kept until the evacuation is over, because
+KubeVirt deletes an unschedulable target pod and makes the next attempt wait without one.
+
+Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions: the
+condition's reason word of an idle VMI that is not live-migratable, and an attempt that was read
+before its VMI's marker.
+"""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from exporter.engine.evacuations import EvacuationTracker
+from exporter.engine.launchers import LauncherIndex
+from exporter.engine.migrations import VmimIndex
+from exporter.engine.model import Instant, Pod, Resource, Vmi, Vmim, Why, WhySource
+
+
+REASONS_SHOWN = 8
+"""How many reasons an evacuation has at most."""
+NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
+"""The words for what a VMI and an attempt require of a node (source PodScheduled)."""
+
+_Object: TypeAlias = tuple[Resource, str, str]
+
+
+class ReasonTable:
+    """The reasons by object, and for each evacuation those of deleted objects."""
+
+    def __init__(
+        self, vmims: VmimIndex, launchers: LauncherIndex, evacuations: EvacuationTracker
+    ) -> None:
+        self._vmims = vmims
+        self._launchers = launchers
+        self._evacuations = evacuations
+        self._present: dict[_Object, tuple[Why, ...]] = {}
+        self._past: dict[str, tuple[Why, ...]] = {}
+
+    def __len__(self) -> int:
+        """How many entries are stored."""
+        return len(self._present) + sum(map(len, self._past.values()))
+
+    def of(self, vmi: Vmi) -> tuple[Why, ...]:
+        """The reasons of a VMI, newest first; those without a date apply now and come first.
+
+        Node selectors are reasons only if a target cannot be scheduled.
+        """
+        objects = [(Resource.VMIS, vmi.namespace, vmi.name)]
+        objects += [_key(vmim) for vmim in self._vmims.owned_by(vmi)]
+        objects += [_key(pod) for pod in self._launchers.of(vmi)]
+        present = (why for key in objects for why in self._present.get(key, ()))
+        reasons = [*present, *self._past.get(vmi.uid, ())]
+        unscheduled = WhySource.POD_SCHEDULED
+        if all(why.source is not unscheduled or why.reason in SELECTORS for why in reasons):
+            reasons = [why for why in reasons if why.source is not unscheduled]
+        return _newest(reasons)
+
+    def put(self, fact: Vmi | Vmim | Pod, reasons: tuple[Why, ...]) -> None:
+        """Replace the reasons of an object that is in the store."""
+        if reasons and self._may_hold(fact):
+            self._present[_key(fact)] = reasons
+        else:
+            self._present.pop(_key(fact), None)
+
+    def remove(self, fact: Vmim | Pod, owner: str, now: Instant) -> None:
+        """Remove a VMIM or pod, but keep its reasons while the VMI with this UID evacuates.
+
+        A reason without a date gets `now`, until when it applied.
+        """
+        reasons = self._present.pop(_key(fact), ())
+        if reasons and owner in self._evacuations:
+            dated = (why if why.at is not None else replace(why, at=now) for why in reasons)
+            self._past[owner] = _newest([*dated, *self._past.get(owner, ())])
+
+    def remove_vmi(self, vmi: Vmi) -> None:
+        """Remove a deleted VMI."""
+        self._present.pop(_key(vmi), None)
+        self._past.pop(vmi.uid, None)
+
+    def end(self, vmi: Vmi) -> None:
+        """Drop the reasons of an evacuation that is over."""
+        self._past.pop(vmi.uid, None)
+        attempts: tuple[Vmim | Pod, ...] = (
+            *self._vmims.owned_by(vmi),
+            *self._launchers.of(vmi),
+        )
+        for attempt in attempts:
+            if attempt.finished:
+                self._present.pop(_key(attempt), None)
+
+    def _may_hold(self, fact: Vmi | Vmim | Pod) -> bool:
+        if isinstance(fact, Vmi):
+            return True
+        if isinstance(fact, Pod):
+            return not fact.finished or fact.vmi_uid in self._evacuations
+        binding = self._vmims.bindings.get((fact.namespace, fact.name))
+        owner = "" if binding is None else binding.owner
+        is_early = bool(fact.evacuates) and (not owner or not fact.finished)
+        return is_early or owner in self._evacuations
+
+
+def _key(fact: Vmi | Vmim | Pod) -> _Object:
+    resource = Resource.PODS
+    if not isinstance(fact, Pod):
+        resource = Resource.VMIS if isinstance(fact, Vmi) else Resource.VMIMS
+    return resource, fact.namespace, fact.name
+
+
+def _newest(reasons: Iterable[Why]) -> tuple[Why, ...]:
+    """The newest reasons, without repetitions.
+
+    A message that comes again with each attempt is there once, with its newest date. KubeVirt
+    writes a failure both to the VMI and, with more detail, to the VMIM.
+    """
+    distinct = dict[tuple[object, ...], Why]()
+    for why in sorted(reasons, key=_recency, reverse=True):
+        failed = why.source is WhySource.FAILED_ATTEMPT
+        distinct.setdefault((why.at,) if failed else (why.source, why.reason, why.message), why)
+    return tuple(distinct.values())[:REASONS_SHOWN]
+
+
+def _recency(why: Why) -> tuple[bool, Instant, int]:
+    return why.at is None, why.at or 0.0, len(why.message)

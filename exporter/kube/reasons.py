@@ -1,0 +1,175 @@
+"""Reads from objects why a VMI does not move, in the words of KubeVirt and the scheduler.
+
+Texts are free and unbounded there, and may have been written by anybody who may write a VM: they
+are cut to `MESSAGE_LIMIT` and `WORD_LIMIT` characters, with invisible characters as escapes.
+Sources: `types.go`; virt-handler's `calculateLiveMigrationCondition`; virt-controller's
+`migration.go`; the conditions and container states of Kubernetes' pods.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from sys import intern
+
+import msgspec
+
+from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
+from exporter.engine.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR
+from exporter.kube import wire
+from exporter.kube.facts import HOLDS
+from exporter.kube.instants import parse_instant
+from exporter.text import clean, write_span
+
+
+MESSAGE_LIMIT = 1024
+WORD_LIMIT = 64
+_PER_OBJECT = 8
+_CONTAINERS = msgspec.json.Decoder(list[wire.Container])
+_SECONDARY = "PodInitializing"
+"""The reason of containers that wait for another one."""
+
+
+def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
+    """Why a VMI is not live-migratable, and why its last migration failed.
+
+    If the VMI is not evacuating, only the condition's reason word, a string that many VMIs share.
+    """
+    if vmi.migratable and not vmi.evacuation_node:
+        return ()
+    status = found.status or wire.VmiStatus()
+    condition = next(
+        (c for c in status.conditions or () if c.type == "LiveMigratable" and c.status == "False"),
+        None,
+    )
+    if not vmi.evacuation_node:
+        return () if condition is None else _word_only(_word(condition.reason))
+    said = []
+    if condition is not None:
+        said.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
+    state = status.migrationState
+    if state is not None and state.failed and (message := _text(state.failureReason)):
+        at = parse_instant(state.endTimestamp)
+        said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
+    spec = found.spec or wire.VmiSpec()
+    return (*said, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
+
+
+def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
+    """Why an attempt failed, or what keeps it Pending and restricts its target.
+
+    Of a failed attempt `reason` is the phase in which it failed, or how its abort ended, and the
+    message ends with how long each phase took: KubeVirt gives no `failureReason` before hand-off.
+    """
+    if vmim.phase == "Succeeded":
+        return ()
+    status = found.status or wire.VmimStatus()
+    said = [
+        _of_condition(WhySource.MIGRATION_CONDITION, condition)
+        for condition in status.conditions or ()
+        if condition.type in HOLDS and condition.status == "True"
+    ]
+    if vmim.finished:
+        state = status.migrationState or wire.State()
+        phases = _time_phases(status)
+        reason = _abort_status(state) or (phases[-1][0] if phases else "")
+        after = ", ".join(f"{phase} {write_span(seconds)}" for phase, seconds in phases)
+        message = _text(state.failureReason, MESSAGE_LIMIT - len(after) - 9)
+        if after:
+            message = f"{message} (after {after})" if message else f"after {after}"
+        at = vmim.finished_at if vmim.end is None else vmim.end
+        said.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
+    else:
+        spec = found.spec or wire.VmimSpec()
+        said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
+    return tuple(said[-_PER_OBJECT:])
+
+
+def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
+    """Why the target pod of an attempt does not run."""
+    if not pod.migration_uid or pod.ready:
+        return ()
+    status = found.status or wire.PodStatus()
+    said = [
+        _of_condition(WhySource.POD_SCHEDULED, condition)
+        for condition in status.conditions or ()
+        if condition.type == "PodScheduled" and condition.status == "False"
+    ]
+    said += [
+        why
+        for statuses in (status.initContainerStatuses, status.containerStatuses)
+        for container in _containers(statuses)
+        for why in _of_container(container.state or wire.ContainerState())
+    ]
+    return tuple(said[:_PER_OBJECT])
+
+
+def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
+    """KubeVirt dates some conditions by their probe only; the quota's has no reason."""
+    at = parse_instant(condition.lastTransitionTime)
+    if at is None:
+        at = parse_instant(condition.lastProbeTime)
+    reason = _word(condition.reason) or clean(condition.type or "", WORD_LIMIT)
+    return Why(source, reason, _text(condition.message), at)
+
+
+def _of_container(state: wire.ContainerState) -> Iterator[Why]:
+    waiting, ended = state.waiting, state.terminated
+    if waiting is not None and (reason := _word(waiting.reason)) != _SECONDARY:
+        yield Why(WhySource.TARGET_CONTAINER, reason, _text(waiting.message))
+    if ended is not None and ended.exitCode:
+        message = _text(ended.message) or f"exit code {ended.exitCode}"
+        at = parse_instant(ended.finishedAt)
+        yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
+
+
+def _of_selector(reason: str, raw: msgspec.Raw) -> Iterator[Why]:
+    try:
+        labels = msgspec.json.decode(raw, type=dict[str, str]) if raw else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    message = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    if message:
+        yield Why(WhySource.POD_SCHEDULED, reason, clean(message, MESSAGE_LIMIT))
+
+
+def _containers(raw: msgspec.Raw) -> list[wire.Container]:
+    try:
+        return _CONTAINERS.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def _abort_status(state: wire.State) -> str:
+    status = _word(state.abortStatus)
+    return f"Abort{status}" if status else ""
+
+
+def _time_phases(status: wire.VmimStatus) -> list[tuple[str, float]]:
+    """The phases of a finished VMIM with their seconds, in order; of each, its first transition."""
+    entered = list[tuple[Instant, str]]()
+    for one in status.phaseTransitionTimestamps or ():
+        at = parse_instant(one.phaseTransitionTimestamp)
+        if at is not None and one.phase and all(one.phase != phase for _, phase in entered):
+            entered.append((at, one.phase))
+    ends = [at for at, _ in entered[1:]]
+    return [
+        (clean(phase, WORD_LIMIT), max(0.0, end - at))
+        for (at, phase), end in zip(entered, ends, strict=False)
+    ][-_PER_OBJECT:]
+
+
+def _word(raw: msgspec.Raw) -> str:
+    return intern(_text(raw, WORD_LIMIT))
+
+
+@lru_cache(maxsize=64)
+def _word_only(word: str) -> tuple[Why, ...]:
+    return (Why(WhySource.LIVE_MIGRATABLE, word),)
+
+
+def _text(raw: msgspec.Raw, most: int = MESSAGE_LIMIT) -> str:
+    """A text, cleaned and cut; "" if there is none."""
+    try:
+        value = msgspec.json.decode(bytes(raw).decode(errors="replace")) if raw else ""
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    return clean(value, most) if isinstance(value, str) else ""

@@ -1,0 +1,174 @@
+"""The fields of Kubernetes and KubeVirt objects that are decoded, as they are on the wire.
+
+Fields of type Any may have any JSON type. Texts are left undecoded (`msgspec.Raw`): they are needed
+for few objects (`reasons`), and a broken one must not make its object unreadable.
+Source: KubeVirt `staging/src/kubevirt.io/api/core/v1/types.go`.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+NO_TEXT = msgspec.Raw()
+
+
+class Metadata(Struct, gc=False):
+    namespace: str | None = None
+    name: str | None = None
+    uid: str | None = None
+    creationTimestamp: Any = None
+    deletionTimestamp: Any = None
+    resourceVersion: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class Owner(Struct, gc=False):
+    kind: str | None = None
+    uid: str | None = None
+
+
+class PodMetadata(Metadata, gc=False):
+    labels: dict[str, Any] | None = None
+    ownerReferences: list[Owner] | None = None
+
+
+class LooseMetadata(Struct, gc=False):
+    """The fields that identify an object, of any type."""
+
+    namespace: Any = None
+    name: Any = None
+    uid: Any = None
+    resourceVersion: Any = None
+    annotations: Any = None
+
+
+class Object(Struct, gc=False):
+    metadata: Metadata
+
+
+class HalfState(Struct, gc=False):
+    migrationUID: str | None = None
+
+
+class State(Struct, gc=False):
+    migrationUid: str | None = None
+    startTimestamp: Any = None
+    endTimestamp: Any = None
+    completed: bool | None = None
+    failed: bool | None = None
+    mode: str | None = None
+    failureReason: msgspec.Raw = NO_TEXT
+    abortStatus: msgspec.Raw = NO_TEXT
+    sourceNode: str | None = None
+    sourceState: HalfState | None = None
+    targetState: HalfState | None = None
+
+
+class Condition(Struct, gc=False):
+    type: str | None = None
+    status: str | None = None
+    lastTransitionTime: Any = None
+    lastProbeTime: Any = None
+    reason: msgspec.Raw = NO_TEXT
+    message: msgspec.Raw = NO_TEXT
+
+
+class VmiSpec(Struct, gc=False):
+    evictionStrategy: str | None = None
+    nodeSelector: msgspec.Raw = NO_TEXT
+
+
+class VmiStatus(Struct, gc=False):
+    phase: str | None = None
+    nodeName: str | None = None
+    evacuationNodeName: str | None = None
+    migrationState: State | None = None
+    conditions: list[Condition] | None = None
+
+
+class VmiObject(Object, gc=False):
+    spec: VmiSpec | None = None
+    status: VmiStatus | None = None
+
+
+class PhaseTransition(Struct, gc=False):
+    phase: str | None = None
+    phaseTransitionTimestamp: Any = None
+
+
+class VmimStatus(Struct, gc=False):
+    phase: str | None = None
+    migrationState: State | None = None
+    phaseTransitionTimestamps: list[PhaseTransition] | None = None
+    conditions: list[Condition] | None = None
+
+
+class VmimSpec(Struct, gc=False):
+    vmiName: str | None = None
+    priority: str | None = None
+    addedNodeSelector: msgspec.Raw = NO_TEXT
+
+
+class VmimObject(Object, gc=False):
+    spec: VmimSpec | None = None
+    status: VmimStatus | None = None
+
+
+class PodSpec(Struct, gc=False):
+    nodeName: str | None = None
+
+
+class Waiting(Struct, gc=False):
+    reason: msgspec.Raw = NO_TEXT
+    message: msgspec.Raw = NO_TEXT
+
+
+class Terminated(Waiting, gc=False):
+    exitCode: int | None = None
+    finishedAt: Any = None
+
+
+class ContainerState(Struct, gc=False):
+    waiting: Waiting | None = None
+    terminated: Terminated | None = None
+
+
+class Container(Struct, gc=False):
+    state: ContainerState | None = None
+
+
+class PodStatus(Struct, gc=False):
+    phase: str | None = None
+    conditions: list[Condition] | None = None
+    initContainerStatuses: msgspec.Raw = NO_TEXT
+    containerStatuses: msgspec.Raw = NO_TEXT
+
+
+class PodObject(Object, gc=False):
+    metadata: PodMetadata
+    spec: PodSpec | None = None
+    status: PodStatus | None = None
+
+
+class Migrations(Struct, gc=False):
+    parallelMigrationsPerCluster: int | None = None
+    parallelOutboundMigrationsPerNode: int | None = None
+
+
+class KubeVirtConfiguration(Struct, gc=False):
+    evictionStrategy: str | None = None
+    migrations: Migrations | None = None
+
+
+class KubeVirtSpec(Struct, gc=False):
+    configuration: KubeVirtConfiguration | None = None
+
+
+class ConfigMapObject(Object, gc=False):
+    binaryData: dict[str, bytes] | None = None
+
+
+class KubeVirtObject(Object, gc=False):
+    spec: KubeVirtSpec | None = None

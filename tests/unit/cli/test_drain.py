@@ -1,0 +1,168 @@
+"""The command `node`: what is shown of a drain."""
+
+from typing import Any
+
+import pytest
+
+from exporter.cli.drain import show_drain, show_nodes, write_bound
+from exporter.cli.layout import Screen
+from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
+from exporter.engine.model import KubeVirtSettings, MigrationLimits, Why, WhySource
+from exporter.engine.store import Store
+from exporter.server.answers import describe_drain, list_nodes
+from exporter.server.schemas import DrainAnswer
+from tests.support.builders import NOW, a_running_state, a_store, a_vmim
+from tests.unit.cli.answers import PIPED
+from tests.unit.engine.test_drain import a_movable, a_moved
+from tests.unit.server.test_answers import some_health
+
+
+def drain_of(store: Store, node: str = "n1") -> DrainAnswer:
+    """The answer of GET /v1/nodes/{node}."""
+    return describe_drain(*forecast_node(store, node), NOW, some_health())
+
+
+def shown(store: Store, screen: Screen = PIPED, *, everything: bool = False) -> str:
+    """What `node n1` shows."""
+    return show_drain(drain_of(store), screen, everything=everything)
+
+
+def listed(store: Store, *, everything: bool = False, now: float = NOW) -> str:
+    """What `node` shows."""
+    durations: dict[str, list[float]] = {}
+    for evidence in store.all_evidence():
+        duration = find_duration(evidence, store.kubevirt)
+        if duration is not None:
+            durations.setdefault(evidence.vmi.node, []).append(duration)
+    answer = list_nodes(forecast_nodes(store, durations), ["shop"], now, some_health())
+    return show_nodes(answer, PIPED, everything=everything)
+
+
+def a_mixed_store() -> Store:
+    """A VM of every outcome on n1, one that leaves on n2."""
+    return a_store(
+        a_moved(1, 90.0),
+        a_movable(2, migratable=False),
+        a_movable(3, eviction_strategy="None"),
+        a_movable(4, eviction_strategy="External"),
+        a_movable(5, migration=a_running_state()),
+        a_movable(6, node="n2"),
+    )
+
+
+def test_the_first_sentence_is_the_answer() -> None:
+    """Whether the node can be emptied, and if not, what stays."""
+    store = a_store(a_movable(1))
+    assert shown(store).startswith("n1 can be emptied.\n")
+
+    store.put(a_movable(2, migratable=False))
+    assert shown(store).startswith("n1 cannot be emptied: 1 VM stays.\n")
+
+    store.put(a_movable(3, migratable=False))
+    assert shown(store).startswith("n1 cannot be emptied: 2 VMs stay.\n")
+
+
+def test_every_vm_has_its_row_the_gravest_first() -> None:
+    """And each outcome that there is, its meaning."""
+    store = a_mixed_store()
+    why = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
+    store.put_reasons(a_movable(2, migratable=False), (why,))
+    store.put(a_vmim(vmi_name="db4", phase="Failed", finished=True, finished_at=NOW - 5.0))
+    text = shown(store)
+    counts, _, rows = text.partition("A drain now\n")
+
+    assert [line.split() for line in rows.splitlines()] == [
+        ["VM", "OUTCOME", "LAST", "TOOK", "FAILED", "WHY"],
+        ["shop/db2", "stays", "?", "0", "LiveMigratable:", "HostDeviceNotLiveMigratable"],
+        ["shop/db4", "external", "?", "1"],
+        ["shop/db3", "restarts", "?", "0"],
+        ["shop/db5", "waits", "?", "0"],
+        ["shop/db1", "leaves", "1m30s", "0"],
+    ]
+    assert "VMs: 5\n" in counts
+    assert [line.split()[:2] for line in counts.splitlines()[-6:-1]] == [
+        ["stays", "1"],
+        ["external", "1"],
+        ["restarts", "1"],
+        ["waits", "1"],
+        ["leaves", "1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        pytest.param(
+            [a_movable(1)],
+            "How long it takes is unknown: no VM that has yet to migrate has done so before.",
+            id="nothing-known",
+        ),
+        pytest.param(
+            [a_moved(1, 90.0), a_moved(2, 30.0)],
+            "It takes at least 1m30s: the longest of the last migrations took that long.",
+            id="the-longest",
+        ),
+        pytest.param(
+            [*(a_moved(n, 90.0) for n in (1, 2, 3)), a_movable(4)],
+            "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
+            " most 2 at once out of a node; 1 without a known migration count as 0.",
+            id="the-limits",
+        ),
+        pytest.param(
+            [
+                *(a_moved(n, 90.0) for n in (1, 2, 3)),
+                a_movable(4, migration=a_running_state(uid="m4")),
+                a_vmim(name="mig-4", uid="m4", vmi_name="db4", phase="Running"),
+            ],
+            "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
+            " most 2 at once out of a node.",
+            id="what-migrates-already",
+        ),
+    ],
+)
+def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
+    """What was measured, and what the limits make of it."""
+    store = a_store(KubeVirtSettings(MigrationLimits(5, 2)), *facts)
+    assert write_bound(drain_of(store)) == said
+
+
+def test_the_bound_says_nothing_that_it_does_not_know() -> None:
+    """With full limits the answer does not say which VM migrates: the number at once is left out.
+
+    Here the one that migrates took 50 s before, and does not count.
+    """
+    store = a_store(*(a_moved(n, 90.0) for n in (1, 2, 3)), a_moved(4, 50.0))
+    store.put(a_vmim(name="mig-4", uid="m9", vmi_name="db4", phase="Running"))
+    store.put(KubeVirtSettings(MigrationLimits(1, 2)))
+
+    assert drain_of(store).at_least_seconds == 270.0
+    assert (
+        write_bound(drain_of(store))
+        == "It takes at least 4m30s: the last migrations took 5m20s in all."
+    )
+
+
+def test_each_node_has_its_row() -> None:
+    """The counts, the bound and the answer."""
+    assert [" ".join(line.split()) for line in listed(a_mixed_store()).splitlines()] == [
+        "1 of 2 nodes with VMs can be emptied.",
+        "NODE VMS STAYS EXTERNAL RESTARTS WAITS LEAVES AT LEAST CAN BE EMPTIED",
+        "n1 5 1 1 1 1 1 1m30s no",
+        "n2 1 0 0 0 0 1 ? yes",
+    ]
+
+
+def test_long_lists_are_cut() -> None:
+    """Twenty rows, unless all are asked for."""
+    vms = a_store(*(a_movable(n) for n in range(22)))
+    nodes = a_store(*(a_movable(n, node=f"n{n}") for n in range(22)))
+
+    assert "and 2 more: --all shows them" in shown(vms)
+    assert "more" not in shown(vms, everything=True)
+    assert "and 2 more: --all shows them" in listed(nodes)
+    assert "more" not in listed(nodes, everything=True)
+
+
+def test_silence_is_a_warning() -> None:
+    """As everywhere: what was last seen may no longer be so."""
+    assert "Warning: no contact with the API server" in listed(a_mixed_store(), now=NOW + 500.0)

@@ -1,0 +1,96 @@
+"""The tracker of evacuations: which news of a VMI, its VMIMs and its pods changes the marker."""
+
+import pytest
+
+from exporter.engine.evidence import Marker
+from exporter.engine.model import Trigger, Vmim
+from exporter.engine.store import Store
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    a_pod,
+    a_state,
+    a_store,
+    a_vmi,
+    a_vmim,
+)
+
+
+def marker_of(store: Store) -> Marker:
+    """The marker of the one VMI, which must be there."""
+    evidence = store.evidence(NAMESPACE, NAME)
+    assert evidence is not None
+    assert evidence.marker is not None
+    return evidence.marker
+
+
+def an_attempt(**overrides: object) -> Vmim:
+    """A VMIM that moves the VMI off n1."""
+    return a_vmim(evacuates="n1", trigger=Trigger.EVACUATION, **overrides)
+
+
+def test_a_success_that_only_the_vmi_shows() -> None:
+    """The VMI left the node and is back with a new request: the evacuation begins again."""
+    store = a_store(a_vmi(evacuation_node="n1"), heard_at=NOW - 900)
+    store.heard_at = NOW
+    store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
+    assert marker_of(store).seen_at == NOW
+
+
+def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
+    """The attempt that dated the request was an earlier evacuation's."""
+    attempt = an_attempt(uid="e1", created=NOW - 700)
+    store = a_store(a_vmi(evacuation_node="n1"), attempt, heard_at=NOW - 500)
+    assert marker_of(store).requested_at == NOW - 700
+    store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
+    assert marker_of(store).requested_at == NOW - 500
+
+
+def test_an_attempt_of_the_second_of_a_success() -> None:
+    """It is the earlier evacuation's: KubeVirt creates the next one after the success."""
+    vmi = a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600))
+    store = a_store(vmi, heard_at=NOW)
+    store.put(an_attempt(uid="e1", created=NOW - 600))
+    assert marker_of(store).requested_at == NOW
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(("mig", "m1"), ("mig", "m2"), id="one-name-two-uids"),
+        pytest.param(("mig-1", ""), ("mig-2", ""), id="two-names-no-uid"),
+    ],
+)
+def test_each_failed_attempt_counts(first: tuple[str, str], second: tuple[str, str]) -> None:
+    """Attempts are told apart by UID, and by name where there is none."""
+    store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 60))
+    for name, uid in (first, second):
+        failed = {"phase": "Failed", "finished": True, "finished_at": NOW}
+        store.put(an_attempt(name=name, uid=uid, **failed))
+    assert marker_of(store).failed_since_request() == 2
+
+
+class TestLackingTheAnnotation:
+    """Since when the launcher pod has lacked the descheduler's annotation."""
+
+    def test_the_vmi_moves_to_another_launcher(self) -> None:
+        """The pod on the VMI's new node is the one that counts from then on."""
+        store = a_store(
+            a_pod(eviction_in_progress=True),
+            a_pod(name="target", uid="target", node="n2"),
+            a_vmi(evacuation_node="n1"),
+        )
+        assert marker_of(store).lacking_since is None
+        store.heard_at = NOW
+        store.put(a_vmi(evacuation_node="n1", node="n2"))
+        assert marker_of(store).lacking_since == NOW
+
+    def test_an_evacuation_that_begins_again(self) -> None:
+        """A success that a VMIM shows begins it again, and the pod lacks it from then on."""
+        store = a_store(a_pod(), a_vmi(evacuation_node="n1"), heard_at=NOW - 900)
+        assert marker_of(store).lacking_since == NOW - 900
+        store.heard_at = NOW
+        success = {"phase": "Succeeded", "finished": True, "handed_off": True}
+        store.put(a_vmim(end=NOW - 600, outcome=a_state().outcome, **success))
+        assert marker_of(store).lacking_since == NOW

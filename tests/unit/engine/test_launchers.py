@@ -1,0 +1,24 @@
+"""The index of launcher pods: what is left when pods change and go."""
+
+from exporter.engine.launchers import LauncherIndex
+from tests.support.builders import NAMESPACE, a_pod
+
+
+def test_a_target_that_changes_is_counted_once() -> None:
+    """Each update of a target pod replaces the one before: with the pod goes the target."""
+    launchers = LauncherIndex()
+    launchers.put(a_pod(migration_uid="m1"))
+    launchers.put(a_pod(migration_uid="m1", ready=False))
+    assert launchers.has_target(NAMESPACE, "m1")
+    launchers.remove(launchers.pods[NAMESPACE, a_pod().name])
+    assert not launchers.has_target(NAMESPACE, "m1")
+
+
+def test_nothing_is_left_of_a_vmi_without_pods() -> None:
+    """An index of a year's pods is as large as that of today's."""
+    launchers = LauncherIndex()
+    launchers.put(a_pod(migration_uid="m1"))
+    launchers.put(a_pod(vmi_uid="another"))
+    launchers.remove(a_pod(vmi_uid="another"))
+    left = (launchers.pods, launchers._by_vmi, launchers._targets)  # noqa: SLF001 (memory, which no answer shows)
+    assert left == ({}, {}, {})

@@ -1,0 +1,157 @@
+"""Which reasons the store holds for a VMI, for how long, and in which order."""
+
+from exporter.engine.model import Fact, Resource, Why, WhySource
+from exporter.engine.reasons import REASONS_SHOWN
+from exporter.engine.store import Store
+from tests.support.builders import NOW, a_pod, a_store, a_vmi, a_vmim
+
+
+EVACUATING = a_vmi(evacuation_node="n1")
+TARGET = a_pod(name="target", uid="p2", node="", migration_uid="m1", ready=False)
+WAITING = a_vmim(evacuates="n1")
+FAILED = a_vmim(evacuates="n1", phase="Failed", finished=True, finished_at=NOW - 10.0)
+STAYS = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC disk is not shared")
+FULL = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW - 60.0)
+PULL = Why(WhySource.TARGET_CONTAINER, "ImagePullBackOff", "Back-off pulling image")
+FAILURE = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Pending 1s, Scheduling 5m", NOW - 10.0)
+
+
+def put(store: Store, fact: Fact, *reasons: Why) -> None:
+    """Put an object with its reasons, as the watch does."""
+    store.put(fact)
+    store.put_reasons(fact, reasons)
+
+
+def reasons(store: Store) -> tuple[Why, ...]:
+    """The reasons of the VMI."""
+    return store.reasons(a_vmi())
+
+
+def test_those_of_the_vmi_its_attempts_and_their_pods() -> None:
+    """All objects of the VMI contribute; what is undated holds now and comes first."""
+    store = a_store()
+    put(store, EVACUATING, STAYS)
+    put(store, FAILED, FAILURE)
+    put(store, TARGET, FULL)
+    assert reasons(store) == (STAYS, FAILURE, FULL)
+
+
+def test_a_later_version_replaces_them() -> None:
+    """What an object does not say any more is no reason any more."""
+    store = a_store()
+    put(store, EVACUATING, STAYS)
+    put(store, TARGET, FULL)
+    put(store, EVACUATING)
+    put(store, TARGET, PULL)
+    assert reasons(store) == (PULL,)
+
+
+def test_the_cause_outlives_its_pod() -> None:
+    """KubeVirt deletes an unschedulable pod and waits: its reason stays until the VM has moved."""
+    store = a_store(heard_at=NOW)
+    put(store, EVACUATING)
+    put(store, WAITING)
+    put(store, TARGET, FULL, PULL)
+    store.remove(Resource.PODS, "shop", "target")
+    put(store, FAILED, FAILURE)
+    put(store, a_vmim(name="mig-2", uid="m2", evacuates="n1"))
+    dated = Why(PULL.source, PULL.reason, PULL.message, NOW)
+    assert reasons(store) == (dated, FAILURE, FULL)
+
+    put(store, a_vmi(node="n2"))
+    assert reasons(store) == ()
+
+
+def test_a_deleted_vmim_is_remembered_too() -> None:
+    """KubeVirt keeps five failed VMIMs; the reasons of older ones stay."""
+    store = a_store()
+    put(store, EVACUATING)
+    put(store, FAILED, FAILURE)
+    store.remove(Resource.VMIMS, "shop", "mig-1")
+    assert reasons(store) == (FAILURE,)
+
+
+def test_idle_vmis_have_none() -> None:
+    """Texts of finished attempts go when the evacuation is over, and are not taken up before."""
+    store = a_store()
+    put(store, EVACUATING)
+    put(store, FAILED, FAILURE)
+    put(store, a_vmi())
+    assert (reasons(store), store.reason_count) == ((), 0)
+
+    put(store, FAILED, FAILURE)
+    assert store.reason_count == 0
+
+
+def test_whatever_comes_first() -> None:
+    """Attempts may be read before the VMI's marker is, and before the VMI itself."""
+    store = a_store()
+    put(store, TARGET, FULL)
+    put(store, FAILED, FAILURE)
+    put(store, EVACUATING)
+    assert reasons(store) == (FAILURE, FULL)
+
+    late = a_store(a_vmi())
+    put(late, WAITING)
+    put(late, TARGET, FULL)
+    put(late, EVACUATING)
+    assert reasons(late) == (FULL,)
+
+
+def test_a_list_of_idle_vmis_leaves_nothing() -> None:
+    """What failed attempts said before their VMI was read goes if it is not evacuating."""
+    store = a_store()
+    put(store, FAILED, FAILURE)
+    assert store.reason_count == 1
+    put(store, a_vmi())
+    assert store.reason_count == 0
+
+
+def test_an_idle_vmi_says_why_it_stays() -> None:
+    """The word of LiveMigratable is there without an evacuation."""
+    store = a_store()
+    word = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
+    put(store, a_vmi(), word)
+    assert reasons(store) == (word,)
+
+
+def test_a_vmi_that_goes_takes_its_reasons_along() -> None:
+    """A VM recreated under the same name starts clean."""
+    store = a_store()
+    put(store, EVACUATING, STAYS)
+    put(store, TARGET, FULL)
+    store.remove(Resource.PODS, "shop", "target")
+    other = a_vmi(uid="another", evacuation_node="n1")
+    store.put(other)
+    assert store.reasons(other) == reasons(store) == ()
+    assert store.reason_count == 0
+
+
+def test_the_newest_eight_without_repetitions() -> None:
+    """Of a message that each attempt repeats the newest counts; a failure is told once."""
+    store = a_store()
+    on_vmi = Why(WhySource.FAILED_ATTEMPT, "", "qemu crashed", NOW)
+    on_vmim = Why(WhySource.FAILED_ATTEMPT, "", "qemu crashed (after Running 2m)", NOW)
+    put(store, EVACUATING, STAYS, on_vmi)
+    put(store, a_vmim(evacuates="n1", phase="Failed", finished=True), on_vmim)
+    for age in range(1, 20):
+        uid = f"m{age}"
+        again = Why(FULL.source, FULL.reason, FULL.message, NOW - age)
+        other = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "", NOW - age)
+        put(store, a_pod(name=uid, uid=uid, migration_uid=uid, ready=False), again, other)
+    told = reasons(store)
+
+    assert told[:2] == (STAYS, on_vmim)
+    assert [why.at for why in told if why.source is WhySource.POD_SCHEDULED] == [NOW - 1]
+    assert len(told) == REASONS_SHOWN
+    assert on_vmi not in told
+
+
+def test_reasons_change_no_verdict() -> None:
+    """They notify nobody: no blocked set and no load depends on them."""
+    store = a_store()
+    store.put(EVACUATING)
+    revision, evidence = store.revision, store.evidence("shop", "db1")
+    store.put_reasons(EVACUATING, (STAYS,))
+    assert store.revision == revision
+    assert store.evidence("shop", "db1") is evidence
