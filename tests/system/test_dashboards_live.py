@@ -97,7 +97,13 @@ class Watched:
 @pytest.fixture(scope="module")
 async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
     """One run for all the tests of this module."""
-    directory = tmp_path_factory.mktemp("live")
+    async with watching(tmp_path_factory.mktemp("live")) as run:
+        yield run
+
+
+@asynccontextmanager
+async def watching(directory: Path) -> AsyncIterator[Watched]:
+    """A run of two minutes, and its Prometheus afterwards."""
     stop = asyncio.Event()
     demo = FaultyDemo(lambda: datetime.now(UTC), speed=SPEED)
     write_certificates(directory, "admission")
