@@ -90,9 +90,10 @@ class Story:
             self.cluster.change_vmi(
                 NAMESPACE, name, lambda vmi: node.set_migratable(vmi, migratable=False)
             )
-        await self._lose_mark(HELD[0])
         fires = self.receiver.fires
+        losing = asyncio.create_task(self._lose_mark(HELD[0]))
         await fires("KubeVirtEvacuationDiverged", name=HELD[0])
+        losing.cancel()
         await fires("KubeVirtEvacuationStuck", name=HELD[0])
         await fires("KubeVirtDeschedulerSlotsHeld", source="descheduler")
         await fires("KubeVirtEvacuationsStuckMany")
@@ -182,7 +183,10 @@ class Story:
         await poll(look, what=f"{name} {what}")
 
     async def _lose_mark(self, name: str) -> None:
-        """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it."""
+        """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it.
+
+        Again and again, as what the simulated cluster says of the pod may come after it.
+        """
 
         async def marked() -> Object | None:
             pod = self.cluster.launcher(NAMESPACE, name)
@@ -191,7 +195,9 @@ class Story:
         pod = await poll(marked, what=f"{name} marked")
         pod["metadata"]["annotations"].pop(objects.EVICTION_IN_PROGRESS)
         line = json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n"
-        assert self.demo.server.inject(line, PODS.plural)
+        while True:
+            assert self.demo.server.inject(line, PODS.plural)
+            await asyncio.sleep(1)
 
     def _vmis(self) -> list[Object]:
         keys = [(vm.namespace, vm.name) for vm in self.demo.scenario.vms]
