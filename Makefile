@@ -19,7 +19,7 @@ CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler k
     kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test quick check e2e soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
+.PHONY: run alerts test quick check e2e soak mutants bench tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -114,6 +114,12 @@ sbom: $(DEVELOPMENT)
 	$(BIN)/python -W ignore -m cyclonedx_py requirements --output-reproducible --pyproject $(DIST)/pyproject.toml \
 	    --output-file $(DIST)/sbom.cdx.json requirements/runtime.txt
 	@rm $(DIST)/pyproject.toml
+
+# The files of a release, into dist/: wheel, source, chart, install.yaml, rules, bill of materials and
+# checksums. Two runs from one commit are equal. Images and signatures need a registry: the workflow.
+release-dry-run: sbom
+	@tests/tools/build helm kustomize
+	@$(BIN)/python -m tests.generate.release $(DIST)
 
 # New pins for both sets of requirements; read the diff before committing it.
 pins: $(DEVELOPMENT)

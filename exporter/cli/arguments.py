@@ -201,7 +201,7 @@ def _add_asking(
     asked.add_argument(
         "--url",
         help="its query listener: http://HOST:PORT, https://HOST:PORT or unix:/PATH"
-        " (default: $EXPORTER, else http://127.0.0.1:9810)",
+        " (default: $KUBEVIRT_EVICTION_EXPORTER_URL, else http://127.0.0.1:9810)",
     )
     _add_credentials(asked, "https, a unix socket")
     asked.add_argument(

@@ -30,7 +30,7 @@ def test_it_begins_with_how_to_try_it() -> None:
     head = read(API).split("\n## ")[0]
     query, *_ = Listen().query
 
-    assert f"export EXPORTER=http://{query}\n" in head
+    assert f"export KUBEVIRT_EVICTION_EXPORTER_URL=http://{query}\n" in head
     assert f"`{'/'.join(Demo(lambda: datetime.now(UTC)).example)}`" in head
 
 

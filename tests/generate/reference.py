@@ -49,7 +49,7 @@ _HEAD = """\
 To try them, start `make run` (or `python -m exporter demo`), and in another terminal:
 
 ```bash
-export EXPORTER=http://127.0.0.1:9810
+export KUBEVIRT_EVICTION_EXPORTER_URL=http://127.0.0.1:9810
 ```
 
 The examples ask about the VM `shop/db1`; the demo has others, such as `bank/churn-1`.
@@ -109,7 +109,7 @@ class Example:
         """The request as a person types it."""
         headers = "".join(f" -H {quote(f'{k}: {v}')}" for k, v in self.headers.items())
         body = "" if self.body is None else f" -d {quote(json.dumps(self.body))}"
-        return f'curl -s{headers} "$EXPORTER{self.path}"{body}'
+        return f'curl -s{headers} "$KUBEVIRT_EVICTION_EXPORTER_URL{self.path}"{body}'
 
 
 EXAMPLES = {

@@ -36,6 +36,12 @@ def chapters(document: Path) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def parts(chapter: str) -> dict[str, str]:
+    """The text below each `###` heading of a chapter, by heading."""
+    found = re.split(r"^### (.*)\n", chapter, flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
 def table(document: Path, heading: str) -> list[list[str]]:
     """The cells of the first table below a heading, without its head."""
     found = re.search(

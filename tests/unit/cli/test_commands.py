@@ -277,7 +277,7 @@ async def test_explain_answers(exporter: str) -> None:
 
 async def test_status_answers(exporter: str) -> None:
     """Of the exporter that the environment names, where no option does."""
-    code, out, err = await ask("status", EXPORTER=exporter)
+    code, out, err = await ask("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (code, err) == (Exit.OK, "")
     assert out.startswith("Healthy")
@@ -365,7 +365,7 @@ async def test_what_cannot_be_answered_has_its_code(
     exporter: str, arguments: tuple[str, ...], code: Exit, said: str
 ) -> None:
     """Nothing on standard output, one reason on standard error, no traceback."""
-    done, out, err = await ask("explain", *arguments, EXPORTER=exporter)
+    done, out, err = await ask("explain", *arguments, KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (done, out) == (code, "")
     assert said in err
