@@ -11,11 +11,9 @@ import asyncio
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from matplotlib import dates
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -51,17 +49,17 @@ PICTURES = {
 """The panels of the overview in each picture, three in a row."""
 COLUMNS = 3
 DPI = 110
-Shown: TypeAlias = list[tuple[str, list[datetime], list[float]]]
+Shown: TypeAlias = list[tuple[str, list[float], list[float]]]
 
 
 async def ask(watched: Watched, panel: dict[str, Any]) -> Shown:
-    """The legend, the instants and the values of each series of a panel."""
+    """The legend, the seconds of the run and the values of each series of a panel."""
     shown: Shown = []
     for target in panel["targets"]:
         expression = fill(target["expr"], watched.values(HONORED))
         query = Query(OVERVIEW, panel["title"], target["refId"], expression)
         for series in await watched.ask(query):
-            instants = [datetime.fromtimestamp(at, UTC) for at, _ in series["values"]]
+            instants = [float(at) - watched.start for at, _ in series["values"]]
             values = [float(value) for _, value in series["values"]]
             shown.append((_legend(target["legendFormat"], series["metric"]), instants, values))
     return shown
@@ -107,8 +105,7 @@ def _draw_lines(axes: Axes, panel: dict[str, Any], shown: Shown) -> None:
             axes.plot(some, values, label=name, linewidth=1)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(_unit(panel), fontsize=7)
-    axes.xaxis.set_major_formatter(dates.DateFormatter("%H:%M:%S"))
-    axes.xaxis.set_major_locator(dates.AutoDateLocator(maxticks=4))
+    axes.set_xlabel("seconds of the run", fontsize=7)
     axes.legend(fontsize=6, frameon=False, loc="upper left")
 
 
