@@ -67,6 +67,10 @@ check: needs-python needs-go $(DEVELOPMENT)
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
 	$(BIN)/hadolint Dockerfile deploy/descheduler/Dockerfile
+	@tests/tools/build actionlint helm
+	@echo actionlint, helm lint
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" actionlint -shellcheck=
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" helm lint --strict --quiet deploy/helm/kubevirt-eviction-exporter
 	@unformatted=$$(gofmt -l $(GO_FOLDERS)) || exit 1; test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
 	@tests/tools/build staticcheck
 	@for folder in $(GO_FOLDERS); do \
@@ -96,9 +100,11 @@ tools: needs-go
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
-# The documents' pictures of the status page, from the demo, with the Chromium that is installed.
+# The documents' pictures: of the status page, from the demo, with the Chromium that is installed,
+# and of the dashboards' queries.
 screenshots: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.screenshots
+	$(BIN)/python -m tests.generate.dashboards
 
 # prometheusrule.yaml and the runbook URLs, from alerts/rules.yaml; a test holds them up to date.
 rules: $(DEVELOPMENT)

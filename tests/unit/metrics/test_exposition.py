@@ -110,6 +110,7 @@ def a_view() -> View:
     counters.count_request("verdicts", 6.0)
     counters.expect_requests("blocked")
     counters.reviews = Counter({ReviewOutcome.DENIED: 3})
+    view.health.certificates["query"] = NOW + 86_400
     return view
 
 
