@@ -46,13 +46,11 @@ CONTROLLER = "kubevirt-eviction-exporter"
 LONGEST_NOTE = 1024
 """In bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`)."""
 LONGEST_PREFIX = 200
-
-_ACTIONS = {
+TYPES_AND_ACTIONS = {
     EventReason.EVACUATION_STUCK: ("Warning", "Evacuate"),
     EventReason.EVACUATION_ENDED: ("Normal", "Evacuate"),
     EventReason.EVICTION_HELD: ("Normal", "Evict"),
 }
-"""The type and the action of each Event."""
 
 log = structlog.stdlib.get_logger()
 
@@ -169,7 +167,7 @@ def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> 
     vmi = episode.vmi
     key = f"{vmi.uid} {episode.reason} {episode.identify(now)}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    kind, action = _ACTIONS[episode.reason]
+    kind, action = TYPES_AND_ACTIONS[episode.reason]
     event = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",

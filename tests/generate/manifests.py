@@ -34,7 +34,7 @@ OVERLAYS = (
     "overlays/openshift",
 )
 """Each is a whole installation."""
-ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager")
+ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager", "components/events")
 """Each goes with something else."""
 
 TLS_SECRET = f"{NAME}-tls"

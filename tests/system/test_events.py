@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -12,8 +13,20 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.engine.events import BURST, PER_VMI
-from exporter.engine.model import EventOutcome, EventReason
+from exporter.engine.events import BURST, PER_VMI, REPEATED_AFTER, EventQueue
+from exporter.engine.model import (
+    EventOutcome,
+    EventReason,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Verdict,
+    Why,
+    WhySource,
+)
+from exporter.health import Health, Watched
+from exporter.kube.client import ApiServer, Login
+from exporter.kube.events import EventWriter
 from tests.cluster import (
     EXPORTER_READS,
     PATIENCE,
@@ -31,6 +44,7 @@ from tests.cluster import (
 from tests.cluster.access import allow
 from tests.cluster.resources import CONFIG_MAPS, EVENTS, LEASES
 from tests.support.api_servers import RealStage
+from tests.support.builders import a_store, a_vmi
 from tests.support.checkpoints import BRISK, NAME, WRITER
 from tests.support.lives import rfc3339
 from tests.support.program import Program, program
@@ -201,6 +215,47 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
         await holder.end(signal.SIGKILL)
         await until_counted(heir, STUCK, EventOutcome.EXISTING)
         await until_reported(real.admin, namespace, STUCK, HELD)
+
+
+async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[str], None]) -> None:
+    """With its count, first and last time; the longest name and note are accepted as well."""
+    namespace = await real.make_namespace()
+    now = time.time() - 7200
+    held = a_vmi(namespace=namespace, uid="u1")
+    hold = Verdict(
+        known=True, reason=Reason.COOLDOWN, not_before=now + 9000, released_at=now + 9000
+    )
+    leaving = a_vmi(
+        namespace=namespace,
+        name="x" * 199 + "." + "y" * 53,
+        uid="u2",
+        evacuation_node="n1",
+        eviction_requested_at=now - 4000,
+    )
+    store = a_store(leaving, heard_at=now)
+    store.put_reasons(leaving, (Why(WhySource.LIVE_MIGRATABLE, "Disks", "ü" * 1024),))
+    health = Health(180, 600, [Watched(Resource.VMIS, None, synced=True)])
+    queue = EventQueue(Counter())
+    login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
+    async with ApiServer(login, read_timeout=20) as api:
+        writer = EventWriter(
+            api, store, health, StuckPolicy(), queue, instance="pod-1", clock=lambda: now
+        )
+        for _ in range(3):
+            queue.note_held(held, hold, now)
+            await writer.check()
+            await writer.write_due()
+            now += REPEATED_AFTER
+
+    found = await events(real.admin, namespace)
+    told = await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{held.name}")
+
+    prove(told)
+    sizes = Counter((one["reason"], len(one["message"].encode()) > 1000) for one in found)
+    assert sizes == {(HELD, False): 3, (STUCK, True): 3}
+    counts = [one.get("series", {}).get("count") for one in found if one["reason"] == STUCK]
+    assert sorted(counts, key=str) == [2, 3, None]
+    assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionHeld", told)
 
 
 async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> None:
