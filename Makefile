@@ -9,13 +9,17 @@ DEMO ?=
 BENCH ?=
 MUTANTS ?=
 TESTS ?= tests
+FULL ?=
 DIST ?= dist
 # Every folder with Go of our own. The flags are those of tests/tools/build, so that checks and
 # builds share what is compiled.
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
+# What a node runs, and what the e2e tests start beside it.
+CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \
+    kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test quick check soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
+.PHONY: run alerts test quick check e2e soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -38,6 +42,13 @@ test: needs-python needs-go $(DEVELOPMENT) tools
 # The tests that need no real server, no browser and no Go: for the inner loop.
 quick: needs-python $(DEVELOPMENT)
 	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile tests/unit tests/docs tests/support
+
+# The images, built from our Dockerfiles, in a real cluster of one node. It needs root and a container
+# runtime, and says which packages are missing. With FULL=1 also what takes longer.
+e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
+	@tests/tools/build $(CLUSTER_TOOLS)
+	@$(BIN)/python -m tests.e2e.images
+	FULL=$(FULL) $(PYTEST) tests/e2e
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools
@@ -116,6 +127,9 @@ needs-python:
 	@command -v $(PYTHON) >/dev/null || { echo "this needs Python 3.11 or newer: $(PYTHON) is not on the PATH" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer: $(PYTHON) is " + sys.version.split()[0])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "this needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
+
+needs-cluster:
+	@$(PYTHON) -m tests.e2e.needs
 
 needs-go:
 	@command -v go >/dev/null || { echo "the tests build real servers with Go 1.26 or newer: go is not on the PATH" >&2; exit 1; }

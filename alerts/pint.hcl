@@ -51,6 +51,15 @@ rule {
     value    = "https://.+/{{ $alert }}[.]md"
     required = true
   }
+}
+
+rule {
+  match {
+    kind = "alerting"
+  }
+  ignore {
+    name = "KubeVirtNodeCannotBeEmptied"
+  }
   for {
     severity = "bug"
     min      = "1m"

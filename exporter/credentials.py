@@ -13,7 +13,7 @@ _URL_IS_VISIBLE = "a URL is visible in the process list: give a token with --tok
 
 
 class UnsafeUrl(ValueError):
-    """The URL is invalid, or not safe for a token; the text says why."""
+    """The URL is invalid, or not safe for a token; the message says why."""
 
 
 class UnusableFile(Exception):

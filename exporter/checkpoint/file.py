@@ -18,7 +18,7 @@ log = structlog.stdlib.get_logger()
 
 
 class CheckpointUnwritable(Exception):
-    """The configured place can never be written; the text says why."""
+    """The configured place can never be written; the message says why."""
 
 
 class FileWriter(CheckpointWriter):

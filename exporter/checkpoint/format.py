@@ -40,7 +40,7 @@ _Time: TypeAlias = int | float | None
 
 
 class Damaged(Exception):
-    """Bytes that are not an intact shard; the text says why."""
+    """Bytes that are not an intact shard; the message says why."""
 
 
 class UnknownVersion(Exception):

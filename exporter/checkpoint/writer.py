@@ -1,4 +1,4 @@
-"""When the checkpoint is written; the subclasses in `file` and `configmap` say where.
+"""When the checkpoint is written; the subclasses in `file` and `configmap` define where.
 
 A writer first reads the stored checkpoint and merges it into the store. Then it writes what has
 changed: the first change at once, further ones at most once per interval, and the rest at shutdown.

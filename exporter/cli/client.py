@@ -36,11 +36,11 @@ _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
 
 class InvalidEndpoint(ValueError):
-    """The options name no exporter; the text says which is wrong."""
+    """The options name no exporter; the message says what is wrong."""
 
 
 class CannotAsk(Exception):
-    """No usable answer from the exporter; the text says why and what helps."""
+    """No usable answer from the exporter; the message says why, and what helps."""
 
 
 class NoSuchVmi(Exception):

@@ -1,7 +1,7 @@
 """The command `node`: what a drain of a node would do to the VMs on it."""
 
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
-from exporter.engine.drain import MOVED, DrainOutcome
+from exporter.engine.drain import GRAVEST, MOVED, DrainOutcome
 from exporter.server.schemas import DrainAnswer, NodeAnswer, NodeCandidate, NodesAnswer
 from exporter.text import write_span
 
@@ -16,8 +16,7 @@ _MEANINGS = {
     DrainOutcome.WAITS: "a migration of it is in progress, or KubeVirt's limits are reached",
     DrainOutcome.LEAVES: "is migrated",
 }
-"""What each outcome means, the gravest first."""
-_GRAVEST = list(_MEANINGS)
+"""What each outcome means."""
 
 
 def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
@@ -28,7 +27,7 @@ def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
     _warn(sheet, stale=answer.stale)
     limit = None if everything else ROWS
     rows = [_node_row(one) for one in answer.nodes[:limit]]
-    head = ("NODE", "VMS", *(one.upper() for one in _GRAVEST), "AT LEAST", "CAN BE EMPTIED")
+    head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
     sheet.rows(rows, head)
     sheet.note_hidden(len(answer.nodes), limit)
     return sheet.text()
@@ -45,11 +44,11 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
     _warn(sheet, stale=answer.stale)
     sheet.say(write_bound(answer))
     sheet.head(f"VMs: {answer.vmis}")
-    counts = [(one, _count(answer, one)) for one in _GRAVEST]
+    counts = [(one, _count(answer, one)) for one in GRAVEST]
     sheet.rows([(str(one), str(count), _MEANINGS[one]) for one, count in counts if count])
     sheet.head("A drain now")
     limit = None if everything else ROWS
-    found = sorted(answer.candidates, key=lambda one: _GRAVEST.index(one.outcome))
+    found = sorted(answer.candidates, key=lambda one: GRAVEST.index(one.outcome))
     sheet.rows([_candidate_row(one) for one in found[:limit]], _HEAD)
     sheet.note_hidden(len(found), limit)
     return sheet.text()
@@ -103,7 +102,7 @@ def write_why(one: NodeCandidate) -> str:
 
 def _node_row(one: NodeAnswer) -> list[Cell]:
     bound = "?" if one.at_least_seconds is None else write_span(one.at_least_seconds)
-    counts = [str(_count(one, outcome)) for outcome in _GRAVEST]
+    counts = [str(_count(one, outcome)) for outcome in GRAVEST]
     emptied: Cell = ("yes", GOOD) if one.can_be_emptied else ("no", BAD)
     return [one.node, str(one.vmis), *counts, bound, emptied]
 

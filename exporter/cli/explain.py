@@ -12,6 +12,7 @@ from exporter.cli.instants import (
     write_release,
 )
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.server.schemas import (
     CancelAnswer,
@@ -24,6 +25,7 @@ from exporter.server.schemas import (
     PolicyAnswer,
     RuleAnswer,
     VmiAnswer,
+    WhyAnswer,
 )
 from exporter.text import write_span
 
@@ -33,6 +35,15 @@ _HELD = {
     Reason.EVACUATION_IN_PROGRESS: "it is being evacuated, and that has to end first",
     Reason.COOLDOWN: "it is cooling down after its last migration",
 }
+
+
+_UNMOVED = {
+    DrainOutcome.STAYS: "KubeVirt cannot move it: it is not migratable, and its strategy is"
+    " LiveMigrate",
+    DrainOutcome.EXTERNAL: "KubeVirt does not move it: its strategy is External",
+    DrainOutcome.RESTARTS: "an eviction would take it down: KubeVirt would not migrate it",
+}
+"""Why a VM that no rule holds does not move all the same."""
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
@@ -55,8 +66,11 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
         sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
         if vmi.evacuation.cancel is not None:
-            sheet.rows([("to cancel it (KubeVirt 1.8), run",)])
+            sheet.rows([("to cancel it (KubeVirt 1.8), unless it has turned post-copy, run",)])
             sheet.command(write_cancel(vmi.evacuation.cancel))
+        if vmi.evacuation.why:
+            sheet.head("What the cluster says about it, newest first")
+            sheet.rows([_why(one, vmi.as_of) for one in vmi.evacuation.why])
     if vmi.held_evictions:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
@@ -85,6 +99,8 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
         if vmi.evacuation is not None:
             node = vmi.evacuation.evacuation_node_name
             return [name, f" is already being evacuated from {node}, and no rule holds it."]
+        if vmi.drain in _UNMOVED:
+            return [name, (" is held by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
         return [name, (" may be moved now", GOOD), f": {_why_allowed(vmi)}."]
     why = _HELD[verdict.reason]
     until = ""
@@ -189,6 +205,8 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
     ]
     if one.attempt is not None:
         rows.append(["current attempt", _attempt(one.attempt, as_of)])
+    if one.mode is not None:
+        rows.append(["copies memory in", f"mode {one.mode}"])
     if one.backoff is not None:
         pause = f"{write_span(one.backoff.seconds)}, next try"
         rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
@@ -196,6 +214,11 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
         rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
     rows.append(["next step", one.next_step])
     return rows
+
+
+def _why(one: WhyAnswer, as_of: str) -> list[Cell]:
+    when = "now" if one.at is None else write_past(one.at, as_of)
+    return [one.source, when, ": ".join(part for part in (one.reason, one.message) if part)]
 
 
 def _held_eviction(one: HeldEvictionAnswer, as_of: str) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""The instants in the API's answers, for people: with how far they are from the answer's own."""
+"""Formats the API's instants for people, with their distance from the time of the answer."""
 
 import math
 from datetime import datetime
@@ -8,7 +8,7 @@ from exporter.text import write_instant, write_span
 
 
 class Unreadable(ValueError):
-    """An answer has a value that no exporter of this version gives; the text says which."""
+    """An answer has a value that no exporter of this version gives; the message says which."""
 
 
 def read_instant(text: str) -> Instant:

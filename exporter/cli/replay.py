@@ -1,4 +1,4 @@
-"""The command `replay`: opens the source, reads the policies, plays, and prints the answer.
+"""The command `replay`: opens the source, reads the policies, runs the replay, prints.
 
 Only the answer goes to standard output, and equal input gives equal bytes there. Progress, bad
 lines and the cost go to standard error.
@@ -41,7 +41,7 @@ PROGRESS_EVERY = 2_000
 
 
 class CannotReplay(Exception):
-    """There is nothing to play, or no way to show it; the text says what helps."""
+    """There is nothing to play, or no way to show it; the message says what helps."""
 
 
 @dataclass

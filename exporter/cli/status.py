@@ -5,6 +5,7 @@ from itertools import groupby
 
 from exporter.cli.instants import read_instant, write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.engine.drain import GRAVEST
 from exporter.engine.model import Reason
 from exporter.health import Staleness
 from exporter.server.schemas import (
@@ -56,7 +57,11 @@ def show_status(
     if status.vmis is not None:
         sheet.head(f"VMs: {status.vmis.known}")
         held = [(f"held: {reason}", str(n)) for reason, n in status.vmis.held.items() if n]
-        sheet.rows([("may be moved now", str(status.vmis.allowed)), *held])
+        sheet.rows([("no rule holds", str(status.vmis.allowed)), *held])
+        counts = [(one, status.vmis.drain.get(one, 0)) for one in GRAVEST]
+        drained = ", ".join(f"{one} {count}" for one, count in counts if count)
+        if drained:
+            sheet.rows([("held or not, a drain of their nodes", drained)])
     limit = None if everything else ROWS
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]
@@ -133,13 +138,19 @@ _EVACUATION_HEAD = ("VM", "FROM", "AGE", "STATE", "FAILED")
 def _list_evacuations(
     sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], limit: int | None
 ) -> None:
-    """List evacuations, and below them each next step once per state."""
+    """List evacuations, and below them each next step with the VMs that it is for."""
     shown = found[:limit]
     sheet.head(head)
     sheet.rows([_evacuation_row(one) for one in shown], _EVACUATION_HEAD)
     sheet.note_hidden(len(found), limit)
-    steps = dict.fromkeys((str(one.state), one.next_step) for one in shown)
-    sheet.rows([((f"{state}:", FAINT), step) for state, step in steps])
+    steps = dict[str, list[str]]()
+    for one in shown:
+        steps.setdefault(one.next_step, []).append(f"{one.namespace}/{one.name}")
+    sheet.rows([((f"{_name_some(names)}:", FAINT), step) for step, names in steps.items()])
+
+
+def _name_some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _evacuation_row(one: EvacuationAnswer) -> list[Cell]:

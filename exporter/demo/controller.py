@@ -132,6 +132,9 @@ def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
             status["phase"] = "Scheduled"
             status["nodeName"] = objects.node_of(first)
             obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = objects.node_of(first)
+        if objects.phase(obj) == "Running" and not pods:
+            # Its pod was evicted or deleted.
+            status["phase"] = "Failed"
 
     return objects.changed(vmi, sync)
 

@@ -9,10 +9,10 @@ the last one. n falls as endings leave the window, so a VMI can be released befo
 cooldown has passed: `not_before` looks ahead through those steps.
 
 The last ended migration is the VMI's own `migrationState`. If a hand-off has emptied that struct,
-there is no end and no cooldown, as in the reference plugin. With the guard on, an emptied struct
-whose VMIM is no longer unfinished (it failed, it was deleted, or KubeVirt's zombie state) falls
-back to the newest ending of the history. So does a failure that the policy does not count: it does
-not wipe out the cooldown of the success before it.
+there is no end and no cooldown, as in the reference plugin. The newest ending of the history is
+used instead in two cases: the guard is on and the VMIM of an emptied struct is over (it failed, it
+was deleted, or KubeVirt's zombie state); or the last migration failed and the policy does not count
+failures.
 
 The result is memoised in the evidence for as long as computing it again would give the same.
 """
@@ -35,7 +35,7 @@ LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
 class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     """The arithmetic of one VMI's cooldown at one instant.
 
-    `blocks` says whether it is still running; `not_before` and `released_at` as in `Verdict`.
+    `blocks` is true while it runs; `not_before` and `released_at` as in `Verdict`.
     """
 
     end: Instant
@@ -128,7 +128,7 @@ def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldo
 
 
 def holds_until(evidence: Evidence, policy: Policy, now: Instant) -> Instant:
-    """When the clock alone may change the verdict and cooldown of `now`: possibly at once."""
+    """Until when time alone cannot change the result of `now`; `now` if it may change at once."""
     return memo_at(evidence, policy, now).until
 
 

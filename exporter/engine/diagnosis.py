@@ -1,14 +1,19 @@
-"""Diagnoses an evacuation: what holds it up, whether it is stuck, and what to do next.
+"""Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the next step.
 
-`status.evacuationNodeName` tells KubeVirt to move a VMI off its node. KubeVirt then creates
+`status.evacuationNodeName` makes KubeVirt move a VMI off its node. KubeVirt then creates
 evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
 forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the VMI, its VMIMs and
 its pods to one `State`, the first that applies in the order of the enum.
 
-The order follows who must act: first evacuations that KubeVirt's retries do not affect (somebody
-else acts, the VMI has left already), then a running migration, then what prevents every attempt,
-then why the present attempt makes no progress. A state that depends on an invisible resource is not
-guessed: without permission for VMIMs or pods it is `unknown`.
+The order of the states:
+
+1. KubeVirt does not retry: somebody else has to act, or the VMI has left already.
+2. A migration is running.
+3. Something prevents every attempt.
+4. Something delays the present attempt.
+
+A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods
+it is `unknown`.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
@@ -16,9 +21,9 @@ row). Once stuck it stays stuck, without stored state: failures only grow, and a
 to migrate after `stuck.after` shows that the evacuation was stuck by then. External evacuations
 wait for somebody else and are stuck only if `stuck.external` sets an age.
 
-Retry backoff (`migration.go: handleMigrationBackoff`): of the evacuation and workload-update
-VMIMs of the VMI, n failed ones before the newest, back to the first that succeeded; the newest
-stays Pending for 20 s * 2^(n-1) after the failure before it.
+Retry backoff (`migration.go: handleMigrationBackoff`): the newest evacuation or workload-update
+VMIM of a VMI stays Pending for 20 s * 2^(n-1) after the last failure, with n failures since the
+last success.
 """
 
 from collections.abc import Mapping
@@ -42,8 +47,8 @@ from exporter.engine.model import (
 DIVERGED_AFTER: Seconds = 120.0
 """How long marker and annotation may differ: KubeVirt writes them one after the other."""
 SAME_REQUEST: Seconds = 5.0
-"""How much older than its request an attempt may appear: KubeVirt writes whole seconds, and may
-create the VMIM before it sets the condition EvictionRequested."""
+"""An attempt that is up to this much older than the request still belongs to it: KubeVirt writes
+whole seconds, and may create the VMIM before it sets the condition EvictionRequested."""
 RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
 """The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
@@ -190,30 +195,6 @@ def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
     return Backoff(seconds=seconds, next_try=last.finished_at + seconds)
 
 
-def advise(evidence: Evidence, diagnosis: Diagnosis) -> str:
-    """The next step for a person, in a few sentences.
-
-    Retries change the state every few seconds, so if the evacuation is stuck by failures, these
-    are described first and the present state after them.
-    """
-    step = _ADVICE[diagnosis.state]
-    if diagnosis.state is State.MULTIPLE_ACTIVE_PODS:
-        step = f"{step} ({_place(evidence)})."
-    if Cause.FAILURES not in diagnosis.stuck_by:
-        return step
-    failed = _FAILED.format(diagnosis.failed_attempts)
-    return f"{failed} {_MEANWHILE.get(diagnosis.state, step)}"
-
-
-def may_cancel(evidence: Evidence) -> bool:
-    """Whether cancelling is safe: a post-copy migration must run to its end.
-
-    Its memory is on both nodes, so ending it kills the VM.
-    """
-    state = evidence.vmi.migration
-    return state is None or not (state.running and state.mode == "PostCopy")
-
-
 def _find_state(
     evidence: Evidence,
     attempt: Vmim | None,
@@ -320,15 +301,6 @@ def _has_more_active_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
     return len(active) > 1
 
 
-def _place(evidence: Evidence) -> str:
-    """Where the VM runs: the pod if it is unambiguous, else only the node."""
-    node, launcher = evidence.vmi.node, evidence.launcher
-    active = [pod for pod in evidence.pods if not pod.finished and pod.node == node]
-    return (
-        f"on {node}" if launcher is None or active != [launcher] else f"{launcher.name} on {node}"
-    )
-
-
 def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
     mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
     return next(mine, None)
@@ -401,47 +373,3 @@ _HOLDS = {
     Hold.BACKUP: State.BACKUP,
     Hold.UTILITY_VOLUMES: State.UTILITY_VOLUMES,
 }
-
-_ADVICE = {
-    State.EXTERNAL: "Strategy External: whoever drains the node must move or stop this VM;"
-    " KubeVirt never will.",
-    State.STALE_MARKER: "The VM has left that node already; cancel the evacuation to clear the"
-    " marker.",
-    State.MIGRATION_STALLED: "The migration under way has outlived stuck.migrationTimeout: look at"
-    " its VMIM and at the launcher's log; abort it by deleting the VMIM, unless it is post-copy.",
-    State.MIGRATING: "Wait: a migration is under way.",
-    State.ZOMBIE_STATE: "The last hand-off was never ended (KubeVirt #18087): only stopping and"
-    " starting the VM helps, or KubeVirt 1.9.",
-    State.NOT_MIGRATABLE: "The VM cannot be migrated: its LiveMigratable condition says why."
-    " Change that, shut it down, or cancel the evacuation.",
-    State.MULTIPLE_ACTIVE_PODS: "More than one launcher pod of this VM is active: delete the"
-    " stale one, and never the one that runs the VM",
-    State.QUOTA: "A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.",
-    State.BACKUP: "A backup of this VM is running: wait for it, or end it.",
-    State.UTILITY_VOLUMES: "Utility volumes are attached: detach them, or wait for their owner.",
-    State.BACKOFF: "KubeVirt pauses after a failure and tries again by itself: the failed VMIMs"
-    " say why they failed.",
-    State.TARGET_UNSCHEDULABLE: "No node can take the target pod: its PodScheduled condition says"
-    " why (resources, affinity, CPU model, node selectors).",
-    State.TARGET_NOT_READY: "The target pod is not running yet: look at its events (images,"
-    " volumes).",
-    State.CAPACITY: "KubeVirt's migration limits are reached: wait for other migrations, or raise"
-    " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
-    State.NO_MIGRATION: "Nothing moves this VM now. After a failure KubeVirt may take two minutes"
-    " to try again; if it stays so, look at virt-controller and at the VM's events.",
-    State.UNKNOWN: "The exporter may not see what it would need to tell: see its blind"
-    " spots, and whether it watches only some namespaces.",
-}
-_FAILED = (
-    "Failed attempts: at least {}. The failed VMIMs say why (status.migrationState.failureReason,"
-    " conditions), else the events do: see the runbook KubeVirtEvacuationFailingRepeatedly."
-)
-_MEANWHILE = {
-    State.MIGRATING: "Now the next attempt is under way.",
-    State.BACKOFF: "Now KubeVirt pauses before the next attempt.",
-    State.TARGET_NOT_READY: "Now the next attempt waits for its target pod.",
-    State.CAPACITY: "Now the next attempt waits for others: KubeVirt's migration limits are"
-    " reached.",
-    State.NO_MIGRATION: "Now there is no attempt; KubeVirt may take two minutes to make the next.",
-}
-"""The states of a retry, added to the description of the failures."""

@@ -11,8 +11,8 @@ KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first th
 - `waits`: a migration of it is in progress, or KubeVirt's migration limits are reached.
 - `leaves`: it is migrated.
 
-Nothing here depends on the clock. The counts of all nodes are computed from what the store counts
-as objects change, so that they do not visit every VMI.
+Nothing here depends on the clock. The counts of all nodes come from totals that the store
+updates with each change, so only VMIs with an unfinished VMIM are visited.
 """
 
 from collections import Counter
@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from exporter.engine.diagnosis import Load
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, KubeVirtSettings, MigrationLimits, Mobility, Seconds, Why
 from exporter.engine.store import Store
@@ -36,6 +37,14 @@ class DrainOutcome(StrEnum):
     EXTERNAL = "external"
 
 
+GRAVEST = (
+    DrainOutcome.STAYS,
+    DrainOutcome.EXTERNAL,
+    DrainOutcome.RESTARTS,
+    DrainOutcome.WAITS,
+    DrainOutcome.LEAVES,
+)
+"""The outcomes, the gravest first."""
 MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
 """The outcomes of VMs that are migrated."""
 
@@ -55,7 +64,7 @@ class DrainCandidate(Struct, frozen=True, kw_only=True):
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
-    """What a drain of one node would meet.
+    """The outcomes of draining one node.
 
     `at_least` is a lower bound of how long the migrations take, None if nothing is known of that.
     """
@@ -96,10 +105,18 @@ def count_outcomes(store: Store) -> dict[str, Counter[DrainOutcome]]:
     return counts
 
 
+def sum_outcomes(counts: Mapping[str, Counter[DrainOutcome]]) -> Counter[DrainOutcome]:
+    """The counts of all nodes together."""
+    total: Counter[DrainOutcome] = Counter()
+    for outcomes in counts.values():
+        total.update(outcomes)
+    return total
+
+
 def forecast_nodes(store: Store, durations: Mapping[str, list[Seconds]]) -> list[Forecast]:
     """The forecast of every node with VMIs, sorted by name.
 
-    `durations` has what `find_duration` said of the VMIs of each node.
+    `durations`: the results of `find_duration`, by node.
     """
     return [
         Forecast(
@@ -112,12 +129,11 @@ def forecast_nodes(store: Store, durations: Mapping[str, list[Seconds]]) -> list
 def forecast_node(store: Store, node: str) -> tuple[Forecast, list[DrainCandidate]]:
     """The forecast of one node and its VMIs, sorted by namespace and name."""
     load, settings = store.load(), store.kubevirt
-    full = load is not None and load.is_full(node)
     found = sorted(store.on_node(node), key=lambda one: (one.vmi.namespace, one.vmi.name))
     candidates = [
         DrainCandidate(
             evidence=evidence,
-            outcome=_find_outcome(_measure_mobility(evidence), settings, full=full),
+            outcome=find_outcome(evidence, settings, load),
             reasons=store.reasons(evidence.vmi),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
@@ -133,11 +149,19 @@ def forecast_node(store: Store, node: str) -> tuple[Forecast, list[DrainCandidat
     return forecast, candidates
 
 
-def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
-    """How long the migration that a drain makes of this VMI takes, if it takes as long as the last.
+def find_outcome(
+    evidence: Evidence, settings: KubeVirtSettings | None, load: Load | None
+) -> DrainOutcome:
+    """What a drain of its node would do to a VMI."""
+    full = load is not None and load.is_full(evidence.vmi.node)
+    return _find_outcome(_measure_mobility(evidence), settings, full=full)
 
-    None if that is unknown, if the drain does not migrate it, or if its migration is in progress
-    already: nobody knows how far that is.
+
+def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
+    """The expected duration of this VMI's migration in a drain: that of its last success.
+
+    None if that is unknown, if the drain does not migrate it, or if it is migrating already (how
+    far that has got is unknown).
     """
     mobility = _measure_mobility(evidence)
     if mobility.migrating or _find_outcome(mobility, settings, full=False) not in MOVED:

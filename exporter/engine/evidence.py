@@ -33,7 +33,7 @@ class Marker(Struct, kw_only=True):
     lacking_since: Instant | None = None
 
     def note_request(self, instant: Instant) -> bool:
-        """The evacuation was requested at this instant or earlier; True if that was unknown."""
+        """The evacuation was requested at this instant or earlier; True if this is news."""
         if instant >= self.requested_at:
             return False
         self.requested_at = instant
@@ -50,7 +50,7 @@ class Marker(Struct, kw_only=True):
         return True
 
     def note_failure(self, uid: str, end: Instant) -> bool:
-        """Record a failed attempt; True if it was unknown. Idempotent."""
+        """Record a failed attempt; True if it was not recorded before."""
         if uid in self.failed or not self._is_ours(end):
             return False
         if len(self.failed) >= FAILURES_KEPT:
@@ -66,8 +66,8 @@ class Marker(Struct, kw_only=True):
 
         `requested_at` and `seen_at` become the earlier of both, `failed` the union. Instants up to
         `not_before` are ignored: the other side may have attributed attempts of an earlier
-        evacuation to this one. The number of failures is what one side counted plus those of the
-        other that it cannot have counted, taking the greater of both directions. True if anything
+        evacuation to this one. The number of failures is the greater of two sums: what this side
+        counted plus what only the other side can have counted, and the reverse. True if anything
         changed.
         """
         before = (self.requested_at, self.seen_at, dict(self.failed), self.forgotten)

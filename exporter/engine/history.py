@@ -100,7 +100,7 @@ class History:
         return True
 
     def outcome(self, uid: str, end: Instant | None) -> Outcome:
-        """The outcome of the migration with this UID, or without one with this end."""
+        """The outcome of the migration with this UID or, if the UID is empty, with this end."""
         record = self._records.get(uid or _end_key(end))
         return Outcome.UNKNOWN if record is None else record.outcome
 

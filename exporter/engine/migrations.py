@@ -1,11 +1,17 @@
 """Index of VMIMs, and which VMI each of them belongs to.
 
-A VMIM only names a VMI. It belongs to the VMI with that namespace and name if its UID was ever that
-VMI's migration UID (proof), or if it was not created before the VMI (either creation time missing:
-accepted). The binding is final, with two exceptions for a late watch of VMIs: proof for another
-VMI, or a VMI of that name that is younger than the one it was bound to and older than the VMIM. A
-VMIM whose VMI is not known yet waits. So does a deleted one that was handed off and has no proof,
-within a limit: its VMI may be the next one of that name.
+A VMIM only names a VMI. It belongs to the VMI with that namespace and name if
+
+- its UID was ever that VMI's migration UID (the proof), or
+- it was not created before the VMI; a missing creation time counts as not before.
+
+The binding is final, unless VMIs are read later than VMIMs. Then it changes to a VMI of that name
+
+- for which there is proof, or
+- which is younger than the VMI it was bound to, and older than the VMIM.
+
+A VMIM whose VMI is not known yet waits. A deleted VMIM waits too, within `WAITING_LIMIT`, if it was
+handed off and has no proof: its VMI may be the next one of that name.
 """
 
 from collections import Counter

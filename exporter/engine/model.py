@@ -106,12 +106,15 @@ class Trigger(StrEnum):
 
 
 class WhySource(StrEnum):
-    """Where the cluster gives a reason for what holds an evacuation up."""
+    """The field that a reason was read from."""
 
     LIVE_MIGRATABLE = "LiveMigratable"
     """The VMI's condition, if it is false."""
     POD_SCHEDULED = "PodScheduled"
-    """The condition of an attempt's target pod, if it is false: the scheduler's message."""
+    """The condition of an attempt's target pod, if it is false: the scheduler's message.
+
+    Further, as the reasons NodeSelector and AddedNodeSelector, what VMI and attempt require.
+    """
     TARGET_CONTAINER = "TargetContainer"
     """A container of an attempt's target pod that waits or has terminated."""
     FAILED_ATTEMPT = "FailedAttempt"
@@ -138,7 +141,7 @@ CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBE
 class DeadResources(Struct, frozen=True):
     """The resources without contact for so long that their evidence must not block.
 
-    `in_namespace` has the namespaces with more dead resources than `everywhere`.
+    `in_namespace`: the complete set for each namespace where more is dead than `everywhere`.
     """
 
     everywhere: frozenset[Resource] = frozenset()
@@ -204,7 +207,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstance: the fields that verdicts and diagnoses use.
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
-    `eviction_requested_at` is when its condition EvictionRequested came (KubeVirt 1.7),
+    `eviction_requested_at` is when its condition EvictionRequested was set (1.7),
     `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
     """
 
@@ -336,7 +339,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     @property
     def endings_kept(self) -> int:
-        """How many endings per VMI can matter: at the cap, one more changes nothing.
+        """How many endings per VMI to keep: more cannot raise a cooldown that is at its cap.
 
         `ceil(log2(cap / floor)) + 1`, at least 16; 64 without a floor or cap.
         """

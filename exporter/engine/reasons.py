@@ -1,12 +1,12 @@
-"""What the cluster itself says about why evacuations do not progress.
+"""The reasons in cluster objects why evacuations do not progress.
 
 Reasons come with objects: a VMI, its VMIMs and their target pods. A later version of an object
 replaces its reasons; those of a deleted VMIM or pod are kept until the evacuation is over, because
 KubeVirt deletes an unschedulable target pod and makes the next attempt wait without one.
 
-Only evacuating VMIs have reasons, so an idle VMI costs no memory, with two exceptions: the word
-(no message) why an idle VMI is not live-migratable, and an attempt under way, which may be read
-before the marker of its VMI is.
+Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions: the
+condition's reason word of an idle VMI that is not live-migratable, and an attempt that was read
+before its VMI's marker.
 """
 
 from collections.abc import Iterable
@@ -22,6 +22,8 @@ from exporter.engine.model import Instant, Pod, Resource, Vmi, Vmim, Why, WhySou
 
 REASONS_SHOWN = 8
 """How many reasons an evacuation has at most."""
+NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
+"""The words for what a VMI and an attempt require of a node (source PodScheduled)."""
 
 _Object: TypeAlias = tuple[Resource, str, str]
 
@@ -39,16 +41,23 @@ class ReasonTable:
         self._past: dict[str, tuple[Why, ...]] = {}
 
     def __len__(self) -> int:
-        """How many objects have reasons."""
+        """How many entries are stored."""
         return len(self._present) + sum(map(len, self._past.values()))
 
     def of(self, vmi: Vmi) -> tuple[Why, ...]:
-        """The reasons of a VMI, newest first; those without a date apply now and come first."""
+        """The reasons of a VMI, newest first; those without a date apply now and come first.
+
+        Node selectors are reasons only if a target cannot be scheduled.
+        """
         objects = [(Resource.VMIS, vmi.namespace, vmi.name)]
         objects += [_key(vmim) for vmim in self._vmims.owned_by(vmi)]
         objects += [_key(pod) for pod in self._launchers.of(vmi)]
         present = (why for key in objects for why in self._present.get(key, ()))
-        return _newest([*present, *self._past.get(vmi.uid, ())])
+        reasons = [*present, *self._past.get(vmi.uid, ())]
+        unscheduled = WhySource.POD_SCHEDULED
+        if all(why.source is not unscheduled or why.reason in SELECTORS for why in reasons):
+            reasons = [why for why in reasons if why.source is not unscheduled]
+        return _newest(reasons)
 
     def put(self, fact: Vmi | Vmim | Pod, reasons: tuple[Why, ...]) -> None:
         """Replace the reasons of an object that is in the store."""
@@ -58,9 +67,9 @@ class ReasonTable:
             self._present.pop(_key(fact), None)
 
     def remove(self, fact: Vmim | Pod, owner: str, now: Instant) -> None:
-        """A VMIM or pod is gone: keep what it said while the VMI with this UID is evacuating.
+        """Remove a VMIM or pod, but keep its reasons while the VMI with this UID evacuates.
 
-        What is undated was true until `now`.
+        A reason without a date gets `now`, until when it applied.
         """
         reasons = self._present.pop(_key(fact), ())
         if reasons and owner in self._evacuations:
@@ -68,12 +77,12 @@ class ReasonTable:
             self._past[owner] = _newest([*dated, *self._past.get(owner, ())])
 
     def remove_vmi(self, vmi: Vmi) -> None:
-        """A VMI is gone."""
+        """Remove a deleted VMI."""
         self._present.pop(_key(vmi), None)
         self._past.pop(vmi.uid, None)
 
     def end(self, vmi: Vmi) -> None:
-        """The VMI is not evacuating, or not any more."""
+        """Drop the reasons of an evacuation that is over."""
         self._past.pop(vmi.uid, None)
         attempts: tuple[Vmim | Pod, ...] = (
             *self._vmims.owned_by(vmi),

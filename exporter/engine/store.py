@@ -1,9 +1,9 @@
 """The facts about the watched cluster, indexed for verdicts.
 
-Objects are added as they are listed and watched, in any order and any number of times; `Evidence`
-comes out. Reads never change anything. A VMI is identified by its UID: its history is dropped with
-it, and a VMI recreated under the same name starts clean. `migrations` says which VMIMs belong to a
-VMI, `launchers` which pods, and `evacuations` follows the evacuations.
+Objects are added as they are listed and watched, in any order and any number of times, and
+read as `Evidence`. Reads never change anything. A VMI is identified by its UID: its history is
+dropped with it, and a VMI recreated under the same name starts clean. `migrations` says which VMIMs
+belong to a VMI, `launchers` which pods, and `evacuations` follows the evacuations.
 """
 
 from collections import Counter
@@ -56,9 +56,9 @@ class Store:
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched, and migrations that ended before `started_at` are not counted.
 
-    `revision` grows with every change that could change an answer. `heard_at` is when the facts
-    that are put next were read; the caller sets it once per batch. `finished` counts ended
-    migrations. `vmims_seen` and `pods_seen` say whether these resources are visible at all, `blind`
+    `revision` grows with every change that could change an answer. `heard_at` is when the
+    objects of the current batch were read; the caller sets it. `finished` counts ended
+    migrations. `vmims_seen` and `pods_seen` are true if these resources are visible at all, `blind`
     lists the namespaces where they are not. `touched` collects the UIDs of VMIs whose checkpoint
     entry may have changed; it is None if no checkpoint is written. `nodes` counts the VMIs on each
     node, without ended ones, `mobilities` the same by mobility. `observers` are notified of changed
@@ -156,15 +156,15 @@ class Store:
                 yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
-        """What the cluster says about why a VMI does not move, newest first; see `reasons`.
+        """The reasons in cluster objects why a VMI does not move, newest first; see `reasons`.
 
-        Of a VMI that is not evacuating only why it is not live-migratable, as a word.
+        If it is not evacuating: only the word why it is not live-migratable.
         """
         return self._reasons.of(vmi)
 
     @property
     def reason_count(self) -> int:
-        """How many objects have reasons that are held."""
+        """How many entries the table of reasons has."""
         return len(self._reasons)
 
     def load(self) -> Load | None:

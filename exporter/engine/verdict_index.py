@@ -5,8 +5,8 @@ entry only for VMIs that are blocked or that the clock alone may change, and re-
 that changed in the store or whose entry has expired. All other VMIs are allowed, and the store
 counts them per node.
 
-An entry is valid until the clock may change its result (`cooldown.holds_until`). If that is at
-once, because an end lies just ahead of our clock, the VMI is re-evaluated on every read. Everything
+An entry is valid until the clock may change its result (`cooldown.holds_until`). A VMI
+with an end slightly ahead of our clock is re-evaluated on every read. Everything
 is re-evaluated when permissions change or the clock goes back, and all VMIs of a namespace when a
 resource becomes dead or alive there. `catch_up` works in slices; `read` finishes the work and
 returns the summary for one instant.
@@ -63,7 +63,7 @@ class _Entry(Struct, frozen=True, gc=False):
 class VerdictIndex:
     """The verdicts for a store under one policy, updated as the store changes.
 
-    All instants must come from the same clock; that may go back.
+    All instants must come from the same clock, which may go back.
     """
 
     def __init__(self, store: Store, policy: Policy) -> None:

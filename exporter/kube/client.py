@@ -23,7 +23,7 @@ from exporter.kube.lean_import import ApiClient, ConfigException, Configuration,
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 LONGEST_RETRY_AFTER: Seconds = 60.0
-"""A longer `Retry-After` is shortened to this, because it would keep a watch away too long."""
+"""A longer `Retry-After` is shortened to this, because it would delay a watch too long."""
 LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LARGEST_CHUNK = 2**17
@@ -49,7 +49,7 @@ _FUTURE_VERSION = "Too large resource version"
 
 
 class ApiError(Exception):
-    """A request failed; the text says why."""
+    """A request failed; the message says why."""
 
 
 class Expired(ApiError):
@@ -77,7 +77,7 @@ class Unsupported(ApiError):
 
 
 class Overloaded(ApiError):
-    """429 or 503: try again after `retry_after` seconds (0 if the server did not say)."""
+    """429 or 503: try again after `retry_after` seconds (0 if the server gave none)."""
 
     def __init__(self, why: str, retry_after: Seconds) -> None:
         super().__init__(why)
@@ -101,7 +101,7 @@ class Silent(ApiError):
 
 
 class NoCredentials(Exception):
-    """No usable credentials; the text says what was tried."""
+    """No usable credentials; the message says what was tried."""
 
 
 @dataclass(frozen=True)

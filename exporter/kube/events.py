@@ -16,7 +16,8 @@ from typing import Any
 
 import structlog
 
-from exporter.engine.diagnosis import advise, diagnose
+from exporter.engine.advice import advise
+from exporter.engine.diagnosis import diagnose
 from exporter.engine.events import Episode, EvacuationEpisode, EventQueue, HeldEpisode
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
@@ -209,14 +210,13 @@ def write_held(verdict: Verdict) -> str:
 def write_stuck(
     evidence: Evidence, episode: EvacuationEpisode, reasons: tuple[Why, ...], now: Instant
 ) -> str:
-    """The state of a stuck evacuation, the next step, and the cluster's own reasons."""
+    """The state of a stuck evacuation, the next step, and the reasons that it does not quote."""
     diagnosis = episode.diagnosis
     age = write_span(now - diagnosis.requested_at, units=2)
-    told = (
-        f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}, failed attempts:"
-        f" {diagnosis.failed_attempts}. {advise(evidence, diagnosis)}"
-    )
-    return told + "".join(f" {why.source}: {why.reason} {why.message}".rstrip() for why in reasons)
+    step = advise(evidence, diagnosis, reasons)
+    told = f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}. {step}"
+    others = (why for why in reasons if why.message not in step)
+    return told + "".join(f" {why.source}: {why.reason}: {why.message}" for why in others)
 
 
 def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:

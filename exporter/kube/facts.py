@@ -1,4 +1,4 @@
-"""Reads facts of `engine.model` from decoded objects; an object that is unusable gives a text: why.
+"""Reads facts of `engine.model` from decoded objects; an unusable one gives a message.
 
 Strings that many objects share (namespaces, nodes, a VMI's name in its VMIMs) are interned, which
 saves 0.9 kB per VMI. An empty string, null and an absent field are equivalent. Sources: KubeVirt
@@ -49,7 +49,7 @@ _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
 def read_vmi(found: wire.VmiObject) -> Vmi | str:
-    """A VMI. EvictionRequested and LiveMigratable count if they are True."""
+    """A VMI. Only conditions with status True are used."""
     metadata = found.metadata
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"

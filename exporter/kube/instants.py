@@ -51,12 +51,6 @@ def _parse_instant(text: str) -> Instant | None:
     return instant if _FIRST <= instant <= _LAST else None
 
 
-def stamp(instant: Instant) -> str:
-    """Format Unix seconds as RFC 3339, whole seconds as KubeVirt does."""
-    text = datetime.fromtimestamp(instant, tz=UTC).isoformat()
-    return text.replace("+00:00", "Z")
-
-
 def write_micro_time(instant: Instant) -> str:
     """Format Unix seconds as a Kubernetes MicroTime."""
     return datetime.fromtimestamp(instant, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

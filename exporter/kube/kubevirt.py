@@ -77,7 +77,7 @@ class _PageMetadata(Struct, gc=False):
 
 
 class Changed(Struct, frozen=True, gc=False):
-    """An object was added or modified, or is an item of a list; `reasons` as in `reasons`."""
+    """An object was added or modified, or is an item of a list; `reasons` from module `reasons`."""
 
     fact: Fact
     namespace: str

@@ -30,8 +30,8 @@ HELD_FOR = 2 / 3
 RENEWED_EVERY = 1 / 3
 """The part of the duration after which the holder renews."""
 TAKEN_AFTER = 0.8
-"""The part of the duration after which an unchanged Lease is taken: after its holder has given up,
-and early enough for the next write to come within the duration."""
+"""The part of the duration after which an unchanged Lease is taken: later than `HELD_FOR`, when its
+holder has stopped, and early enough for the next write within the duration."""
 POLLED_EVERY = 1 / 8
 """The part of the duration after which candidates poll and failed renewals are retried."""
 
@@ -58,7 +58,7 @@ class _Lease(Struct):
 
 
 class Lease:
-    """A candidate for the Lease `namespace/name`; `held` says whether it may write now.
+    """A candidate for the Lease `namespace/name`; `held` is true if it may write now.
 
     `changed` is called when the Lease is taken or lost. Durations are measured by `monotonic`;
     `wall` gives the times written into the Lease.

@@ -1,4 +1,4 @@
-"""Reads what objects say about why a VMI does not move, in the words of KubeVirt and the scheduler.
+"""Reads from objects why a VMI does not move, in the words of KubeVirt and the scheduler.
 
 Texts are free and unbounded there, and may have been written by anybody who may write a VM: they
 are cut to `MESSAGE_LIMIT` and `WORD_LIMIT` characters, with invisible characters as escapes.
@@ -13,6 +13,7 @@ from sys import intern
 import msgspec
 
 from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
+from exporter.engine.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR
 from exporter.kube import wire
 from exporter.kube.facts import HOLDS
 from exporter.kube.instants import parse_instant
@@ -30,7 +31,7 @@ _SECONDARY = "PodInitializing"
 def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed.
 
-    Of a VMI that is not evacuating only the word of the condition, so that idle ones share it.
+    If the VMI is not evacuating, only the condition's reason word, a string that many VMIs share.
     """
     if vmi.migratable and not vmi.evacuation_node:
         return ()
@@ -48,11 +49,16 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     if state is not None and state.failed and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
         said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
-    return tuple(said)
+    spec = found.spec or wire.VmiSpec()
+    return (*said, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
 
 
 def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
-    """Why an attempt failed, and what keeps it Pending."""
+    """Why an attempt failed, or what keeps it Pending and restricts its target.
+
+    Of a failed attempt `reason` is the phase in which it failed, or how its abort ended, and the
+    message ends with how long each phase took: KubeVirt gives no `failureReason` before hand-off.
+    """
     if vmim.phase == "Succeeded":
         return ()
     status = found.status or wire.VmimStatus()
@@ -71,6 +77,9 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
             message = f"{message} (after {after})" if message else f"after {after}"
         at = vmim.finished_at if vmim.end is None else vmim.end
         said.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
+    else:
+        spec = found.spec or wire.VmimSpec()
+        said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
     return tuple(said[-_PER_OBJECT:])
 
 
@@ -110,6 +119,16 @@ def _of_container(state: wire.ContainerState) -> Iterator[Why]:
         message = _text(ended.message) or f"exit code {ended.exitCode}"
         at = parse_instant(ended.finishedAt)
         yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
+
+
+def _of_selector(reason: str, raw: msgspec.Raw) -> Iterator[Why]:
+    try:
+        labels = msgspec.json.decode(raw, type=dict[str, str]) if raw else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    message = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    if message:
+        yield Why(WhySource.POD_SCHEDULED, reason, clean(message, MESSAGE_LIMIT))
 
 
 def _containers(raw: msgspec.Raw) -> list[wire.Container]:

@@ -1,4 +1,4 @@
-"""What a reflector does after an error: which kind of restart it counts, and how it goes on."""
+"""How a reflector recovers from each error (410 Gone, 403, silence): list, log in or pause."""
 
 import random
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ class Feed:
         return self._sink.revision
 
     def begin_batch(self) -> None:
-        """Date what follows: it has been read now."""
+        """Record the present time as that at which the next objects were read."""
         self._sink.heard_at = self._clock()
 
     def put(self, changed: Changed, listing: Listing | None) -> None:
@@ -90,7 +90,7 @@ class Feed:
         return self._sink.retain(self._watched.resource, listing.keys, self._watched.namespace)
 
     def refuse(self, refusal: Refused, listing: Listing | None) -> None:
-        """Count and log an unusable object. What is known of it stays known."""
+        """Count and log an unusable object. Earlier facts about it are kept."""
         self._watched.refused_objects += 1
         if listing is not None:
             if refusal.name is None:

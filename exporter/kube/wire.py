@@ -77,6 +77,7 @@ class Condition(Struct, gc=False):
 
 class VmiSpec(Struct, gc=False):
     evictionStrategy: str | None = None
+    nodeSelector: msgspec.Raw = NO_TEXT
 
 
 class VmiStatus(Struct, gc=False):
@@ -107,6 +108,7 @@ class VmimStatus(Struct, gc=False):
 class VmimSpec(Struct, gc=False):
     vmiName: str | None = None
     priority: str | None = None
+    addedNodeSelector: msgspec.Raw = NO_TEXT
 
 
 class VmimObject(Object, gc=False):
@@ -134,7 +136,6 @@ class ContainerState(Struct, gc=False):
 
 
 class Container(Struct, gc=False):
-    name: str | None = None
     state: ContainerState | None = None
 
 

@@ -5,7 +5,6 @@ from typing import Any, assert_never
 from exporter.engine.model import (
     ConfigMap,
     Fact,
-    Instant,
     KubeVirtSettings,
     MigrationState,
     Outcome,
@@ -23,7 +22,7 @@ from exporter.kube.facts import (
     MIGRATION_UID,
     WORKLOAD_UPDATE,
 )
-from exporter.kube.instants import stamp
+from exporter.text import write_instant, write_optional_instant
 
 
 _UNREAD = "unreadable"
@@ -55,7 +54,9 @@ def _write_vmi(vmi: Vmi) -> dict[str, Any]:
     conditions = [{"type": "LiveMigratable", "status": "True"}] if vmi.migratable else []
     if vmi.eviction_requested_at is not None:
         requested = {"type": "EvictionRequested", "status": "True"}
-        conditions.append(requested | {"lastTransitionTime": stamp(vmi.eviction_requested_at)})
+        conditions.append(
+            requested | {"lastTransitionTime": write_instant(vmi.eviction_requested_at)}
+        )
     notes = {EVICTION_SOURCE: "descheduler"} if vmi.evicted_by_descheduler else {}
     state = None if vmi.migration is None else _write_state(vmi.migration, vmi.other_uids)
     return _omit_empty(
@@ -75,8 +76,8 @@ def _write_state(state: MigrationState, other_uids: tuple[str, ...] = ()) -> dic
     halves = zip(("sourceState", "targetState"), other_uids, strict=False)
     return _omit_empty(
         migrationUid=state.uid,
-        startTimestamp=_stamp_or_none(state.start),
-        endTimestamp=_stamp_or_none(state.end)
+        startTimestamp=write_optional_instant(state.start),
+        endTimestamp=write_optional_instant(state.end)
         if state.end is not None or not state.ended
         else _UNREAD,
         completed=state.outcome is not Outcome.UNKNOWN,
@@ -92,18 +93,18 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
         notes = {WORKLOAD_UPDATE: ""}
     met = ["migrationAbortRequested"] if vmim.aborted else []
     met += [kind for kind, hold in HOLDS.items() if hold is vmim.hold]
-    entered = {"Scheduled": _stamp_or_none(vmim.scheduled_at)} if vmim.handed_off else {}
+    entered = {"Scheduled": write_optional_instant(vmim.scheduled_at)} if vmim.handed_off else {}
     if vmim.scheduled_at is not None:
-        entered["Scheduled"] = stamp(vmim.scheduled_at)
+        entered["Scheduled"] = write_instant(vmim.scheduled_at)
     if vmim.finished:
-        entered[vmim.phase] = _stamp_or_none(vmim.finished_at)
+        entered[vmim.phase] = write_optional_instant(vmim.finished_at)
     state = MigrationState(
         start=vmim.start, ended=vmim.end is not None, end=vmim.end, outcome=vmim.outcome
     )
     metadata = _write_metadata(vmim, annotations=notes)
     if vmim.deleting:
         # Any timestamp will do: facts only say that there is one.
-        metadata["deletionTimestamp"] = stamp(vmim.created or 0.0)
+        metadata["deletionTimestamp"] = write_instant(vmim.created or 0.0)
     return _omit_empty(
         metadata=metadata,
         spec=_omit_empty(vmiName=vmim.vmi_name, priority=vmim.priority),
@@ -146,7 +147,7 @@ def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str,
         namespace=fact.namespace,
         name=fact.name,
         uid=fact.uid,
-        creationTimestamp=_stamp_or_none(fact.created),
+        creationTimestamp=write_optional_instant(fact.created),
         **maps,
     )
 
@@ -154,7 +155,3 @@ def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str,
 def _omit_empty(**fields: Any) -> dict[str, Any]:
     """The fields with a value: empty, false and None are equivalent to absent."""
     return {name: value for name, value in fields.items() if value or name == "metadata"}
-
-
-def _stamp_or_none(instant: Instant | None) -> str | None:
-    return None if instant is None else stamp(instant)

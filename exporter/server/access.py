@@ -4,9 +4,9 @@ As in kube-rbac-proxy and controller-runtime's metrics server, a TokenReview ide
 a bearer token, and a SubjectAccessReview says whether the user may `get` or `post` this path as a
 non-resource URL. A bounded number of answers is cached, keyed by the token's hash.
 
-Both reviews together take at most `PATIENCE`. If the cache has an older yes for a caller, it waits
-at most `RENEWAL_PATIENCE` for a new answer; then the cached yes counts, and the review goes on in
-the background.
+Both reviews together take at most `PATIENCE`. A caller with an older yes in the cache waits at most
+`RENEWAL_PATIENCE` for a new answer; then the cached yes counts, and the review goes on in the
+background.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from exporter.logs import Trouble
 REMEMBERED = 4096
 """Bounds the cache, so a flood of new tokens cannot grow it."""
 ASKED_AT_ONCE = 16
-"""Parallel reviews of each kind, for new callers and again for known ones."""
+"""The most reviews of each kind in flight: this many for new callers, as many for renewals."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
 """How long a caller waits for both reviews, and how long one review may take. The descheduler's
@@ -47,15 +47,15 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class Unauthenticated(Exception):
-    """The token is missing or unknown (401); the text says why."""
+    """The token is missing or unknown (401); the message says why."""
 
 
 class Forbidden(Exception):
-    """The user may not call this path (403); the text says who and what."""
+    """The user may not call this path (403); the message says who and what."""
 
 
 class CannotTell(Exception):
-    """The API server did not answer (503); the text says so."""
+    """The API server did not answer (503)."""
 
 
 class _User(Struct):
@@ -194,7 +194,7 @@ class _Asked(Generic[_Answer]):
 class Access:
     """Checks callers with the API server and caches its answers for `keep` seconds.
 
-    While the API server is away, a cached yes counts for up to `outage` seconds. `clock` is
+    While the API server does not answer, a cached yes counts for up to `outage` seconds. `clock` is
     monotonic.
     """
 

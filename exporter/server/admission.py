@@ -26,9 +26,11 @@ from exporter.server.reviews import (
     read_review,
     write_answer,
 )
-from exporter.server.schemas import write_optional_release
 from exporter.settings import AdmissionSettings
-from exporter.text import escape
+from exporter.text import (
+    escape,
+    write_optional_release,
+)
 
 
 PATH = "/v1/evictions"

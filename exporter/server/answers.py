@@ -1,19 +1,21 @@
 """Builds the API's answers from verdicts, rules and history. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from exporter import __version__
 from exporter.counters import HeldEviction
+from exporter.engine.advice import advise, may_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
-from exporter.engine.diagnosis import Diagnosis, Load, advise, diagnose, may_cancel
-from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast
+from exporter.engine.diagnosis import Diagnosis, Load, diagnose
+from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast, find_outcome
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration, settle
 from exporter.engine.model import (
     Checkpoint,
     Instant,
+    KubeVirtSettings,
     Outcome,
     Policy,
     Reason,
@@ -53,19 +55,19 @@ from exporter.server.schemas import (
     WhyAnswer,
     round_seconds,
     round_up_seconds,
+    write_outcome,
+)
+from exporter.text import (
     write_instant,
     write_optional_instant,
-    write_outcome,
     write_release,
+    write_span,
 )
-from exporter.text import write_span
 
 
 def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> VerdictAnswer:
-    """The API's form of a verdict that was made at `now`.
-
-    Skip helper calls for nulls: most fields are null, and each call takes 0.5 us per candidate.
-    """
+    """The API's form of a verdict that was made at `now`."""
+    # Nulls are tested here and not in helpers: most fields are null, and each call takes 0.5 us.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
         namespace=namespace,
@@ -130,9 +132,17 @@ def describe_drain(
 
 
 def describe_status(
-    health: Health, *, vmis: int, blocked: Iterable[BlockedVmi], now: Instant
+    health: Health,
+    *,
+    drain: Mapping[DrainOutcome, int],
+    blocked: Iterable[BlockedVmi],
+    now: Instant,
+    vmis: int,
 ) -> StatusAnswer:
-    """The exporter's health and VMI counts; `blocked` is sorted as in `BlockedSet`."""
+    """The exporter's health and VMI counts; `blocked` is sorted as in `BlockedSet`.
+
+    `drain` has the number of VMIs by outcome.
+    """
     return StatusAnswer(
         version=__version__,
         as_of=write_instant(now),
@@ -143,7 +153,7 @@ def describe_status(
         resources=[_write_watched(watched) for watched in health.watched],
         blind_spots=health.refused_resources(),
         checkpoint=None if health.checkpoint is None else _write_checkpoint(health.checkpoint),
-        vmis=_count_vmis(vmis, blocked) if health.ready else None,
+        vmis=_count_vmis(vmis, blocked, drain) if health.ready else None,
     )
 
 
@@ -155,6 +165,7 @@ def explain_vmi(
     load: Load | None,
     now: Instant,
     health: Health,
+    kubevirt: KubeVirtSettings | None = None,
     why: tuple[Why, ...] = (),
     held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
@@ -179,6 +190,7 @@ def explain_vmi(
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=_write_evacuation(evidence, stuck, load, now, why),
+        drain=find_outcome(evidence, kubevirt, load),
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),
@@ -196,7 +208,9 @@ def explain_vmi(
     )
 
 
-def _count_vmis(known: int, blocked: Iterable[BlockedVmi]) -> VmiCounts:
+def _count_vmis(
+    known: int, blocked: Iterable[BlockedVmi], drain: Mapping[DrainOutcome, int]
+) -> VmiCounts:
     """Count each VMI once, by its `filter` entry if it has one, which sorts first."""
     first: dict[tuple[str, str], Reason] = {}
     for entry in blocked:
@@ -206,6 +220,7 @@ def _count_vmis(known: int, blocked: Iterable[BlockedVmi]) -> VmiCounts:
         known=known,
         allowed=known - len(first),
         held={reason: held[reason] for reason in Reason},
+        drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
     )
 
 
@@ -379,8 +394,9 @@ def _write_evacuation(
         backoff=_write_backoff(diagnosis),
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
+        mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
         why=[write_why(one) for one in why],
-        next_step=advise(evidence, diagnosis),
+        next_step=advise(evidence, diagnosis, why),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
     )
 

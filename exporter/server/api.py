@@ -16,7 +16,13 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from exporter.counters import Counters
-from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
+from exporter.engine.drain import (
+    count_outcomes,
+    find_duration,
+    forecast_node,
+    forecast_nodes,
+    sum_outcomes,
+)
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Instant,
@@ -43,7 +49,7 @@ from exporter.server.answers import (
 from exporter.server.blocked import Blocked, BlockedSet
 from exporter.server.openapi import write_openapi
 from exporter.server.page.model import PageInputs, build_page, read_filter
-from exporter.server.page.render import PAGE_HEADERS, render_page
+from exporter.server.page.render import PAGE_HEADERS, render_page, render_vm
 from exporter.server.requests import (
     RETRY_AFTER,
     Refusal,
@@ -59,11 +65,14 @@ from exporter.server.schemas import (
     VerdictAnswer,
     VerdictRequest,
     VerdictsAnswer,
+    VmiAnswer,
+)
+from exporter.settings import Limits
+from exporter.text import (
     write_instant,
     write_optional_instant,
     write_optional_release,
 )
-from exporter.settings import Limits
 
 
 MAX_AGE: Seconds = 90.0
@@ -162,6 +171,14 @@ class Service:
 
     async def answer_vmi(self, request: web.Request) -> web.Response:
         """GET /v1/vmis/{namespace}/{name}."""
+        return _json(self._explain(request))
+
+    async def answer_vm_page(self, request: web.Request, *, linked: bool) -> web.Response:
+        """GET /vmis/{namespace}/{name}. `linked`: link to the API."""
+        return _page(render_vm(self._explain(request), linked=linked))
+
+    def _explain(self, request: web.Request) -> VmiAnswer:
+        """Everything known about the VMI in the path."""
         self._require_ready()
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         for field_name, value, most in (("namespace", namespace, 63), ("name", name, 253)):
@@ -170,17 +187,16 @@ class Service:
         evidence = self.store.evidence(namespace, name)
         if evidence is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
-        return _json(
-            explain_vmi(
-                evidence,
-                self.policy,
-                self.stuck,
-                load=self.store.load(),
-                now=self.clock(),
-                health=self.health,
-                why=self.store.reasons(evidence.vmi),
-                held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
-            )
+        return explain_vmi(
+            evidence,
+            self.policy,
+            self.stuck,
+            load=self.store.load(),
+            now=self.clock(),
+            health=self.health,
+            kubevirt=self.store.kubevirt,
+            why=self.store.reasons(evidence.vmi),
+            held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
         )
 
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
@@ -220,7 +236,11 @@ class Service:
         now = self.clock()
         blocked = self.blocked.read(None, now).entries if self.health.ready else []
         status = describe_status(
-            self.health, vmis=self.store.nodes.total(), blocked=blocked, now=now
+            self.health,
+            vmis=self.store.nodes.total(),
+            drain=sum_outcomes(count_outcomes(self.store)),
+            blocked=blocked,
+            now=now,
         )
         status.ready = status.ready and not self.closing
         return _json(status)
@@ -262,14 +282,7 @@ class Service:
         page = build_page(inputs, read_filter(request.query), now, named=named)
         # Let other requests run before rendering; the page model is immutable.
         await asyncio.sleep(0)
-        response = web.Response(
-            text=render_page(page, linked=linked),
-            content_type="text/html",
-            charset="utf-8",
-            headers=PAGE_HEADERS,
-        )
-        response.enable_compression()
-        return response
+        return _page(render_page(page, linked=linked))
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """`find_duration` of every VMI, by node; it yields in between.
@@ -357,6 +370,14 @@ def _write_blocked(blocked: Blocked, now: Instant) -> list[bytes]:
         as_of=write_instant(now), stale=blocked.stale, max_age_seconds=MAX_AGE, blocked=[]
     )
     return [msgspec.json.encode(empty).removesuffix(b"[]}"), blocked.encoded, b"}"]
+
+
+def _page(html: str) -> web.Response:
+    response = web.Response(
+        text=html, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS
+    )
+    response.enable_compression()
+    return response
 
 
 def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Response:

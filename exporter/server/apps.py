@@ -4,7 +4,7 @@ Wraps handlers with authentication, request durations and problem+json errors.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -32,8 +32,11 @@ log = structlog.stdlib.get_logger()
 
 def make_query_app(service: Service, access: Access | None = None) -> web.Application:
     """The query listener's application: every route, for callers that `access` admits."""
-    page = partial(service.answer_page, named=True, linked=True)
-    return _make_app(service, access, page, lambda _name: True)
+    pages = {
+        "page": partial(service.answer_page, named=True, linked=True),
+        "vm": partial(service.answer_vm_page, linked=True),
+    }
+    return _make_app(service, access, pages, lambda _name: True)
 
 
 def make_metrics_app(
@@ -43,12 +46,20 @@ def make_metrics_app(
 
     `page`: show single VMs to unauthenticated callers too.
     """
-    shown = partial(service.answer_page, named=page or access is not None, linked=False)
-    return _make_app(service, access, shown, METRICS_LISTENER.__contains__)
+    named = page or access is not None
+    pages = {
+        "page": partial(service.answer_page, named=named, linked=False),
+        "vm": partial(service.answer_vm_page, linked=False),
+    }
+    served = METRICS_LISTENER | {"vm"} if named else METRICS_LISTENER
+    return _make_app(service, access, pages, served.__contains__)
 
 
 def _make_app(
-    service: Service, access: Access | None, page: Handler, serves: Callable[[str], bool]
+    service: Service,
+    access: Access | None,
+    pages: Mapping[str, Handler],
+    serves: Callable[[str], bool],
 ) -> web.Application:
     app = web.Application(
         middlewares=[answering_problems(service.counters)],
@@ -66,7 +77,7 @@ def _make_app(
         "livez": service.answer_livez,
         "readyz": service.answer_readyz,
         "openapi": service.answer_openapi,
-        "page": page,
+        **pages,
     }
     for route in ROUTES:
         if serves(route.name):

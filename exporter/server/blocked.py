@@ -1,8 +1,8 @@
 """The set of VMIs that are blocked now, cached, with long polls for its changes.
 
 The set is a function of the store and the clock. It is computed on demand and cached until the
-store changes or the clock changes it: a cooldown ends, an end too far in the future becomes
-credible, or the evidence turns stale or dead.
+store changes or the clock changes it: a cooldown ends, an end in the future comes within
+`CLOCK_SKEW`, or the evidence turns stale or dead.
 
 Long polls for a checkpoint share one queue with one timer. After a change the set is computed once
 for all of them, and they are woken, in batches, only if it differs: waking 10,000 callers at once
@@ -36,13 +36,14 @@ from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Staleness
-from exporter.server.schemas import BlockedVmi, write_optional_release
+from exporter.server.schemas import BlockedVmi
+from exporter.text import write_optional_release
 
 
 SETTLING: Seconds = 0.05
 """Changes are collected for this long before the set is computed for waiting callers."""
 SHARE = 10
-"""The pause is at least this many times as long as computing the set takes."""
+"""The pause before the next computation is at least this many times the length of the last."""
 CHECK_EVERY: Seconds = 1.0
 """How often to check for changes without an event: contact after silence, and the `notBefore` of an
 end ahead of our clock, which moves with it."""

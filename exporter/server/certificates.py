@@ -15,7 +15,7 @@ _Version: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class UnusableCertificate(Exception):
-    """The TLS files of a listener cannot be used; the text says which and why."""
+    """The TLS files of a listener cannot be used; the message says which and why."""
 
 
 class Certificates:

@@ -31,7 +31,7 @@ log = structlog.stdlib.get_logger()
 
 
 class CannotListen(Exception):
-    """An address cannot be bound; the text says which and why."""
+    """An address cannot be bound; the message says which and why."""
 
 
 @dataclass(frozen=True)

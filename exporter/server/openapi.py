@@ -71,6 +71,20 @@ _CHECKPOINT_PARAMETER = Parameter(
     schema={"type": "string", "enum": [c.value for c in Checkpoint]},
 )
 
+_VMI_PATH = (
+    Parameter(
+        name="namespace",
+        place="path",
+        description="The VMI's namespace.",
+        schema={"type": "string", "minLength": 1, "maxLength": 63},
+    ),
+    Parameter(
+        name="name",
+        place="path",
+        description="The VMI's name.",
+        schema={"type": "string", "minLength": 1, "maxLength": 253},
+    ),
+)
 ROUTES: tuple[Route, ...] = (
     Route(
         name="verdicts",
@@ -111,20 +125,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/vmis/{namespace}/{name}",
         summary="Everything known about one VMI: verdicts, what each rule says, migrations.",
         answer=VmiAnswer,
-        parameters=(
-            Parameter(
-                name="namespace",
-                place="path",
-                description="The VMI's namespace.",
-                schema={"type": "string", "minLength": 1, "maxLength": 63},
-            ),
-            Parameter(
-                name="name",
-                place="path",
-                description="The VMI's name.",
-                schema={"type": "string", "minLength": 1, "maxLength": 253},
-            ),
-        ),
+        parameters=_VMI_PATH,
         problems=(404, 422, 503),
     ),
     Route(
@@ -197,6 +198,15 @@ ROUTES: tuple[Route, ...] = (
         path="/openapi.json",
         summary="This document.",
         answer=("application/json",),
+    ),
+    Route(
+        name="vm",
+        method="GET",
+        path="/vmis/{namespace}/{name}",
+        summary="One VM for people: the same as GET /v1/vmis/{namespace}/{name}.",
+        answer=("text/html",),
+        parameters=_VMI_PATH,
+        problems=(404, 422, 503),
     ),
     Route(
         name="page",

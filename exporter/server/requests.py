@@ -99,6 +99,6 @@ def read_wait(request: web.Request) -> Seconds:
 
 
 def read_etags(request: web.Request) -> list[str]:
-    """The ETags in If-None-Match, without the mark of weak ones."""
+    """The ETags in If-None-Match, without the prefix `W/` of weak ones."""
     tags = ",".join(request.headers.getall(hdrs.IF_NONE_MATCH, [])).split(",")
     return [tag.strip().removeprefix("W/") for tag in tags]

@@ -1,8 +1,8 @@
 """Admission reviews of evictions: parse, judge by the rules, answer. Pure.
 
 Only an eviction that a rule blocks is denied; whatever cannot be parsed or judged is allowed. A
-denial never has `retryAfterSeconds`, on which client-go would sleep inside the caller, nor
-KubeVirt's message about a running evacuation, by which a descheduler counts a pod as leaving.
+denial has no `retryAfterSeconds`, because client-go would sleep on it inside the caller. It has not
+KubeVirt's message about a running evacuation either: a descheduler would count the pod as leaving.
 """
 
 import math
@@ -16,9 +16,15 @@ from exporter.engine.model import Instant, Policy, Reason, Resource, ReviewOutco
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health
-from exporter.server.schemas import write_instant
-from exporter.settings import AdmissionMode, AdmissionSettings, format_duration
-from exporter.text import write_span
+from exporter.settings import (
+    AdmissionMode,
+    AdmissionSettings,
+)
+from exporter.text import (
+    format_duration,
+    write_instant,
+    write_span,
+)
 
 
 NAME = "kubevirt-eviction-exporter"

@@ -4,8 +4,6 @@ The same types decode requests, encode answers and generate the schemas of the O
 """
 
 import math
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -14,7 +12,6 @@ from exporter.engine.diagnosis import Cause, Source, State
 from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import (
     Checkpoint,
-    Instant,
     Mismatch,
     Outcome,
     Reason,
@@ -52,8 +49,6 @@ Stale = Annotated[
 BlindSpots = Annotated[
     dict[str, str], means("the resources that the exporter may not read, and why")
 ]
-
-_LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 class Candidate(Struct, rename="camel", gc=False):
@@ -318,6 +313,13 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         means("KubeVirt still evacuates it, but the descheduler thinks it is over"),
     ]
     attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
+    mode: Annotated[
+        str | None,
+        means(
+            "how the running migration copies memory: PreCopy, PostCopy or Paused; null: none runs."
+            " Its progress is in virt-handler's metrics kubevirt_vmi_migration_*"
+        ),
+    ]
     why: Annotated[
         list[WhyAnswer],
         means("what the cluster itself says about it, newest first; at most eight"),
@@ -439,6 +441,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     created_at: InstantText | None
     evacuation_node_name: Annotated[str | None, means("the node it is to leave; null: none")]
     evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
+    drain: Annotated[DrainOutcome, means("what a drain of its node would do to it")]
     verdicts: CheckpointVerdicts
     rules: Annotated[
         list[RuleAnswer],
@@ -493,11 +496,15 @@ class CheckpointStatus(Struct, rename="camel", kw_only=True):
 
 
 class VmiCounts(Struct, rename="camel", kw_only=True):
-    """How many VMIs there are, and how many may be evicted."""
+    """How many VMIs there are, how many no rule blocks, and what evicting them would do."""
 
     known: Annotated[int, means("VMIs, without those in phase Succeeded or Failed")]
     allowed: Annotated[int, means("VMIs that no rule blocks at either checkpoint")]
     held: Annotated[dict[Reason, int], means("blocked VMIs, by their first reason")]
+    drain: Annotated[
+        dict[DrainOutcome, int],
+        means("VMIs with a node, blocked or not, by what a drain of it would do to them"),
+    ]
 
 
 class StatusAnswer(Struct, rename="camel", kw_only=True):
@@ -527,45 +534,6 @@ class Problem(Struct, kw_only=True):
     status: Annotated[int, means("the HTTP status")]
     detail: Annotated[str, means("what is wrong, where, and what was expected")]
     type: Annotated[str, means("always about:blank")] = "about:blank"
-
-
-def write_instant(instant: Instant) -> str:
-    """RFC 3339 in UTC, with microseconds unless the second is whole."""
-    fraction, second = math.modf(min(max(instant, 0.0), _LAST_INSTANT))
-    micro = round(fraction * 1e6)
-    if micro == 10**6:
-        second, micro = second + 1.0, 0
-    return f"{_write_second(second)}.{micro:06}Z" if micro else f"{_write_second(second)}Z"
-
-
-@lru_cache(maxsize=2**12)
-def _write_second(second: float) -> str:
-    """Cached: every answer has two instants, mostly of the present second; 0.5 instead of 2 us."""
-    moment = datetime.fromtimestamp(second, tz=UTC)
-    return moment.isoformat(timespec="seconds").removesuffix("+00:00")
-
-
-@lru_cache(maxsize=2**14)
-def write_release(instant: Instant) -> str:
-    """`write_instant`, rounded up, so that a caller that returns at this time is not too early.
-
-    Cached, because the end of a cooldown is in every answer until then and takes 5 us to write.
-    """
-    text = write_instant(instant)
-    moment = datetime.fromisoformat(text)
-    if moment.timestamp() < min(instant, _LAST_INSTANT):
-        return write_instant((moment + timedelta(microseconds=1)).timestamp())
-    return text
-
-
-def write_optional_release(instant: Instant | None) -> str | None:
-    """`write_release`; None stays None."""
-    return None if instant is None else write_release(instant)
-
-
-def write_optional_instant(instant: Instant | None) -> str | None:
-    """`write_instant`; None stays None."""
-    return None if instant is None else write_instant(instant)
 
 
 def round_seconds(seconds: Seconds | None) -> Seconds | None:

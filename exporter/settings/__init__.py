@@ -17,7 +17,6 @@ from exporter.settings.document import InvalidSettings, Section, read_yaml
 from exporter.settings.values import (
     Address,
     ConfigMaps,
-    format_duration,
     parse_address,
     parse_boolean,
     parse_checkpoint,
@@ -30,6 +29,7 @@ from exporter.settings.values import (
     parse_one_of,
     parse_positive_duration,
 )
+from exporter.text import format_duration
 
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "LogSettings",
     "Settings",
     "Tls",
-    "format_duration",
     "load_settings",
     "parse_address",
     "parse_duration",

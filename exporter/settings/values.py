@@ -86,16 +86,6 @@ def _hint(value: object) -> str:
     return f": there are no days, {days[0]} is {int(days[1]) * 24}h" if days else ""
 
 
-def format_duration(seconds: Seconds) -> str:
-    """Seconds as a Go duration, for people."""
-    if not seconds:
-        return "0"
-    hours, rest = divmod(seconds, 3600)
-    minutes, rest = divmod(rest, 60)
-    parts = [f"{hours:.0f}h" if hours else "", f"{minutes:g}m" if minutes else ""]
-    return "".join(parts) + (f"{rest:g}s" if rest else "")
-
-
 def parse_address(value: object) -> Address:
     """`host:port`, `[v6]:port` or `unix:/path`. Raises ValueError."""
     expected = "expected host:port or unix:/path"

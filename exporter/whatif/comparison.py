@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.engine.model import Instant, Policy, Reason, Seconds
-from exporter.settings import format_duration
-from exporter.text import escape, split_span, write_instant
+from exporter.text import escape, format_duration, split_span, write_instant
 from exporter.whatif.account import (
     Account,
     Comparison,

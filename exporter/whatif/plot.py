@@ -25,7 +25,7 @@ LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 
 
 class CannotDraw(Exception):
-    """The comparison cannot be drawn; the text says why."""
+    """The comparison cannot be drawn; the message says why."""
 
 
 def draw(comparison: Comparison, path: Path) -> None:

@@ -78,7 +78,7 @@ Played from Prometheus, which knows less than a recording:
 
 
 class QueryFailed(Exception):
-    """Prometheus did not answer, or not with data; the text says why."""
+    """Prometheus did not answer, or not with data; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ log = structlog.stdlib.get_logger()
 
 
 class CannotRecord(Exception):
-    """The file cannot be written; the text says why."""
+    """The file cannot be written; the message says why."""
 
 
 class LineFile:

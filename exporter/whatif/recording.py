@@ -75,7 +75,7 @@ class Recorded(Struct, frozen=True, gc=False):
 
 
 class UnknownFormat(Exception):
-    """Not a recording that this version can read; the text says why."""
+    """Not a recording that this version can read; the message says why."""
 
 
 class Faults(Struct):

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ IN_WORDS = {
     "25m": "25 minutes",
     "30m": "30 minutes",
     "1h": "hour",
+    "1d": "a day",
 }
 KNOWN = {
     *(family.name for family in FAMILIES),
@@ -122,7 +124,7 @@ def test_runbook_names_only_what_there_is(name: str) -> None:
 
 def test_stuck_runbook_explains_every_state() -> None:
     """The table's rows are the closed list of states, in their order."""
-    rows = re.findall(r"^\| `(\w+)` \|", TEXTS["KubeVirtEvacuationStuck"], re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_]+)` \|", TEXTS["KubeVirtEvacuationStuck"], re.MULTILINE)
 
     assert rows == [state.value for state in State]
 
@@ -166,6 +168,32 @@ def test_every_path_is_one_of_the_api() -> None:
             assert words[-1] in ports
         elif command.startswith("export EXPORTER="):
             assert command.rpartition(":")[2] in ports
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "KubeVirtEvacuationStuck",
+        "KubeVirtEvacuationFailingRepeatedly",
+        "KubeVirtEvacuationDiverged",
+        "KubeVirtVMChurning",
+    ],
+)
+def test_a_vm_s_runbook_begins_with_explain(name: str) -> None:
+    """The first question needs no port, no token and no certificate; HTTP stands beside it."""
+    asked = [one for one in commands(TEXTS[name]) if "$NAME" in one]
+    assert asked[0].endswith(' -c exporter -- python -m exporter explain "$NAMESPACE/$NAME"')
+    assert asked[1].endswith(' "$EXPORTER/v1/vmis/$NAMESPACE/$NAME"')
+    assert "create token" in asked[1]
+
+
+def test_a_refused_request_shows_its_answer() -> None:
+    """Curl neither hides the body of an error nor hands it to a parser that cannot read it."""
+    asked = [one for one in EVERY_COMMAND if "curl " in one]
+    assert asked
+    for command in asked:
+        assert "-sSk" in command or "-sS " in command, command
+        assert "json.tool" not in command
 
 
 def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
@@ -215,11 +243,14 @@ def scene(exporter: str, kubevirt: str) -> list[dict[str, Any]]:
             "metadata": {"name": "kubevirt-eviction-exporter", "namespace": exporter},
             "spec": {"selector": {"matchLabels": labels}, "template": template},
         },
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": "kubevirt-eviction-exporter-scraper", "namespace": exporter},
-        },
+        *(
+            {
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": {"name": name, "namespace": exporter},
+            }
+            for name in ("kubevirt-eviction-exporter", "kubevirt-eviction-exporter-scraper")
+        ),
         pod("exporter", exporter, labels),
         pod("virt-controller", kubevirt, {"kubevirt.io": "virt-controller"}),
     ]
@@ -231,12 +262,14 @@ class Operator:
     def __init__(self, config: Path, **variables: str) -> None:
         self.variables = {**VARIABLES, **variables}
         assert all(self.variables.values())
-        kubectl = find_binary("kubectl").parent
+        kubectl = str(find_binary("kubectl").parent)
         self._environment = {
             **os.environ,
             **self.variables,
             "KUBECONFIG": str(config),
-            "PATH": f"{kubectl}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(
+                (kubectl, str(Path(sys.executable).parent), os.environ["PATH"])
+            ),
         }
 
     async def run(self, command: str, given: str = "") -> str:
@@ -300,6 +333,11 @@ async def test_every_command_runs(
             assert {word.partition("=")[0] for word in words} <= set(VARIABLES)
         elif "port-forward" in command:
             await operator.run(f'kubectl -n "$EXPORTER_NAMESPACE" get {DEPLOYMENT}')
+        elif " exec " in command:
+            place, _, asked = command.partition(" -c exporter -- ")
+            assert place.endswith(f" exec {DEPLOYMENT}")
+            assert await operator.run(asked), command
+            ran.add(command)
         elif " logs " in command:
             assert await operator.run(what_there_is_to_log(command)), command
         elif "evacuate/cancel" in command:

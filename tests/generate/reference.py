@@ -36,6 +36,7 @@ NAMES = {
     "readyz": "Readiness",
     "openapi": "The OpenAPI document",
     "page": "The page",
+    "vm": "The page of one VM",
 }
 """The heading of each endpoint, by its operation id."""
 

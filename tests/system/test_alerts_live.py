@@ -32,10 +32,10 @@ from exporter.kube.reflector import Reflector
 from exporter.server.admission import PATH
 from exporter.settings import Address, Settings, read_settings
 from tests.alerts.live import Alertmanager, Prometheus, Receiver
-from tests.alerts.scaling import scale
+from tests.alerts.scaling import read_duration, scale, write_duration
 from tests.cluster import poll
 from tests.cluster.ports import free_port
-from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
+from tests.generate.rules import Groups, all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.reviews import a_review
 
@@ -45,6 +45,8 @@ FACTOR = 60.0
 SPEED = 0.1
 """The speed at which the simulated cluster's waits are KubeVirt's own."""
 ALERTS = all_alerts(load_groups())
+LONGEST = read_duration("30m")
+"""The longest `for` of all alerts but one."""
 MONITORING = "monitoring"
 RESERVED = "node-5"
 HOT = ("hot-1", "hot-2", "hot-3")
@@ -121,15 +123,20 @@ class Story:
         await fires("KubeVirtDeschedulerSlotsHeld", source="descheduler")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-1")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-2")
+        await fires("KubeVirtNodeCannotBeEmptied")
         for vmi in self._vmis():
             namespace, name = vmi["metadata"]["namespace"], vmi["metadata"]["name"]
             if vmi["status"].get("evacuationNodeName") and name not in HOT:
                 self.cluster.change_vmi(namespace, name, webhooks.cancel_evacuation)
+            self.cluster.change_vmi(
+                namespace, name, lambda vmi: node.set_migratable(vmi, migratable=True)
+            )
         resolves = self.receiver.resolves
         await resolves("KubeVirtEvacuationStuck", name=HELD[0])
         await resolves("KubeVirtDeschedulerSlotsHeld")
         await resolves("KubeVirtEvacuationFailingRepeatedly")
         await resolves("KubeVirtEvacuationDiverged")
+        await resolves("KubeVirtNodeCannotBeEmptied")
 
     async def refuse_a_permission(self) -> None:
         """Grant what was refused from the start, once that has been told."""
@@ -216,6 +223,14 @@ class Story:
         return [vmi for vmi in found if vmi is not None]
 
 
+def hasten(groups: Groups) -> Groups:
+    """What waits for a day waits for half an hour."""
+    for rule in all_rules(groups):
+        if read_duration(rule.get("for", "")) > LONGEST / FACTOR:
+            rule["for"] = write_duration(LONGEST / FACTOR)
+    return groups
+
+
 @asynccontextmanager
 async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> AsyncIterator[str]:
     """The exporter on the demo for the length of the block; the URL of its query listener."""
@@ -297,7 +312,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         Alertmanager(directory, receiver.url) as alertmanager,
         Prometheus(
             directory,
-            scale(load_groups(), FACTOR),
+            hasten(scale(load_groups(), FACTOR)),
             targets=targets,
             alertmanager=alertmanager.address,
         ) as prometheus,

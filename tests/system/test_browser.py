@@ -14,7 +14,7 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 from playwright.async_api import Browser, Page, expect
 
 from exporter.server.apps import make_query_app
-from exporter.settings import format_duration
+from exporter.text import format_duration
 from tests.support.browser import NoChromium, Still, chromium, standing_demo
 from tests.unit.server.page.test_model import cooling, evacuating
 from tests.unit.server.page.test_render import HOSTILE
@@ -35,6 +35,7 @@ READ_ROWS = """selector => [...document.querySelectorAll(selector)].map(row => (
     ]),
     rules: [...row.querySelectorAll(".rules dd")].map(rule => rule.textContent),
     holding: [...row.querySelectorAll(".rules dt:has(strong) code")].map(one => one.textContent),
+    why: [...row.querySelectorAll("[data-field=why]")].map(one => one.textContent),
     badge: row.querySelector(".badge")?.textContent ?? "",
     link: row.querySelector("a")?.getAttribute("href"),
     bars: row.querySelectorAll(".line .bar").length,
@@ -119,7 +120,7 @@ class TestTheSame:
         assert as_of == api["asOf"]
         assert len(shown) == len(api["evacuations"]) > 5
         for row, one in zip(shown, api["evacuations"], strict=True):
-            vmi = await demo.get(row["link"])
+            vmi = await demo.get(f"/v1{row['link']}")
             verdicts = (vmi["verdicts"]["filter"], vmi["verdicts"]["preEviction"])
             backoff, attempt, cancel = one["backoff"], one["attempt"], one["cancel"]
             expected = {
@@ -132,6 +133,7 @@ class TestTheSame:
                 "evictionStrategy": one["evictionStrategy"] or None,
                 "failedAttempts": str(one["failedAttempts"]),
                 "nextStep": one["nextStep"],
+                "why": [": ".join(filter(None, (w["reason"], w["message"]))) for w in one["why"]],
                 "reason": next((v["reason"] for v in verdicts if v["reason"]), None),
                 "stuckBy": ", ".join(one["stuckBy"]) or None,
                 "nextTryAt": backoff and backoff["nextTryAt"],
@@ -145,6 +147,31 @@ class TestTheSame:
             assert ("diverged" in row) is one["diverged"]
             assert ("Stuck by" in row["badge"]) is one["stuck"]
             assert_drawn(row, vmi)
+
+    async def test_the_page_of_one_vm(self, demo: Still, browser: Browser) -> None:
+        """The page that each VM's name links to says what the API says of it."""
+        (stuck, *_) = (await demo.get("/v1/evacuations"))["evacuations"]
+        vmi = await demo.get(f"/v1/vmis/{stuck['namespace']}/{stuck['name']}")
+        async with visit(browser, demo.query) as page:
+            await page.locator("#evacuation-rows a").first.click()
+            await page.wait_for_selector("#vm-title")
+            (shown,) = await rows(page, "main")
+            assert await text(page, "#vm-title") == f"{stuck['namespace']}/{stuck['name']}"
+            assert await axe_faults(page) == ""
+
+        one = vmi["evacuation"]
+        expected = {
+            "node": vmi["node"],
+            "phase": vmi["phase"],
+            "state": one["state"],
+            "requestedAt": one["requestedAt"],
+            "failedAttempts": str(one["failedAttempts"]),
+            "nextStep": one["nextStep"],
+            "why": [": ".join(filter(None, (w["reason"], w["message"]))) for w in one["why"]],
+            "rules": [rule["why"] for rule in vmi["rules"]],
+        }
+        assert {key: shown.get(key) for key in expected} == expected
+        assert_drawn(shown, vmi)
 
     async def test_the_held_vms(self, demo: Still, browser: Browser) -> None:
         """Every entry of GET /v1/blocked, and of each VM what GET /v1/vmis says of it."""
@@ -185,12 +212,12 @@ class TestTheSame:
             shown = await rows(page, "#node-rows tbody tr")
             counts = {
                 name: int(await text(page, f"#count-{name}"))
-                for name in ("vmis", "movable", "held", "evacuating", "stuck")
+                for name in ("vmis", "free", "held", "evacuating", "stuck")
             }
 
         assert counts == {
             "vmis": status["vmis"]["known"],
-            "movable": status["vmis"]["allowed"],
+            "free": status["vmis"]["allowed"],
             "held": len(first),
             "evacuating": len(evacuations),
             "stuck": sum(one["stuck"] for one in evacuations),
@@ -199,11 +226,27 @@ class TestTheSame:
         assert sum(int(row["vmis"]) for row in shown) == counts["vmis"]
         for row in shown:
             labels = f'node="{row["name"]}",verdict="allowed"'
-            if row["movable"] != "0":
-                assert f"descheduler_kubevirt_vmis{{{labels}}} {row['movable']}.0" in metrics
+            if row["free"] != "0":
+                assert f"descheduler_kubevirt_vmis{{{labels}}} {row['free']}.0" in metrics
             reasons = {key: int(row[key]) for key in status["vmis"]["held"]}
             assert reasons == {key: held[row["name"], key] for key in reasons}
-            assert int(row["vmis"]) == int(row["movable"]) + sum(reasons.values())
+            assert int(row["vmis"]) == int(row["free"]) + sum(reasons.values())
+
+    async def test_the_drain_of_a_node(self, demo: Still, browser: Browser) -> None:
+        """Every VM of GET /v1/nodes/{node}, and the counts of GET /v1/nodes."""
+        nodes = (await demo.get("/v1/nodes"))["nodes"]
+        told = await demo.get(f"/v1/nodes/{nodes[0]['node']}")
+        async with visit(browser, f"{demo.query}/?node={nodes[0]['node']}") as page:
+            (row,) = await rows(page, "#node-rows tbody tr")
+            shown = await rows(page, "#drain-rows tbody tr")
+            said = await text(page, "#drain .verdict")
+
+        counts = ("vmis", "leaves", "waits", "restarts", "stays", "external")
+        assert {key: int(row[key]) for key in counts} == {key: nodes[0][key] for key in counts}
+        assert said.startswith("It can be" if told["canBeEmptied"] else "It cannot be")
+        assert {one["name"]: (one["outcome"], one["failedAttempts"]) for one in shown} == {
+            one["name"]: (one["outcome"], str(one["failedAttempts"])) for one in told["candidates"]
+        }
 
     async def test_the_trust(self, demo: Still, browser: Browser) -> None:
         """Readiness, contact, version, what is watched and the policy in force."""
@@ -299,7 +342,7 @@ class TestLooks:
                 )
             (first, *_) = (await demo.get("/v1/evacuations"))["evacuations"]
 
-        path = f"/v1/vmis/{first['namespace']}/{first['name']}"
+        path = f"/vmis/{first['namespace']}/{first['name']}"
         assert reached[:3] == ["#main", "live-pause", "summary"]
         assert reached[3:10] == [
             *("namespace", "node", "state", "reason", "sort", "stuck", "button"),

@@ -164,8 +164,8 @@ async def test_kubectl_shows_them(
     row = r"\s+Warning\s+EvacuationStuck\s+\d+s\s+kubevirt-eviction-exporter\s+(.*)"
     stuck = re.search(row, described)
     assert stuck is not None
-    assert "target_unschedulable, failed attempts: 0. No node can take the target" in stuck[1]
-    assert "PodScheduled: Unschedulable 0/3 nodes are available: 3 Insuff" in stuck[1]
+    assert "target_unschedulable. No node can take the target pod: " in stuck[1]
+    assert '"Unschedulable: 0/3 nodes are available: 3 Insufficient memory."' in stuck[1]
     assert re.search(r"Normal\s+EvacuationEnded.*n1 ended after .*: the VM is now on n2", told[0])
     until = verdict["notBefore"][:16]
     assert re.search(rf"Normal\s+EvictionHeld.*Eviction held: cooldown until {until}", told[1])

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from exporter.demo import objects
 from exporter.demo.objects import Object
 from tests.cluster import ApiError
+from tests.cluster.player import Outcome
 from tests.cluster.recording import RECORDED, Scene
 from tests.cluster.resources import QUOTAS, VMIMS, VMIS
 from tests.cluster.rig import Rig
@@ -634,6 +638,99 @@ async def test_the_exporter_tells_of_a_success(stage: Stage) -> None:
 
         assert verdict["migrationsInWindow"] == 1
         assert await ask_evacuation(stage.exporter, "watched/db1") is None
+
+
+DRAINED: dict[str, tuple[str, Outcome, bool]] = {
+    "leaves": ("LiveMigrate", "succeeds", True),
+    "waits": ("LiveMigrate", "hangs", True),
+    "restarts": ("None", "succeeds", True),
+    "restarts-too": ("LiveMigrateIfPossible", "succeeds", False),
+    "stays": ("LiveMigrate", "succeeds", False),
+    "external": ("External", "succeeds", True),
+}
+"""VMs by namespace: strategy, what becomes of migrations, and whether they are migratable."""
+
+
+async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str], None]) -> None:
+    """A VM of every outcome on one node, and what KubeVirt makes of the eviction of each."""
+    rig, exporter, node = stage.rig, stage.exporter, "node-2"
+    keys = {name: f"drained-{name}/db1" for name in DRAINED}
+
+    async with AsyncExitStack() as stack:
+        for name, (strategy, fate, migratable) in DRAINED.items():
+            # The one that leaves has been elsewhere, so that the duration of that is known.
+            home = "node-1" if name == "leaves" else node
+            scene = await stack.enter_async_context(
+                rig.vmi(keys[name], fate, node=home, evictionStrategy=strategy)
+            )
+            if not migratable:
+                await rig.player.set_migratable(scene.vmi, migratable=False)
+        rig.player.place(keys["leaves"], node)
+        await rig.evict(keys["leaves"])
+        await rig.until(keys["leaves"], lambda scene: _is_over(scene) and not scene.marked)
+        await rig.evict(keys["waits"])
+        copying = await rig.until(keys["waits"], _is_copying)
+        expected = {f"drained-{name}": name.removesuffix("-too") for name in DRAINED}
+        forecast = await exporter.until(
+            f"/v1/nodes/{node}",
+            lambda status, body: (
+                status == 200
+                and {one["namespace"]: one["outcome"] for one in body["candidates"]} == expected
+            ),
+        )
+        bound, began = forecast["atLeastSeconds"], time.monotonic()
+        (left,) = (one for one in forecast["candidates"] if one["outcome"] == "leaves")
+
+        took, refusals = {}, {}
+        for name, key in keys.items():
+            scene = await rig.look(key)
+            pod = objects.current_pod(scene.vmi, scene.pods)
+            assert pod is not None
+            refusal = await rig.cluster.evict(pod, descheduler=False)
+            refusals[name] = "" if refusal is None else str(refusal.status["message"])
+        await rig.until(keys["leaves"], lambda scene: not _is_on(scene, node))
+        took["leaves"] = time.monotonic() - began
+        for name in ("restarts", "restarts-too"):
+            await rig.until(keys[name], lambda scene: objects.is_final(scene.vmi))
+            took[name] = time.monotonic() - began
+        rig.player.decide(copying.vmims[0]["metadata"]["uid"], "succeeds")
+        await rig.until(keys["waits"], lambda scene: not _is_on(scene, node))
+        took["waits"] = time.monotonic() - began
+        remaining = await exporter.until(f"/v1/nodes/{node}", lambda _, body: body["vmis"] == 2)
+        code, said = await _run_node(exporter, node)
+
+    for one in forecast["candidates"]:
+        name = one["namespace"].removeprefix("drained-")
+        when = f"gone after {took[name]:.1f} s" if name in took else "is there"
+        last = one["lastDurationSeconds"]
+        prove(
+            f"rig: {name:12} forecast {one['outcome']:8} {when:18} last took"
+            f" {'?' if last is None else f'{last:g} s':4}"
+            f" {refusals[name].rpartition('denied the request: ')[2] or 'evicted'}"
+        )
+    prove(
+        f"rig: drain of {node}: at least {bound:g} s, took {took['leaves']:.1f} s; `node`: {said}"
+    )
+    assert bound == left["lastDurationSeconds"]
+    assert took["leaves"] >= bound - 1.0
+    assert {one["outcome"] for one in remaining["candidates"]} == {"stays", "external"}
+    assert refusals["stays"].endswith("but is not live-migratable")
+    assert (code, refusals["restarts"], refusals["restarts-too"]) == (12, "", "")
+    assert (forecast["canBeEmptied"], remaining["canBeEmptied"]) == (False, False)
+
+
+def _is_on(scene: Scene, node: str) -> bool:
+    return bool(scene.vmi["status"]["nodeName"] == node)
+
+
+async def _run_node(exporter: Program, node: str) -> tuple[int | None, str]:
+    """The exit code and the first line of `python -m exporter node`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "exporter", "node", "--url", exporter.query, node),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    return process.returncode, out.decode().splitlines()[0]
 
 
 def _instant(vmim: Object, phase: str) -> Any:

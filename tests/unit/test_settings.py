@@ -22,12 +22,12 @@ from exporter.settings import (
     LogSettings,
     Settings,
     Tls,
-    format_duration,
     load_settings,
     parse_address,
     parse_duration,
     read_settings,
 )
+from exporter.text import format_duration
 
 
 def faults_of(document: object) -> list[str]:

@@ -15,14 +15,21 @@ from msgspec import Struct
 
 from exporter.counters import HeldEvictions
 from exporter.engine.diagnosis import State
+from exporter.engine.drain import DrainOutcome, count_outcomes, forecast_node, sum_outcomes
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, Policy, Reason, Resource, StuckPolicy
 from exporter.engine.store import Store
 from exporter.health import Health, Staleness
-from exporter.server.answers import describe_status, explain_vmi, list_evacuations
+from exporter.server.answers import (
+    describe_drain,
+    describe_status,
+    explain_vmi,
+    list_evacuations,
+)
 from exporter.server.schemas import (
     BlockedVmi,
     CheckpointStatus,
+    DrainAnswer,
     EvacuationAnswer,
     StatusAnswer,
     VmiAnswer,
@@ -111,7 +118,7 @@ class WatchSummary(Struct, frozen=True, kw_only=True):
 
 
 class Loss(Struct, frozen=True, kw_only=True):
-    """A resource that may not be read: what is `lost` by that, and `why`, by place."""
+    """A resource that may not be read: `lost` is what does not work, `why` the error by place."""
 
     resource: Resource
     lost: str
@@ -119,7 +126,7 @@ class Loss(Struct, frozen=True, kw_only=True):
 
 
 class PageStatus(Struct, frozen=True, kw_only=True):
-    """The health of the exporter. `dies_at`: when it turns DEAD without further contact.
+    """The health of the exporter. `dies_at`: when it becomes DEAD without further contact.
 
     `checkpoint` is None without a checkpoint; `shared`: it is in ConfigMaps, not in a file.
     """
@@ -139,10 +146,11 @@ class PageStatus(Struct, frozen=True, kw_only=True):
 
 
 class VmCounts(Struct, frozen=True, kw_only=True):
-    """How many VMs there are, and how many are held, by their first reason."""
+    """How many VMs there are, how many are held, by their first reason, and drain outcomes."""
 
     vmis: int
     held_by: dict[Reason, int]
+    drain: dict[DrainOutcome, int]
 
     @property
     def held(self) -> int:
@@ -150,8 +158,8 @@ class VmCounts(Struct, frozen=True, kw_only=True):
         return sum(self.held_by.values())
 
     @property
-    def movable(self) -> int:
-        """How many VMs may be moved now."""
+    def free(self) -> int:
+        """How many VMs no rule holds; whether they can be moved is another question."""
         return self.vmis - self.held
 
 
@@ -177,13 +185,17 @@ class Vms(Struct, frozen=True, kw_only=True):
 
 
 class Cluster(VmCounts, frozen=True, kw_only=True):
-    """The cluster in numbers; `vms` is None if the page may not name VMs."""
+    """The cluster in numbers; `vms` is None if the page may not name VMs.
+
+    `drained` is the forecast of the node that the filter names, if it may name VMs.
+    """
 
     evacuating: int
     stuck: int
     states: dict[State, int]
     nodes: Rows[Node]
     node_names: tuple[str, ...]
+    drained: DrainAnswer | None
     vms: Vms | None
 
 
@@ -247,8 +259,13 @@ def read_instant(text: str) -> Instant:
 
 def build_page(inputs: PageInputs, filters: PageFilter, now: Instant, *, named: bool) -> PageModel:
     """Build the page model at `now`; it names single VMs only if `named`."""
+    outcomes = count_outcomes(inputs.store)
     status = describe_status(
-        inputs.health, vmis=inputs.store.nodes.total(), blocked=inputs.blocked, now=now
+        inputs.health,
+        vmis=inputs.store.nodes.total(),
+        drain=sum_outcomes(outcomes),
+        blocked=inputs.blocked,
+        now=now,
     )
     answers = status.ready and not inputs.closing
     return PageModel(
@@ -257,7 +274,9 @@ def build_page(inputs: PageInputs, filters: PageFilter, now: Instant, *, named: 
         policy=inputs.policy,
         stuck=inputs.stuck,
         filters=filters,
-        cluster=_summarize_cluster(inputs, filters, now, named=named) if answers else None,
+        cluster=_summarize_cluster(inputs, filters, now, outcomes, named=named)
+        if answers
+        else None,
     )
 
 
@@ -318,7 +337,12 @@ def _is_lost(status: StatusAnswer, resource: Resource) -> bool:
 
 
 def _summarize_cluster(
-    inputs: PageInputs, filters: PageFilter, now: Instant, *, named: bool
+    inputs: PageInputs,
+    filters: PageFilter,
+    now: Instant,
+    outcomes: dict[str, Counter[DrainOutcome]],
+    *,
+    named: bool,
 ) -> Cluster:
     store = inputs.store
     evacuations = list_evacuations(
@@ -328,24 +352,39 @@ def _summarize_cluster(
     held = [tuple(entries) for _, entries in groupby(inputs.blocked, key=_of_vmi)]
     reasons = Counter(entries[0].reason for entries in held)
     states = Counter(one.state for one in evacuations)
-    nodes = _list_nodes(store, held)
+    nodes = _list_nodes(store, held, outcomes)
+    total = sum_outcomes(outcomes)
+    drained = None
+    if named and filters.node in outcomes:
+        drained = describe_drain(*forecast_node(store, filters.node), now, inputs.health)
     return Cluster(
         vmis=store.nodes.total(),
         held_by={reason: reasons[reason] for reason in Reason},
+        drain={one: total[one] for one in DrainOutcome},
         evacuating=len(evacuations),
         stuck=sum(one.stuck for one in evacuations),
         states={state: states[state] for state in State if states[state]},
         nodes=_cut([node for node in nodes if filters.node in ("", node.name)], len(nodes)),
         node_names=tuple(sorted(node.name for node in nodes if node.name)[:HINTS]),
+        drained=drained,
         vms=_list_vms(inputs, filters, now, evacuations, held) if named else None,
     )
 
 
-def _list_nodes(store: Store, held: list[tuple[BlockedVmi, ...]]) -> list[Node]:
+def _list_nodes(
+    store: Store,
+    held: list[tuple[BlockedVmi, ...]],
+    outcomes: Mapping[str, Mapping[DrainOutcome, int]],
+) -> list[Node]:
     """Every node that has VMs; most held VMs first."""
     reasons = Counter((entries[0].node, entries[0].reason) for entries in held)
     nodes = [
-        Node(name=name, vmis=vmis, held_by={r: reasons[name, r] for r in Reason})
+        Node(
+            name=name,
+            vmis=vmis,
+            held_by={r: reasons[name, r] for r in Reason},
+            drain={one: outcomes.get(name, {}).get(one, 0) for one in DrainOutcome},
+        )
         for name, vmis in store.nodes.items()
     ]
     return sorted(nodes, key=lambda node: (-node.held, node.name))
@@ -395,6 +434,7 @@ def _explain(inputs: PageInputs, evidence: Evidence, now: Instant) -> VmiAnswer:
         load=inputs.store.load(),
         now=now,
         health=inputs.health,
+        kubevirt=inputs.store.kubevirt,
         why=inputs.store.reasons(evidence.vmi),
         held_evictions=inputs.held_evictions.of(evidence.vmi.uid),
     )

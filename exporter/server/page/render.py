@@ -1,4 +1,4 @@
-"""The status page at `/`: the page model as one HTML file without external assets."""
+"""The status page at `/` and the page of one VM, each one HTML file without external assets."""
 
 import base64
 import hashlib
@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
 
 from exporter.engine.diagnosis import State
+from exporter.engine.drain import GRAVEST, DrainOutcome
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
-from exporter.server.page.model import PageModel, Sort, read_instant
-from exporter.server.schemas import MigrationAnswer, VmiAnswer, write_instant
-from exporter.settings import format_duration
-from exporter.text import split_span
+from exporter.server.page.model import ROWS, PageModel, Sort, read_instant
+from exporter.server.schemas import DrainAnswer, MigrationAnswer, NodeCandidate, VmiAnswer
+from exporter.text import format_duration, split_span, write_instant
 
 
 SPANS: tuple[Seconds, ...] = tuple(
@@ -31,6 +31,13 @@ AHEAD = 0.06
 ROOM = 28.0
 """Percent of the width that the label of the axis' end needs."""
 _DAY: Seconds = 86_400.0
+_DRAIN_WORDS = {
+    DrainOutcome.LEAVES: "would be migrated",
+    DrainOutcome.WAITS: "would wait",
+    DrainOutcome.RESTARTS: "would go down",
+    DrainOutcome.STAYS: "would never leave",
+    DrainOutcome.EXTERNAL: "would wait for somebody else",
+}
 _FOLDER = Path(__file__).parent
 
 
@@ -86,33 +93,49 @@ def render_page(page: PageModel, *, linked: bool) -> str:
     cluster = page.cluster
     vms = None if cluster is None else cluster.vms
     shown = () if vms is None else (*vms.evacuations.shown, *(one.vmi for one in vms.held.shown))
-    axis = measure_axis(shown, page)
-    now = page.now
-
-    def when(instant: Instant | str | None) -> Markup:
-        return write_time(instant, now)
-
-    def timeline(vmi: VmiAnswer) -> Timeline:
-        return draw_timeline(vmi, axis)
-
-    return _TEMPLATE.render(
+    axis = measure_axis(shown, page.now, page.policy.migration_history_window)
+    return _PAGE.render(
         page=page,
         status=page.status,
         cluster=cluster,
         vms=vms,
         filters=page.filters,
         linked=linked,
-        axis=axis,
-        timeline=timeline,
-        when=when,
         verdict=describe_health(page),
         title=_title(page),
         states=list(State),
         reasons=list(Reason),
         sorts=list(Sort),
-        style=Markup(_STYLE),  # noqa: S704 (our own file)
-        script=Markup(_SCRIPT),  # noqa: S704 (same)
+        outcomes=GRAVEST,
+        drain_words=_DRAIN_WORDS,
+        drain_rows=() if cluster is None else _list_drain_rows(cluster.drained),
+        **_shared(axis),
     )
+
+
+def _list_drain_rows(drained: DrainAnswer | None) -> list[NodeCandidate]:
+    """The first rows of a node's VMs, the gravest outcome first."""
+    candidates = [] if drained is None else drained.candidates
+    return sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS]
+
+
+def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
+    """Render the page of one VM; `linked` as in `render_page`."""
+    window = vmi.policy.migration_history_window_seconds
+    axis = measure_axis((vmi,), read_instant(vmi.as_of), window)
+    title = f"{vmi.namespace}/{vmi.name}"
+    return _VM.render(vmi=vmi, linked=linked, title=title, **_shared(axis))
+
+
+def _shared(axis: Axis) -> dict[str, object]:
+    """What the shared parts of both pages use."""
+    return {
+        "axis": axis,
+        "timeline": lambda vmi: draw_timeline(vmi, axis),
+        "when": lambda instant: write_time(instant, axis.now),
+        "style": Markup(_STYLE),  # noqa: S704 (our own file)
+        "script": Markup(_SCRIPT),  # noqa: S704 (same)
+    }
 
 
 def describe_health(page: PageModel) -> tuple[str, str]:
@@ -164,9 +187,8 @@ def write_time(instant: Instant | str | None, now: Instant) -> Markup:
     ).format(text, far, label)
 
 
-def measure_axis(vmis: tuple[VmiAnswer, ...], page: PageModel) -> Axis:
+def measure_axis(vmis: tuple[VmiAnswer, ...], now: Instant, window: Seconds) -> Axis:
     """The shortest axis that fits everything about these VMs within the history window."""
-    now = page.now
     earliest, latest = now, now
     for vmi in vmis:
         for migration in vmi.migrations:
@@ -177,13 +199,13 @@ def measure_axis(vmis: tuple[VmiAnswer, ...], page: PageModel) -> Axis:
             earliest = min(earliest, read_instant(vmi.evacuation.requested_at))
         if vmi.cooldown is not None:
             latest = max(latest, read_instant(vmi.cooldown.not_before))
-    window = page.policy.migration_history_window or _DAY
+    window = window or _DAY
     past = min(next((span for span in SPANS if span >= now - earliest), window), window)
     return Axis(now - past, now, max(latest, now + AHEAD * past))
 
 
 def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
-    """Draw one VM on the axis; migrations that ended before it are left out."""
+    """Draw one VM on the axis; migrations that ended before the axis begins are left out."""
     seen = [one for one in vmi.migrations if _span(one, axis.now)[1] >= axis.since]
     failed = [one for one in seen if one.outcome == "failed"]
     cooldown = None
@@ -255,15 +277,15 @@ def _title(page: PageModel) -> str:
     return f"{page.cluster.held} held"
 
 
-def _vmi_path(vmi: VmiAnswer) -> str:
-    return f"/v1/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}"
+def _vmi_path(vmi: VmiAnswer | NodeCandidate) -> str:
+    return f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}"
 
 
 def _seconds_since(end: str, begin: str) -> Seconds:
     return read_instant(end) - read_instant(begin)
 
 
-def _compile() -> Template:
+def _compile() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -279,7 +301,7 @@ def _compile() -> Template:
         "since": _seconds_since,
         "instant": read_instant,
     }
-    return environment.get_template("page.html.j2")
+    return environment
 
 
 def _read(name: str) -> str:
@@ -291,7 +313,8 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-_TEMPLATE = _compile()
+_TEMPLATES = _compile()
+_PAGE, _VM = (_TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm"))
 """Compiled at import, because it takes 50 ms."""
 _STYLE, _SCRIPT = _read("page.css"), _read("page.js")
 PAGE_HEADERS: Mapping[str, str] = {

@@ -1,9 +1,9 @@
-// Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP] ...`.
+// Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP][@HOST,...] ...`.
 // With `certificates token KEY ISSUER SUBJECT EXPIRES` it prints a service account's token.
 //
 // The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
-// NAME.crt and NAME.key, good for a server on the loopback address and for a client that
-// Kubernetes knows as user NAME of GROUP.
+// NAME.crt and NAME.key, good for a server on the loopback address and on each HOST, and for a client
+// that Kubernetes knows as user NAME of GROUP.
 package main
 
 import (
@@ -34,7 +34,7 @@ type pair struct {
 
 func main() {
 	if len(os.Args) < 2 {
-		log.Fatal("usage: certificates DIR NAME[/GROUP] ...")
+		log.Fatal("usage: certificates DIR NAME[/GROUP][@HOST,...] ...")
 	}
 	if os.Args[1] == "token" {
 		printed, err := token(os.Args[2:])
@@ -50,8 +50,9 @@ func main() {
 		log.Fatal(err)
 	}
 	for _, subject := range os.Args[2:] {
+		subject, hosts, _ := strings.Cut(subject, "@")
 		name, group, _ := strings.Cut(subject, "/")
-		if _, err := write(directory, name, leaf(name, group), &ca); err != nil {
+		if _, err := write(directory, name, leaf(name, group, hosts), &ca); err != nil {
 			log.Fatal(err)
 		}
 	}
@@ -74,7 +75,7 @@ func root() *x509.Certificate {
 	return template
 }
 
-func leaf(name, group string) *x509.Certificate {
+func leaf(name, group, hosts string) *x509.Certificate {
 	subject := pkix.Name{CommonName: name}
 	if group != "" {
 		subject.Organization = []string{group}
@@ -84,6 +85,13 @@ func leaf(name, group string) *x509.Certificate {
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
 	template.DNSNames = []string{"localhost"}
+	for _, host := range strings.FieldsFunc(hosts, func(r rune) bool { return r == ',' }) {
+		if address := net.ParseIP(host); address != nil {
+			template.IPAddresses = append(template.IPAddresses, address)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
+	}
 	return template
 }
 

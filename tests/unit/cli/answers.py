@@ -5,13 +5,16 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy
+from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy, Why
 from exporter.health import Health
 from exporter.server.answers import describe_status, list_evacuations
 from exporter.server.schemas import (
     BlockedAnswer,
     BlockedVmi,
+)
+from exporter.text import (
     write_instant,
     write_optional_instant,
 )
@@ -75,12 +78,19 @@ def status_of(
     screen: Screen = PIPED,
     everything: bool = False,
     now: float = NOW,
+    why: tuple[Why, ...] = (),
 ) -> str:
     """What `status` shows of these."""
     health = health or some_health()
-    status = describe_status(health, vmis=100, blocked=blocked, now=now)
+    status = describe_status(
+        health,
+        vmis=100,
+        drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
+        blocked=blocked,
+        now=now,
+    )
     evacuations = list_evacuations(
-        evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: ()
+        evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: why
     )
     answer = BlockedAnswer(
         as_of=write_instant(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)

@@ -14,10 +14,8 @@ from exporter.cli.explain import show_vmi, write_arithmetic, write_cancel
 from exporter.cli.instants import Unreadable
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Reason
-from exporter.server.schemas import (
-    CancelAnswer,
-)
+from exporter.engine.model import Reason, Why, WhySource
+from exporter.server.schemas import CancelAnswer
 from tests.support.builders import (
     NOW,
     a_history,
@@ -36,6 +34,9 @@ from tests.unit.cli.answers import (
 )
 from tests.unit.engine.test_diagnosis import a_failed_attempt, an_attempt, an_evacuation
 from tests.unit.server.test_answers import explained, some_health
+
+
+MIGRATABLE = {"eviction_strategy": "LiveMigrate", "migratable": True}
 
 
 def test_a_vm_that_cools_down_is_explained() -> None:
@@ -92,15 +93,34 @@ def test_who_asked_for_its_eviction() -> None:
     ("evidence", "sentence"),
     [
         pytest.param(
-            some_evidence(),
+            some_evidence(vmi=a_vmi(**MIGRATABLE)),
             "shop/db1 may be moved now: no rule holds it, and it has no known migration to cool"
             " down from.",
             id="never-moved",
         ),
         pytest.param(
-            some_evidence(vmi=a_vmi(migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))),
+            some_evidence(
+                vmi=a_vmi(**MIGRATABLE, migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))
+            ),
             "shop/db1 may be moved now: no rule holds it, and its last cooldown ended 1h45m ago.",
             id="cooled-down",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
+            "shop/db1 is held by no rule, but KubeVirt cannot move it: it is not migratable, and"
+            " its strategy is LiveMigrate.",
+            id="not-migratable",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(eviction_strategy="None")),
+            "shop/db1 is held by no rule, but an eviction would take it down: KubeVirt would not"
+            " migrate it.",
+            id="goes-down",
+        ),
+        pytest.param(
+            some_evidence(vmi=a_vmi(eviction_strategy="External")),
+            "shop/db1 is held by no rule, but KubeVirt does not move it: its strategy is External.",
+            id="external",
         ),
         pytest.param(
             some_evidence(vmi=a_vmi(migration=a_running_state())),
@@ -140,10 +160,41 @@ Evacuation from n1
   failed attempts  at least 1
   current attempt  kubevirt-evacuation-1: Pending, created 2027-01-15T07:59:50Z (10s ago)
   next step        A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.
-  to cancel it (KubeVirt 1.8), run
+  to cancel it (KubeVirt 1.8), unless it has turned post-copy, run
     echo '{"evacuationNodeName":"n1"}' | kubectl replace --raw /apis/subresources.kubevirt.io/v1"""
         "/namespaces/shop/virtualmachineinstances/db1/evacuate/cancel -f -\n"
     ) in text
+
+
+def test_the_cluster_s_own_words() -> None:
+    """Each reason with its source and age; the one that counts stands in the next step too."""
+    stays = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
+    failed = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Scheduling 5m", NOW - 60.0)
+    evidence = an_evacuation(vmi={"migratable": False})
+    text = show_vmi(explained(evidence, why=(stays, failed)), PIPED)
+
+    assert (
+        """
+  next step        The VM cannot be migrated: "DisksNotLiveMigratable: PVC db1 is not shared". Change that, shut it down, or cancel the evacuation.
+"""  # noqa: E501
+        in text
+    )
+    assert (
+        """
+What the cluster says about it, newest first
+  LiveMigratable  now                            DisksNotLiveMigratable: PVC db1 is not shared
+  FailedAttempt   2027-01-15T07:59:00Z (1m ago)  Scheduling: after Scheduling 5m
+"""
+        in text
+    )
+
+
+def test_the_mode_of_a_running_migration() -> None:
+    """Whether it is post-copy decides whether it may be aborted."""
+    running = an_evacuation(vmi={"migration": a_running_state(mode="PostCopy")})
+    text = show_vmi(explained(running), PIPED)
+    assert "\n  copies memory in  mode PostCopy\n" in text
+    assert "to cancel it" not in text
 
 
 def test_a_pause_and_a_divergence_are_told() -> None:

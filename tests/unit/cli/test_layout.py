@@ -15,10 +15,12 @@ from rich.cells import cell_len
 
 from exporter.cli.explain import show_vmi
 from exporter.cli.layout import Screen, detect_terminal
+from exporter.engine.model import Why, WhySource
 from exporter.text import escape
 from tests.support.builders import (
     NOW,
 )
+from tests.support.hostile import HOSTILE
 from tests.unit.cli.answers import (
     COLORED,
     COLORS,
@@ -29,6 +31,7 @@ from tests.unit.cli.answers import (
     status_of,
     stuck,
 )
+from tests.unit.engine.test_diagnosis import an_evacuation
 from tests.unit.server.test_answers import explained
 
 
@@ -67,8 +70,9 @@ def test_a_pipe_gets_a_line_each() -> None:
     for text in texts:
         assert text.replace("\n", "").isprintable()
         assert not re.search(r" +$", text, re.MULTILINE)
-    (line,) = (line for line in texts[1].splitlines() if "shop/db1" in line)
-    assert line.split() == ["shop/db1", "n1", "2h", "quota", "1"]
+    row, step = (line for line in texts[1].splitlines() if "shop/db1" in line)
+    assert row.split() == ["shop/db1", "n1", "2h", "quota", "1"]
+    assert step.split(maxsplit=1)[0] == "shop/db1:"
 
 
 def test_colours_say_no_more_than_the_words() -> None:
@@ -79,6 +83,17 @@ def test_colours_say_no_more_than_the_words() -> None:
     assert "\x1b[" in colored
     plain = COLORS.sub("", colored)
     assert [line.rstrip() for line in plain.splitlines()] == show_vmi(answer, NARROW).splitlines()
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_reason_is_only_text(text: str) -> None:
+    """Whatever the cluster says, cleaned or not, it cannot move the cursor or change colours."""
+    why = (Why(WhySource.LIVE_MIGRATABLE, text[:64], text[:1024]),)
+    evidence = an_evacuation(vmi={"migratable": False}, age=7200.0)
+    for screen in (PIPED, COLORED):
+        shown = show_vmi(explained(evidence, why=why), screen)
+        shown += status_of(evidence, screen=screen, why=why)
+        assert all(c == "\n" or c.isprintable() for c in COLORS.sub("", shown)), shown
 
 
 @given(

@@ -97,19 +97,20 @@ Based on
   kubevirts                         synced, last contact 2s ago
 
 VMs: 100
-  may be moved now             97
+  no rule holds                97
   held: migration_in_progress  1
   held: cooldown               2
+  held or not, a drain of their nodes  stays 2, leaves 98
 
 Stuck evacuations: 1
   VM         FROM  AGE  STATE  FAILED
   shop/web2  n1    2h   quota  1
-  quota:  A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.
+  shop/web2:  A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.
 
 Other evacuations: 1
   VM         FROM  AGE  STATE      FAILED
   shop/web1  n1    1m   migrating  0
-  migrating:  Wait: a migration is under way.
+  shop/web1:  Wait: a migration is under way.
 
 Held VMs: 3
   VM      ON  BECAUSE                UNTIL
@@ -121,7 +122,7 @@ Held VMs: 3
 
 
 def test_what_to_do_is_told_of_each_that_differs() -> None:
-    """Two VMs in one state with different steps have a line each, two with the same share one."""
+    """A step has the names of the VMs that it is for: two with the same step share a line."""
     failing = {"failed": {f"f{number}": NOW - number for number in range(14)}}
     first, second, third = (
         an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
@@ -129,8 +130,8 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
     )
     text = status_of(first, second, third, everything=True)
 
-    assert text.count("  migrating:  Wait: a migration is under way.\n") == 1
-    assert text.count("  migrating:  Failed attempts: at least 14. ") == 1
+    assert text.count("  shop/web1 and 1 more:  Wait: a migration is under way.\n") == 1
+    assert text.count("  shop/web3:  Failed attempts: at least 14. ") == 1
 
 
 def test_a_vm_held_twice_is_one_row() -> None:

@@ -1,6 +1,5 @@
 """The diagnosis of evacuations: every state, in its order; stuck or not; backoff; divergence."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from exporter.engine.diagnosis import (
     Load,
     Source,
     State,
-    advise,
     compute_backoff,
     diagnose,
-    may_cancel,
 )
 from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
-from exporter.engine.model import Hold, MigrationLimits, Pod, Priority, StuckPolicy, Trigger, Vmim
+from exporter.engine.model import Hold, MigrationLimits, Priority, StuckPolicy, Trigger, Vmim
 from tests.support.builders import (
     NOW,
     a_pod,
@@ -221,108 +218,8 @@ CASES = {
 
 @pytest.mark.parametrize(("state", "evidence"), CASES.values(), ids=CASES)
 def test_state(state: State, evidence: Evidence) -> None:
-    """Each situation has its one state, and a next step for a person."""
-    found = diagnosis(evidence)
-    assert found.state is state
-    assert advise(evidence, found)
-
-
-FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "now"),
-    [
-        pytest.param(
-            {"vmi": {"migration": a_running_state()}},
-            "Now the next attempt is under way.",
-            id="migrating",
-        ),
-        pytest.param(
-            {"vmims": (a_failed_attempt(1, 12), an_attempt())},
-            "Now KubeVirt pauses before the next attempt.",
-            id="backoff",
-        ),
-        pytest.param(
-            {"vmims": (an_attempt(),)},
-            "Now the next attempt waits for its target pod.",
-            id="target-not-ready",
-        ),
-        pytest.param({}, "Now there is no attempt;", id="no-migration"),
-        pytest.param(
-            {"vmims": (an_attempt(hold=Hold.QUOTA),)},
-            "A ResourceQuota refuses the target pod:",
-            id="what-has-a-remedy-keeps-it",
-        ),
-    ],
-)
-def test_advice_after_failures_begins_with_them(overrides: dict[str, Any], now: str) -> None:
-    """How many have failed and where it says why stands first, however the state flips."""
-    evidence = an_evacuation(marker=FAILING, **overrides)
-    told = advise(evidence, diagnosis(evidence))
-
-    assert told.startswith(
-        "Failed attempts: at least 14. The failed VMIMs say why"
-        " (status.migrationState.failureReason, conditions), else the events do: see the runbook"
-        " KubeVirtEvacuationFailingRepeatedly. "
-    )
-    assert now in told
-    assert "Wait" not in told
-
-
-def test_advice_after_failures_while_the_limits_are_reached() -> None:
-    """Others are waited for, and that is not why the attempts before have failed."""
-    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(),))
-    told = advise(evidence, diagnosis(evidence, load=FULL))
-
-    assert told.startswith("Failed attempts: at least 14.")
-    assert told.endswith("waits for others: KubeVirt's migration limits are reached.")
-
-
-def test_the_runbook_that_advice_names_is_there() -> None:
-    """What a person is sent to exists under that name."""
-    evidence = an_evacuation(marker=FAILING)
-    named = re.findall(r"the runbook (\w+)", advise(evidence, diagnosis(evidence)))
-
-    assert named
-    assert all((RUNBOOKS / f"{name}.md").exists() for name in named)
-
-
-def test_advice_before_too_many_failures() -> None:
-    """Two failures are no reason yet to tell of them before what is so now."""
-    evidence = an_evacuation(
-        marker={"failed": {"f1": NOW, "f2": NOW}}, vmi={"migration": a_running_state()}
-    )
-
-    assert advise(evidence, diagnosis(evidence)) == "Wait: a migration is under way."
-
-
-@pytest.mark.parametrize(
-    ("pods", "place"),
-    [
-        pytest.param(
-            (SOURCE, a_target(migration_uid="older")), "virt-launcher-db1-x on n1", id="elsewhere"
-        ),
-        pytest.param(
-            (SOURCE, a_target(migration_uid="older", node="n1")), "on n1", id="both-on-its-node"
-        ),
-        pytest.param(
-            (SOURCE, a_target(migration_uid="older"), a_target(node="n1", phase="Failed")),
-            "virt-launcher-db1-x on n1",
-            id="an-ended-one-does-not-run-it",
-        ),
-    ],
-)
-def test_advice_on_more_pods_names_the_one_that_runs_the_vm(
-    pods: tuple[Pod, ...], place: str
-) -> None:
-    """The one not to delete is named where it can be only one, and its node always."""
-    evidence = an_evacuation(pods=pods)
-
-    assert advise(evidence, diagnosis(evidence)) == (
-        "More than one launcher pod of this VM is active: delete the stale one, and never the one"
-        f" that runs the VM ({place})."
-    )
+    """Each situation has its one state."""
+    assert diagnosis(evidence).state is state
 
 
 def test_every_state_is_tried() -> None:
@@ -604,17 +501,3 @@ class TestDivergence:
         """Without pods nothing is said of it."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), pods_seen=False)
         assert not diagnosis(evidence).diverged
-
-
-@pytest.mark.parametrize(
-    ("state", "may"),
-    [
-        pytest.param(None, True, id="nothing-runs"),
-        pytest.param(a_running_state(mode="PreCopy"), True, id="pre-copy"),
-        pytest.param(a_running_state(mode="PostCopy"), False, id="post-copy"),
-        pytest.param(a_state(mode="PostCopy"), True, id="post-copy-ended"),
-    ],
-)
-def test_may_cancel(state: Any, may: bool) -> None:
-    """A post-copy migration under way must not be ended."""
-    assert may_cancel(an_evacuation(vmi={"migration": state})) is may

@@ -184,7 +184,8 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     """The state, the next step, what the cluster says; then where the VM is."""
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
-    store.put_reasons(leaving(), (words,))
+    other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
+    store.put_reasons(leaving(), (words, other))
     desk = Desk(store)
 
     (stuck,) = await desk.after(0)
@@ -197,9 +198,12 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
         "Evacuate",
     )
     assert stuck["note"].startswith(
-        "Evacuation from n1 stuck for 40m: no_migration, failed attempts: 0. Nothing moves"
+        "Evacuation from n1 stuck for 40m: no_migration. Nothing moves this VM now."
     )
-    assert stuck["note"].endswith(" PodScheduled: Unschedulable 0/3 nodes are available")
+    assert stuck["note"].endswith(
+        ' The last cause: "Unschedulable: 0/3 nodes are available".'
+        " LiveMigratable: Disks: not shared"
+    )
     assert (ended["type"], ended["reason"]) == ("Normal", "EvacuationEnded")
     assert ended["note"] == (
         "Evacuation from n1 ended after 41m, failed attempts: 0: the VM is now on n2"

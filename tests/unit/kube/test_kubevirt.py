@@ -605,24 +605,31 @@ def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
     return [replaced(one, tuple(rest), by) if at == key else one for at, one in enumerate(value)]
 
 
+SAID: Json = {"reason": "x", "message": "y", "lastProbeTime": rfc3339(NOW)}
 WHOLE = {
     Resource.VMIS: a_vmi_json(
         evacuationNodeName="n1",
+        conditions=[{"type": "LiveMigratable", "status": "False", **SAID}],
         migrationState=a_state_json(
-            failed=False,
+            failed=True,
+            failureReason="qemu crashed",
+            abortStatus="Succeeded",
             sourceState={"migrationUID": "m8", "node": "n1"},
             targetState={"migrationUID": "m9"},
         ),
     ),
     Resource.VMIMS: a_vmim_json(
         phase="Failed",
-        migrationState=a_state_json(failed=True),
+        conditions=[{"type": "migrationBlockedByBackup", "status": "True", **SAID}],
+        migrationState=a_state_json(failed=True, failureReason="qemu crashed"),
         phaseTransitionTimestamps=transitions_json(Scheduled=NOW - 9, Failed=NOW),
     ),
     Resource.PODS: a_pod_json(
         metadata={"ownerReferences": [{"kind": "VirtualMachineInstance", "uid": UID}]},
         labels={"kubevirt.io/migrationJobUID": "m1"},
         annotations={EVICTION_IN_PROGRESS: "true"},
+        conditions=[{"type": "PodScheduled", "status": "False", **SAID}],
+        containerStatuses=[{"name": "compute", "state": {"waiting": {"reason": "x"}}}],
     ),
     Resource.KUBEVIRTS: a_kubevirt_json(
         configuration={

@@ -1087,6 +1087,7 @@ class TestEvacuations:
             "backoff": None,
             "diverged": False,
             "attempt": None,
+            "mode": None,
             "why": [],
             "cancel": {
                 "method": "PUT",
@@ -1355,7 +1356,7 @@ class TestOthers:
         answer = await desk.get("/")
 
         assert '<dd id="count-held">1</dd>' in answer.body.decode()
-        assert "/v1/vmis/shop/db1" in answer.body.decode()
+        assert "/vmis/shop/db1" in answer.body.decode()
 
     async def test_the_page_is_guarded_by_its_headers(self, desk: Desk) -> None:
         """Whoever asks gets the page with all that keeps it apart from others."""
@@ -1389,22 +1390,27 @@ class TestOthers:
         desk.cool()
         async with served(make_metrics_app(desk.service, page=page)) as desk.session:
             body = (await desk.get("/")).body.decode()
+            single = await desk.get("/vmis/shop/db1")
 
         assert ('data-name="db1"' in body) is page
         assert ("db1" in body) is page
+        assert single.status == (200 if page else 404)
+        assert (b'data-field="reason"' in single.body) is page
         assert "/v1/" not in body
+        assert b"/v1/" not in single.body
 
     async def test_the_page_tells_all_to_those_who_may_ask(self) -> None:
         """Where the metrics listener asks who its callers are, its page tells of single VMs."""
         desk = Desk()
         desk.cool()
         async with served(make_metrics_app(desk.service, Doorkeeper())) as desk.session:
-            answer = await desk.get("/", Authorization="Bearer good")
-            refused = await desk.get("/")
+            for path in ("/", "/vmis/shop/db1"):
+                answer = await desk.get(path, Authorization="Bearer good")
+                refused = await desk.get(path)
 
-        assert 'data-name="db1"' in answer.body.decode()
-        assert refused.status == 401
-        assert b"db1" not in refused.body
+                assert "db1" in answer.body.decode()
+                assert refused.status == 401
+                assert b"db1" not in refused.body
 
     @pytest.mark.parametrize(
         ("accept", "content_type"),

@@ -9,6 +9,7 @@ import pytest
 
 from exporter.counters import HeldEvictions
 from exporter.engine.diagnosis import State
+from exporter.engine.drain import DrainOutcome, forecast_node
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Fact,
@@ -22,7 +23,12 @@ from exporter.engine.model import (
 )
 from exporter.engine.rules import decide
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
-from exporter.server.answers import describe_status, explain_vmi, list_evacuations
+from exporter.server.answers import (
+    describe_drain,
+    describe_status,
+    explain_vmi,
+    list_evacuations,
+)
 from exporter.server.blocked import BlockedSet
 from exporter.server.page.model import (
     LOSSES,
@@ -145,7 +151,7 @@ class TestTheSame:
         assert sum(model.cluster.states.values()) == 3
 
     def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
-        """Neither the model nor the status takes it for one that may be moved."""
+        """Neither the model nor the status takes it for one that no rule holds."""
         inputs = busy_inputs()
         before = build_model(inputs)
         inputs.store.put(evacuating("gone", node="n7", phase="Failed"))
@@ -154,7 +160,7 @@ class TestTheSame:
         assert before.cluster is not None
         assert after.cluster is not None
         assert after.cluster.vmis == before.cluster.vmis
-        assert after.cluster.movable == before.cluster.movable
+        assert after.cluster.free == before.cluster.free
         assert after.cluster.evacuating == before.cluster.evacuating
         assert after.cluster.nodes == before.cluster.nodes
 
@@ -174,7 +180,13 @@ class TestTheSame:
             assert evidence is not None
             load = inputs.store.load()
             assert row.vmi == explain_vmi(
-                evidence, POLICY, inputs.stuck, load=load, now=NOW, health=inputs.health
+                evidence,
+                POLICY,
+                inputs.stuck,
+                load=load,
+                now=NOW,
+                health=inputs.health,
+                kubevirt=inputs.store.kubevirt,
             )
 
     def test_its_health_is_that_of_the_status(self) -> None:
@@ -182,7 +194,7 @@ class TestTheSame:
         inputs = busy_inputs()
         shown = build_model(inputs, now=NOW + 200).status
         status = describe_status(
-            inputs.health, vmis=len(inputs.store), blocked=inputs.blocked, now=NOW + 200
+            inputs.health, vmis=len(inputs.store), drain={}, blocked=inputs.blocked, now=NOW + 200
         )
 
         assert (shown.ready, shown.staleness) == (status.ready, Staleness.STALE)
@@ -200,14 +212,27 @@ class TestTheSame:
 
         assert model.cluster is not None
         assert model.cluster.vmis == len(verdicts)
-        assert model.cluster.movable == sum(reason is None for _, reason in verdicts)
+        assert model.cluster.free == sum(reason is None for _, reason in verdicts)
         for node in model.cluster.nodes.shown:
             reasons = [reason for name, reason in verdicts if name == node.name]
             assert node.vmis == len(reasons)
-            assert node.movable == reasons.count(None)
+            assert node.free == reasons.count(None)
             assert node.held_by == {reason: reasons.count(reason) for reason in Reason}
         held = [node.held for node in model.cluster.nodes.shown]
         assert held == sorted(held, reverse=True)
+
+    def test_the_drain_of_a_node_is_the_api_s(self) -> None:
+        """The counts of each node, and of the one that is filtered every VM."""
+        inputs = busy_inputs()
+        model = build_page(inputs, PageFilter(node="n2"), NOW, named=True)
+        (node,) = model.cluster.nodes.shown if model.cluster else ()
+        drain = describe_drain(*forecast_node(inputs.store, "n2"), NOW, inputs.health)
+
+        assert model.cluster is not None
+        assert model.cluster.drained == drain
+        assert node.drain == {one: getattr(drain, one) for one in DrainOutcome}
+        assert sum(model.cluster.drain.values()) == model.cluster.vmis
+        assert build_model(inputs).cluster != model.cluster
 
 
 class TestFilters:

@@ -15,7 +15,16 @@ import pytest
 from exporter import __version__
 from exporter.counters import HeldEviction, HeldEvictions
 from exporter.engine.diagnosis import State
-from exporter.engine.model import Outcome, Policy, Reason, Resource, Seconds
+from exporter.engine.model import (
+    KubeVirtSettings,
+    Outcome,
+    Policy,
+    Reason,
+    Resource,
+    Seconds,
+    Why,
+    WhySource,
+)
 from exporter.health import CheckpointFault, CheckpointHealth, Watched
 from exporter.server.page.model import ROWS, PageFilter, PageInputs, build_page
 from exporter.server.page.render import (
@@ -97,6 +106,16 @@ class Document(HTMLParser):
         """The text in the element of an id, spaces run together."""
         (found,) = (one for one in self.elements if one.attributes.get("id") == identity)
         return " ".join(found.text.split())
+
+
+def draining_inputs() -> PageInputs:
+    """On n2 a VM that would stay and one that would go down; on n3 one that would leave."""
+    return make_inputs(
+        KubeVirtSettings(eviction_strategy="LiveMigrate"),
+        evacuating("old", migratable=False, namespace="bank", node="n2"),
+        a_vmi(name="moving", uid="uid-of-moving", eviction_strategy="None", node="n2"),
+        a_vmi(name="easy", uid="uid-of-easy", migratable=True, node="n3"),
+    )
 
 
 def shown(inputs: PageInputs, filters: PageFilter | None = None, *, named: bool = True) -> Document:
@@ -271,19 +290,48 @@ class TestRows:
         assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("h-uid-of-db1"))
 
     def test_a_node_has_its_row(self) -> None:
-        """Its VMs, how many of them may be moved, and the others by reason."""
+        """Its VMs, how many of them no rule holds, the others by reason; drain outcomes."""
         page = shown(busy_inputs())
 
-        assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0"
+        assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 0 2 0 0"
+
+    def test_a_node_that_is_filtered_has_its_drain(self) -> None:
+        """Whether it can be emptied, and each of its VMs; not where VMs have no names."""
+        inputs = draining_inputs()
+        reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
+        old = inputs.store.evidence("bank", "old")
+        assert old is not None
+        inputs.store.put_reasons(old.vmi, (reason,))
+        page = shown(inputs, PageFilter(node="n2"))
+        cooled = shown(inputs, PageFilter(node="n3"))
+
+        assert "It cannot be emptied. How long the migrations take is not known." in page.text(
+            "drain"
+        )
+        assert "bank/old stays ? 0 LiveMigratable HostDeviceNotLiveMigratable" in page.text("drain")
+        assert "shop/moving restarts ? 0" in page.text("drain")
+        assert "It can be emptied." in cooled.text("drain")
+        for filters, named in ((PageFilter(), True), (PageFilter(node="n2"), False)):
+            html = render_page(build_page(inputs, filters, NOW, named=named), linked=named)
+            assert 'id="drain"' not in html
+
+    def test_what_an_eviction_would_do_is_counted(self) -> None:
+        """A VM that no rule holds may still be one that cannot move."""
+        text = shown(draining_inputs()).text("drain-totals")
+
+        assert text == (
+            "Held or not, if evicted: 1 would be migrated, 0 would wait, 1 would go down,"
+            " 1 would never leave, 0 would wait for somebody else."
+        )
 
     @pytest.mark.parametrize("linked", [True, False])
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
-        """The JSON of each VM and of the tables, where the listener serves it."""
+        """The JSON of the tables, where the listener serves it; each VM has a page on both."""
         html = render_page(build_model(busy_inputs()), linked=linked)
         links = {one.attributes["href"] for one in Document(html).all("a")}
-        api = {"/v1/vmis/bank/old", "/v1/evacuations", "/v1/blocked", "/openapi.json"}
+        api = {"/v1/evacuations", "/v1/blocked", "/openapi.json"}
 
-        assert {"/metrics", "/readyz"} <= links
+        assert {"/vmis/bank/old", "/metrics", "/readyz"} <= links
         assert api <= links if linked else not any("/v1/" in str(link) for link in links)
 
     def test_more_rows_than_a_table_takes_are_counted(self) -> None:
@@ -299,7 +347,7 @@ class TestRows:
         filtered = shown(busy_inputs(), PageFilter(state=State.QUOTA))
 
         assert "No VM is evacuating." in page.text("evacuations")
-        assert "No VM is held; all may be moved." in page.text("held")
+        assert "No rule holds any VM." in page.text("held")
         assert "None of 3 matches." in filtered.text("evacuations")
 
 
@@ -370,7 +418,9 @@ class TestSafety:
         for text in HOSTILE:
             assert f"{text}/{text}" in page.text("held")
         for one in page.all("a"):
-            assert re.fullmatch(r"#\w+|/[\w/%.-]*", one.attributes["href"] or "")
+            assert re.fullmatch(
+                r"#\w+|/[\w/%.-]*|/\?node=[\w%./-]*#drain", one.attributes["href"] or ""
+            )
 
     def test_a_hostile_wish_is_text(self) -> None:
         """What the address asks for comes back as the value of a field, and as nothing else."""
@@ -537,7 +587,7 @@ class TestTimeline:
         model = build_model(make_inputs(a_vmi(migration=state)))
         assert model.cluster is not None
         assert model.cluster.vms is not None
-        axis = measure_axis(tuple(row.vmi for row in model.cluster.vms.held.shown), model)
+        axis = measure_axis(tuple(row.vmi for row in model.cluster.vms.held.shown), NOW, 86_400.0)
 
         assert axis.past == past
         assert axis.until >= NOW + 0.06 * past

@@ -1,0 +1,129 @@
+"""A real cluster as its administrator has it: kubectl, and a shell to type commands into."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.cluster.binaries import find_added_crds, find_binary, find_crds
+from tests.e2e.node import Node, log_tails
+from tests.e2e.terminal import Terminal
+from tests.generate.manifests import NAME, NAMESPACE
+
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+PATIENCE = 180.0
+"""Seconds for what takes a few on an idle machine."""
+DEPLOYMENT = f"deployment/{NAME}"
+
+
+def wait_for(attempt: Callable[[], T], what: str, within: float = PATIENCE) -> T:
+    """Try until there is an answer that is true, and return it."""
+    deadline = time.monotonic() + within
+    while not (answer := attempt()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {within:g} s")
+        time.sleep(0.1)
+    return answer
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster."""
+
+    directory: Path
+    """Where its logs and certificates are."""
+    node: Node
+    kubeconfig: Path
+    """The administrator's."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a shell needs to reach it."""
+        tools = find_binary("kubectl").parent
+        path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
+
+    def kubectl(self, *arguments: str, given: str = "") -> str:
+        """Run kubectl, which has to succeed; what it printed."""
+        ended = self.try_kubectl(*arguments, given=given)
+        assert ended.returncode == 0, f"kubectl {' '.join(arguments)}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def try_kubectl(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        """Run kubectl, which may fail."""
+        return subprocess.run(
+            ["kubectl", *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment,
+        )
+
+    def get(self, *arguments: str) -> Object:
+        """What `kubectl get` finds, as JSON."""
+        found: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return found
+
+    def apply(self, objects: Iterable[Object]) -> None:
+        """Apply objects on the server's side."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl(
+            "apply", "--server-side", "--force-conflicts", "-f", "-", given=json.dumps(listed)
+        )
+
+    def terminal(self, folder: Path) -> Terminal:
+        """A shell in the root of the checkout, whose temporary files are in a folder."""
+        return Terminal({**self.environment, "TMPDIR": str(folder)})
+
+    def wait_until_ready(self) -> None:
+        """Wait for the node, the CRDs that the manifests need, and the account of pods."""
+        try:
+            wait_for(
+                lambda: self.try_kubectl("get", "--raw", "/readyz").returncode == 0, "API server"
+            )
+            for crds in (find_crds(), find_added_crds()):
+                self.apply(json.loads(crds.read_bytes()))
+            wait_for(lambda: self.try_kubectl("get", "node", "node1").returncode == 0, "Node")
+            self.kubectl("wait", "--for=condition=Ready", "node/node1", f"--timeout={PATIENCE:g}s")
+            self.kubectl("wait", "--for=condition=Established", "crd", "--all")
+        except (AssertionError, TimeoutError) as failure:
+            failure.add_note(log_tails(self.directory))
+            raise
+
+    # Our own namespace
+
+    def rolled_out(self) -> None:
+        """Wait until our Deployment is; what its pods say if it is not."""
+        ended = self.try_kubectl(
+            "-n", NAMESPACE, "rollout", "status", DEPLOYMENT, f"--timeout={PATIENCE:g}s"
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr + self.describe()
+
+    def pods(self) -> list[Object]:
+        """The exporter's pods that are not on their way out."""
+        selector = f"app.kubernetes.io/name={NAME}"
+        found = self.get("-n", NAMESPACE, "pods", "-l", selector)["items"]
+        return [one for one in found if "deletionTimestamp" not in one["metadata"]]
+
+    def describe(self) -> str:
+        """What somebody would look at if pods do not start."""
+        return "".join(
+            self.try_kubectl("-n", NAMESPACE, *words).stdout
+            for words in (
+                ("get", "pods", "-o", "wide"),
+                ("get", "events", "--sort-by=.lastTimestamp"),
+                ("logs", "-l", f"app.kubernetes.io/name={NAME}", "--all-containers", "--tail=20"),
+            )
+        )
+
+    def exec(self, *command: str, container: str = "exporter") -> str:
+        """Run a command in a container of our pod."""
+        return self.kubectl("-n", NAMESPACE, "exec", DEPLOYMENT, "-c", container, "--", *command)

@@ -1,0 +1,209 @@
+"""The images of the e2e cluster, built by buildah from our own Dockerfiles.
+
+No registry is asked. The images that the Dockerfiles begin with are played by stand-ins of the same
+name, made from Debian's own packages: for `python` and `golang` a Debian with its Python and with
+the machine's Go, for distroless the packages that distroless itself is made of.
+
+`python -m tests.e2e.images` writes what is out of date as archives to `.tools/e2e`.
+"""
+
+import hashlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter import __version__
+from tests.cluster.binaries import find_binary
+from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE
+
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".tools" / "e2e"
+
+PYTHON = "docker.io/library/python:3.11-slim-bookworm"
+GO = "docker.io/library/golang:1.26-bookworm"
+DISTROLESS = "gcr.io/distroless/python3-debian12:nonroot"
+DISTROLESS_PACKAGES = (
+    *("base-files", "ca-certificates", "libc6", "libgcc-s1", "libgomp1", "libssl3", "libstdc++6"),
+    *("media-types", "netbase", "tzdata", "libbz2-1.0", "libdb5.3", "libexpat1", "liblzma5"),
+    *("libsqlite3-0", "libuuid1", "libncursesw6", "libtinfo6", "python3-distutils", "zlib1g"),
+    *("libcom-err2", "libcrypt1", "libgssapi-krb5-2", "libk5crypto3", "libkeyutils1", "libkrb5-3"),
+    *("libkrb5support0", "libnsl2", "libreadline8", "libtirpc3", "libffi8"),
+    *("libpython3.11-minimal", "libpython3.11-stdlib", "python3.11-minimal"),
+)
+"""As in distroless' own `base`, `cc` and `python3`."""
+_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+_PATH = "PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_GO_CACHES = {
+    "GOROOT": "/usr/local/go:ro",
+    "GOMODCACHE": "/root/go/pkg/mod",
+    "GOCACHE": "/root/.cache/go-build",
+}
+"""Folders of the machine's Go, and where they are in the build."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of ours: what it is made of, and how."""
+
+    name: str
+    sources: Sequence[str]
+    build: Callable[[str], None]
+    """Called with the revision."""
+
+    @property
+    def archive(self) -> Path:
+        """The image as a file."""
+        return FOLDER / f"{self.name.rpartition('/')[2].partition(':')[0]}.tar"
+
+    @property
+    def revision(self) -> str:
+        """The last commit that changed a source."""
+        ended = subprocess.run(
+            ["git", "log", "-1", "--format=%H", "--", *self.sources],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return ended.stdout.strip() or "unknown"
+
+    def update(self) -> None:
+        """Build it, unless nothing has changed since it was built."""
+        state = f"{_fingerprint(self.sources)} {self.revision} {__version__}"
+        stamp = self.archive.with_suffix(".stamp")
+        if self.archive.exists() and stamp.exists() and stamp.read_text() == state:
+            print(f"{self.name}: up to date")
+            return
+        started = time.monotonic()
+        self.build(self.revision)
+        stamp.unlink(missing_ok=True)
+        self.archive.unlink(missing_ok=True)
+        buildah("push", "-q", self.name, f"docker-archive:{self.archive}:{self.name}")
+        stamp.write_text(state)
+        print(f"{self.name}: built in {time.monotonic() - started:.0f} s")
+
+
+def buildah(*arguments: str | Path) -> str:
+    """Run buildah on a storage of our own; what it printed. Its mounts go with it."""
+    storage: list[str | Path] = ["--root", FOLDER / "storage", "--runroot", FOLDER / "run"]
+    return run("unshare", "--mount", "buildah", *storage, "--storage-driver=overlay", *arguments)
+
+
+def run(*arguments: str | Path, folder: Path = ROOT) -> str:
+    """Run a program that has to succeed; what it printed."""
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
+    if ended.returncode:
+        command = " ".join(str(one) for one in arguments)
+        raise SystemExit(f"{command}\n{ended.stdout}{ended.stderr}")
+    return ended.stdout
+
+
+def _build_exporter(revision: str) -> None:
+    _stand_in(PYTHON, _debian)
+    _stand_in(DISTROLESS, _distroless)
+    _build(EXPORTER_IMAGE, ROOT, revision)
+
+
+def _build_descheduler(revision: str) -> None:
+    _stand_in(PYTHON, _debian)
+    _stand_in(GO, _golang)
+    found = run("go", "env", *_GO_CACHES).splitlines()
+    places = zip(found, _GO_CACHES.values(), strict=True)
+    volumes = [f"--volume={here}:{there}" for here, there in places]
+    _build(DESCHEDULER_IMAGE, ROOT / "deploy/descheduler", revision, *volumes)
+
+
+def _build_pause(_: str) -> None:
+    made = buildah("from", "scratch").strip()
+    buildah("copy", "-q", made, find_binary("pause"), "/pause")
+    buildah("config", "--entrypoint", '["/pause"]', "--user", "65535:65535", made)
+    buildah("commit", "-q", "--rm", made, PAUSE.name)
+
+
+def _build(image: str, folder: Path, revision: str, *options: str) -> None:
+    """Run a Dockerfile; its steps trust the authorities that the machine trusts."""
+    made = [f"--build-arg=VERSION={__version__}", f"--build-arg=REVISION={revision}"]
+    trust = f"--volume={_AUTHORITIES}:{_AUTHORITIES}:ro"
+    here = ["--isolation=chroot", "--network=host", "--pull-never", "--layers", trust]
+    buildah("build", *here, *made, *options, "--tag", image, folder)
+
+
+def _stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:
+    """Make a stand-in of an image once, of the root that `make` returns below a folder."""
+    if image in buildah("images", "--format={{.Name}}:{{.Tag}}").splitlines():
+        return
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        root = make(Path(folder))
+        made = buildah("from", "scratch").strip()
+        buildah("add", "-q", made, root, "/")
+        buildah("config", "--env", _PATH, *config, made)
+        buildah("commit", "-q", "--rm", made, image)
+    print(f"{image}: a stand-in of Debian's packages")
+
+
+def _debian(folder: Path) -> Path:
+    """A Debian with its Python and pip, as an archive."""
+    root = folder / "root.tar"
+    link = "--customize-hook=ln -s python3 $1/usr/bin/python"
+    packages = "--include=ca-certificates,python3,python3-pip"
+    run("mmdebstrap", "--variant=minbase", packages, link, "bookworm", root)
+    return root
+
+
+def _golang(folder: Path) -> Path:
+    """The same, where a build mounts the machine's Go."""
+    return _debian(folder)
+
+
+def _distroless(folder: Path) -> Path:
+    """Packages unpacked and not installed: no shell, no package manager."""
+    root = folder / "root"
+    run("apt-get", "download", *DISTROLESS_PACKAGES, folder=folder)
+    for package in folder.glob("*.deb"):
+        run("dpkg-deb", "--extract", package, root)
+    for name in ("python", "python3"):
+        (root / "usr/bin" / name).symlink_to("python3.11")
+    certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
+    authorities = root / _AUTHORITIES.removeprefix("/")
+    authorities.write_text("".join(one.read_text() for one in certificates))
+    people = (
+        "root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532::/home/nonroot:/sbin/nologin\n"
+    )
+    (root / "etc/passwd").write_text(people)
+    return root
+
+
+def _fingerprint(sources: Sequence[str]) -> str:
+    """One hash over files and folders of the checkout, and over this module."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for source in sources:
+        path = ROOT / source
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+EXPORTER = Image(
+    EXPORTER_IMAGE,
+    ["Dockerfile", ".dockerignore", "requirements/runtime.txt", "exporter"],
+    _build_exporter,
+)
+DESCHEDULER = Image(DESCHEDULER_IMAGE, ["deploy/descheduler"], _build_descheduler)
+PAUSE = Image("localhost/pause:1", ["tests/tools/pause"], _build_pause)
+IMAGES = (PAUSE, EXPORTER, DESCHEDULER)
+
+
+def main() -> None:
+    """Bring every archive up to date."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for image in IMAGES:
+        image.update()
+
+
+if __name__ == "__main__":
+    main()

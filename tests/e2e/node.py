@@ -1,0 +1,123 @@
+"""Nodes of a real cluster, in namespaces of their own, which nothing outlives."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.binaries import find_binary
+from tests.cluster.cluster import write_certificates
+from tests.cluster.users import User, kubeconfig
+from tests.e2e.images import IMAGES
+
+
+ADDRESSES = {"node1": "10.211.0.2", "node2": "10.211.0.3"}
+PODS = {"node1": "10.244.0.0/24", "node2": "10.244.1.0/24"}
+SERVER = f"https://{ADDRESSES['node1']}:6443"
+
+_SUPERVISE = Path(__file__).parent / "node" / "supervise"
+_NETWORK = 0x40000000
+"""CLONE_NEWNET of sched.h."""
+_SERVICE = "10.96.0.1"
+"""The API server's, the first of its range."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A running node."""
+
+    name: str
+    init: int
+    """The process id of its init."""
+    supervisor: subprocess.Popen[str]
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        """A command as it is run inside the node."""
+        namespaces = ["-m", "-n", "-p", "-u", "-i", "-C"]
+        return ["nsenter", f"--target={self.init}", *namespaces, *map(str, arguments)]
+
+
+@contextmanager
+def running(name: str, directory: Path) -> Iterator[Node]:
+    """
+    Run a node for a block.
+
+    The first one has the control plane. The directory is one for all nodes of a cluster, and gets
+    their logs: NAME-SERVER.log.
+    """
+    tools = {find_binary(one).parent for one in ("kubelet", "containerd")}
+    path = os.pathsep.join([*map(str, tools), os.environ["PATH"], "/usr/sbin"])
+    with (directory / f"{name}-supervisor.log").open("w") as log:
+        supervisor = subprocess.Popen(
+            [_SUPERVISE, name, ADDRESSES[name], PODS[name], directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "PATH": path},
+            start_new_session=True,
+        )
+    assert supervisor.stdin
+    assert supervisor.stdout
+    try:
+        printed = supervisor.stdout.readline()
+        assert printed, log_tails(directory)
+        yield Node(name, int(printed), supervisor)
+    finally:
+        supervisor.stdin.close()
+        supervisor.wait()
+        supervisor.stdout.close()
+
+
+def prepare(directory: Path) -> Path:
+    """Write certificates, kubeconfigs and images for a cluster; the administrator's kubeconfig."""
+    services = "kubernetes.default.svc,kubernetes.default,kubernetes"
+    nodes = [f"system:node:{name}/system:nodes@{name},{at}" for name, at in ADDRESSES.items()]
+    write_certificates(
+        directory,
+        f"server@{ADDRESSES['node1']},{_SERVICE},{services}",
+        *("service-account", "aggregator", "admin/system:masters"),
+        *nodes,
+    )
+    for name in ADDRESSES:
+        for suffix in ("crt", "key"):
+            (directory / f"system:node:{name}.{suffix}").rename(directory / f"{name}.{suffix}")
+    for name in ("admin", *ADDRESSES):
+        user = User(name, directory / "ca.crt", certificate=directory / f"{name}.crt")
+        kubeconfig(directory / f"{name}.kubeconfig", SERVER, user)
+    (directory / "images").mkdir()
+    for image in IMAGES:
+        (directory / "images" / image.archive.name).symlink_to(image.archive)
+    return directory / "admin.kubeconfig"
+
+
+@contextmanager
+def inside_network(node: Node) -> Iterator[None]:
+    """
+    Have the network of a node for a block: this thread, and what it starts, programs too.
+
+    So nothing of the machine's network is used or changed, and every port is free.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(namespace: int) -> None:
+        if libc.setns(namespace, _NETWORK):
+            raise OSError(ctypes.get_errno(), "setns")
+
+    with Path("/proc/self/ns/net").open() as ours, Path(f"/proc/{node.init}/ns/net").open() as its:
+        enter(its.fileno())
+        try:
+            yield
+        finally:
+            enter(ours.fileno())
+
+
+def log_tails(directory: Path) -> str:
+    """The last lines of every log, for a test that has failed."""
+    return "\n".join(
+        f"{log.name}: " + "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        for log in sorted(directory.glob("*.log"))
+    )

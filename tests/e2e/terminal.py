@@ -1,0 +1,69 @@
+"""A shell in which somebody types what the documents say."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from tests.support.documents import ROOT
+
+
+TYPED: list[str] = []
+"""Every command of the documents that was typed and succeeded, in order."""
+_DONE = "e2e-terminal-done"
+
+
+class Terminal:
+    """One bash, so that variables and background jobs stay; all of it ends with the block."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._shell = subprocess.Popen(
+            ["bash", "--noprofile", "--norc", "-o", "pipefail"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.killpg(self._shell.pid, signal.SIGKILL)
+        self._shell.communicate()
+
+    def type(self, command: str) -> str:
+        """
+        Run a command that has to succeed; what it printed.
+
+        A port-forward in the background has succeeded when it forwards.
+        """
+        assert self._shell.stdin
+        assert self._shell.stdout
+        self._shell.stdin.write(f"{command}\nprintf '\\n{_DONE} %s\\n' $?\n")
+        self._shell.stdin.flush()
+        is_forward = " port-forward " in command
+        printed: list[str] = []
+        code = None
+        while code is None or (is_forward and not any("Forwarding from" in one for one in printed)):
+            line = self._shell.stdout.readline()
+            assert line, f"{command}: the shell ended\n{''.join(printed)}"
+            assert not line.startswith("error: "), f"{command}: {line}"
+            if line.startswith(_DONE):
+                code = int(line.split()[1])
+            else:
+                printed.append(line)
+        output = "".join(printed)
+        assert code == 0, f"{command}: exit {code}\n{output}"
+        TYPED.append(command)
+        return output.removesuffix("\n")

@@ -1,0 +1,313 @@
+"""Drains of a simulated cluster, node after node, and what GET /v1/nodes had forecast of each.
+
+The cluster's time passes only between two questions, so that the machine's speed plays no part. A
+drain does what `kubectl drain` does: no new pod on the node, and every pod evicted every 5 seconds.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec import Struct
+
+from exporter import app
+from exporter.demo import node, objects
+from exporter.demo.apiserver import SimulatedApiServer
+from exporter.demo.cluster import Cluster
+from exporter.demo.objects import Object
+from exporter.demo.plan import Fate
+from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
+from exporter.kube.client import Login
+from exporter.settings import read_settings
+from exporter.text import write_span
+from tests.cluster import poll
+
+
+NAMESPACE = "shop"
+START = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
+EVICTED_EVERY = 5.0
+ROUNDED = 1.0
+"""KubeVirt writes whole seconds, so a duration may be this much too long."""
+HAPPENS = {
+    "leaves": "left",
+    "waits": "left",
+    "restarts": "went down",
+    "stays": "is there",
+    "external": "is there",
+}
+
+
+class Vm(Struct, frozen=True):
+    """A VM, where it is at first, and how long each of its migrations copies."""
+
+    name: str
+    home: str
+    strategy: str = "LiveMigrate"
+    migratable: bool = True
+    moved_before: bool = False
+    fails: int = 0
+    seconds: float = 30.0
+
+
+def make_vms(nodes: Sequence[str], movable: int) -> list[Vm]:
+    """On each node several VMs that have moved before and one of every kind, but none on the last
+    that would keep it from being emptied.
+    """
+    chance = random.Random(16)
+    made = []
+    for home in nodes:
+        if home != nodes[-1]:
+            made += [
+                Vm(f"{home}-pinned", home, migratable=False),
+                Vm(f"{home}-foreign", home, "External"),
+            ]
+        made += [
+            Vm(f"{home}-local", home, "None"),
+            Vm(f"{home}-device", home, "LiveMigrateIfPossible", migratable=False),
+            Vm(f"{home}-new", home, "LiveMigrateIfPossible"),
+            Vm(f"{home}-flaky", home, fails=2),
+        ]
+        made += [
+            Vm(f"{home}-vm-{n}", home, moved_before=True, seconds=chance.uniform(20.0, 90.0))
+            for n in range(1, movable + 1)
+        ]
+    return made
+
+
+class Fleet:
+    """The cluster's plan: VMs go home if they can, and nowhere that is cordoned."""
+
+    def __init__(self, vms: Sequence[Vm]) -> None:
+        self.vms = {vm.name: vm for vm in vms}
+        self.cordoned = ""
+        self._chance = random.Random(61)
+
+    def fate(self, vmi: Object, attempt: int) -> Fate:
+        """A VM's migrations all take as long; the first ones may fail."""
+        vm = self.vms[vmi["metadata"]["name"]]
+        return Fate("fails" if attempt < vm.fails else "succeeds", vm.seconds, "a broken pipe")
+
+    def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
+        """Home, else any."""
+        home = self.vms[vmi["metadata"]["name"]].home
+        open_ = [one for one in free if one != self.cordoned]
+        return home if home in open_ else self._chance.choice(open_)
+
+
+class Drained(Struct):
+    """What became of a node's VMs, and when: seconds since the drain began."""
+
+    forecast: Any
+    happened: dict[str, str]
+    after: dict[str, float]
+
+    @property
+    def came_true(self) -> int:
+        """How many forecasts did."""
+        return sum(
+            self.happened[one["name"]] == HAPPENS[one["outcome"]]
+            for one in self.forecast["candidates"]
+        )
+
+    @property
+    def took(self) -> float:
+        """When the last VM that was to be migrated had left."""
+        moved = (self.after[name] for name, what in self.happened.items() if what == "left")
+        return max(moved, default=0.0)
+
+    @property
+    def remaining(self) -> int:
+        """How many VMs are still there."""
+        return Counter(self.happened.values())["is there"]
+
+    def table(self) -> str:
+        """A row per VM, below the node's own line."""
+        told = self.forecast
+        bound = told["atLeastSeconds"]
+        text = (
+            f"drain of {told['node']}: {self.came_true} of {told['vmis']} forecasts came true;"
+            f" at least {'?' if bound is None else write_span(round(bound))}, took"
+            f" {write_span(self.took)}; can be emptied: {told['canBeEmptied']}, left on it:"
+            f" {self.remaining}"
+        )
+        for one in told["candidates"]:
+            name, last = one["name"], one["lastDurationSeconds"]
+            when = f"after {write_span(self.after[name])}" if name in self.after else ""
+            text += (
+                f"\n  {name:16} {one['outcome']:9} {self.happened[name]:10}"
+                f" last took {'?' if last is None else write_span(last):6} {when}"
+            )
+        return text
+
+
+class Story:
+    """The cluster with its time, and the exporter that watches it."""
+
+    def __init__(self, vms: Sequence[Vm], nodes: int) -> None:
+        self.fleet = Fleet(vms)
+        self.cluster = Cluster(START, self.fleet, nodes=nodes)
+        self.now = START
+        self._session: aiohttp.ClientSession
+        self._url = ""
+        for name in ("kubevirt", NAMESPACE):
+            self.cluster.store.create(NAMESPACES, objects.build_namespace(name))
+        for name in self.cluster.nodes:
+            self.cluster.store.create(NODES, objects.build_node(name))
+        self.cluster.store.create(KUBEVIRTS, objects.build_kubevirt())
+
+    def read_clock(self) -> float:
+        """The cluster's time, for the exporter."""
+        return self.now.timestamp()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the cluster's time pass."""
+        self.now += timedelta(seconds=seconds)
+        self.cluster.step(self.now)
+        await asyncio.sleep(0)
+
+    async def begin(self) -> None:
+        """Create the VMs, and move those there and back that have moved before."""
+        for vm in self.fleet.vms.values():
+            self.cluster.create_vmi(
+                objects.build_vmi(NAMESPACE, vm.name, strategy=vm.strategy, annotations={})
+            )
+        await self.pass_time(60.0)
+        for vm in self.fleet.vms.values():
+            if not vm.migratable:
+                self.cluster.change_vmi(
+                    NAMESPACE, vm.name, lambda vmi: node.set_migratable(vmi, migratable=False)
+                )
+        moved = [vm for vm in self.fleet.vms.values() if vm.moved_before]
+        for _ in range(2):
+            for vm in moved:
+                self.cluster.evict_vmi(NAMESPACE, vm.name)
+            while any(self._vmi(vm.name)["status"].get("evacuationNodeName") for vm in moved):
+                await self.pass_time(10.0)
+            await self.pass_time(10.0)
+        assert all(self._vmi(vm.name)["status"]["nodeName"] == vm.home for vm in moved)
+
+    async def drain(self, name: str, *, under_way: int) -> Drained:
+        """Drain a node, where this many VMs migrate already, and open it again."""
+        self.fleet.cordoned = name
+        movable = [vm for vm in self.fleet.vms.values() if vm.moved_before and vm.home == name]
+        for vm in movable[:under_way]:
+            self.cluster.evict_vmi(NAMESPACE, vm.name)
+        await self.pass_time(8.0)
+        forecast = await self._ask(name)
+        names = [one["name"] for one in forecast["candidates"]]
+        before = {one: self._vmi(one)["metadata"]["uid"] for one in names}
+        drained = Drained(forecast, dict.fromkeys(names, "is there"), {})
+        began = self.now
+        # Long enough for all of them at two a time, and for the retries of those that fail.
+        while (self.now - began).total_seconds() < 1200.0 + 60.0 * len(names):
+            for one in names:
+                pod = self.cluster.launcher(NAMESPACE, one)
+                if pod is not None and objects.node_of(pod) == name:
+                    self.cluster.evict(NAMESPACE, pod["metadata"]["name"])
+            await self.pass_time(EVICTED_EVERY)
+            for one, uid in before.items():
+                what = self._find_what_happened(one, uid, name)
+                if what != drained.happened[one]:
+                    drained.happened[one] = what
+                    drained.after[one] = (self.now - began).total_seconds()
+        self.fleet.cordoned = ""
+        return drained
+
+    def _find_what_happened(self, name: str, uid: str, where: str) -> str:
+        vmi = self._vmi(name)
+        assert vmi["metadata"]["uid"] == uid
+        if objects.is_final(vmi):
+            return "went down"
+        return "is there" if vmi["status"]["nodeName"] == where else "left"
+
+    async def _ask(self, name: str) -> Any:
+        """The forecast, once the exporter has seen everything that has happened."""
+        there = {vm for vm in self.fleet.vms if self._is_on(vm, name)}
+        migrating = {
+            one["spec"]["vmiName"]
+            for one in self.cluster.store.objects(MIGRATIONS)
+            if not objects.is_final(one)
+        }
+
+        async def look() -> Any:
+            path = f"{self._url}/v1/nodes/{name}"
+            async with self._session.get(path) as response:
+                told = await response.json()
+            seen = {one["name"] for one in told.get("candidates", ())}
+            waits = {one["name"] for one in told.get("candidates", ()) if one["outcome"] == "waits"}
+            return told if seen == there and migrating & there <= waits else None
+
+        return await poll(look, what=f"the forecast of {name}")
+
+    def _is_on(self, vm: str, name: str) -> bool:
+        vmi = self._vmi(vm)
+        return not objects.is_final(vmi) and vmi["status"].get("nodeName") == name
+
+    def _vmi(self, name: str) -> Object:
+        vmi = self.cluster.vmi(NAMESPACE, name)
+        assert vmi is not None
+        return vmi
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """The exporter watches for the length of the block."""
+        stop = asyncio.Event()
+        listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
+        nowhere = {"query": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+        async with (
+            SimulatedApiServer(self.cluster.store) as server,
+            aiohttp.ClientSession() as self._session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(
+                app.run(
+                    read_settings({"listen": nowhere}),
+                    Login(url=server.url),
+                    stop,
+                    clock=self.read_clock,
+                    on_listening=listening.set_result,
+                )
+            )
+            self._url = (await listening).query[0]
+            try:
+                yield
+            finally:
+                stop.set()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "movable"),
+    [
+        pytest.param(3, 4, id="small"),
+        pytest.param(10, 30, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+async def test_forecasts_come_true(nodes: int, movable: int, prove: Callable[[str], None]) -> None:
+    """Each VM does what was forecast, and no drain is faster than its bound."""
+    names = [f"node-{number}" for number in range(1, nodes + 1)]
+    story = Story(make_vms(names, movable), nodes)
+    await story.begin()
+    async with story.watched():
+        drains = [
+            await story.drain(name, under_way=number % 3) for number, name in enumerate(names)
+        ]
+    for drained in drains:
+        prove(drained.table())
+    outcomes = Counter(one["outcome"] for d in drains for one in d.forecast["candidates"])
+    true, asked = sum(one.came_true for one in drains), sum(d.forecast["vmis"] for d in drains)
+    prove(f"drains: {true} of {asked} forecasts came true: {dict(outcomes)}")
+
+    assert true == asked
+    assert set(outcomes) == set(HAPPENS)
+    for drained in drains:
+        bound = drained.forecast["atLeastSeconds"]
+        assert bound is not None
+        assert drained.took >= bound - ROUNDED * (movable + 2)
+    assert [one.forecast["canBeEmptied"] for one in drains] == [*[False] * (nodes - 1), True]
+    assert [one.remaining for one in drains] == [*[2] * (nodes - 1), 0]

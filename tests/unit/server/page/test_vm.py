@@ -1,0 +1,89 @@
+"""The page of one VM: everything that GET /v1/vmis/{namespace}/{name} says, for people."""
+
+import pytest
+
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Why, WhySource
+from exporter.server.page.render import render_vm
+from tests.support.builders import NOW, a_running_state
+from tests.support.hostile import HOSTILE
+from tests.unit.cli.answers import cooling, stuck
+from tests.unit.engine.test_diagnosis import an_evacuation
+from tests.unit.server.page.test_render import Document
+from tests.unit.server.test_answers import explained
+
+
+STAYS = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
+FAILED = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Scheduling 5m", NOW - 60.0)
+
+
+def shown(evidence: Evidence, *why: Why, linked: bool = True) -> Document:
+    """The page of a VM with these reasons."""
+    return Document(render_vm(explained(evidence, why=why), linked=linked))
+
+
+def fields(page: Document, name: str) -> list[str]:
+    """The texts of a data-field, spaces run together."""
+    found = (one for one in page.elements if one.attributes.get("data-field") == name)
+    return [" ".join(one.text.split()) for one in found]
+
+
+def test_it_says_why_in_the_cluster_s_words() -> None:
+    """Each reason with its source and date; the next step quotes the one that counts."""
+    page = shown(an_evacuation(vmi={"migratable": False}), STAYS, FAILED)
+    text = page.text("evacuation")
+
+    assert fields(page, "whySource") == ["LiveMigratable", "FailedAttempt"]
+    assert "DisksNotLiveMigratable: PVC db1 is not shared" in text
+    assert "Scheduling: after Scheduling 5m 1 min ago" in text
+    assert fields(page, "nextStep")[0].startswith(
+        'The VM cannot be migrated: "DisksNotLiveMigratable: PVC db1 is not shared".'
+    )
+    assert fields(page, "state") == ["not_migratable"]
+
+
+def test_it_says_when_the_cluster_says_nothing() -> None:
+    """An empty list is a sentence."""
+    assert "What the cluster says Nothing." in shown(stuck()).text("evacuation")
+
+
+def test_a_vm_that_cools_down() -> None:
+    """Its verdict with the release, its rules, its migrations with the newest first."""
+    page = shown(cooling())
+
+    assert page.text("verdict").startswith("Held by cooldown, until in ")
+    assert "2 ended in the window" in page.text("rules")
+    assert len(fields(page, "outcome")) == 2
+    assert not [one for one in page.elements if one.attributes.get("id") == "evacuation"]
+
+
+def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
+    """Where post-copy runs there is no command at all."""
+    (command,) = fields(shown(stuck()), "cancel")
+    assert command.startswith("PUT /apis/subresources.kubevirt.io/v1/namespaces/shop/")
+    assert "never in post-copy, which kills the VM" in shown(stuck()).text("evacuation")
+
+    running = an_evacuation(vmi={"migration": a_running_state(mode="PostCopy")})
+    assert fields(shown(running), "cancel") == []
+    assert fields(shown(running), "mode") == ["PostCopy"]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_it_links_to_the_same_as_json(linked: bool) -> None:
+    """Where the listener serves the API; the overview is on both."""
+    links = {one.attributes["href"] for one in shown(cooling(), linked=linked).all("a")}
+    assert "/" in links
+    assert ("/v1/vmis/shop/db1" in links) is linked
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_texts_are_only_text(text: str) -> None:
+    """What a reason, a name or a node holds makes no element, attribute or script."""
+    why = Why(WhySource.LIVE_MIGRATABLE, text[:64], text[:1024])
+    plain = shown(an_evacuation(vmi={"migratable": False}), STAYS)
+    page = shown(an_evacuation(vmi={"migratable": False}), why)
+
+    assert [one.tag for one in page.elements] == [one.tag for one in plain.elements]
+    assert [sorted(one.attributes) for one in page.elements] == [
+        sorted(one.attributes) for one in plain.elements
+    ]
