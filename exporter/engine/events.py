@@ -12,7 +12,8 @@ is dropped and counted.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -28,6 +29,8 @@ BURST = 100
 PER_SECOND = 1.0
 MOST_HELD = 20_000
 """How many VMIs can have a `HeldEpisode` at once."""
+SLICE = 500
+"""How many episodes are looked at without yielding: about 1 ms."""
 
 
 class Episode(Struct, kw_only=True):
@@ -112,27 +115,27 @@ class EventQueue:
         else:
             self._outcomes[EventReason.EVICTION_HELD, EventOutcome.DROPPED] += 1
 
-    def note_stuck(self, stuck: Iterable[tuple[Vmi, Diagnosis]], now: Instant) -> None:
-        """These are all evacuations that are stuck at `now`; others have ended."""
+    def note_stuck(self, vmi: Vmi, diagnosis: Diagnosis, now: Instant) -> None:
+        """The evacuation of this VMI is stuck at `now`."""
         reason = EventReason.EVACUATION_STUCK
-        present = set()
-        for vmi, diagnosis in stuck:
-            present.add(vmi.uid)
-            known = self._stuck.get(vmi.uid)
-            if known is not None and not known.is_same(diagnosis):
-                self._end_evacuation(known, now)
-                known = None
-            if known is None:
-                known = EvacuationEpisode(
-                    reason=reason, vmi=vmi, began=now, last=now, diagnosis=diagnosis
-                )
-                self._stuck[vmi.uid] = self._due[reason][vmi.uid] = known
-            known.vmi, known.diagnosis = vmi, diagnosis
-            if _is_repeated(known, now) and vmi.uid not in self._due[reason]:
-                known.last = now
-                known.count += 1
-                self._due[reason][vmi.uid] = known
-        for uid in self._stuck.keys() - present:
+        known = self._stuck.get(vmi.uid)
+        if known is not None and not known.is_same(diagnosis):
+            self._end_evacuation(known, now)
+            known = None
+        if known is None:
+            known = EvacuationEpisode(
+                reason=reason, vmi=vmi, began=now, last=now, diagnosis=diagnosis
+            )
+            self._stuck[vmi.uid] = self._due[reason][vmi.uid] = known
+        known.vmi, known.diagnosis = vmi, diagnosis
+        if _is_repeated(known, now) and vmi.uid not in self._due[reason]:
+            known.last = now
+            known.count += 1
+            self._due[reason][vmi.uid] = known
+
+    def note_ended(self, stuck: AbstractSet[str], now: Instant) -> None:
+        """Only the evacuations of these VMIs, by UID, are stuck at `now`; others have ended."""
+        for uid in self._stuck.keys() - stuck:
             self._end_evacuation(self._stuck[uid], now)
 
     def forget_evacuations(self) -> None:
@@ -141,12 +144,15 @@ class EventQueue:
         self._due[EventReason.EVACUATION_STUCK].clear()
         self._due[EventReason.EVACUATION_ENDED].clear()
 
-    def prune(self, now: Instant) -> None:
-        """Drop what is over."""
-        for held in [held for held in self._held.values() if held.is_over(now)]:
-            self._drop_held(held)
+    def prune(self, now: Instant) -> Iterator[None]:
+        """Drop what is over; yields after each `SLICE`, for others to run."""
         taken = self._taken_at.items()
         self._taken_at = {uid: at for uid, at in taken if 0 <= now - at < PER_VMI}
+        for count, held in enumerate(list(self._held.values()), 1):
+            if held.is_over(now) and self._held.get(held.vmi.uid) is held:
+                self._drop_held(held)
+            if count % SLICE == 0:
+                yield
 
     def take(self, now: Instant) -> Episode | None:
         """The most urgent episode whose Event may be written now. Answer with `note_outcome`."""

@@ -97,20 +97,22 @@ class EventWriter:
     async def check(self) -> None:
         """Find the stuck evacuations, and drop what is over."""
         now, health = self._clock(), self._health
-        self._queue.prune(now)
+        for _ in self._queue.prune(now):
+            await asyncio.sleep(0)
         if health.checkpoint is not None and not health.checkpoint.writes:
             self._queue.forget_evacuations()
             return
         if not health.ready:
             return
-        stuck, load = [], self._store.load()
+        stuck, load = set[str](), self._store.load()
         for count, evidence in enumerate(list(self._store.evacuating()), 1):
             diagnosis = diagnose(evidence, self._stuck, load, now)
             if diagnosis is not None and diagnosis.stuck:
-                stuck.append((evidence.vmi, diagnosis))
+                stuck.add(evidence.vmi.uid)
+                self._queue.note_stuck(evidence.vmi, diagnosis, now)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
-        self._queue.note_stuck(stuck, now)
+        self._queue.note_ended(stuck, now)
 
     async def write_due(self) -> None:
         """Write what is due and within the limits; stop once the API server does not answer."""

@@ -11,6 +11,7 @@ from exporter.engine.events import (
     MOST_HELD,
     PER_VMI,
     REPEATED_AFTER,
+    SLICE,
     Episode,
     EventQueue,
 )
@@ -60,6 +61,12 @@ class Queue(EventQueue):
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
         super().__init__(self.outcomes)
+
+    def find(self, stuck: list[tuple[Vmi, Diagnosis]], now: float) -> None:
+        """These evacuations are stuck at `now`, and no others."""
+        for vmi, diagnosis in stuck:
+            self.note_stuck(vmi, diagnosis, now)
+        self.note_ended({vmi.uid for vmi, _ in stuck}, now)
 
     def write(self, now: float, outcome: EventOutcome = WRITTEN) -> list[Episode]:
         """Take everything that is due at `now`."""
@@ -122,9 +129,9 @@ def test_a_stuck_evacuation_has_one_event_and_its_end_another() -> None:
     queue = Queue()
     written = []
     for now in range(int(NOW), int(NOW + 2 * REPEATED_AFTER), 15):
-        queue.note_stuck([(a_vmi(), a_diagnosis())], float(now))
+        queue.find([(a_vmi(), a_diagnosis())], float(now))
         written += queue.write(float(now))
-    queue.note_stuck([], NOW + 4000)
+    queue.find([], NOW + 4000)
     written += queue.write(NOW + 4000)
 
     assert [(one.reason, one.count, one.last - NOW) for one in written] == [
@@ -132,19 +139,19 @@ def test_a_stuck_evacuation_has_one_event_and_its_end_another() -> None:
         (STUCK, 2, REPEATED_AFTER),
         (ENDED, 1, 4000),
     ]
-    queue.note_stuck([], NOW + 8000)
+    queue.find([], NOW + 8000)
     assert queue.write(NOW + 8000) == []
 
 
 def test_an_evacuation_that_was_requested_again_is_another_one() -> None:
     """The first has ended; a request that turns out to be older is the same evacuation."""
     queue = Queue()
-    queue.note_stuck([(a_vmi(), a_diagnosis())], NOW)
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
-    queue.note_stuck([(a_vmi(), a_diagnosis(requested_at=NOW - 3000))], NOW + 60)
+    queue.find([(a_vmi(), a_diagnosis(requested_at=NOW - 3000))], NOW + 60)
     assert queue.write(NOW + 60) == []
 
-    queue.note_stuck([(a_vmi(), a_diagnosis(requested_at=NOW + 1))], NOW + 120)
+    queue.find([(a_vmi(), a_diagnosis(requested_at=NOW + 1))], NOW + 120)
 
     reasons = [one.reason for n in (2, 3) for one in queue.write(NOW + n * PER_VMI)]
     assert reasons == [STUCK, ENDED]
@@ -153,8 +160,8 @@ def test_an_evacuation_that_was_requested_again_is_another_one() -> None:
 def test_an_end_without_a_report_is_not_reported() -> None:
     """It was over before its turn came: dropped, and counted as such."""
     queue = Queue()
-    queue.note_stuck([(a_vmi(), a_diagnosis())], NOW)
-    queue.note_stuck([], NOW + 15)
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.find([], NOW + 15)
 
     assert queue.write(NOW + 15) == []
     assert queue.outcomes == {(STUCK, DROPPED): 1}
@@ -164,7 +171,7 @@ def test_of_one_vm_at_most_one_a_minute() -> None:
     """What else is due about it waits, and is not lost."""
     queue = Queue()
     queue.note_held(a_vmi(), a_hold(), NOW)
-    queue.note_stuck([(a_vmi(), a_diagnosis())], NOW)
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
 
     assert [one.reason for one in queue.write(NOW)] == [STUCK]
     assert queue.write(NOW + PER_VMI - 1) == []
@@ -177,16 +184,31 @@ def test_a_flood_is_written_within_the_bucket() -> None:
     for vmi in vmis(10_000):
         queue.note_held(vmi, a_hold(), NOW)
     first = queue.write(NOW)
-    queue.note_stuck([(vmi, a_diagnosis()) for vmi in vmis(10_100)[10_000:]], NOW)
+    queue.find([(vmi, a_diagnosis()) for vmi in vmis(10_100)[10_000:]], NOW)
     hour = [one for second in range(1, 3601) for one in queue.write(NOW + second)]
 
     assert len(first) == BURST
     assert len(hour) == 3600
     assert {one.reason for one in hour[:100]} == {STUCK}
     assert len({one.vmi.uid for one in first + hour if one.reason is HELD}) == BURST + 3600 - 100
-    queue.prune(NOW + 7200)
+    list(queue.prune(NOW + 7200))
     assert queue.outcomes[HELD, DROPPED] == 10_000 - BURST - 3600 + 100
     assert queue.write(NOW + 7200) == []
+
+
+def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
+    """Dropping yields to others, which may note further holds of the same VMs."""
+    queue = Queue()
+    for vmi in vmis(SLICE + 1):
+        queue.note_held(vmi, a_hold(), NOW)
+    dropping = queue.prune(NOW + 7200)
+    next(dropping)
+    last = vmis(SLICE + 1)[-1]
+    queue.note_held(last, a_hold(not_before=NOW + 9000), NOW + 7200)
+    list(dropping)
+
+    assert [one.vmi.uid for one in queue.write(NOW + 7200)] == [last.uid]
+    assert queue.outcomes[HELD, DROPPED] == SLICE + 1
 
 
 def test_the_bucket_fills_up_to_its_size() -> None:
@@ -227,11 +249,11 @@ def test_what_did_not_arrive_is_tried_again() -> None:
 def test_another_replica_takes_over() -> None:
     """Its evacuations are forgotten without a word about their end; held evictions are not."""
     queue = Queue()
-    queue.note_stuck([(a_vmi(), a_diagnosis())], NOW)
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
     queue.note_held(a_vmi(), a_hold(), NOW)
     queue.forget_evacuations()
-    queue.note_stuck([], NOW + 60)
+    queue.find([], NOW + 60)
 
     assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
 
@@ -241,7 +263,7 @@ def test_a_clock_that_goes_back_stops_nothing() -> None:
     queue = Queue()
     queue.note_held(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
-    queue.note_stuck([(a_vmi(), a_diagnosis())], NOW - 3600)
+    queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)
 
     assert [one.reason for one in queue.write(NOW - 3600)] == [STUCK]
 
@@ -259,7 +281,7 @@ def test_two_replicas_identify_an_episode_alike() -> None:
 
     def identify_stuck(found: float, now: float, **fields: Any) -> str:
         queue = Queue()
-        queue.note_stuck([(a_vmi(), a_diagnosis(**fields))], found)
+        queue.find([(a_vmi(), a_diagnosis(**fields))], found)
         (episode,) = queue.write(found)
         return episode.identify(now)
 
