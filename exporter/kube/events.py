@@ -152,12 +152,11 @@ class EventWriter:
             return None
         if evidence is None or evidence.vmi.uid != episode.vmi.uid:
             return None
-        is_open = evidence.marker is not None and episode.is_same(evidence.marker)
-        if episode.reason is EventReason.EVACUATION_STUCK and is_open:
+        if episode.reason is EventReason.EVACUATION_STUCK:
             return write_stuck(evidence, episode, self._store.reasons(evidence.vmi), now)
-        if episode.reason is EventReason.EVACUATION_ENDED and not is_open:
-            return write_ended(evidence, episode)
-        return None
+        if evidence.marker is not None and episode.is_same(evidence.marker):
+            return None
+        return write_ended(evidence, episode)
 
     def _note_failure(self, outcome: EventOutcome, error: ApiError, now: Instant) -> EventOutcome:
         if self._logged.lets_through(outcome, now):

@@ -258,6 +258,30 @@ def test_another_replica_takes_over() -> None:
     assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
 
 
+def test_an_end_that_another_replica_reports() -> None:
+    """It is forgotten too."""
+    queue = Queue()
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.write(NOW)
+    queue.find([], NOW + 15)
+    queue.forget_evacuations()
+
+    assert queue.write(NOW + 60) == []
+
+
+def test_what_begins_while_an_event_is_being_written_is_due() -> None:
+    """The outcome is that of the episode that was taken."""
+    queue = Queue()
+    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
+    queue.note_held(a_vmi(), running, NOW)
+    taken = queue.take(NOW)
+    assert taken is not None
+    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_outcome(taken, WRITTEN, NOW)
+
+    assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
+
+
 def test_a_clock_that_goes_back_stops_nothing() -> None:
     """The limits hold from there on."""
     queue = Queue()
