@@ -8,6 +8,7 @@ PYTEST := $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 BENCH ?=
 MUTANTS ?=
+ONLY ?=
 TESTS ?= tests
 FULL ?=
 DIST ?= dist
@@ -19,7 +20,7 @@ CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler k
     kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test quick check e2e soak mutants bench tools dashboards screenshots rules reference manifests pins sbom clean needs-python needs-go
+.PHONY: run alerts test quick check e2e soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -78,6 +79,15 @@ check: needs-python needs-go $(DEVELOPMENT)
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)
 
+# The tests of KubeVirt, Kubernetes and the descheduler with other versions of each, which are built
+# first; writes docs/versions.md. Some hours, or less with `make matrix ONLY=1.7.0`; not in CI.
+matrix: needs-go $(DEVELOPMENT) tools
+	$(BIN)/python -m tests.matrix $(ONLY)
+
+# What the newest KubeVirt, Kubernetes and descheduler no longer have of what we read.
+canary: needs-go $(DEVELOPMENT)
+	$(BIN)/python -m tests.canary
+
 # Real servers for the tests, built once into .tools/.
 tools: needs-go
 	@tests/tools/build
@@ -112,6 +122,12 @@ sbom: $(DEVELOPMENT)
 	$(BIN)/python -W ignore -m cyclonedx_py requirements --output-reproducible --pyproject $(DIST)/pyproject.toml \
 	    --output-file $(DIST)/sbom.cdx.json requirements/runtime.txt
 	@rm $(DIST)/pyproject.toml
+
+# The files of a release, into dist/: wheel, source, chart, install.yaml, rules, bill of materials and
+# checksums. Two runs from one commit are equal. Images and signatures need a registry: the workflow.
+release-dry-run: sbom
+	@tests/tools/build helm kustomize
+	@$(BIN)/python -m tests.generate.release $(DIST)
 
 # New pins for both sets of requirements; read the diff before committing it.
 pins: $(DEVELOPMENT)

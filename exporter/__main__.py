@@ -93,6 +93,7 @@ def demo(arguments: "argparse.Namespace") -> int:
         AdmissionMode,
         AdmissionSettings,
         InvalidSettings,
+        LogSettings,
         read_settings,
     )
 
@@ -100,7 +101,7 @@ def demo(arguments: "argparse.Namespace") -> int:
         settings = commands.read_settings_for(arguments)
     except InvalidSettings as invalid:
         return commands.refuse(invalid)
-    if arguments.log_level is None and arguments.config is None:
+    if arguments.log_level is None and settings.log.level == LogSettings().level:
         # One log line a second would bury the greeting.
         settings = replace(settings, log=replace(settings.log, level="warning"))
     shortened = read_settings(shorten_settings(arguments.speed))

@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -24,7 +24,7 @@ from exporter.engine.events import EventQueue
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
-from exporter.kube.client import ApiServer, Login
+from exporter.kube.client import ApiServer, Login, find_namespace
 from exporter.kube.events import EventWriter
 from exporter.kube.informers import Informers
 from exporter.kube.lease import Lease
@@ -37,7 +37,7 @@ from exporter.server.api import Service
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
 from exporter.server.listeners import DRAIN, Listener
-from exporter.settings import Authentication, Settings
+from exporter.settings import Authentication, ConfigMaps, Settings
 
 
 LINGER: Seconds = 2.0
@@ -105,6 +105,10 @@ async def run(
     for remark in settings.remarks:
         log.warning("setting_remark", remark=remark)
     async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
+        checkpoint = settings.checkpoint
+        if isinstance(checkpoint, ConfigMaps) and not checkpoint.namespace:
+            checkpoint = replace(checkpoint, namespace=find_namespace(login))
+            settings = replace(settings, checkpoint=checkpoint)
         keeping = _prepare_keeping(
             settings, api, store, health, clock=clock, rng=rng, changed=blocked.note_change
         )

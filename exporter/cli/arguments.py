@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_shared(parser, top=True)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_asking(
-        commands, "explain", "Why may this VM not be moved now?", "explain shop/db1"
+        commands, "explain", "Why may this VM not be moved now?", "explain bank/churn-1"
     ).add_argument("vmi", type=_vmi, metavar="NAMESPACE/NAME", help="the VMI's, not its pod's")
     _add_asking(
         commands, "status", "Does this exporter work, what is stuck, which VMs are held?", "status"
@@ -149,8 +149,8 @@ def _add_replay(commands: "_Commands") -> None:
         action="append",
         default=[],
         metavar="NAME[=FILE]",
-        help="reference, ours, none, or a name for the policy: and stuck: of a configuration file;"
-        " can be repeated (default: reference, ours and none)",
+        help="reference, ours, recommended, none, or a name for the policy: and stuck: of a"
+        " configuration file; can be repeated (default: the first four)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -201,7 +201,7 @@ def _add_asking(
     asked.add_argument(
         "--url",
         help="its query listener: http://HOST:PORT, https://HOST:PORT or unix:/PATH"
-        " (default: $EXPORTER, else http://127.0.0.1:9810)",
+        " (default: $KUBEVIRT_EVICTION_EXPORTER_URL, else http://127.0.0.1:9810)",
     )
     _add_credentials(asked, "https, a unix socket")
     asked.add_argument(

@@ -211,7 +211,8 @@ def _explain_connection(endpoint: Endpoint, error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return (
             f"{endpoint.url} cannot be reached: {describe(error.os_error)}; is the exporter running"
-            " there, or kubectl port-forward? Set its address with --url URL or EXPORTER"
+            " there, or kubectl port-forward? Set its address with --url URL or"
+            " KUBEVIRT_EVICTION_EXPORTER_URL"
         )
     if isinstance(error, aiohttp.ClientConnectionError | ConnectionResetError):
         hint = "is it https://?"

@@ -307,7 +307,7 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         async with connect(endpoint) as exporter:
             return await ask(exporter)
 
-    url = arguments.url or os.environ.get("EXPORTER") or DEFAULT_URL
+    url = arguments.url or os.environ.get("KUBEVIRT_EVICTION_EXPORTER_URL") or DEFAULT_URL
     try:
         endpoint = Endpoint(
             url,

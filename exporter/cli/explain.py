@@ -66,7 +66,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
         sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
         if vmi.evacuation.cancel is not None:
-            sheet.rows([("to cancel it (KubeVirt 1.8), unless it has turned post-copy, run",)])
+            sheet.rows([("to cancel it (KubeVirt 1.7), unless it has turned post-copy, run",)])
             sheet.command(write_cancel(vmi.evacuation.cancel))
         if vmi.evacuation.why:
             sheet.head("What the cluster says about it, newest first")

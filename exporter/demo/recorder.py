@@ -63,7 +63,10 @@ _FIELDS: Mapping[Resource, Mapping[str, Any]] = {
         "spec": {"nodeName": None},
         "status": {"phase": None, "conditions": {"type": None, "status": None}},
     },
-    KUBEVIRTS: {"metadata": _METADATA, "spec": {"configuration": {"migrations": None}}},
+    KUBEVIRTS: {
+        "metadata": _METADATA,
+        "spec": {"configuration": {"evictionStrategy": None, "migrations": None}},
+    },
 }
 """The recorded fields of each resource; None records the whole value."""
 

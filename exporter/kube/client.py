@@ -30,6 +30,7 @@ LARGEST_CHUNK = 2**17
 """The most bytes read at once. A list arrives in chunks of up to 4 MiB, and processing one blocks
 the event loop for 14 ms; this much takes 0.5 ms."""
 
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PATHS = {
     Resource.VMIS: "/apis/kubevirt.io/v1",
     Resource.VMIMS: "/apis/kubevirt.io/v1",
@@ -362,6 +363,21 @@ async def log_in(login: Login) -> Configuration:
         looked = "" if login.kubeconfig else "no service account of a pod, and "
         raise NoCredentials(f"{looked}{where} cannot be used: {_why(error)}") from error
     return configuration
+
+
+def find_namespace(login: Login) -> str:
+    """The exporter's own namespace: its pod's, else that of the kubeconfig's context.
+
+    For a `login` that has logged in.
+    """
+    if login.url is None:
+        if login.kubeconfig is None and _POD_NAMESPACE.is_file():
+            return _POD_NAMESPACE.read_text(encoding="ascii").strip()
+        file = None if login.kubeconfig is None else str(login.kubeconfig)
+        _, context = credentials.list_kube_config_contexts(file)
+        if context is not None:
+            return str(context["context"].get("namespace") or "default")
+    return "default"
 
 
 async def _failure(response: aiohttp.ClientResponse) -> ApiError:

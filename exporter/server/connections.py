@@ -5,7 +5,8 @@ import socket
 import ssl
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import ContentEncodingError
 
 from exporter.counters import Counters
 from exporter.engine.model import Seconds
@@ -20,6 +21,9 @@ MOST_HEADERS = 64
 LINGERING: Seconds = 1.0
 """How long to go on reading a refused body, so that the caller reads the refusal."""
 HANDSHAKE: Seconds = 10.0
+ENCODINGS = "identity, gzip, deflate"
+"""The content encodings of a request that can be read."""
+SERVER = "kubevirt-eviction-exporter"
 PAUSE: Seconds = 0.1
 """The pause before accepting again when the process is out of file descriptors."""
 
@@ -86,7 +90,10 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's handler, but broken HTTP gets a problem+json and no traceback in the log."""
+    """aiohttp's handler, but broken HTTP gets a problem+json and no traceback in the log.
+
+    It answers 415 to a content encoding that it cannot read, with those that it can.
+    """
 
     def handle_error(
         self,
@@ -99,10 +106,23 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("the response has already begun")
         if status >= 500:
             log.error("request_failed", method=request.method, exc_info=exc)
+        headers: dict[str, str] = {}
         title = detail = "Internal error"
-        if status < 500:
+        if isinstance(exc, ContentEncodingError):
+            status, title = 415, "Unsupported encoding"
+            detail = f"Content-Encoding: expected one of {ENCODINGS}"
+            headers[hdrs.ACCEPT_ENCODING] = ENCODINGS
+        elif status < 500:
             title = "Invalid HTTP"
-            detail = message.splitlines()[0][:200] if message else title
-        response = answer_problem(Problem(title=title, status=status, detail=detail))
+            # aiohttp quotes what is wrong below a first line that ends in a colon.
+            detail = message.splitlines()[0][:200].rstrip(": ") if message else title
+        response = answer_problem(Problem(title=title, status=status, detail=detail), headers)
         response.force_close()
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        # Otherwise aiohttp names itself and Python, with their versions.
+        resp.headers.setdefault(hdrs.SERVER, SERVER)
+        return await super().finish_response(request, resp, start_time)

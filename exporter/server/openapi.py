@@ -60,6 +60,7 @@ _PROBLEMS = {
     408: "The body did not arrive in time.",
     404: "There is no such VMI, or no VMI is on that node.",
     413: "The body is too large.",
+    415: "The body is compressed in a way that cannot be read; Accept-Encoding lists the others.",
     422: "A field or parameter is wrong; the detail names it.",
     503: "Not synced yet; Retry-After says when to ask again.",
 }
@@ -93,7 +94,7 @@ ROUTES: tuple[Route, ...] = (
         summary="May these VMIs be evicted?",
         request=VerdictRequest,
         answer=VerdictsAnswer,
-        problems=(400, 408, 413, 422, 503),
+        problems=(400, 408, 413, 415, 422, 503),
     ),
     Route(
         name="blocked",

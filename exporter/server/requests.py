@@ -18,6 +18,11 @@ RETRY_AFTER = 2
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 """A JSON number, as the OpenAPI document promises."""
 
+_TYPES = re.compile(r"`[^`$]*`")
+"""A type in a message of msgspec; a path begins with $."""
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_JSON_NAMES = {"str": "string", "bool": "boolean", "int": "number", "float": "number"}
+
 _CHECKPOINTS = " or ".join(Checkpoint)
 
 _requests = msgspec.json.Decoder(VerdictRequest)
@@ -64,13 +69,29 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
     try:
         return _requests.decode(body)
     except msgspec.ValidationError as error:
-        detail = str(error)
+        detail = _TYPES.sub(_name_types, str(error))
         if detail.startswith("Invalid enum value"):
             # The error does not list the valid values; only the checkpoint is an enum.
             detail += f": expected {_CHECKPOINTS}"
         raise Refusal(422, "Not a verdict request", detail) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(400, "Not JSON", f"the body is not JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        kind = "a lone surrogate" if _is_surrogate(error) else "a byte that is not UTF-8"
+        raise Refusal(400, "Not JSON", f"the body is not JSON: it has {kind}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        # Near the end of the body msgspec calls it truncated.
+        lone = "surrogate" in str(error) or _LONE_SURROGATE.search(body)
+        detail = "it has a lone surrogate" if lone else str(error)
+        raise Refusal(400, "Not JSON", f"the body is not JSON: {detail}") from None
+
+
+def _name_types(quoted: re.Match[str]) -> str:
+    """The types of a message by JSON's names instead of Python's."""
+    return re.sub(r"\w+", lambda word: _JSON_NAMES.get(word[0], word[0]), quoted[0])
+
+
+def _is_surrogate(error: UnicodeDecodeError) -> bool:
+    """Whether the bytes are half of a UTF-16 pair, written as if it were a character."""
+    return error.object[error.start : error.start + 1] == b"\xed"
 
 
 def read_checkpoint(request: web.Request) -> Checkpoint | None:

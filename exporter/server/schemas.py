@@ -260,7 +260,7 @@ class BackoffAnswer(Struct, rename="camel", kw_only=True):
 
 
 class CancelAnswer(Struct, rename="camel", kw_only=True):
-    """The request that cancels an evacuation (KubeVirt 1.8); a running attempt goes on."""
+    """The request that cancels an evacuation (KubeVirt 1.7); a running attempt goes on."""
 
     method: Annotated[str, means("the HTTP method")]
     path: Annotated[str, means("the path on the API server")]

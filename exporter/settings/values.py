@@ -51,10 +51,16 @@ class Address:
 
 @dataclass(frozen=True)
 class ConfigMaps:
-    """The checkpoint's ConfigMaps, whose names begin with `name`, and its Lease."""
+    """The checkpoint's ConfigMaps, whose names begin with `name`, and its Lease.
+
+    A `namespace` of "" is the exporter's own.
+    """
 
     namespace: str
     name: str
+
+    def __str__(self) -> str:
+        return f"configmap:{self.namespace}/{self.name}"
 
 
 def parse_duration(value: object) -> Seconds:
@@ -115,20 +121,20 @@ def parse_addresses(value: object) -> tuple[Address, ...]:
 
 
 def parse_checkpoint(value: object) -> Path | ConfigMaps | None:
-    expected = f"expected none, file:/path or configmap:namespace/name, got {value!r}"
+    expected = f"expected none, file:/path or configmap:[namespace/]name, got {value!r}"
     if value == "none":
         return None
     if not isinstance(value, str):
         raise ValueError(expected)
     kind, _, place = value.partition(":")
-    namespace, slash, name = place.partition("/")
     if kind == "file" and place.startswith("/") and not place.endswith("/"):
         return Path(place)
-    if kind == "configmap" and slash and _NAMESPACE.fullmatch(namespace):
-        if _CONFIG_MAP.fullmatch(name):
-            return ConfigMaps(namespace, name)
-        raise ValueError(f"expected the name of a ConfigMap after the /, got {value!r}")
-    raise ValueError(expected)
+    namespace, slash, name = place.rpartition("/")
+    if kind != "configmap" or (slash and not _NAMESPACE.fullmatch(namespace)):
+        raise ValueError(expected)
+    if not _CONFIG_MAP.fullmatch(name):
+        raise ValueError(f"expected the name of a ConfigMap, got {name!r} in {value!r}")
+    return ConfigMaps(namespace, name)
 
 
 def parse_namespaces(value: object) -> tuple[str, ...]:

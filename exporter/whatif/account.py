@@ -32,6 +32,7 @@ BUILTIN: Mapping[str, Contender] = {
             name="reference", policy=Policy(guard_pending_migrations=False, guard_evacuations=False)
         ),
         Contender(name="ours"),
+        Contender(name="recommended", policy=Policy(migration_history_window=172_800.0)),
         Contender(
             name="none",
             policy=Policy(
@@ -45,7 +46,8 @@ BUILTIN: Mapping[str, Contender] = {
         ),
     )
 }
-"""The reference plugin's defaults, ours, and neither cooldown nor guards."""
+"""The reference plugin's defaults, ours, ours with the window that the documents recommend, and
+neither cooldown nor guards."""
 
 
 class Histogram(Struct):

@@ -155,19 +155,24 @@ def test_every_path_is_one_of_the_api() -> None:
     routes = [
         re.compile(re.sub(r"\{\w+\}", r"\\$[A-Z]+", route.path) + r"(\?.*)?$") for route in ROUTES
     ]
-    paths = re.findall(r'"\$EXPORTER(/[^"]*)"', "\n".join(EVERY_COMMAND))
+    paths = re.findall(r'"\$KUBEVIRT_EVICTION_EXPORTER_URL(/[^"]*)"', "\n".join(EVERY_COMMAND))
     assert paths
     for path in paths:
         assert any(route.match(path) for route in routes), path
     listen = Settings().listen
     ports = {str(address.port) for address in (*listen.query, *listen.metrics)}
+    forwarded, asked = set(), set()
     for command in EVERY_COMMAND:
         if "port-forward" in command:
             words = shlex.split(command.removesuffix(" &"))
             assert words[-2] == DEPLOYMENT
-            assert words[-1] in ports
-        elif command.startswith("export EXPORTER="):
-            assert command.rpartition(":")[2] in ports
+            here, _, there = words[-1].partition(":")
+            assert there in ports
+            assert here not in ports, "a demo would answer in its place"
+            forwarded.add(here)
+        elif " KUBEVIRT_EVICTION_EXPORTER_URL=" in command:
+            asked.add(command.rpartition(":")[2])
+    assert asked == forwarded
 
 
 @pytest.mark.parametrize(
@@ -183,7 +188,7 @@ def test_a_vm_s_runbook_begins_with_explain(name: str) -> None:
     """The first question needs no port, no token and no certificate; HTTP stands beside it."""
     asked = [one for one in commands(TEXTS[name]) if "$NAME" in one]
     assert asked[0].endswith(' -c exporter -- python -m exporter explain "$NAMESPACE/$NAME"')
-    assert asked[1].endswith(' "$EXPORTER/v1/vmis/$NAMESPACE/$NAME"')
+    assert asked[1].endswith(' "$KUBEVIRT_EVICTION_EXPORTER_URL/v1/vmis/$NAMESPACE/$NAME"')
     assert "create token" in asked[1]
 
 
@@ -214,7 +219,7 @@ VARIABLES = {
     "NAME": "db1",
     "NODE": "n1",
     "ATTEMPT": "attempt",
-    "EXPORTER": "",
+    "KUBEVIRT_EVICTION_EXPORTER_URL": "",
     "EXPORTER_NAMESPACE": "",
     "ACCOUNT": "kubevirt-eviction-exporter",
 }
@@ -311,7 +316,7 @@ async def test_every_command_runs(
     operator = Operator(
         real.cluster.kubeconfig(real.cluster.administrator),
         NAMESPACE=namespace,
-        EXPORTER=exporter.query,
+        KUBEVIRT_EVICTION_EXPORTER_URL=exporter.query,
         EXPORTER_NAMESPACE=await real.make_namespace(),
     )
     home = operator.variables["EXPORTER_NAMESPACE"]
@@ -374,7 +379,10 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
     async with serving(app) as url:
         config = open_kubeconfig(tmp_path / "kubeconfig", url)
         operator = Operator(
-            config, NAMESPACE=namespace, EXPORTER=exporter.query, EXPORTER_NAMESPACE="none"
+            config,
+            NAMESPACE=namespace,
+            KUBEVIRT_EVICTION_EXPORTER_URL=exporter.query,
+            EXPORTER_NAMESPACE="none",
         )
         await operator.run(command)
 
@@ -399,7 +407,7 @@ async def test_kubevirt_obeys_the_mitigation() -> None:
             NAMESPACE="stuck",
             NODE="node-1",
             ATTEMPT=attempt["metadata"]["name"],
-            EXPORTER="none",
+            KUBEVIRT_EVICTION_EXPORTER_URL="none",
             EXPORTER_NAMESPACE="none",
         )
         await operator.run(cancel)

@@ -4,22 +4,41 @@ import os
 import shutil
 from pathlib import Path
 
+from .versions import PINNED, RUNNING
+
 
 _BUILT = Path(__file__).parents[2] / ".tools"
+_PARTS = {
+    "virt-api": "kubevirt",
+    "virt-controller": "kubevirt",
+    "crds": "kubevirt",
+    "manifests": "kubevirt",
+    "kube-apiserver": "kube-apiserver",
+    "descheduler": "descheduler",
+}
+"""By server or printed file, the part whose version it has."""
 
 
 class MissingBinaryError(Exception):
     """A server or tool that `make tools` builds is not there."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not built: run `make tools` (or `tests/tools/build {name}`)")
+        part = _PARTS.get(name)
+        how = f"run `make tools` (or `tests/tools/build {name}`)"
+        if part and RUNNING[part] != PINNED[part]:
+            how = f"run `tests/tools/build {part}@{RUNNING[part]}`"
+        super().__init__(f"{name} is not built: {how}")
 
 
 def find_binary(name: str) -> Path:
     """Find a server or tool in the order in which `tests/tools/build` looks for it."""
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    folders = [assets] if assets else []
-    path = os.pathsep.join([*folders, str(_BUILT / "bin"), os.environ.get("PATH", os.defpath)])
+    folder = _folder(name)
+    if folder != _BUILT:
+        path = str(folder / "bin")
+    else:
+        assets = os.environ.get("KUBEBUILDER_ASSETS")
+        folders = [assets] if assets else []
+        path = os.pathsep.join([*folders, str(folder / "bin"), os.environ.get("PATH", os.defpath)])
     found = shutil.which(name, path=path)
     if found is None:
         raise MissingBinaryError(name)
@@ -42,7 +61,15 @@ def find_manifests() -> Path:
 
 
 def _find_printed(name: str) -> Path:
-    path = _BUILT / f"{name}.json"
+    path = _folder(name) / f"{name}.json"
     if not path.exists():
         raise MissingBinaryError(name)
     return path
+
+
+def _folder(name: str) -> Path:
+    """Where a server of the pinned versions is, or of the version that runs instead."""
+    part = _PARTS.get(name)
+    if part is None or RUNNING[part] == PINNED[part]:
+        return _BUILT
+    return _BUILT / RUNNING[part]

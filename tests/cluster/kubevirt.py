@@ -44,8 +44,6 @@ from .resources import (
 from .servers import PROBE, Server
 
 
-KUBEVIRT_VERSION = "1.8.4"
-"""What `tests/tools/kubevirt/go.mod` requires."""
 NAMESPACE = "kubevirt"
 DESCHEDULER = {"requested-by": "sigs.k8s.io/descheduler"}
 """The annotation by which KubeVirt knows the descheduler's evictions."""

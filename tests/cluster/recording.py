@@ -11,10 +11,12 @@ from pathlib import Path
 from exporter.demo import objects
 from exporter.demo.objects import Object
 
-from .kubevirt import KUBEVIRT_VERSION, KubeVirtCluster
+from .kubevirt import KubeVirtCluster
+from .versions import RUNNING
 
 
 RECORDED = Path(__file__).parents[1] / "recorded"
+"""A folder for each version of KubeVirt."""
 
 _IS_RECORDING = bool(os.environ.get("RECORD"))
 _WITHIN = 60.0
@@ -115,15 +117,15 @@ async def record(
     """
     Keep the scene in its file where `RECORD` is set; else hold it against what is kept.
 
-    The file's name is the state; `further/STATE.case` is another case of it. `others` are VMIs of
-    the same cluster without which the state is not to be understood.
+    The file's name is the state, its folder the version; `further/STATE.case` is another case of
+    it. `others` are VMIs of the same cluster without which the state is not to be understood.
     """
-    path = RECORDED / f"{name}.json"
+    path = RECORDED / RUNNING["kubevirt"] / f"{name}.json"
     if _IS_RECORDING:
         body = {
             "state": path.name.partition(".")[0],
             "source": f"{source} {_CUT}",
-            "kubevirt": KUBEVIRT_VERSION,
+            "kubevirt": RUNNING["kubevirt"],
             "now": objects.format_time(datetime.now(UTC)),
             "vmi": _cleaned(scene.vmi),
             "vmims": [_cleaned(one) for one in scene.vmims],

@@ -19,6 +19,12 @@ class User:
     """The certificate's file; its key is beside it."""
 
     @property
+    def namespace(self) -> str:
+        """The namespace of a service account, as its pod has it; "default" of anybody else."""
+        kind, _, place = self.name.rpartition(":")[0].rpartition(":")
+        return place if kind == "system:serviceaccount" else "default"
+
+    @property
     def headers(self) -> dict[str, str]:
         """The headers that prove the name."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -40,21 +46,24 @@ class User:
 def kubeconfig(path: Path, server: str, user: User) -> Path:
     """Write a kubeconfig that is whole in itself: certificates as data, no path in it."""
     cluster = {"server": server, "certificate-authority-data": user.authority_data}
-    return _write(path, cluster, user.name, _proof(user))
+    return _write(path, cluster, user.name, _proof(user), user.namespace)
 
 
 def open_kubeconfig(path: Path, server: str) -> Path:
     """Write a kubeconfig of a server that asks for no proof, as the simulated one."""
-    return _write(path, {"server": server}, "nobody", {})
+    return _write(path, {"server": server}, "nobody", {}, "default")
 
 
-def _write(path: Path, cluster: dict[str, str], name: str, proof: dict[str, str]) -> Path:
+def _write(
+    path: Path, cluster: dict[str, str], name: str, proof: dict[str, str], namespace: str
+) -> Path:
+    context = {"cluster": "test", "user": name, "namespace": namespace}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "test", "cluster": cluster}],
         "users": [{"name": name, "user": proof}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+        "contexts": [{"name": "test", "context": context}],
         "current-context": "test",
     }
     path.write_text(yaml.safe_dump(document))

@@ -1,9 +1,14 @@
 """JSON schemas of everything that an API server serves, from its own OpenAPI document."""
 
 import json
+import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from tests.cluster import find_binary
 from tests.generate.manifests import Object
 
 
@@ -11,8 +16,26 @@ KINDS = "x-kubernetes-group-version-kind"
 _REFERENCE = "#/definitions/"
 
 
-def write_schemas(openapi: Object, folder: Path) -> str:
-    """Write one file per kind, and return how kubeconform finds them."""
+def find_faults(objects: Iterable[Object], openapi: Object, folder: Path) -> Object:
+    """What kubeconform finds in objects, by the schemas of an API server."""
+    schemas, file = folder / "schemas", folder / "objects.yaml"
+    if not schemas.exists():
+        schemas.mkdir()
+        write_schemas(openapi, schemas)
+    file.write_text(yaml.safe_dump_all(objects))
+    command = [str(find_binary("kubeconform")), "-strict", "-summary", "-output", "json"]
+    command += ["-schema-location", _find_in(schemas), str(file)]
+    checked = subprocess.run(command, check=False, capture_output=True, text=True)
+    found: Object = json.loads(checked.stdout)
+    return found
+
+
+def _find_in(folder: Path) -> str:
+    return f"{folder}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+
+
+def write_schemas(openapi: Object, folder: Path) -> None:
+    """Write one file per kind."""
     definitions = {name: _strict(schema) for name, schema in openapi["definitions"].items()}
     for name, schema in openapi["definitions"].items():
         for kind in schema.get(KINDS, []):
@@ -24,7 +47,6 @@ def write_schemas(openapi: Object, folder: Path) -> str:
             }
             path = folder / f"{kind['kind'].lower()}{suffix.lower()}.json"
             path.write_text(json.dumps(document))
-    return f"{folder}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
 
 
 def _strict(schema: Any) -> Any:

@@ -31,11 +31,16 @@ class Pair:
         return ssl.create_default_context(cafile=self.authority)
 
 
-def runnable(folder: str, directory: Path, pair: Pair) -> Object:
+def runnable(folder: str, pair: Pair) -> Object:
     """An overlay's configuration, but for places that a test has no right to."""
-    config = {**config_of(render(folder)), **ANYWHERE}
-    if str(config.get("checkpoint", "")).startswith("file:"):
-        config["checkpoint"] = f"file:{directory / 'checkpoint'}"
+    return playable(config_of(render(folder)), pair)
+
+
+def playable(config: Object, pair: Pair) -> Object:
+    """A configuration, but for places that a test has no right to."""
+    config = {**config, **ANYWHERE}
+    if "tls" not in config:
+        return config
     files = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}
     assert all(one.keys() == files.keys() for one in config["tls"].values())
     config["tls"] = dict.fromkeys(config["tls"], files)

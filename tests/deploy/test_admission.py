@@ -2,19 +2,17 @@
 
 import asyncio
 import json
-import subprocess
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.cluster import VMIS, ApiError, Client, RealCluster, find_binary, poll, vmi
+from tests.cluster import VMIS, ApiError, Client, RealCluster, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
-from tests.deploy.schemas import write_schemas
+from tests.deploy.schemas import find_faults
 from tests.deploy.secured import Caller, Pair, runnable, somebody
 from tests.deploy.server import APPLY, Grants, account, apply, granted
 from tests.generate.manifests import (
@@ -22,6 +20,7 @@ from tests.generate.manifests import (
     NAME,
     NAMESPACE,
     OVERLAYS,
+    PLAIN,
     Object,
     only,
     pod_templates,
@@ -43,6 +42,15 @@ READS = {
 REVIEWS = {
     ("create", "authentication.k8s.io", "tokenreviews", ""),
     ("create", "authorization.k8s.io", "subjectaccessreviews", ""),
+}
+WRITES = {
+    *((verb, "", "configmaps", "") for verb in ("list", "watch")),
+    *(
+        (verb, "", "configmaps", f"{NAME}-{shard:02}")
+        for verb in ("get", "create", "patch")
+        for shard in range(64)
+    ),
+    *((verb, "coordination.k8s.io", "leases", NAME) for verb in ("get", "create", "update")),
 }
 SCRAPER = f"{NAME}-scraper"
 OPTIONAL = ("pods", "kubevirts", "virtualmachineinstancemigrations")
@@ -72,22 +80,10 @@ async def test_a_misspelt_field_is_not_accepted(cluster: RealCluster) -> None:
 async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) -> None:
     """Every object fits the schemas that this API server tells, and a wrong one does not."""
     openapi = await cluster.admin.request("GET", "/openapi/v2")
-    schemas = tmp_path / "schemas"
-    schemas.mkdir()
-    location = write_schemas(openapi, schemas)
-
-    def check(objects: Iterable[Object]) -> dict[str, Any]:
-        file = tmp_path / "objects.yaml"
-        file.write_text(yaml.safe_dump_all(objects))
-        command = [str(find_binary("kubeconform")), "-strict", "-summary", "-output", "json"]
-        command += ["-schema-location", location, str(file)]
-        checked = subprocess.run(command, check=False, capture_output=True, text=True)
-        found: dict[str, Any] = json.loads(checked.stdout)
-        return found
-
     objects = [one for folder in RENDERED for one in rendered(folder)]
-    found = check(objects)
-    wrong = check([{**only(render("overlays/standalone"), "Service"), "spec": {"prots": []}}])
+    found = find_faults(objects, openapi, tmp_path)
+    misspelt = {**only(render("overlays/standalone"), "Service"), "spec": {"prots": []}}
+    wrong = find_faults([misspelt], openapi, tmp_path)
 
     assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
     assert wrong["summary"]["invalid"] == 1
@@ -122,7 +118,7 @@ def pod(template: Object) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/sidecar", "overlays/standalone"])
+@pytest.mark.parametrize("folder", ["base", PLAIN, "overlays/sidecar", "overlays/standalone"])
 async def test_the_exporter_runs_under_its_roles(
     cluster: RealCluster, folder: str, pair: Pair, tmp_path: Path
 ) -> None:
@@ -133,7 +129,7 @@ async def test_the_exporter_runs_under_its_roles(
         program(
             tmp_path,
             *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable(folder, tmp_path, pair),
+            config=runnable(folder, pair),
         ) as exporter,
     ):
         prometheus = Caller(exporter, pair.trust, token)
@@ -141,6 +137,8 @@ async def test_the_exporter_runs_under_its_roles(
         assert await prometheus.sample("kubevirt_eviction_exporter_synced") >= len(READS)
         assert await prometheus.sample("kubevirt_eviction_exporter_permission_missing") == 0
         assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
+        (started,) = exporter.events("started")
+        assert started["checkpoint"] == f"configmap:{NAMESPACE}/{NAME}"
         assert await exporter.end() == 0
 
 
@@ -168,28 +166,8 @@ async def test_every_verb_is_needed(
             assert await asyncio.wait_for(exporter.process.wait(), 30) == 3
 
 
-@pytest.mark.parametrize(
-    ("folder", "writes"),
-    [
-        ("base", set()),
-        (
-            "overlays/standalone",
-            {
-                *((verb, "", "configmaps", "") for verb in ("list", "watch")),
-                *(
-                    (verb, "", "configmaps", f"{NAME}-{shard:02}")
-                    for verb in ("get", "create", "patch")
-                    for shard in range(64)
-                ),
-                *(
-                    (verb, "coordination.k8s.io", "leases", NAME)
-                    for verb in ("get", "create", "update")
-                ),
-            },
-        ),
-    ],
-)
-async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, writes: Grants) -> None:
+@pytest.mark.parametrize(("folder", "reviews"), [("overlays/standalone", REVIEWS), (PLAIN, set())])
+async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, reviews: Grants) -> None:
     """Of an account without roles it differs by what it reads, reviews, and by its checkpoint."""
     other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
     await cluster.admin.create(SERVICE_ACCOUNTS, other)
@@ -203,7 +181,7 @@ async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, writes
     await cluster.admin.delete(SERVICE_ACCOUNTS, NAMESPACE, "other")
 
     reads = {(verb, *one, "") for verb in ("list", "watch") for one in READS}
-    assert more == reads | REVIEWS | writes
+    assert more == reads | reviews | WRITES
 
 
 CHECKPOINT = [
@@ -219,7 +197,7 @@ async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
 ) -> None:
     """Under the rendered role it is; without one of its verbs the log says which."""
     await forget_checkpoint(paging.admin)
-    config = runnable("overlays/standalone", tmp_path, pair)
+    config = runnable("overlays/standalone", pair)
     config["kube"] = {"leaseDuration": "1s", "checkpointInterval": "100ms"}
     less = (verb, (resource,)) if resource else None
 

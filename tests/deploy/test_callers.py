@@ -50,7 +50,7 @@ async def standalone(cluster: RealCluster, pair: Pair, tmp_path: Path) -> AsyncI
         program(
             tmp_path,
             *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable("overlays/standalone", tmp_path, pair),
+            config=runnable("overlays/standalone", pair),
         ) as exporter,
     ):
         nobody = Caller(exporter, pair.trust)
@@ -136,7 +136,7 @@ async def test_both_reviews_are_needed(
         program(
             tmp_path,
             *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable("overlays/standalone", tmp_path, pair),
+            config=runnable("overlays/standalone", pair),
         ) as exporter,
     ):
         caller = Caller(exporter, pair.trust, token)
@@ -205,7 +205,7 @@ async def test_a_renewed_secret_is_served_without_a_restart(
         program(
             tmp_path,
             *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable("overlays/standalone", tmp_path, mounted),
+            config=runnable("overlays/standalone", mounted),
         ) as exporter,
     ):
         await Caller(exporter, pair.trust).ready()
@@ -229,7 +229,7 @@ async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
     cluster: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
     """The descheduler needs no token where only its pod reaches; the metrics listener asks."""
-    config = runnable("overlays/sidecar", tmp_path, pair)
+    config = runnable("overlays/sidecar", pair)
     query = tmp_path / "query.sock"
     config["listen"] = {**config["listen"], "query": f"unix:{query}"}
     async with (

@@ -75,8 +75,9 @@ class Reader:
 
     async def type(self, command: str) -> str:
         """Run one command; nobody runs pods here, so every Deployment says that they are up."""
-        if command.startswith("export KEYS="):
-            self.environment["KEYS"] = await self._run(f'{command}; printf %s "$KEYS"')
+        if command.startswith("export "):
+            name = command.removeprefix("export ").partition("=")[0]
+            self.environment[name] = await self._run(f'{command}; printf %s "${name}"')
             return ""
         if "rollout status" in command:
             await play_controllers(self.cluster)
@@ -123,7 +124,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
     certificate by it; the Service leads to this machine in place of a pod.
     """
     admin, reader = cluster.admin, Reader(cluster, tmp_path)
-    for command in install_commands("A certificate first")[2:]:
+    for command in install_commands("A certificate first"):
         await reader.type(command)
     secret = await admin.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{NAME}-tls")
     mounted(secret, tmp_path / "mounted")
@@ -162,7 +163,8 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
             assert denied.code == 429
             (explain,) = commands("What a held evictor shows")
             told = await shell(
-                explain.replace("python ", f"{sys.executable} "), EXPORTER=running.query
+                explain.replace("python ", f"{sys.executable} "),
+                KUBEVIRT_EVICTION_EXPORTER_URL=running.query,
             )
             assert f"by system:serviceaccount:kube-system:{ACCOUNT}" in told
             (through,) = commands("Let one eviction through")

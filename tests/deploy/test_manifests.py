@@ -1,9 +1,7 @@
 """The manifests by themselves: what they render to, and that their parts fit each other."""
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,18 @@ import yaml
 from exporter.metrics.families import FAMILIES
 from exporter.server.admission import PATH
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
-from tests.cluster import find_binary
 from tests.generate.manifests import (
     ADDITIONS,
     DEPLOY,
+    DERIVED,
     DESCHEDULER_IMAGE,
+    ELSEWHERE,
+    ENCRYPTED,
     EXPORTER_IMAGE,
-    IMAGES,
     NAME,
     NAMESPACE,
     OVERLAYS,
+    PLAIN,
     POLICY,
     POLICY_COPY,
     ROOT,
@@ -31,14 +31,16 @@ from tests.generate.manifests import (
     Object,
     config_of,
     containers,
-    derive_images,
     derive_values,
+    localize,
     only,
+    overlay,
     pod_templates,
     render,
     render_chart,
 )
 from tests.generate.rules import PROMETHEUS_RULE, load_runbooks
+from tests.support.documents import OPERATE, read
 
 
 SELECTED = {"app.kubernetes.io/name": NAME}
@@ -93,9 +95,11 @@ def identities(objects: tuple[Object, ...]) -> list[tuple[str, str]]:
 
 def test_what_is_derived_is_up_to_date() -> None:
     """`make manifests` would change nothing."""
-    images, values = (path.read_text(encoding="utf-8") for path in (IMAGES, VALUES))
+    values = VALUES.read_text(encoding="utf-8")
 
-    assert images == derive_images(images)
+    for path, derive in DERIVED.items():
+        text = path.read_text(encoding="utf-8")
+        assert text == derive(text), path
     assert POLICY_COPY.read_bytes() == POLICY.read_bytes()
     assert values == derive_values(values)
 
@@ -121,7 +125,7 @@ def test_only_the_release_s_images_are_pulled(folder: str) -> None:
 def test_no_file_names_another_image() -> None:
     """An image stands in deploy/ under the one registry only, its tag in one place."""
     text = "".join(path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*.yaml"))
-    named = set(re.findall(r"(?:image|repository|- name): (\S+/\S+)", text))
+    named = set(re.findall(r"(?:image|repository|- name): ([^\s,}]+/[^\s,}]+)", text))
 
     assert {image.split(":")[0] for image in named} == {
         EXPORTER_IMAGE.rpartition(":")[0],
@@ -137,7 +141,8 @@ def test_everything_named_is_there(folder: str) -> None:
     """
     made = identities(render(folder))
 
-    assert references(render(folder)) - set(made) == {("Secret", TLS_SECRET)}
+    first = {("Secret", TLS_SECRET)} if folder in ENCRYPTED else set()
+    assert references(render(folder)) - set(made) == first
     assert len(made) == len(set(made))
 
 
@@ -168,7 +173,7 @@ def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
     ports = {
         int(port)
         for text in load_runbooks().values()
-        for port in re.findall(rf"port-forward deployment/{NAME} (\d+)", text)
+        for port in re.findall(rf"port-forward deployment/{NAME} \d+:(\d+)", text)
     }
     settings = settings_of(folder)
 
@@ -209,7 +214,8 @@ def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
     assert {named["query"]} == open_query if open_query else "query" not in named
     started = "/readyz" if folder == "overlays/sidecar" else "/livez"
     for probe, path in (("startup", started), ("liveness", "/livez"), ("readiness", "/readyz")):
-        wanted = {"path": path, "port": "metrics", "scheme": "HTTPS"}
+        scheme = "HTTPS" if folder in ENCRYPTED else "HTTP"
+        wanted = {"path": path, "port": "metrics", "scheme": scheme}
         assert exporter[f"{probe}Probe"]["httpGet"] == wanted
     assert admitted - {10258} == set(named.values())
     assert (10258 in admitted) == (folder == "overlays/sidecar")
@@ -256,7 +262,6 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
 
     assert plugin_arguments(policy)["urlPrefix"] == str(settings.listen.query[0])
     assert str(settings.listen.query[0]) == f"unix:{SOCKET_FOLDER}/query.sock"
-    assert config_of(render("overlays/sidecar"))["checkpoint"].startswith(f"file:{SOCKET_FOLDER}/")
     assert "emptyDir" in volume
     assert mounts[0]["name"] == mounts[1]["name"]
     assert "readOnly" not in mounts[0]
@@ -294,7 +299,6 @@ def test_the_chart_makes_the_same_pod() -> None:
     theirs = only(render_chart(), "Deployment")["spec"]["template"]
     policy = only(render_chart(), "ConfigMap")["data"]["policy.yaml"]
     flags = [set(containers(one)["descheduler"]["args"]) for one in (ours, theirs)]
-    own = {"--leader-elect=true", f"--leader-elect-resource-namespace={NAMESPACE}"}
 
     volumes = [
         {volume["name"]: volume for volume in one["spec"]["volumes"]} for one in (ours, theirs)
@@ -307,8 +311,8 @@ def test_the_chart_makes_the_same_pod() -> None:
     assert containers(theirs)["exporter"] == containers(ours)["exporter"]
     assert containers(theirs)["descheduler"]["image"] == DESCHEDULER_IMAGE
     assert theirs["spec"]["initContainers"][0]["name"] == "exporter"
-    assert flags[1] == flags[0] | own
-    for key in ("securityContext", "serviceAccountName", "priorityClassName"):
+    assert flags[1] == {one.replace("$(POD_NAMESPACE)", NAMESPACE) for one in flags[0]}
+    for key in ("securityContext", "serviceAccountName", "priorityClassName", "nodeSelector"):
         assert theirs["spec"][key] == ours["spec"][key]
     assert theirs["metadata"]["labels"].items() >= SELECTED.items()
     assert yaml.safe_load(policy) == yaml.safe_load(POLICY.read_text(encoding="utf-8"))
@@ -374,7 +378,7 @@ def test_openshift_s_authority_is_known_to_its_prometheus() -> None:
     }
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
+@pytest.mark.parametrize("folder", ENCRYPTED)
 def test_what_the_network_reaches_is_encrypted_and_asks_who_it_is(folder: str) -> None:
     """TLS and Kubernetes' authentication on each listener that has an address of the network."""
     settings = settings_of(folder)
@@ -389,9 +393,9 @@ def test_what_the_network_reaches_is_encrypted_and_asks_who_it_is(folder: str) -
     assert not settings.auth.allow_insecure_query
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
+@pytest.mark.parametrize("folder", ENCRYPTED)
 def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) -> None:
-    """In a volume of the Secret that follows it: no subPath, and nothing but the pair."""
+    """In a volume of the Secret that follows it: no subPath."""
     template = only(render(folder), "Deployment")["spec"]["template"]
     mounts = {one["name"]: one for one in containers(template)["exporter"]["volumeMounts"]}
     volume = {one["name"]: one for one in template["spec"]["volumes"]}["tls"]["secret"]
@@ -400,8 +404,7 @@ def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) ->
     place = Path(mounts["tls"]["mountPath"])
 
     assert named == {Tls(place / "tls.crt", place / "tls.key")}
-    assert volume["secretName"] == TLS_SECRET
-    assert [one["path"] for one in volume["items"]] == ["tls.crt", "tls.key"]
+    assert volume == {"secretName": TLS_SECRET}
     assert mounts["tls"].keys() == {"name", "mountPath", "readOnly"}
 
 
@@ -413,7 +416,8 @@ def test_the_certificate_has_the_service_s_names() -> None:
     recipe = (DEPLOY / "certificate.cnf").read_text(encoding="utf-8")
 
     assert certificate["dnsNames"] == [SERVED_AS, f"{SERVED_AS}.cluster.local", "localhost"]
-    assert re.findall(r"^DNS\.\d+ = (.*)$", recipe, re.MULTILINE) == certificate["dnsNames"]
+    names = recipe.replace("${ENV::NAMESPACE}", NAMESPACE)
+    assert re.findall(r"^DNS\.\d+ = (.*)$", names, re.MULTILINE) == certificate["dnsNames"]
     assert only(render("overlays/standalone"), "Service")["metadata"]["name"] == NAME
     assert certificate["secretName"] == TLS_SECRET
     assert authority["isCA"]
@@ -422,22 +426,12 @@ def test_the_certificate_has_the_service_s_names() -> None:
     assert only(objects, "Issuer")["spec"] == {"ca": {"secretName": authority["secretName"]}}
 
 
-def test_a_component_can_be_a_part_of_an_overlay(tmp_path: Path) -> None:
+def test_a_component_can_be_a_part_of_an_overlay() -> None:
     """cert-manager's objects come with the rest where an overlay of one's own names it."""
-    whole = tmp_path / "kustomization.yaml"
-    folders = {
-        kind: [os.path.relpath(DEPLOY / folder, tmp_path)]
-        for kind, folder in (
-            ("resources", "overlays/standalone"),
-            ("components", "components/cert-manager"),
-        )
-    }
-    whole.write_text(yaml.safe_dump(folders))
-    command = [str(find_binary("kustomize")), "build", str(tmp_path)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
+    made = overlay(resources=["overlays/standalone"], components=["components/cert-manager"])
 
     parts = (*render("overlays/standalone"), *render("components/cert-manager"))
-    assert sorted(identities(tuple(yaml.safe_load_all(made.stdout)))) == sorted(identities(parts))
+    assert sorted(identities(made)) == sorted(identities(parts))
 
 
 def test_no_scrape_is_refused_for_its_size() -> None:
@@ -554,7 +548,7 @@ def test_a_rollout_of_the_webhook_loses_no_review() -> None:
     assert only(render(ADMISSION), "PodDisruptionBudget")["spec"]["minAvailable"] == 1
 
 
-def test_who_tells_the_api_server_the_webhook_s_authority(tmp_path: Path) -> None:
+def test_who_tells_the_api_server_the_webhook_s_authority() -> None:
     """cert-manager by its Certificate; on OpenShift the service CA, by the folder of the page."""
     made = only(render("components/cert-manager"), "Certificate")["metadata"]
     found = only(render(ADMISSION), "MutatingWebhookConfiguration")["metadata"]["annotations"]
@@ -564,16 +558,91 @@ def test_who_tells_the_api_server_the_webhook_s_authority(tmp_path: Path) -> Non
     shown = re.search(r"^ *```yaml\n(.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
     assert shown is not None
     document = yaml.safe_load(shown[1])
-    beside = DEPLOY / "overlays" / "own"
-    for key in ("resources", "components"):
-        document[key] = [os.path.relpath(beside / one, tmp_path) for one in document[key]]
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(document))
-    command = [str(find_binary("kustomize")), "build", str(tmp_path)]
-    built = subprocess.run(command, check=True, capture_output=True, text=True)
-    objects = tuple(yaml.safe_load_all(built.stdout))
+    own, folders = localize(document)
+    objects = overlay(own, **folders)
     webhook = only(objects, "MutatingWebhookConfiguration")
 
     assert webhook["metadata"]["annotations"] == {
         "service.beta.openshift.io/inject-cabundle": "true"
     }
     assert settings_of(ADMISSION) == read_settings(config_of(objects))
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_the_kubelet_waits_longer_than_the_exporter(folder: str) -> None:
+    """The exporter gives up a first list by itself, before the kubelet kills it; as documented."""
+    exporter = containers(only(render(folder), "Deployment")["spec"]["template"])["exporter"]
+    probe = exporter["startupProbe"]
+    allowed = probe["periodSeconds"] * probe["failureThreshold"]
+    told = re.search(r"Above (\d+) minutes raise the `failureThreshold`", read(OPERATE))
+    assert told is not None
+
+    assert settings_of(folder).kube.sync_timeout < 60 * int(told[1]) < allowed
+
+
+def test_every_overlay_replaces_pods_in_the_same_way() -> None:
+    """So that each can be applied over any other; only the leader of two deschedulers evicts."""
+    strategies = [only(render(folder), "Deployment")["spec"]["strategy"] for folder in OVERLAYS]
+    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
+
+    assert all(one == strategies[0] for one in strategies)
+    assert strategies[0]["rollingUpdate"]["maxUnavailable"] == 0
+    assert "--leader-elect=true" in containers(template)["descheduler"]["args"]
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_only_what_others_depend_on_is_critical(folder: str) -> None:
+    """Metrics alone preempt nobody; every pod goes to Linux."""
+    spec = only(render(folder), "Deployment")["spec"]["template"]["spec"]
+
+    assert ("priorityClassName" in spec) == (folder not in {"base", PLAIN})
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+
+
+def test_plain_metrics_need_no_certificate_and_no_token() -> None:
+    """`plain` is `base` without both, and so is a PodMonitor beside it."""
+    less = overlay(
+        resources=["base", "overlays/monitoring"], components=["components/plain-metrics"]
+    )
+    gone = {*identities(render("base")), *identities(render("overlays/monitoring"))}
+    gone -= set(identities(less))
+    (endpoint,) = only(less, "PodMonitor")["spec"]["podMetricsEndpoints"]
+
+    assert {name for kind, name in gone if kind != "ConfigMap"} == {
+        f"{NAME}-reviewer",
+        f"{NAME}-scraper",
+    }
+    assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
+    plain, encrypted = (config_of(render(one)) for one in (PLAIN, "base"))
+    assert {**plain, "tls": encrypted["tls"], "auth": encrypted["auth"]} == encrypted
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_another_namespace_is_everywhere(folder: str) -> None:
+    """An outer `namespace:` with the transformer leaves no object and no reference behind."""
+    here = (*render(folder), *render("overlays/monitoring"), *render("components/cert-manager"))
+    parts = {"resources": [folder], "components": ["components/cert-manager"]}
+    if folder != "overlays/openshift":  # it has them
+        parts["resources"].append("overlays/monitoring")
+    moved = overlay({"namespace": ELSEWHERE}, transformers=["namespace"], **parts)
+    places = {one["metadata"].get("namespace", ELSEWHERE) for one in moved}
+    text = yaml.safe_dump_all(moved)
+
+    assert places == {ELSEWHERE}
+    assert only(moved, "Namespace", ELSEWHERE)
+    assert len(moved) == len(set(identities(here)))
+    assert not re.search(rf"(?<!name: ){NAMESPACE}\.{NAMESPACE}\b|{NAMESPACE}/{NAMESPACE}", text)
+    assert f"namespace: {NAMESPACE}" not in text
+    assert f"- {NAMESPACE}\n      - kube-system" not in text
+    for one in moved:
+        for subject in one.get("subjects", []):
+            ours = subject["name"].startswith(NAME)
+            assert subject["namespace"] == (ELSEWHERE if ours else "openshift-monitoring")
+    assert f"{NAME}.{ELSEWHERE}.svc" in str(only(moved, "Certificate"))
+
+
+def test_the_namespace_s_transformer_is_needed() -> None:
+    """Without it kustomize leaves subjects behind: the test above would see it."""
+    moved = overlay({"namespace": ELSEWHERE}, resources=["base"])
+
+    assert f"namespace: {NAMESPACE}" in yaml.safe_dump_all(moved)

@@ -9,6 +9,7 @@ from exporter import __version__
 from exporter.settings import read_settings
 from tests.generate.manifests import (
     ADDITIONS,
+    ENCRYPTED,
     NAME,
     OVERLAYS,
     ROOT,
@@ -27,6 +28,8 @@ SPOKEN = {
     ("kubevirt-eviction-exporter-checkpoint", "configmaps", 0): "configmaps of its namespace",
     ("kubevirt-eviction-exporter-checkpoint", "configmaps", 64): "64 configmaps by name",
     ("kubevirt-eviction-exporter-checkpoint", "leases", 1): "the lease by name",
+    ("kubevirt-eviction-exporter-descheduler", "leases", 0): "leases of its namespace",
+    ("kubevirt-eviction-exporter-descheduler", "leases", 1): "the lease of the leader",
     ("kubevirt-eviction-exporter-prometheus", "pods", 0): "pods of its namespace",
 }
 """What is said of rules that hold for a namespace or for names."""
@@ -122,7 +125,7 @@ def test_the_certificate_is_the_only_secret_mounted() -> None:
         (template,) = pod_templates(render(folder))
         kinds = [next(kind for kind in one if kind != "name") for one in volumes(template)]
         secrets = [one["secret"]["secretName"] for one in volumes(template) if "secret" in one]
-        assert secrets == [TLS_SECRET]
+        assert secrets == ([TLS_SECRET] if folder in ENCRYPTED else [])
         assert set(kinds) <= {"configMap", "secret", "emptyDir"}
         assert not re.search("secretKeyRef|secretRef", str(template))
 

@@ -236,8 +236,11 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
     for name, run in story.items():
         early = run.ledger.too_early(RULES)
         if name in ("plugin", "enforce"):
-            # What the API server lets pass where the webhook takes more than a second.
-            assert len(early) + len(run.ledger.moving()) <= run.failed_open
+            # The webhook lets pass a VM that evacuates, for KubeVirt to answer, and learns of the
+            # end a moment after KubeVirt has written it.
+            late = [one for one, _ in early if not _is_news(one, run.ledger)]
+            # The API server lets pass what the webhook takes more than a second for.
+            assert len(late) + len(run.ledger.moving()) <= run.failed_open
         else:
             assert early
 

@@ -1,12 +1,20 @@
 """docs/api.md is what the OpenAPI document and the API itself make it."""
 
+import asyncio
+import re
 from datetime import UTC, datetime
+from typing import Any
+
+import pytest
 
 from exporter.demo import Demo
+from exporter.server.apps import make_query_app
 from exporter.server.openapi import ROUTES, write_openapi
 from exporter.settings import Listen
 from tests.generate.reference import EXAMPLES, ask, write_api
-from tests.support.documents import API, read
+from tests.support.documents import API, code_blocks, read
+from tests.support.serving import serving
+from tests.unit.server.test_api import Desk
 
 
 async def test_it_is_up_to_date() -> None:
@@ -30,8 +38,51 @@ def test_it_begins_with_how_to_try_it() -> None:
     head = read(API).split("\n## ")[0]
     query, *_ = Listen().query
 
-    assert f"export EXPORTER=http://{query}\n" in head
+    assert f"export KUBEVIRT_EVICTION_EXPORTER_URL=http://{query}\n" in head
     assert f"`{'/'.join(Demo(lambda: datetime.now(UTC)).example)}`" in head
+
+
+def test_its_examples_name_vms_of_the_demo() -> None:
+    """What is typed from here is answered there."""
+    vms = {(one.namespace, one.name) for one in Demo(lambda: datetime.now(UTC)).scenario.vms}
+    asked = EXAMPLES["verdicts"].body or {}
+    named = {(one["namespace"], one["name"]) for one in asked["candidates"]}
+    named |= set(re.findall(r"/v1/vmis/(\w+)/([\w-]+)", EXAMPLES["vmi"].path))
+
+    assert len(named) == 1
+    assert named <= vms
+    assert "checkpoint" not in asked
+
+
+async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is renewed by a 304, by a change and by turning stale, and says nothing when it is old."""
+    (source,) = code_blocks(read(API), "python")
+    caller: dict[str, Any] = {}
+    exec(source, caller)  # noqa: S102 (the document's own lines)
+    desk = Desk()
+    desk.cool("churn-1")
+    renew, may_evict, copy = caller["renew"], caller["may_evict"], caller["copy"]
+    assert may_evict("shop", "churn-1") is None
+
+    async with serving(make_query_app(desk.service)) as url:
+        monkeypatch.setenv("KUBEVIRT_EVICTION_EXPORTER_URL", url)
+        await asyncio.to_thread(renew)
+        first = dict(copy)
+        assert (may_evict("shop", "churn-1"), may_evict("shop", "other")) == (False, True)
+        await asyncio.to_thread(renew, 0.1)
+        assert copy["until"] > first["until"]
+        assert copy == first | {"until": copy["until"]}
+        waiting = asyncio.create_task(asyncio.to_thread(renew))
+        await asyncio.sleep(0)
+        desk.cool("other", uid="u2")
+        await waiting
+        assert may_evict("shop", "other") is False
+        changed = copy["etag"]
+        desk.clock.instant += 200.0
+        await asyncio.to_thread(renew)
+        assert copy["etag"] not in (changed, first["etag"])
+    copy["until"] = 0.0
+    assert may_evict("shop", "other") is None
 
 
 def test_every_type_is_in_it() -> None:

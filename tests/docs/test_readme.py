@@ -6,12 +6,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from exporter.demo import Demo
 from exporter.engine.diagnosis import State
 from exporter.server.openapi import write_openapi
+from tests.generate.manifests import CHART
 from tests.generate.rules import all_alerts, load_groups
-from tests.support.documents import CONTRIBUTING, README, ROOT, chapters, code_blocks, read, table
+from tests.support.documents import (
+    CONTRIBUTING,
+    INSTALL,
+    README,
+    ROOT,
+    chapters,
+    code_blocks,
+    read,
+    table,
+)
 
 
 DESCHEDULER = ROOT / "deploy" / "descheduler" / "go.mod"
@@ -42,6 +53,8 @@ def test_it_leads_to_every_document() -> None:
         ("kube-apiserver", TOOLS / "kubernetes/go.mod", "k8s.io/kubernetes"),
         ("KubeVirt", TOOLS / "kubevirt/go.mod", "kubevirt.io/kubevirt"),
         ("descheduler", DESCHEDULER, "sigs.k8s.io/descheduler"),
+        ("Helm", TOOLS / "helm/go.mod", "helm.sh/helm/v3"),
+        ("kustomize", TOOLS / "kustomize/go.mod", "sigs.k8s.io/kustomize/kustomize/v5"),
         ("Prometheus", TOOLS / "prometheus/go.mod", "github.com/prometheus/prometheus"),
         ("Alertmanager", TOOLS / "alertmanager/go.mod", "github.com/prometheus/alertmanager"),
     ],
@@ -55,6 +68,16 @@ def test_the_versions_are_those_that_the_tests_build(what: str, file: Path, modu
     rows = [row for row in table(README, "Status") if row[0].startswith(what)]
 
     assert [row[1].split(",")[0] for row in rows] == [version]
+
+
+def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:
+    """One number: in the README, on the page on installing it, and in the chart."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    oldest = chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
+    (row,) = [row for row in table(README, "Status") if row[0] == "kube-apiserver"]
+
+    assert row[2] == f"{oldest} and newer"
+    assert f"needs Kubernetes {oldest} or newer" in read(INSTALL)
 
 
 def test_its_counts_are_right() -> None:

@@ -10,6 +10,7 @@ from tests.support.documents import (
     README,
     chapters,
     code_blocks,
+    parts,
 )
 
 
@@ -18,6 +19,7 @@ SECTIONS = {
     **chapters(INSTALL),
     **chapters(DEPLOY),
     **chapters(HOLD_EVICTIONS),
+    **parts(chapters(INSTALL)["In at most five lines"]),
 }
 
 

@@ -15,8 +15,8 @@ from tests.generate.manifests import NAMESPACE
 def terminal(cluster: Cluster, scratch: Path) -> Iterator[Terminal]:
     """Somebody who has installed the exporter alone."""
     with cluster.terminal(scratch) as terminal:
-        type_section(terminal, "A certificate first", without="components/cert-manager")
-        type_section(terminal, "Metrics and alerts only")
+        type_section(terminal, "A certificate first")
+        type_section(terminal, "Metrics, by kustomize", without="cert-manager| rollout | exec ")
         cluster.rolled_out()
         yield terminal
 

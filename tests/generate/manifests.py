@@ -1,19 +1,25 @@
 """The files of `deploy/`, rendered, and what is derived from others.
 
-`python -m tests.deploy.files` (`make manifests`) writes what is derived: the release's images, the
-copy of the descheduler's policy, and what the chart's values share with both.
+`python -m tests.generate.manifests` (`make manifests`) writes what is derived: this version in each
+place, the copy of the descheduler's policy, the table of our chart's values, and what the values
+for the descheduler's chart share with the sidecar.
 """
 
+import json
+import os
 import re
 import subprocess
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import yaml
 
 from exporter import __version__
 from tests.cluster.binaries import find_binary
+from tests.generate import REPOSITORY
 
 
 Object: TypeAlias = dict[str, Any]
@@ -22,17 +28,22 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 REGISTRY = "quay.io/kubevirt-eviction-exporter"
 """Where the images are published: the one place to change it."""
+REMOTE = f"{REPOSITORY}//deploy/"
+"""What an adopter's overlay begins the folders of `deploy/` with."""
 EXPORTER_IMAGE = f"{REGISTRY}/exporter:{__version__}"
 DESCHEDULER_IMAGE = f"{REGISTRY}/descheduler:{__version__}"
 NAME = NAMESPACE = "kubevirt-eviction-exporter"
 
-OVERLAYS = (
+ENCRYPTED = (
     "base",
     "overlays/sidecar",
     "overlays/standalone",
     "overlays/admission",
     "overlays/openshift",
 )
+PLAIN = "overlays/plain"
+"""Without a certificate."""
+OVERLAYS = (*ENCRYPTED, PLAIN)
 """Each is a whole installation."""
 ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager", "components/events")
 """Each goes with something else."""
@@ -44,7 +55,11 @@ IMAGES = DEPLOY / "components/images/kustomization.yaml"
 POLICY = DEPLOY / "descheduler/policy.yaml"
 POLICY_COPY = DEPLOY / "components/descheduler/policy.yaml"
 VALUES = DEPLOY / "helm/values.yaml"
+CHART = DEPLOY / "helm/kubevirt-eviction-exporter"
+ELSEWHERE = "virt-evictions"
+"""A namespace that is not ours by default."""
 _CHART = "sigs.k8s.io/descheduler"
+_VALUES_HEAD = "| value | default | meaning |\n|---|---|---|\n"
 _IN_BOTH = (
     "# Derived from ../overlays/sidecar and ../descheduler/policy.yaml by `make manifests`.\n"
 )
@@ -59,11 +74,46 @@ class _Dumper(yaml.SafeDumper):
 
 
 @cache
-def render(folder: str) -> tuple[Object, ...]:
-    """The objects that kustomize makes of a folder of `deploy/`."""
-    command = [str(find_binary("kustomize")), "build", str(DEPLOY / folder)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert not made.stderr, made.stderr
+def render(folder: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
+    """The objects that kustomize makes of a folder of `deploy/`, in our namespace or another."""
+    if namespace == NAMESPACE:
+        return build(DEPLOY / folder)
+    return overlay({"namespace": namespace}, resources=[folder], transformers=["namespace"])
+
+
+def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, ...]:
+    """The objects of an overlay somewhere else that names folders of `deploy/`."""
+    with TemporaryDirectory() as directory:
+        write_overlay(Path(directory), more, **folders)
+        return build(Path(directory))
+
+
+def write_overlay(place: Path, more: Object | None = None, **folders: list[str]) -> None:
+    """Write the overlay into a folder."""
+    named = {
+        kind: [os.path.relpath(DEPLOY / one, place.resolve()) for one in listed]
+        for kind, listed in folders.items()
+    }
+    (place / "kustomization.yaml").write_text(yaml.safe_dump({**named, **(more or {})}))
+
+
+def localize(document: Object) -> tuple[Object, dict[str, list[str]]]:
+    """An adopter's kustomization.yaml, and the folders of `deploy/` that it names by URL."""
+    kinds = ("resources", "components", "transformers")
+    tag = f"?ref=v{__version__}"
+    folders = {
+        kind: [one.removeprefix(REMOTE).removesuffix(tag) for one in document[kind]]
+        for kind in kinds
+        if kind in document
+    }
+    return {key: one for key, one in document.items() if key not in kinds}, folders
+
+
+def build(folder: Path) -> tuple[Object, ...]:
+    """The objects that kustomize makes of a folder; it has to have no complaint."""
+    command = [str(find_binary("kustomize")), "build", str(folder)]
+    made = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, ""), made.stderr
     return tuple(yaml.safe_load_all(made.stdout))
 
 
@@ -148,9 +198,53 @@ def derive_policy_values(text: str) -> tuple[str, str]:
     return version[1].strip('"'), re.sub(r"^(?=.)", "  ", bare, flags=re.MULTILINE)
 
 
+def derive_chart(text: str) -> str:
+    """Chart.yaml with this version."""
+    return re.sub(r"^(version|appVersion): .*", rf"\1: {__version__}", text, flags=re.MULTILINE)
+
+
+def derive_chart_readme(text: str) -> str:
+    """The chart's README with a row for each value: its key, its default and what it means."""
+    head, marker, _ = text.partition(_VALUES_HEAD)
+    assert marker
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    rows = [
+        f"| `{key}` | `{json.dumps(default)}` | {meaning} |\n"
+        for key, default, meaning in _list_values("", values, schema)
+    ]
+    return head + marker + "".join(rows)
+
+
+def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[str, Any, str]]:
+    """Key, default and meaning of every value that has no values of its own."""
+    for name, value in values.items():
+        about = schema["properties"][name]
+        if "properties" in about:
+            yield from _list_values(f"{prefix}{name}.", value, about)
+        else:
+            yield f"{prefix}{name}", value, about["description"]
+
+
+def derive_references(text: str) -> str:
+    """A document whose URLs for kustomize name this version."""
+    return re.sub(r"(?<=\?ref=v)\d+\.\d+\.\d+", __version__, text)
+
+
+DERIVED: dict[Path, Callable[[str], str]] = {
+    IMAGES: derive_images,
+    CHART / "Chart.yaml": derive_chart,
+    CHART / "README.md": derive_chart_readme,
+    ROOT / "docs/install.md": derive_references,
+    ROOT / "docs/hold-evictions.md": derive_references,
+}
+"""Files of which parts are derived from this version or from others."""
+
+
 def main() -> None:
     """Write what is derived, each from what was written before."""
-    IMAGES.write_text(derive_images(IMAGES.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, derive in DERIVED.items():
+        path.write_text(derive(path.read_text(encoding="utf-8")), encoding="utf-8")
     POLICY_COPY.write_bytes(POLICY.read_bytes())
     render.cache_clear()
     VALUES.write_text(derive_values(VALUES.read_text(encoding="utf-8")), encoding="utf-8")

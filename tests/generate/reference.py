@@ -49,10 +49,11 @@ _HEAD = """\
 To try them, start `make run` (or `python -m exporter demo`), and in another terminal:
 
 ```bash
-export EXPORTER=http://127.0.0.1:9810
+export KUBEVIRT_EVICTION_EXPORTER_URL=http://127.0.0.1:9810
 ```
 
-The examples ask about the VM `shop/db1`; the demo has others, such as `bank/churn-1`.
+The examples ask about VMs that the demo has, such as `bank/churn-1`; what it answers differs, as
+time passes there.
 
 | endpoint | what it answers |
 |---|---|
@@ -89,10 +90,39 @@ page.
 - `allowed` means that no rule blocks the VM. A VM that is already being evacuated may be allowed;
   [One VMI](#one-vmi) and [Evacuations](#evacuations) say whether it is, and whether it is stuck.
 - `"dryRun": true` answers without counting.
-- If you ask about many VMs, keep a copy of [the blocked set](#the-blocked-set) instead. Send its
-  `ETag` in `If-None-Match` with `?wait=60`, and the request returns when the set changes.
+- If you ask about many VMs, keep a copy of [the blocked set](#the-blocked-set) instead, as in
+  [A caller that keeps a copy](#a-caller-that-keeps-a-copy).
 - An evacuation has the exact request that cancels it. It is left out if cancelling could kill the
   VM, as in post-copy.
+
+## A caller that keeps a copy
+
+`GET /v1/blocked?wait=60` with the copy's `ETag` in `If-None-Match` returns when the set changes,
+and with 304 if it has not changed by then. A 304 renews the copy: `maxAgeSeconds` counts anew.
+Turning stale, or fresh again, changes the `ETag`, so that the request returns with the new `stale`.
+A copy older than `maxAgeSeconds` says nothing; ask `POST /v1/verdicts` then.
+
+```python
+import json, os, time, urllib.error, urllib.request
+
+copy = {"held": set(), "etag": "", "age": 0.0, "until": 0.0}
+
+def renew(wait=60):  # call it again and again, in a thread of its own
+    url = f"{os.environ['KUBEVIRT_EVICTION_EXPORTER_URL']}/v1/blocked?wait={wait}"
+    request = urllib.request.Request(url, headers={"If-None-Match": copy["etag"]})
+    try:
+        with urllib.request.urlopen(request, timeout=wait + 10) as answer:
+            found = json.load(answer)
+            held = {(one["namespace"], one["name"]) for one in found["blocked"]}
+            copy.update(held=held, etag=answer.headers["ETag"], age=found["maxAgeSeconds"])
+    except urllib.error.HTTPError as error:
+        if error.code != 304:
+            raise
+    copy["until"] = time.monotonic() + copy["age"]
+
+def may_evict(namespace, name):  # None: the copy is too old
+    return (namespace, name) not in copy["held"] if time.monotonic() < copy["until"] else None
+```
 """
 
 
@@ -109,50 +139,58 @@ class Example:
         """The request as a person types it."""
         headers = "".join(f" -H {quote(f'{k}: {v}')}" for k, v in self.headers.items())
         body = "" if self.body is None else f" -d {quote(json.dumps(self.body))}"
-        return f'curl -s{headers} "$EXPORTER{self.path}"{body}'
+        return f'curl -s{headers} "$KUBEVIRT_EVICTION_EXPORTER_URL{self.path}"{body}'
 
 
 EXAMPLES = {
     "verdicts": Example(
         "/v1/verdicts",
         {
-            "checkpoint": "preEviction",
-            "candidates": [{"namespace": "shop", "name": "db1", "vmiUid": "uid-of-db1"}],
+            "candidates": [{"namespace": "bank", "name": "churn-1"}],
         },
     ),
-    "blocked": Example("/v1/blocked?checkpoint=preEviction"),
-    "vmi": Example("/v1/vmis/shop/db1"),
+    "blocked": Example("/v1/blocked"),
+    "vmi": Example("/v1/vmis/bank/churn-1"),
     "evacuations": Example("/v1/evacuations"),
     "nodes": Example("/v1/nodes"),
-    "node": Example("/v1/nodes/n1"),
+    "node": Example("/v1/nodes/node-1"),
     "status": Example("/v1/status"),
     "livez": Example("/livez"),
     "readyz": Example("/readyz"),
 }
-REFUSED = Example("/v1/verdicts", {"candidates": [{"namespace": "shop"}]})
+REFUSED = Example("/v1/verdicts", {"candidates": [{"namespace": "bank"}]})
 
 
 async def ask() -> dict[str, Answer]:
     """The answers to the examples; `refused` is the answer to REFUSED."""
     desk = Desk()
-    for vmi in (a_vmi(migration=a_state(uid="m2")), a_vmi(name="db2", uid="uid-of-db2")):
-        desk.store.put(vmi)
-    desk.store.put(a_pod())
-    desk.store.put(an_ended_vmim(uid="m1", start=NOW - 5192.0, end=NOW - 5000.0))
-    desk.store.put(
-        a_vmi(
-            name="web1",
-            uid="uid-of-web1",
-            evacuation_node="n1",
-            eviction_strategy="LiveMigrate",
-            migratable=True,
-        )
+    node = "node-1"
+    moves: Json = {"eviction_strategy": "LiveMigrate", "migratable": True}
+
+    def put_vm(namespace: str, name: str, **fields: Any) -> None:
+        place = {"namespace": namespace, "node": node}
+        uid = f"uid-of-{name}"
+        desk.store.put(a_vmi(name=name, uid=uid, **place, **fields))
+        pod = {"name": f"virt-launcher-{name}-x", "uid": f"uid-of-pod-of-{name}", "vmi_uid": uid}
+        desk.store.put(a_pod(**pod, **place))
+
+    put_vm("bank", "churn-1", migration=a_state(uid="m2"), **moves)
+    ended = {"uid": "m1", "start": NOW - 5192.0, "end": NOW - 5000.0}
+    desk.store.put(an_ended_vmim(namespace="bank", vmi_name="churn-1", **ended))
+    put_vm("shop", "steady-1", **moves)
+    namespace, name = "shop", "unschedulable-1"
+    put_vm(namespace, name, evacuation_node=node, **moves)
+    attempt = {"name": "evacuation-1", "uid": "m3", "evacuates": node, "phase": "Scheduling"}
+    desk.store.put(a_vmim(namespace=namespace, vmi_name=name, **attempt))
+    target = {"name": f"virt-launcher-{name}-y", "uid": "pod-3", "vmi_uid": f"uid-of-{name}"}
+    unschedulable = a_pod(
+        **target,
+        namespace=namespace,
+        node="",
+        migration_uid="m3",
+        ready=False,
+        unschedulable=True,
     )
-    desk.store.put(a_pod(name="virt-launcher-web1-x", uid="pod-2", vmi_uid="uid-of-web1"))
-    attempt = {"name": "evacuation-web1", "uid": "m3", "evacuates": "n1", "phase": "Scheduling"}
-    desk.store.put(a_vmim(vmi_name="web1", **attempt))
-    target = {"name": "virt-launcher-web1-y", "uid": "pod-3", "vmi_uid": "uid-of-web1", "node": ""}
-    unschedulable = a_pod(**target, migration_uid="m3", ready=False, unschedulable=True)
     desk.store.put(unschedulable)
     message = (
         "0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node"

@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from tests.generate import REPOSITORY
+
 
 Rule: TypeAlias = dict[str, Any]
 Groups: TypeAlias = dict[str, list[dict[str, Any]]]
 
-RUNBOOK_BASE = "https://github.com/kubevirt-eviction-exporter/exporter/blob/main/alerts/runbooks"
+RUNBOOK_BASE = f"{REPOSITORY}/blob/main/alerts/runbooks"
 """Where the runbooks are published: the one place to change it."""
 
 ALERTS = Path(__file__).parents[2] / "alerts"

@@ -16,6 +16,7 @@ INSTALL = ROOT / "docs" / "install.md"
 OPERATE = ROOT / "docs" / "operate.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 REFERENCE = ROOT / "docs" / "reference.md"
+VERSIONS = ROOT / "docs" / "versions.md"
 WHAT_IF = ROOT / "docs" / "what-if.md"
 
 DOCUMENTS = sorted(
@@ -34,6 +35,12 @@ def chapters(document: Path) -> dict[str, str]:
     """The text below each `##` heading, by heading."""
     parts = re.split(r"^## (.*)\n", read(document), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def parts(chapter: str) -> dict[str, str]:
+    """The text below each `###` heading of a chapter, by heading."""
+    found = re.split(r"^### (.*)\n", chapter, flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
 
 
 def table(document: Path, heading: str) -> list[list[str]]:

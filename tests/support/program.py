@@ -144,7 +144,7 @@ async def program(
             sys.executable,
             *(() if measured else ("-X", "dev", "-W", "error::ResourceWarning")),
             *("-m", "exporter"),
-            *("--config", str(file), "--log-format", "json"),
+            *("--config", str(file), "--log-format", "json", "--log-level", "info"),
             *arguments,
             cwd=ROOT,
             stdout=sink,

@@ -459,7 +459,10 @@ class TestDemo:
     async def test_answers_within_seconds(self, tmp_path: Path) -> None:
         """The simulated cluster is there: blocked VMIs, verdicts, reasons, metrics, the page."""
         async with (
-            running("demo", "--config", configured(tmp_path), "--log-format", "json") as program,
+            running(
+                *("demo", "--config", configured(tmp_path)),
+                *("--log-format", "json", "--log-level", "info"),
+            ) as program,
             aiohttp.ClientSession() as session,
         ):
             started = await program.logged("started")

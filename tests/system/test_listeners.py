@@ -2,6 +2,7 @@
 
 import asyncio
 import grp
+import json
 import os
 import shutil
 import socket
@@ -235,3 +236,28 @@ async def test_what_is_no_http(sent: bytes) -> None:
     assert b"application/problem+json" in head
     assert b'"status":400' in body
     assert b"Traceback" not in body
+    assert not json.loads(body)["detail"].endswith(":")
+    assert b"\r\nServer: kubevirt-eviction-exporter\r\n" in head
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd"])
+async def test_an_encoding_that_cannot_be_read(encoding: str) -> None:
+    """415, with those that can be."""
+    async with a_listener("127.0.0.1:0").served() as urls, aiohttp.ClientSession() as session:
+        headers = {"Content-Encoding": encoding}
+        async with session.post(urls[0], data=b"x", headers=headers) as answer:
+            problem = await answer.json()
+
+    assert (answer.status, problem["status"]) == (415, 415)
+    assert answer.headers["Accept-Encoding"] == "identity, gzip, deflate"
+    assert problem["detail"] == "Content-Encoding: expected one of identity, gzip, deflate"
+
+
+async def test_no_version_is_told() -> None:
+    """Neither of the server's software nor of Python."""
+    async with (
+        a_listener("127.0.0.1:0").served() as urls,
+        aiohttp.ClientSession() as session,
+        session.get(urls[0]) as answer,
+    ):
+        assert answer.headers["Server"] == "kubevirt-eviction-exporter"

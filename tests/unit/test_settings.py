@@ -15,6 +15,7 @@ from exporter.settings import (
     AdmissionSettings,
     Authentication,
     AuthSettings,
+    ConfigMaps,
     InvalidSettings,
     KubeSettings,
     Limits,
@@ -247,7 +248,7 @@ def test_all_errors_at_once() -> None:
         "listen.query: expected at least one address",
         f"listen.metrics: {expected_address}, got 'here'; {expected_address}, got 5",
         "listen.page: expected true or false, got 'yes'",
-        "checkpoint: expected none, file:/path or configmap:namespace/name, got 'disk'",
+        "checkpoint: expected none, file:/path or configmap:[namespace/]name, got 'disk'",
         f"namespaces: {expected_name}, got 'B'; {expected_name}, got 5",
         "kube.syncTimeout: must be longer than 0, got 0",
         "kube.pageSize: expected a whole number of at least 1, got True",
@@ -351,14 +352,15 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
         *(
             pytest.param(
                 {"checkpoint": wrong},
-                f"checkpoint: expected none, file:/path or configmap:namespace/name, got {wrong!r}",
+                "checkpoint: expected none, file:/path or configmap:[namespace/]name,"
+                f" got {wrong!r}",
                 id=f"checkpoint-{wrong}",
             )
-            for wrong in ("file:x", "file:/x/", "configmap:x", "configmap:X/x", "redis:x", 1)
+            for wrong in ("file:x", "file:/x/", "configmap:a/b/x", "configmap:X/x", "redis:x", 1)
         ),
         pytest.param(
             {"checkpoint": "configmap:x/X"},
-            "checkpoint: expected the name of a ConfigMap after the /, got 'configmap:x/X'",
+            "checkpoint: expected the name of a ConfigMap, got 'X' in 'configmap:x/X'",
             id="checkpoint-name",
         ),
         pytest.param(
@@ -821,3 +823,14 @@ def test_the_query_api_is_not_shown_to_the_network_unasked(
         {"tls": {"query": {**pair, "clientCAFile": "/a"}}},
     ):
         read_settings(document | safe)
+
+
+@pytest.mark.parametrize(
+    ("text", "namespace"), [("configmap:ns/kept", "ns"), ("configmap:kept", "")], ids=str
+)
+def test_a_checkpoint_without_a_namespace_is_in_the_exporter_s_own(
+    text: str, namespace: str
+) -> None:
+    """The application knows which that is."""
+    assert read_settings({"checkpoint": text}).checkpoint == ConfigMaps(namespace, "kept")
+    assert str(ConfigMaps("ns", "kept")) == "configmap:ns/kept"

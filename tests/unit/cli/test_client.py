@@ -283,7 +283,7 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
         said = await trouble(Endpoint(url))
 
         assert f"{url} cannot be reached" in said
-        assert "--url URL or EXPORTER" in said
+        assert "--url URL or KUBEVIRT_EVICTION_EXPORTER_URL" in said
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ async def test_explain_answers(exporter: str) -> None:
 
 async def test_status_answers(exporter: str) -> None:
     """Of the exporter that the environment names, where no option does."""
-    code, out, err = await ask("status", EXPORTER=exporter)
+    code, out, err = await ask("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (code, err) == (Exit.OK, "")
     assert out.startswith("Healthy")
@@ -365,7 +365,7 @@ async def test_what_cannot_be_answered_has_its_code(
     exporter: str, arguments: tuple[str, ...], code: Exit, said: str
 ) -> None:
     """Nothing on standard output, one reason on standard error, no traceback."""
-    done, out, err = await ask("explain", *arguments, EXPORTER=exporter)
+    done, out, err = await ask("explain", *arguments, KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (done, out) == (code, "")
     assert said in err
@@ -668,7 +668,7 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "exporter", "demo", "--vms", "12", "--config", str(config)),
-            *("--log-format", "json"),
+            *("--log-format", "json", "--log-level", "info"),
         ],
         stdout=writer,
         stderr=subprocess.PIPE,
@@ -683,6 +683,29 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
 
     assert process.returncode == Exit.OK
     assert "Traceback" not in err
+
+
+def test_a_demo_with_listeners_of_its_own_is_as_quiet(tmp_path: Path) -> None:
+    """A file that says nothing of the log changes nothing of it; `--log-level info` does."""
+    config = tmp_path / "config.yaml"
+    config.write_text("listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "exporter", "demo", "--vms", "4", "--config", str(config)),
+            *("--log-format", "json"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("Ctrl-C ends it."):
+        assert line, "it ended"
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == Exit.OK
+    assert '"level": "info"' not in err
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:

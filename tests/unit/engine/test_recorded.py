@@ -1,8 +1,7 @@
 """Every state of an evacuation, read off objects as KubeVirt's own controllers wrote them.
 
-The files in `tests/recorded/` come from the rig (`RECORD=1` with `tests/system/test_rig.py`), each
-with the controller that wrote it in `source`; those written by hand, because their owner is not in
-the rig, say so there.
+The files in `tests/recorded/VERSION` come from the rig (`RECORD=1` with
+`tests/system/test_rig.py`), each with the controller that wrote it in `source`.
 """
 
 import json
@@ -28,7 +27,9 @@ RESOURCES = {
 }
 
 FOLDER = Path(__file__).parents[2] / "recorded"
-FILES = sorted(FOLDER.glob("*.json"))
+FILES = sorted(FOLDER.glob("*/*.json"))
+FILE_NAMES = [f"{path.parent.name}-{path.stem}" for path in FILES]
+VERSION = "{0.parent.name}".format
 ENDED = {"succeeded", "cancelled"}
 """Recorded too: what is left when an evacuation is over."""
 DERIVED = {State.MIGRATION_STALLED: "migrating", State.UNKNOWN: "capacity"}
@@ -54,7 +55,7 @@ def load(path: Path, *, limits: bool = True) -> tuple[Store, Evidence, float]:
     return store, evidence, now
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
+@pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_state(path: Path) -> None:
     """The recorded objects have the state that the file is named by, or none where it is over."""
     store, evidence, now = load(path, limits=path.stem != "no_migration")
@@ -66,38 +67,48 @@ def test_state(path: Path) -> None:
     assert found.state == path.stem
 
 
-def test_capacity_before_there_is_an_attempt() -> None:
-    """KubeVirt 1.8 makes no VMIM while its limits are reached: that is told where they are seen."""
-    store, evidence, now = load(FOLDER / "no_migration.json")
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/no_migration.json")), ids=VERSION)
+def test_capacity_before_there_is_an_attempt(path: Path) -> None:
+    """KubeVirt makes no VMIM while its limits are reached: that is told where they are seen."""
+    store, evidence, now = load(path)
     found = diagnose(evidence, StuckPolicy(), store.load(), now)
     assert found is not None
     assert found.state is State.CAPACITY
 
 
-def test_a_migration_that_goes_on_for_too_long() -> None:
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/migrating.json")), ids=VERSION)
+def test_a_migration_that_goes_on_for_too_long(path: Path) -> None:
     """The recorded migration, more than two hours later, is stalled."""
-    store, evidence, now = load(FOLDER / "migrating.json")
+    store, evidence, now = load(path)
     found = diagnose(evidence, StuckPolicy(), store.load(), now + 7300)
     assert found is not None
     assert found.state is State.MIGRATION_STALLED
 
 
 def test_every_state_is_recorded() -> None:
-    """No state is without a recording of its own, or of what it follows from."""
+    """No state is without a recording of some version, or of what it follows from."""
     assert ({path.stem for path in FILES} - ENDED) | set(DERIVED) == set(State)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
-def test_who_wrote_it(path: Path) -> None:
-    """Each file says which controller wrote it, or that it was written by hand."""
-    recorded = json.loads(path.read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.rglob("*.json")), ids=lambda path: str(path.relative_to(FOLDER))[:-5]
+)
+def test_every_recorded_file_says_what_it_is(path: Path) -> None:
+    """A recorded file names its state, who wrote it and the version, and holds whole objects."""
+    recorded = json.loads(path.read_bytes())
+
+    assert set(recorded) == {
+        *("state", "source", "kubevirt", "now", "vmi", "vmims", "pods", "kubevirt_cr", "others")
+    }
     assert recorded["source"]
-    assert recorded["kubevirt"]
-    assert recorded["state"] == path.stem
+    assert recorded["kubevirt"] == path.relative_to(FOLDER).parts[0]
+    assert recorded["state"] == path.name.partition(".")[0]
+    assert {one["kind"] for one in recorded["pods"]} == {"Pod"}
+    assert "managedFields" not in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("missing", ["vmims", "pods"])
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
+@pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_says_less_and_nothing_wrong_without_a_permission(path: Path, missing: str) -> None:
     """What may not be seen makes a state unknown at most, never another one."""
     if path.stem in ENDED:

@@ -502,6 +502,35 @@ class TestRefusals:
 
         assert answer.status == 400
         assert "JSON" in answer.detail
+        assert not answer.detail.endswith(":")
+
+    @pytest.mark.parametrize(
+        ("body", "said"),
+        [
+            (b'{"candidates": [{"name": "\\ud800"}]}', "it has a lone surrogate"),
+            (b'{"candidates": [{"name": "\xed\xa0\x80"}]}', "it has a lone surrogate"),
+            (b'{"candidates": [{"name": "\xff"}]}', "it has a byte that is not UTF-8"),
+        ],
+        ids=["escaped", "in-utf-8", "no-utf-8"],
+    )
+    async def test_a_lone_surrogate_is_named(self, desk: Desk, body: bytes, said: str) -> None:
+        """And told from other bytes that are no text."""
+        answer = await desk.ask("POST", VERDICTS, data=body)
+        assert said in answer.detail
+
+    @pytest.mark.parametrize(
+        ("body", "said"),
+        [
+            ({"candidates": [{"namespace": 5}]}, "Expected `string`, got `number`"),
+            ({"candidates": [], "dryRun": "x"}, "Expected `boolean | null`, got `string`"),
+            ({"candidates": [], "checkpoint": 1.5}, "Expected `string | null`, got `number`"),
+            ([], "Expected `object`, got `array`"),
+        ],
+    )
+    async def test_types_have_json_s_names(self, desk: Desk, body: object, said: str) -> None:
+        """The caller may be written in any language."""
+        answer = await desk.ask("POST", VERDICTS, json=body)
+        assert answer.detail.startswith(said)
 
     async def test_a_body_not_encoded_as_told_is_400(self) -> None:
         """A body that is no gzip where the header says so is the caller's fault."""

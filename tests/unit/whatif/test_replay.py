@@ -666,7 +666,7 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
         _take_step(tale, step, name, at)
         at += 70
     tale.end(at + 10)
-    reference, ours, none = tale.played(*BUILTIN.values()).accounts
+    reference, ours, recommended, none = tale.played(*BUILTIN.values()).accounts
     real = [
         event
         for event in tale.events
@@ -676,8 +676,8 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
     assert none.refused_in_all == 0
     assert none.migrations.ended == len({e.fact.migration.uid for e in real})  # type: ignore[union-attr]
     assert none.asked + none.others == ours.asked + ours.others
-    assert reference.others == ours.others == none.others
-    for account in (reference, ours):
+    assert reference.others == ours.others == recommended.others == none.others
+    for account in (reference, ours, recommended):
         assert account.migrations.ended <= none.migrations.ended
         assert account.migrations.per_vm.sum == account.migrations.ended
         assert sum(account.allowed_over_time.bins) == account.allowed
@@ -734,6 +734,7 @@ def test_the_reference_is_the_plugin_s_defaults() -> None:
         guard_pending_migrations=False, guard_evacuations=False
     )
     assert BUILTIN["ours"].policy == Policy()
+    assert BUILTIN["recommended"].policy == Policy(migration_history_window=48 * HOUR)
 
 
 _PLAY = """

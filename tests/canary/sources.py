@@ -1,0 +1,81 @@
+"""The sources of the newest KubeVirt, Kubernetes and descheduler, as Go modules.
+
+Nothing is built, so a version whose servers cannot be built is read too.
+"""
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.canary.fields import Schema
+from tests.cluster.versions import PINNED
+
+
+KUBEVIRT = "kubevirt.io/kubevirt"
+KUBEVIRT_API = "kubevirt.io/api"
+KUBERNETES = "k8s.io/kubernetes"
+DESCHEDULER = "sigs.k8s.io/descheduler"
+NEWEST = {
+    KUBEVIRT: "v1.9.0",
+    KUBEVIRT_API: "v1.9.0",
+    KUBERNETES: f"v{PINNED['kube-apiserver']}",
+    DESCHEDULER: f"v{PINNED['descheduler']}",
+}
+"""The newest that `make canary` has found so far; the tests read these."""
+
+_VALIDATIONS = "pkg/virt-operator/resource/generate/components/validations_generated.go"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The source of a Go module."""
+
+    path: str
+    version: str
+    folder: Path
+
+    def read(self, name: str) -> str:
+        """The text of a file; "" if there is none."""
+        file = self.folder / name
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+class UnavailableError(Exception):
+    """A module cannot be had; the text is Go's."""
+
+
+def download(path: str, version: str) -> Module:
+    """A module's source; the version may be "latest". Raises `UnavailableError`."""
+    done = subprocess.run(
+        ["go", "mod", "download", "-json", f"{path}@{version}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answer = json.loads(done.stdout or "{}")
+    if "Dir" not in answer:
+        raise UnavailableError(answer.get("Error") or done.stderr.strip())
+    return Module(path, answer["Version"], Path(answer["Dir"]))
+
+
+def read_crd(kubevirt: Module, name: str) -> Schema:
+    """The schema of one of KubeVirt's CRDs, by its singular name."""
+    found = re.search(
+        rf'^\t"{name}": `(.*?)`', kubevirt.read(_VALIDATIONS), re.DOTALL | re.MULTILINE
+    )
+    if found is None:
+        return {}
+    schema: Schema = yaml.load(found[1], yaml.CSafeLoader)["openAPIV3Schema"]
+    return schema
+
+
+def read_openapi(kubernetes: Module, group: str) -> dict[str, Any]:
+    """The schemas of one of Kubernetes' API groups, by their full names."""
+    document = kubernetes.read(f"api/openapi-spec/v3/{group}_openapi.json")
+    schemas: dict[str, Any] = json.loads(document)["components"]["schemas"] if document else {}
+    return schemas

@@ -1,0 +1,21 @@
+"""The versions that the tests run: the pinned ones, or those that `make matrix` asks for."""
+
+import os
+
+
+PINNED = {"kubevirt": "1.8.4", "kube-apiserver": "1.36.3", "descheduler": "0.36.0"}
+"""What the modules in `tests/tools` and `deploy/descheduler` require; `make test` runs these."""
+RUNNING = {
+    part: os.environ.get(part.replace("-", "_").upper()) or pinned
+    for part, pinned in PINNED.items()
+}
+"""Per part, what the environment (KUBEVIRT, KUBE_APISERVER, DESCHEDULER) says instead."""
+
+
+def is_kubevirt_at_least(version: str) -> bool:
+    """Whether the KubeVirt that runs is of this version ("1.8") or newer."""
+    return _order(RUNNING["kubevirt"]) >= _order(version)
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))

@@ -1,0 +1,227 @@
+"""Our Helm chart: it renders what kustomize renders, and a real API server takes it."""
+
+import json
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster import RealCluster, find_binary
+from tests.deploy.schemas import find_faults
+from tests.deploy.server import apply
+from tests.generate.manifests import (
+    CHART,
+    ELSEWHERE,
+    NAME,
+    NAMESPACE,
+    Object,
+    overlay,
+)
+
+
+KUBERNETES = "1.36.3"
+CI = sorted((CHART / "ci").glob("*-values.yaml"))
+TOOL_LABELS = {"helm.sh/chart", "app.kubernetes.io/managed-by"}
+MONITORING = {
+    "podMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "dashboards": {"enabled": True},
+}
+MODES: dict[str, tuple[Object, str, list[str]]] = {
+    "metrics": ({"mode": "metrics"}, "base", ["components/cert-manager"]),
+    "metrics, plain": (
+        {"mode": "metrics", "tls": {"enabled": False}},
+        "base",
+        ["components/plain-metrics"],
+    ),
+    "sidecar": ({"mode": "sidecar"}, "overlays/sidecar", ["components/cert-manager"]),
+    "standalone": ({"mode": "standalone"}, "overlays/standalone", ["components/cert-manager"]),
+    "admission": (
+        {"mode": "standalone", "admission": {"enabled": True}},
+        "overlays/admission",
+        ["components/cert-manager"],
+    ),
+}
+"""What the chart is given, and what kustomize is given for the same."""
+
+
+def helm(*arguments: str, values: Object | None = None) -> subprocess.CompletedProcess[str]:
+    """Run helm; the values come from standard input."""
+    return subprocess.run(
+        [str(find_binary("helm")), *arguments, *(["--values", "-"] if values is not None else [])],
+        input=None if values is None else yaml.safe_dump(values),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def template(
+    *arguments: str, values: Object | None = None, namespace: str = NAMESPACE
+) -> subprocess.CompletedProcess[str]:
+    """`helm template` of our chart."""
+    place = ("--namespace", namespace, "--kube-version", KUBERNETES)
+    return helm("template", NAME, str(CHART), *place, *arguments, values=values)
+
+
+@cache
+def charted(*arguments: str, values: str | None = None, namespace: str = NAMESPACE) -> list[Object]:
+    """The objects that the chart makes; `values` is JSON."""
+    given = None if values is None else json.loads(values)
+    made = template(*arguments, values=given, namespace=namespace)
+    assert made.returncode == 0, made.stderr
+    return list(filter(None, yaml.safe_load_all(made.stdout)))
+
+
+def comparable(objects: list[Object]) -> dict[str, Object]:
+    """By kind and name, without hashes of names and labels of the tool; texts of YAML are read."""
+    text = re.sub(r"(-(?:config|descheduler))-[a-z0-9]{10}\b", r"\1", json.dumps(objects))
+    found = {}
+    for one in json.loads(text):
+        labels = one["metadata"].get("labels", {})
+        one["metadata"]["labels"] = {k: v for k, v in labels.items() if k not in TOOL_LABELS}
+        if one["kind"] == "ConfigMap":
+            one["data"] = {name: yaml.safe_load(text) for name, text in one["data"].items()}
+        if one["kind"] == "PodMonitor":  # for kustomize's transformer alone
+            one["metadata"].pop("annotations", None)
+        found[f"{one['kind']} {one['metadata']['name']}"] = one
+    return found
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> None:
+    """Object by object, but for the namespace itself, which Helm makes or the administrator."""
+    values, folder, components = MODES[mode]
+    kustomized = overlay(
+        {"namespace": namespace},
+        resources=[folder, "overlays/monitoring"],
+        components=components,
+        transformers=["namespace"],
+    )
+    ours = comparable(charted(values=json.dumps({**values, **MONITORING}), namespace=namespace))
+    theirs = comparable([one for one in kustomized if one["kind"] != "Namespace"])
+
+    assert ours.keys() == theirs.keys()
+    for name, one in ours.items():
+        assert one == theirs[name], name
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
+def test_events_add_a_setting_and_the_component(namespace: str) -> None:
+    """`events.enabled` sets `events: true`; what is added is what the component adds."""
+    without, ours = (
+        comparable(charted(values=json.dumps({"events": {"enabled": on}}), namespace=namespace))
+        for on in (False, True)
+    )
+    place = {"namespace": namespace}
+    kustomized = overlay(
+        place, resources=["base"], components=["components/events"], transformers=["namespace"]
+    )
+    theirs = comparable(list(kustomized))
+    config = ours.pop(f"ConfigMap {NAME}-config")["data"]
+
+    before = without.pop(f"ConfigMap {NAME}-config")["data"]["config.yaml"]
+    assert config == {"config.yaml": {**before, "events": True}}
+    added = {f"{kind} {NAME}-events" for kind in ("ClusterRole", "ClusterRoleBinding")}
+    assert ours.keys() - without.keys() == added
+    assert all(ours[name] == theirs[name] for name in added)
+
+
+def test_every_object_says_that_helm_made_it() -> None:
+    """The two labels that the comparison leaves out are on each."""
+    for one in charted(values=json.dumps(MONITORING)):
+        assert one["metadata"]["labels"].keys() >= TOOL_LABELS
+
+
+@pytest.mark.parametrize("values", CI, ids=lambda path: path.name.removesuffix("-values.yaml"))
+async def test_a_real_api_server_takes_every_object(
+    cluster: RealCluster, values: Path, tmp_path: Path
+) -> None:
+    """`helm lint --strict`, kubeconform, and a strict dry run on the API server."""
+    linted = helm("lint", "--strict", str(CHART), "--values", str(values))
+    assert linted.returncode == 0, linted.stdout
+    objects = charted("--values", str(values))
+
+    openapi = await cluster.admin.request("GET", "/openapi/v2")
+    found = find_faults(objects, openapi, tmp_path)
+    assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
+    await apply(cluster.admin, objects, dryRun="All")
+
+
+def test_each_mode_has_values_for_ci() -> None:
+    """And so have plain metrics and the webhook."""
+    modes = {yaml.safe_load(path.read_text(encoding="utf-8"))["mode"] for path in CI}
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+    assert modes == set(schema["properties"]["mode"]["enum"])
+    assert {path.name.removesuffix("-values.yaml") for path in CI} >= {"plain", "admission"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"mode": "sidecar", "tls": {"enabled": False}},
+            "mode=metrics only, not with mode=sidecar",
+        ),
+        ({"admission": {"enabled": True}}, "mode=standalone only, not"),
+        ({"mode": "side-car"}, "mode"),
+        ({"podmonitor": {"enabled": True}}, "podmonitor"),
+        ({"podMonitor": {"interval": 30}}, "podMonitor"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
+    """Before anything is installed."""
+    refused = template(values=values)
+
+    assert refused.returncode != 0
+    assert said in refused.stderr
+
+
+def test_own_settings_are_merged_over_those_of_the_mode() -> None:
+    """`config` is the exporter's own YAML; the rest stays."""
+    values = {"mode": "standalone", "config": {"policy": {"migrationCooldown": "1h"}}}
+    changed, plain = (
+        comparable(charted(values=json.dumps(one)))[f"ConfigMap {NAME}-config"]["data"][
+            "config.yaml"
+        ]
+        for one in (values, {"mode": "standalone"})
+    )
+
+    assert changed["policy"].pop("migrationCooldown") == "1h"
+    assert plain["policy"].pop("migrationCooldown") == "15m"
+    assert changed == plain
+
+
+def test_a_changed_setting_makes_new_pods() -> None:
+    """Its name is that of its content."""
+    names = {
+        one["metadata"]["name"]
+        for cooldown in ("15m", "1h")
+        for one in charted(
+            values=json.dumps({"config": {"policy": {"migrationCooldown": cooldown}}})
+        )
+        if one["kind"] == "ConfigMap"
+    }
+
+    assert len(names) == 2
+
+
+def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
+    """The schema knows the keys of values.yaml and no others; nothing else is accepted."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    del schema["properties"]["global"]  # Helm's own
+
+    def same(values: Object, schema: Object) -> bool:
+        return values.keys() == schema["properties"].keys() and all(
+            same(values[name], one) if "properties" in one else bool(one["description"])
+            for name, one in schema["properties"].items()
+        )
+
+    assert same(values, schema)

@@ -1,0 +1,214 @@
+"""From nothing to verdicts in five typed lines: each way of the documents, and in two namespaces.
+
+The API server is real. The kubelet, cert-manager and the controllers are played: the exporter runs
+here, under the account, the roles and the configuration that the typed lines have made.
+"""
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster import VMIS, RealCluster, poll, vmi
+from tests.deploy.secured import Caller, Pair, playable
+from tests.deploy.server import apply, delete
+from tests.deploy.test_install import (
+    FIVE_LINES,
+    OWN_OVERLAY,
+    SECTIONS,
+    UNINSTALL,
+    UPGRADE,
+    Reader,
+    commands,
+    fenced,
+    play_controllers,
+    shell,
+)
+from tests.generate.manifests import (
+    DEPLOY,
+    ELSEWHERE,
+    NAME,
+    NAMESPACE,
+    Object,
+    config_of,
+    localize,
+    write_overlay,
+)
+from tests.support.documents import code_blocks, parts
+from tests.support.lives import rfc3339
+from tests.support.program import program
+
+
+WAYS = {
+    name: code_blocks(text, "bash")[0].splitlines()
+    for name, text in parts(SECTIONS[FIVE_LINES]).items()
+}
+KINDS = (
+    "deployment,service,networkpolicy,poddisruptionbudget,configmap,secret,serviceaccount,role,"
+    "rolebinding,clusterrole,clusterrolebinding,certificate,issuer,podmonitor,prometheusrule"
+)
+LABEL = f"app.kubernetes.io/name={NAME}"
+
+
+@pytest.fixture(scope="module")
+async def busy(fresh: RealCluster) -> AsyncIterator[RealCluster]:
+    """A cluster with a VM that has just been moved, and a descheduler that runs already."""
+    await fresh.namespace("shop")
+    now = int(time.time())
+    ended = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
+    ended["endTimestamp"] = rfc3339(now - 30)
+    await fresh.admin.create(VMIS, vmi("db1", "shop", status={"migrationState": ended}))
+    labels = {"app": "descheduler"}
+    pod = {"containers": [{"name": "descheduler", "image": "descheduler"}]}
+    stock: Object = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "descheduler", "namespace": "kube-system"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+    await apply(fresh.admin, [stock])
+    yield fresh
+    await delete(fresh.admin, [stock])
+
+
+def test_no_way_has_more_than_five_lines() -> None:
+    """Each mode, by Helm and by kustomize."""
+    assert len(WAYS) == 8
+    assert {name.partition(", by ")[2] for name in WAYS} == {"Helm", "kustomize"}
+    assert {name: lines for name, lines in WAYS.items() if len(lines) > 5} == {}
+
+
+class Adopter:
+    """Somebody who types the lines of one way, with another namespace where it has one."""
+
+    def __init__(self, cluster: RealCluster, directory: Path, pair: Pair, namespace: str) -> None:
+        self._cluster = cluster
+        self._directory = directory
+        self._pair = pair
+        self._namespace = namespace
+        self._environment = Reader(cluster, directory).environment
+
+    def lines(self, way: str) -> list[str]:
+        """What is typed; by kustomize in another namespace it is an overlay of one's own."""
+        lines = WAYS[way]
+        applied = [line for line in lines if line.startswith("kubectl apply ")]
+        if self._namespace != NAMESPACE and applied:
+            place = self._directory / "own"
+            place.mkdir()
+            mode = applied[0].rpartition(" deploy/")[2]
+            own, folders = localize(yaml.safe_load(fenced(OWN_OVERLAY, "yaml")[0]))
+            assert own["namespace"] == ELSEWHERE
+            assert folders["resources"].pop(0) == "overlays/sidecar"
+            write_overlay(place, own, **{**folders, "resources": [mode, *folders["resources"]]})
+            (place / "config.yaml").write_bytes((DEPLOY / mode / "config.yaml").read_bytes())
+            (typed,) = commands(OWN_OVERLAY)
+            first = typed.replace(" -k .", f" -k {shlex.quote(str(place))}")
+            lines = [first if line == applied[0] else line for line in lines]
+            lines = [line for line in lines if line not in applied]
+        return [self.moved(line) for line in lines]
+
+    def moved(self, line: str) -> str:
+        """A line of the documents with our namespace in it."""
+        named = rf"(?<=-n ){NAMESPACE}|(?<=--namespace ){NAMESPACE}|(?<=serviceaccount=){NAMESPACE}"
+        return re.sub(named, self._namespace, line)
+
+    async def type(self, line: str) -> str:
+        """What a line prints."""
+        if " exec " in line:
+            return await self._exec(line.partition(" -- ")[2])
+        if line.startswith("export "):
+            name = line.removeprefix("export ").partition("=")[0]
+            self._environment[name] = await self.type(f'{line[7:]}; printf %s "${name}"')
+            return ""
+        await play_controllers(self._cluster)
+        return await shell(line, **self._environment)
+
+    async def _exec(self, command: str) -> str:
+        """What a command prints in the exporter's container: beside a process that runs as it."""
+        place = f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{NAME}"
+        deployment = await self._cluster.admin.request("GET", place)
+        (volume,) = (
+            one["configMap"]["name"]
+            for one in deployment["spec"]["template"]["spec"]["volumes"]
+            if one["name"] == "config"
+        )
+        maps = f"/api/v1/namespaces/{self._namespace}/configmaps"
+        mounted = await self._cluster.admin.request("GET", f"{maps}/{volume}")
+        mounted["kind"], mounted["metadata"]["name"] = "ConfigMap", f"{NAME}-config"
+        user = await self._cluster.account(self._namespace, NAME)
+        token = self._directory / "token"
+        token.write_text(user.token or "")
+        async with program(
+            self._directory,
+            *("--kubeconfig", str(self._cluster.kubeconfig(user))),
+            config=playable(config_of((mounted,)), self._pair),
+        ) as exporter:
+            await Caller(exporter, self._pair.trust).ready()
+            query = exporter.query.replace("127.0.0.1", "localhost")
+            places = {
+                "python ": f"{sys.executable} ",
+                "https://localhost:9810": query,
+                "/etc/kubevirt-eviction-exporter-tls/ca.crt": str(self._pair.authority),
+                "/var/run/secrets/kubernetes.io/serviceaccount/token": str(token),
+            }
+            for there, here in places.items():
+                command = command.replace(there, here)
+
+            async def answered() -> str | None:
+                try:
+                    return await shell(command, KUBEVIRT_EVICTION_EXPORTER_URL=query)
+                except AssertionError as error:
+                    if "may not" in str(error):  # the role is not in force yet
+                        return None
+                    raise
+
+            return await poll(answered, what=command)
+
+
+@pytest.mark.parametrize(
+    ("way", "namespace"),
+    [
+        *((way, NAMESPACE) for way in WAYS),
+        *((way, ELSEWHERE) for way in WAYS if not way.startswith("Plain")),
+    ],
+)
+async def test_the_typed_lines_end_in_verdicts(
+    busy: RealCluster,
+    pair: Pair,
+    tmp_path: Path,
+    *,
+    way: str,
+    namespace: str,
+    prove: Callable[[str], None],
+) -> None:
+    """And the documented lines for uninstalling leave nothing that has our label."""
+    adopter = Adopter(busy, tmp_path, pair, namespace)
+    by_helm = way.endswith("Helm")
+    lines = adopter.lines(way)
+    began = time.monotonic()
+    said = [await adopter.type(line) for line in lines]
+    took = time.monotonic() - began
+
+    assert "shop/db1" in said[-1]
+    assert "cooldown" in said[-1]
+    if by_helm:  # the notes name the label trap
+        assert any("podMonitor.additionalLabels" in one for one in said)
+    prove(f"{way}, in {namespace}: {len(lines)} lines typed, verdicts after {took:.1f} s")
+
+    for line in commands(UPGRADE) if not by_helm else []:
+        await adopter.type(adopter.moved(line))
+    helm, *kubectl, everything = commands(UNINSTALL)
+    assert everything == f"kubectl delete namespace {NAMESPACE}"  # nobody would empty it here
+    for line in [helm] if by_helm else kubectl:
+        await adopter.type(adopter.moved(line))
+    if way.startswith("Standalone"):
+        await adopter.type(f"kubectl delete clusterrolebinding {NAME}-itself")
+    assert await adopter.type(f"kubectl get {KINDS} -A -l {LABEL} -o name") == ""

@@ -1,0 +1,174 @@
+"""What a release consists of, as far as it can be made here; and the workflows that make it."""
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter import __version__
+from tests.cluster import PATIENCE, find_binary
+from tests.generate import REPOSITORY
+from tests.generate.manifests import NAME, REGISTRY, ROOT
+from tests.generate.release import CHECKSUMS
+from tests.support.program import ANYWHERE
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
+FILES = {
+    f"{NAME}-{__version__}.tgz",
+    f"{NAME.replace('-', '_')}-{__version__}-py3-none-any.whl",
+    f"{NAME.replace('-', '_')}-{__version__}.tar.gz",
+    "install.yaml",
+    "rules.yaml",
+    "sbom.cdx.json",
+    CHECKSUMS,
+}
+
+
+def dry_run(folder: Path) -> str:
+    """`make release-dry-run`, which prints the checksums."""
+    make = shutil.which("make")
+    assert make
+    command = [make, "release-dry-run", "--old-file=.venv/.development", f"DIST={folder}"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return (folder / CHECKSUMS).read_text(encoding="ascii")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a release."""
+    folder = tmp_path_factory.mktemp("dist")
+    dry_run(folder)
+    return folder
+
+
+def test_two_runs_are_equal(dist: Path, tmp_path: Path) -> None:
+    """Byte for byte, every file of them; and the checksums are those of the files."""
+    first = (dist / CHECKSUMS).read_text(encoding="ascii")
+
+    assert dry_run(tmp_path) == first
+    assert {path.name for path in dist.iterdir()} == FILES
+    for line in first.splitlines():
+        digest, _, name = line.partition("  ")
+        assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest
+    print(first)
+
+
+def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
+    """No links are in it, Helm reads it, and the runbooks' URLs are those of the tag."""
+    packed = dist / f"{NAME}-{__version__}.tgz"
+    with tarfile.open(packed) as archive:
+        assert all(member.isreg() for member in archive)
+    command = [str(find_binary("helm")), "template", NAME, str(packed), "--kube-version", "1.30.0"]
+    command += ["--set", "prometheusRule.enabled=true"]
+    made = subprocess.run(command, check=True, capture_output=True, text=True)
+
+    assert not made.stderr
+    assert f"{REPOSITORY}/blob/v{__version__}/alerts/runbooks/" in made.stdout
+    assert f"{REGISTRY}/exporter:{__version__}" in made.stdout
+    for text in (made.stdout, (dist / "rules.yaml").read_text(encoding="utf-8")):
+        assert "/blob/main/" not in text
+
+
+def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:
+    """The namespace comes first."""
+    objects = list(yaml.safe_load_all((dist / "install.yaml").read_text(encoding="utf-8")))
+    kinds = [one["kind"] for one in objects]
+
+    assert kinds[0] == "Namespace"
+    assert {"Deployment", "Certificate", "ConfigMap", "NetworkPolicy"} <= set(kinds)
+
+
+@pytest.fixture(scope="module")
+def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install` makes of the wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    (wheel,) = dist.glob("*.whl")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    command += ["--disable-pip-version-check", "--target", str(folder), str(wheel)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+async def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
+    """By its own name the demo starts, and ends at Ctrl-C."""
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(ANYWHERE))
+    demo = await asyncio.create_subprocess_exec(
+        *(str(installed / "bin" / NAME), "demo", "--config", str(config)),
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert demo.stdout is not None
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while b"http://127.0.0.1:" not in await demo.stdout.readline():
+                assert demo.returncode is None
+        demo.send_signal(signal.SIGINT)
+        await demo.communicate()
+        assert demo.returncode == 0
+    finally:
+        if demo.returncode is None:
+            demo.kill()
+
+
+def test_the_package_s_page_leads_to_the_project() -> None:
+    """Its URLs are those of the one place where the project is published."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert project["urls"]
+    assert all(url.startswith(REPOSITORY) for url in project["urls"].values())
+    assert project["scripts"] == {NAME: "exporter.__main__:main"}
+
+
+def test_actionlint_finds_no_fault() -> None:
+    """In any workflow, the shell scripts in them aside."""
+    command = [str(find_binary("actionlint")), "-shellcheck=", *map(str, WORKFLOWS)]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+def test_actionlint_would_find_one(tmp_path: Path) -> None:
+    """A step that is misspelt."""
+    text = WORKFLOWS[0].read_text(encoding="utf-8").replace("timeout-minutes", "timeout-minute")
+    (tmp_path / "ci.yaml").write_text(text)
+    command = [str(find_binary("actionlint")), "-shellcheck=", str(tmp_path / "ci.yaml")]
+
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 1
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_do_nothing_by_default(path: Path) -> None:
+    """Each job has the permissions that it needs, and each action is pinned by its digest."""
+    text = path.read_text(encoding="utf-8")
+    workflow: dict[str, Any] = yaml.safe_load(text)
+    uses = re.findall(r"uses: (\S+)(.*)", text)
+
+    assert workflow["permissions"] == {}
+    assert all("permissions" in job for job in workflow["jobs"].values())
+    assert uses
+    for action, comment in uses:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r"  # v\d+\.\d+\.\d+", comment), action
+
+
+def test_ci_runs_what_everybody_can_run() -> None:
+    """And the release goes to the registry that the manifests name."""
+    ci, _, release = (path.read_text(encoding="utf-8") for path in WORKFLOWS)
+
+    assert ".ci/run" in ci
+    assert f"'{REGISTRY}'" in release

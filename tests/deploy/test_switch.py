@@ -1,0 +1,75 @@
+"""From one installation to another in place: nothing half applied, never two that evict."""
+
+import itertools
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import RealCluster, poll
+from tests.cluster.processes import Process
+from tests.deploy.server import Paths, account, apply, delete
+from tests.deploy.test_descheduler import arguments
+from tests.generate.manifests import PLAIN, Object, only, render
+
+
+MODES = ("base", PLAIN, "overlays/sidecar", "overlays/standalone")
+LEADS = "Started leading"
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(MODES, 2)])
+async def test_each_can_be_applied_over_any_other(
+    cluster: RealCluster, before: str, after: str
+) -> None:
+    """The Deployment is then the one that a first installation makes."""
+    wanted = await _applied(cluster, after)
+    await _applied(cluster, before)
+    deployment = only(render(after), "Deployment")
+    path = (await Paths.discover(cluster.admin, [deployment])).of(deployment)
+    await apply(cluster.admin, [deployment])
+    switched = await cluster.admin.request("GET", path)
+    await delete(cluster.admin, [deployment])
+
+    assert switched["spec"] == wanted["spec"]
+
+
+async def _applied(cluster: RealCluster, folder: str) -> Object:
+    """What the API server makes of a Deployment where there was none."""
+    deployment = only(render(folder), "Deployment")
+    path = (await Paths.discover(cluster.admin, [deployment])).of(deployment)
+    if any(
+        one["metadata"]["name"] == deployment["metadata"]["name"]
+        for one in (await cluster.admin.request("GET", path.rpartition("/")[0]))["items"]
+    ):
+        await delete(cluster.admin, [deployment])
+    await apply(cluster.admin, [deployment])
+    made: Object = await cluster.admin.request("GET", path)
+    return made
+
+
+async def test_only_one_of_two_deschedulers_evicts(cluster: RealCluster, tmp_path: Path) -> None:
+    """With the rendered flags and roles the second waits, until the first has stopped."""
+    async with account(cluster, "overlays/sidecar") as user:
+        processes = []
+        for name in ("first", "second"):
+            directory = tmp_path / name
+            directory.mkdir()
+            command = arguments(cluster.kubeconfig(user), directory)
+            processes.append(Process(command, directory / "log"))
+        first, second = processes
+        try:
+            first.start()
+            await poll(lambda: _said(first, LEADS), what="the first leads")
+            second.start()
+            await poll(lambda: _said(second, "New leader elected"), what="the second knows")
+            assert LEADS not in second.log.read_text()
+            first.send(signal.SIGTERM)
+            await poll(lambda: _said(second, LEADS), what="the second leads")
+        finally:
+            for process in processes:
+                process.kill()
+
+
+async def _said(process: Process, text: str) -> bool:
+    assert process.running, process.tail()
+    return text in process.log.read_text()

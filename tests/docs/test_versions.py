@@ -1,0 +1,40 @@
+"""docs/versions.md has what the last `make matrix` has shown, and the states that are recorded."""
+
+import re
+
+import pytest
+
+from tests.cluster.versions import PINNED
+from tests.matrix.document import fill
+from tests.matrix.pairs import PAIRS, read_results
+from tests.support.documents import ROOT, VERSIONS, read, table
+
+
+MODULES = {
+    "kubevirt": ("tests/tools/kubevirt", "kubevirt.io/kubevirt"),
+    "kube-apiserver": ("tests/tools/kubernetes", "k8s.io/kubernetes"),
+    "descheduler": ("deploy/descheduler", "sigs.k8s.io/descheduler"),
+}
+
+
+def test_the_tables_are_those_of_the_last_runs() -> None:
+    """Filling the tables from the results and the recordings again changes nothing."""
+    assert fill(read(VERSIONS), read_results()) == read(VERSIONS)
+
+
+def test_every_row_is_a_pair_that_is_run() -> None:
+    """The table has the pairs of `make matrix`, in their order."""
+    versions = [[pair.versions[part] for part in MODULES] for pair in PAIRS]
+    shown = [row[:3] for row in table(VERSIONS, "Compatibility")]
+
+    assert shown == [one for one in versions if one in shown]
+    assert shown
+
+
+@pytest.mark.parametrize("part", MODULES)
+def test_the_pinned_versions_are_those_that_are_built(part: str) -> None:
+    """What the tests call the pinned version is what its module requires."""
+    folder, module = MODULES[part]
+    required = (ROOT / folder / "go.mod").read_text(encoding="utf-8")
+
+    assert re.search(rf"\s{re.escape(module)} v{re.escape(PINNED[part])}\s", required)

@@ -1,0 +1,105 @@
+"""The files of a release, byte for byte the same from the same commit.
+
+`python -m tests.generate.release FOLDER` (`make release-dry-run`) writes the wheel and the source
+distribution, the chart, install.yaml, the rules with runbook URLs of this version, and the
+checksums of whatever is in the folder then. The images, signatures and attestations are made by
+.github/workflows/release.yaml, which needs a registry.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from exporter import __version__
+from tests.cluster.binaries import find_binary
+from tests.generate import REPOSITORY
+from tests.generate.manifests import CHART, ROOT, overlay
+from tests.generate.rules import RULES
+
+
+CHECKSUMS = "SHA256SUMS"
+
+
+def build_packages(folder: Path, epoch: int) -> None:
+    """The wheel and the source distribution."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+def build_chart(folder: Path, epoch: int) -> None:
+    """The chart as one file, with real files where the checkout has links."""
+    with TemporaryDirectory() as directory:
+        copy = Path(directory) / CHART.name
+        shutil.copytree(CHART, copy)
+        rules = copy / "files/prometheusrule.yaml"
+        rules.write_text(pin_urls(rules.read_text(encoding="utf-8")), encoding="utf-8")
+        command = [str(find_binary("helm")), "package", str(copy), "--destination", directory]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        (packed,) = Path(directory).glob("*.tgz")
+        (folder / packed.name).write_bytes(pack_again(packed.read_bytes(), epoch))
+
+
+def pack_again(archive: bytes, epoch: int) -> bytes:
+    """A .tgz with one instant for all of its files; Helm writes that of the packing."""
+    tar, packed = io.BytesIO(), io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(archive)) as read,
+        tarfile.open(fileobj=tar, mode="w", format=tarfile.PAX_FORMAT) as written,
+    ):
+        for member in read.getmembers():
+            member.mtime = epoch
+            member.pax_headers = {}
+            written.addfile(member, read.extractfile(member))
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=epoch) as compressed:
+        compressed.write(tar.getvalue())
+    return packed.getvalue()
+
+
+def pin_urls(text: str) -> str:
+    """The runbooks' URLs of this version, in place of those of the branch."""
+    return text.replace(f"{REPOSITORY}/blob/main/", f"{REPOSITORY}/blob/v{__version__}/")
+
+
+def build_manifests(folder: Path) -> None:
+    """`base` with its certificate from cert-manager as one file; the rules as another."""
+    objects = overlay(resources=["base"], components=["components/cert-manager"])
+    (folder / "install.yaml").write_text(
+        "# kubectl apply --server-side -f install.yaml; it needs cert-manager.\n"
+        + yaml.safe_dump_all(objects),
+        encoding="utf-8",
+    )
+    (folder / "rules.yaml").write_text(
+        pin_urls(RULES.read_text(encoding="utf-8")), encoding="utf-8"
+    )
+
+
+def write_checksums(folder: Path) -> None:
+    """In the format of `sha256sum --check`."""
+    files = sorted(path for path in folder.iterdir() if path.name != CHECKSUMS)
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="ascii")
+
+
+def main(folder: Path) -> None:
+    """Write everything into the folder."""
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    epoch = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    build_packages(folder, epoch)
+    build_chart(folder, epoch)
+    build_manifests(folder)
+    write_checksums(folder)
+    print((folder / CHECKSUMS).read_text(encoding="ascii"), end="")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""`make matrix`: the tests of real controllers with other versions of them."""

@@ -1,0 +1,67 @@
+"""The tables of docs/versions.md, from the results of `make matrix` and the recorded states."""
+
+from collections.abc import Iterable, Sequence
+
+from exporter.engine.diagnosis import State
+from tests.cluster.recording import RECORDED
+from tests.matrix.pairs import SUITES, Result, read_results
+from tests.support.documents import VERSIONS, read
+
+
+Row = Sequence[str]
+
+
+def write_document() -> None:
+    """Fill the tables anew."""
+    VERSIONS.write_text(fill(read(VERSIONS), read_results()), encoding="utf-8")
+
+
+def fill(text: str, results: Sequence[Result]) -> str:
+    """The document with these results between its markers."""
+    tables = {
+        "pairs": _table(
+            ["KubeVirt", "Kubernetes", "descheduler", *SUITES, "failed", "not there"],
+            (_pair_row(one) for one in results),
+        ),
+        "proven": "".join(f"- {line}\n" for one in results for line in _measured(one)),
+        "recorded": _recorded(),
+    }
+    for name, content in tables.items():
+        head, opened, rest = text.partition(f"<!-- matrix:{name} -->\n")
+        _, closed, tail = rest.partition(f"<!-- /matrix:{name} -->\n")
+        if not closed:
+            raise ValueError(f"no pair of markers matrix:{name}")
+        text = head + opened + content + closed + tail
+    return text
+
+
+def _pair_row(one: Result) -> Row:
+    versions = [one.versions[part] for part in ("kubevirt", "kube-apiserver", "descheduler")]
+    if one.unbuilt:
+        return [*versions, *("" for _ in SUITES), "", f"cannot be built: {one.unbuilt}"]
+    passed = [str(one.passed.get(suite, "not run")) for suite in SUITES]
+    failed = ", ".join(f"`{name}`" for name in one.failed) or "none"
+    return [*versions, *passed, failed, ", ".join(one.lacks)]
+
+
+def _measured(one: Result) -> list[str]:
+    return [line.removeprefix("rig: ") for line in one.proven]
+
+
+def _recorded() -> str:
+    versions = sorted(path.name for path in RECORDED.iterdir())
+    states = {
+        version: {path.stem for path in (RECORDED / version).glob("*.json")} for version in versions
+    }
+    rows = (
+        [f"`{state}`", *("yes" if state in states[version] else "" for version in versions)]
+        for state in State
+        if any(state in found for found in states.values())
+    )
+    return _table(["state", *versions], rows)
+
+
+def _table(head: Row, rows: Iterable[Row]) -> str:
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,103 @@
+"""The versions that are run together, and what has been seen of each."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.versions import PINNED
+
+
+RESULTS = Path(__file__).parent / "results.json"
+SUITES = {
+    "rig": "tests/system/test_rig.py",
+    "descheduler's scenes": "tests/descheduling/test_scenes.py",
+    "watch": "tests/system/test_watch.py",
+}
+
+ABOUT_KUBEVIRT = "rig: KubeVirt "
+"""How the tests begin what they report of the version that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A version of each part; those not named are the pinned ones."""
+
+    versions: Mapping[str, str]
+    suites: tuple[str, ...] = tuple(SUITES)
+
+    @classmethod
+    def of(cls, *suites: str, **versions: str) -> "Pair":
+        """The pinned versions but for these; a keyword has an underscore for a hyphen."""
+        changed = {part.replace("_", "-"): version for part, version in versions.items()}
+        return cls(PINNED | changed, suites or tuple(SUITES))
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """The parts that are not of the pinned version."""
+        return {part: one for part, one in self.versions.items() if one != PINNED[part]}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {version}" for part, version in self.versions.items())
+
+
+PAIRS = (
+    Pair.of(),
+    Pair.of(kubevirt="1.9.0"),
+    Pair.of(kubevirt="1.7.0"),
+    Pair.of(kubevirt="1.6.0"),
+    Pair.of(kubevirt="1.5.0"),
+    Pair.of("rig", "watch", kube_apiserver="1.35.4"),
+    Pair.of("rig", "watch", kube_apiserver="1.34.4"),
+    Pair.of("descheduler's scenes", descheduler="0.33.0"),
+)
+"""Each part in each version that can be had, beside the newest of the others."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run of one pair has shown."""
+
+    versions: Mapping[str, str]
+    passed: dict[str, int] = field(default_factory=dict)
+    """Tests that passed, by suite."""
+    failed: list[str] = field(default_factory=list)
+    """The names of those that failed."""
+    lacks: list[str] = field(default_factory=list)
+    """Why tests were not run: what this version does not have."""
+    proven: list[str] = field(default_factory=list)
+    """What the tests measured of KubeVirt."""
+    unbuilt: str = ""
+    """Why it cannot be built."""
+
+    @property
+    def verdict(self) -> str:
+        """One phrase for a person."""
+        if self.unbuilt:
+            return f"cannot be built: {self.unbuilt}"
+        passed = ", ".join(f"{suite} {number}" for suite, number in self.passed.items())
+        parts = [f"passed: {passed}"]
+        if self.failed:
+            parts.append(f"failed: {', '.join(self.failed)}")
+        if self.lacks:
+            parts.append(f"not there: {', '.join(self.lacks)}")
+        return "; ".join(parts)
+
+
+def read_results(path: Path = RESULTS) -> list[Result]:
+    """The results of the last runs, in the order of `PAIRS`."""
+    kept: list[dict[str, Any]] = json.loads(path.read_bytes()) if path.exists() else []
+    return [Result(**one) for one in kept]
+
+
+def keep(result: Result, path: Path = RESULTS) -> None:
+    """Write a result in the place of that pair's last one."""
+    kept = {_key(one): one for one in read_results(path)} | {_key(result): result}
+    order = [_key(pair) for pair in PAIRS]
+    ordered = [asdict(kept[key]) for key in order if key in kept]
+    path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+
+
+def _key(one: Pair | Result) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(one.versions.items()))
