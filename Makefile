@@ -67,6 +67,10 @@ check: needs-python needs-go $(DEVELOPMENT)
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
 	$(BIN)/hadolint Dockerfile deploy/descheduler/Dockerfile
+	@tests/tools/build actionlint helm
+	@echo actionlint, helm lint
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" actionlint -shellcheck=
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" helm lint --strict --quiet deploy/helm/kubevirt-eviction-exporter
 	@unformatted=$$(gofmt -l $(GO_FOLDERS)) || exit 1; test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
 	@tests/tools/build staticcheck
 	@for folder in $(GO_FOLDERS); do \

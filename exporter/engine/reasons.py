@@ -9,7 +9,7 @@ condition's reason word of an idle VMI that is not live-migratable, and an attem
 before its VMI's marker.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -110,18 +110,24 @@ def _key(fact: Vmi | Vmim | Pod) -> _Object:
     return resource, fact.namespace, fact.name
 
 
-def _newest(reasons: Iterable[Why]) -> tuple[Why, ...]:
+def _newest(reasons: Sequence[Why]) -> tuple[Why, ...]:
     """The newest reasons, without repetitions.
 
     A message that comes again with each attempt is there once, with its newest date. KubeVirt
-    writes a failure both to the VMI and, with more detail, to the VMIM.
+    writes a failure both to the VMI and, with more detail, to the VMIM. Node selectors follow the
+    scheduler's message that they explain.
     """
+    judged = max(
+        (why.at or 0.0 for why in reasons if why.source is WhySource.POD_SCHEDULED), default=0.0
+    )
+
+    def recency(why: Why) -> tuple[bool, Instant, int]:
+        if why.reason in SELECTORS:
+            return False, judged, -1
+        return why.at is None, why.at or 0.0, len(why.message)
+
     distinct = dict[tuple[object, ...], Why]()
-    for why in sorted(reasons, key=_recency, reverse=True):
+    for why in sorted(reasons, key=recency, reverse=True):
         failed = why.source is WhySource.FAILED_ATTEMPT
         distinct.setdefault((why.at,) if failed else (why.source, why.reason, why.message), why)
     return tuple(distinct.values())[:REASONS_SHOWN]
-
-
-def _recency(why: Why) -> tuple[bool, Instant, int]:
-    return why.at is None, why.at or 0.0, len(why.message)

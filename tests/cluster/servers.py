@@ -210,3 +210,30 @@ class ApiServer(Server):
             session.get(f"{self.url}/readyz", ssl=self.trust) as response,
         ):
             return response.status == 200
+
+
+class Scheduler(Server):
+    """A kube-scheduler with Kubernetes' own default plugins, which logs in with a kubeconfig."""
+
+    def __init__(self, directory: Path, kubeconfig: Path) -> None:
+        port = free_port()
+        self._url = f"https://127.0.0.1:{port}/healthz"
+        arguments = [
+            str(find_binary("kube-scheduler")),
+            f"--kubeconfig={kubeconfig}",
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
+            f"--cert-dir={directory}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            "--leader-elect=false",
+        ]
+        super().__init__(Process(arguments, directory / "kube-scheduler.log"))
+
+    async def ready(self) -> bool:
+        """Ask `/healthz`, which is open to everybody."""
+        async with (
+            aiohttp.ClientSession(timeout=PROBE) as session,
+            session.get(self._url, ssl=False) as response,
+        ):
+            return response.status == 200

@@ -212,3 +212,22 @@ async def test_the_typed_lines_end_in_verdicts(
     if way.startswith("Standalone"):
         await adopter.type(f"kubectl delete clusterrolebinding {NAME}-itself")
     assert await adopter.type(f"kubectl get {KINDS} -A -l {LABEL} -o name") == ""
+
+
+async def test_helm_changes_the_mode_in_place(
+    busy: RealCluster, pair: Pair, tmp_path: Path
+) -> None:
+    """Each mode over each other: nothing is refused, and what the new mode lacks is gone."""
+    adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
+    (install, *_) = WAYS["Metrics, by Helm"]
+    upgrade = install.replace("helm install", "helm upgrade --install")
+    at = f"-n {NAMESPACE} -l {LABEL} -o name"
+    for mode in ("metrics", "sidecar", "standalone", "sidecar", "metrics", "standalone", "metrics"):
+        await adopter.type(upgrade.replace("mode=metrics", f"mode={mode}"))
+        alone = await adopter.type(f"kubectl get service,poddisruptionbudget {at}")
+        roles = await adopter.type(f"kubectl get role {at}")
+        maps = await adopter.type(f"kubectl get configmap {at}")
+        assert (NAME in alone) == (mode == "standalone")
+        assert ("descheduler" in roles) == (mode == "sidecar")
+        assert len(maps.split()) == (2 if mode == "sidecar" else 1)
+    await adopter.type(commands(UNINSTALL)[0])

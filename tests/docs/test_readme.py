@@ -54,6 +54,11 @@ def test_it_leads_to_every_document() -> None:
         ("KubeVirt", TOOLS / "kubevirt/go.mod", "kubevirt.io/kubevirt"),
         ("descheduler", DESCHEDULER, "sigs.k8s.io/descheduler"),
         ("Helm", TOOLS / "helm/go.mod", "helm.sh/helm/v3"),
+        (
+            "Prometheus operator",
+            TOOLS / "prometheus-operator/go.mod",
+            "github.com/prometheus-operator/prometheus-operator",
+        ),
         ("kustomize", TOOLS / "kustomize/go.mod", "sigs.k8s.io/kustomize/kustomize/v5"),
         ("Prometheus", TOOLS / "prometheus/go.mod", "github.com/prometheus/prometheus"),
         ("Alertmanager", TOOLS / "alertmanager/go.mod", "github.com/prometheus/alertmanager"),
@@ -65,7 +70,7 @@ def test_the_versions_are_those_that_the_tests_build(what: str, file: Path, modu
     assert pinned is not None
     # The Go module of Prometheus 3.15.0 is v0.315.0.
     version = re.sub(r"^0\.(\d)(\d\d)\.", r"\1.\2.", pinned[1])
-    rows = [row for row in table(README, "Status") if row[0].startswith(what)]
+    rows = [row for row in table(README, "Status") if row[0].split(",")[0].split("'")[0] == what]
 
     assert [row[1].split(",")[0] for row in rows] == [version]
 

@@ -107,6 +107,7 @@ import json, os, time, urllib.error, urllib.request
 
 copy = {"held": set(), "etag": "", "age": 0.0, "until": 0.0}
 
+
 def renew(wait=60):  # call it again and again, in a thread of its own
     url = f"{os.environ['KUBEVIRT_EVICTION_EXPORTER_URL']}/v1/blocked?wait={wait}"
     request = urllib.request.Request(url, headers={"If-None-Match": copy["etag"]})
@@ -119,6 +120,7 @@ def renew(wait=60):  # call it again and again, in a thread of its own
         if error.code != 304:
             raise
     copy["until"] = time.monotonic() + copy["age"]
+
 
 def may_evict(namespace, name):  # None: the copy is too old
     return (namespace, name) not in copy["held"] if time.monotonic() < copy["until"] else None

@@ -3,21 +3,22 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from exporter.demo import objects
 from exporter.demo.objects import Object
-from tests.cluster import ApiError
+from tests.cluster import ApiError, poll
 from tests.cluster.player import Fate, Outcome
 from tests.cluster.recording import Scene
-from tests.cluster.resources import QUOTAS, VMIMS, VMIS
+from tests.cluster.resources import PODS, QUOTAS, VMIMS, VMIS
 from tests.cluster.rig import Rig
+from tests.cluster.servers import Scheduler
 from tests.cluster.versions import RUNNING, is_kubevirt_at_least
 from tests.support.evacuation_log import (
     FAILED_ATTEMPTS,
@@ -34,6 +35,7 @@ PHASES = "virt-controller wrote the VMIM phases, the target pods and the hand-of
 PLAYED = "Played with the functions of exporter.demo.node: "
 FAILING = "failing/db1"
 FAILURES = 4
+Quote: TypeAlias = Callable[[str, str, str], Awaitable[Object]]
 HAS_REQUESTS = is_kubevirt_at_least("1.7")
 """Whether an eviction's request has a date, a source and an end of its own: the condition
 EvictionRequested, the annotation eviction-source, and a cancel.
@@ -79,6 +81,27 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 def rig(stage: Stage) -> Rig:
     """The rig alone."""
     return stage.rig
+
+
+@pytest.fixture
+def quote(stage: Stage, prove: Callable[[str], None]) -> Quote:
+    """Ask for the newest reason from a source that a VMI has in GET /v1/evacuations in a state.
+
+    It is printed as KubeVirt or the scheduler wrote it.
+    """
+
+    async def ask(key: str, state: str, source: str) -> Object:
+        async def find() -> Object | None:
+            evacuation = await ask_evacuation(stage.exporter, key)
+            if evacuation is None or evacuation["state"] != state:
+                return None
+            return next((one for one in evacuation["why"] if one["source"] == source), None)
+
+        why = await poll(find, what=f"a reason from {source} for {key}")
+        prove(f"rig: {state}: {source} {why['reason']}: {why['message']!r}")
+        return why
+
+    return ask
 
 
 def _is_copying(scene: Scene) -> bool:
@@ -180,7 +203,7 @@ async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None
         )
 
 
-async def test_a_migration_that_libvirt_breaks_leaves_its_instants(rig: Rig) -> None:
+async def test_a_migration_that_libvirt_breaks_leaves_its_instants(rig: Rig, quote: Quote) -> None:
     """A failure after the start is on the VMI with both instants and its words; the mark stays."""
     async with rig.vmi("broken/db1", "fails"):
         await rig.evict("broken/db1")
@@ -203,6 +226,10 @@ async def test_a_migration_that_libvirt_breaks_leaves_its_instants(rig: Rig) -> 
             "one's failure. " + PLAYED + "the source's virt-handler reported the failure.",
             waiting,
         )
+        why = await quote("broken/db1", "backoff", "FailedAttempt")
+
+        assert why["reason"] == "Running"
+        assert why["message"].startswith(f"{waiting.state['failureReason']} (after Pending ")
 
 
 async def test_a_deleted_migration_is_aborted_and_followed_without_a_wait(rig: Rig) -> None:
@@ -227,10 +254,13 @@ async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
     key = "between/db1"
     async with rig.vmi(key, "fails"):
         rig.player.beating.clear()
+        # The pod must end after KubeVirt has seen the failure, on a busy machine too.
+        rig.player.pace, usual = 2.0, rig.player.pace
         await rig.evict(key)
         between = await rig.until(
             key, lambda scene: _is_over(scene) and objects.active_pods(scene.pods) == 1
         )
+        rig.player.pace = usual
         rig.player.beating.set()
         after = await rig.until(key, lambda scene: len(scene.vmims) == 2)
 
@@ -286,7 +316,38 @@ async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled
         assert ended.vmims == []
 
 
-async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(rig: Rig) -> None:
+async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
+    """What the real kube-scheduler says of a target pod outlives the pod and its attempt."""
+    key, rig = "nowhere/db1", stage.rig
+    control = rig.cluster.control
+    login = control.kubeconfig(control.certified("system:kube-scheduler"))
+    home = {"kubernetes.io/hostname": "node-1"}
+    async with rig.vmi(key, "never bound", nodeSelector=home):
+        async with Scheduler(control.directory, login):
+            await rig.evict(key)
+            why = await quote(key, "target_unschedulable", "PodScheduled")
+
+        assert why["reason"] == "Unschedulable"
+        assert why["message"].startswith("0/3 nodes are available: ")
+        assert "didn't match Pod's node affinity/selector" in why["message"]
+        told = await ask_evacuation(stage.exporter, key)
+        assert told is not None
+        assert why["message"][:60] in told["nextStep"]
+        assert ("NodeSelector", "kubernetes.io/hostname=node-1") in [
+            (one["reason"], one["message"]) for one in told["why"]
+        ]
+
+        (attempt,) = await rig.cluster.vmims("db1", "nowhere")
+        await rig.cluster.admin.delete(VMIMS, "nowhere", attempt["metadata"]["name"])
+        await rig.until(key, lambda scene: scene.vmims and scene.vmims[0] != attempt)
+        told = await ask_evacuation(stage.exporter, key)
+        assert told is not None
+        assert why["message"] in [one["message"] for one in told["why"]]
+
+
+async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(
+    rig: Rig, quote: Quote
+) -> None:
     """A bound target pod whose containers do not run is waited for."""
     async with rig.vmi("unready/db1", "never ready"):
         await rig.evict("unready/db1")
@@ -302,6 +363,14 @@ async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(rig:
             "has started it.",
             waiting,
         )
+        said = {"reason": "ImagePullBackOff", "message": "Back-off pulling image virt-launcher"}
+        container = {"name": "compute", "ready": False, "restartCount": 0}
+        container |= {"image": "", "imageID": "", "state": {"waiting": said}}
+        target, status = waiting.pods[1]["metadata"]["name"], {"containerStatuses": [container]}
+        await rig.cluster.admin.merge_status(PODS, "unready", target, status)
+        why = await quote("unready/db1", "target_not_ready", "TargetContainer")
+
+        assert {"reason": why["reason"], "message": why["message"]} == said
 
 
 async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
@@ -326,7 +395,9 @@ async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
         )
 
 
-async def test_a_vmi_that_ceases_to_be_migratable_gets_no_further_migration(rig: Rig) -> None:
+async def test_a_vmi_that_ceases_to_be_migratable_gets_no_further_migration(
+    rig: Rig, quote: Quote
+) -> None:
     """After a failure the evacuation controller leaves a VMI alone that cannot be migrated now."""
     key = "unmigratable/db1"
     async with rig.vmi(key, "hangs"):
@@ -344,6 +415,11 @@ async def test_a_vmi_that_ceases_to_be_migratable_gets_no_further_migration(rig:
             "judged the VMI not migratable during its migration, then reported the failure.",
             left,
         )
+        why = await quote(key, "not_migratable", "LiveMigratable")
+
+        assert why["reason"] == "DisksNotLiveMigratable"
+        assert "is not shared" in why["message"]
+        assert why["at"] is None
 
 
 async def test_a_vmi_that_is_not_migratable_is_not_marked(rig: Rig) -> None:
@@ -419,7 +495,7 @@ async def test_a_ready_target_that_is_lost_leaves_no_zombie_since_1_8(rig: Rig) 
         )
 
 
-async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig) -> None:
+async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig, quote: Quote) -> None:
     """Where no further pod is allowed the migration stays Pending and says so."""
     key = "bounded/db1"
     async with rig.vmi(key):
@@ -449,6 +525,10 @@ async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig) ->
             "the target pod by a ResourceQuota.",
             waiting,
         )
+        why = await quote(key, "quota", "MigrationCondition")
+
+        # KubeVirt writes neither reason nor message: the condition's type is all there is.
+        assert (why["reason"], why["message"]) == ("migrationRejectedByResourceQuota", "")
 
 
 async def test_a_full_node_makes_the_next_evacuation_wait_without_a_migration(rig: Rig) -> None:
@@ -526,7 +606,7 @@ async def test_a_mark_that_comes_too_late_stays(rig: Rig) -> None:
 
 
 @since("1.8", "backup of a running VMI")
-async def test_a_backup_holds_a_migration_back(rig: Rig) -> None:
+async def test_a_backup_holds_a_migration_back(rig: Rig, quote: Quote) -> None:
     """While a backup of the VMI runs, its migration is Pending with a condition."""
     key = "copied/db1"
     async with rig.vmi(key) as scene:
@@ -551,10 +631,13 @@ async def test_a_backup_holds_a_migration_back(rig: Rig) -> None:
             "changedBlockTracking, in a virt-handler's name.",
             waiting,
         )
+        why = await quote(key, "backup", "MigrationCondition")
+
+        assert (why["reason"], "nightly" in why["message"]) == ("BackupInProgress", True)
 
 
 @since("1.8", "utility volumes")
-async def test_utility_volumes_hold_a_migration_back(rig: Rig) -> None:
+async def test_utility_volumes_hold_a_migration_back(rig: Rig, quote: Quote) -> None:
     """While utility volumes are attached the migration is Pending with a condition."""
     key = "utility/db1"
     gates = {"featureGates": ["UtilityVolumes"]}
@@ -577,6 +660,10 @@ async def test_utility_volumes_hold_a_migration_back(rig: Rig) -> None:
             "volume in virt-api's name; there is no such claim.",
             waiting,
         )
+        why = await quote(key, "utility_volumes", "MigrationCondition")
+
+        assert why["reason"] == "UtilityVolumesPresent"
+        assert why["message"].startswith("Migration is waiting for utility volumes to detach.")
 
 
 async def test_five_finished_migrations_are_kept(rig: Rig) -> None:
@@ -662,12 +749,19 @@ async def test_the_exporter_tells_every_step_of_it(
     )
     # The mark is there a moment before the condition, and the exporter may see it so.
     earlier = datetime.fromisoformat(begun) - datetime.fromisoformat(told["requestedAt"])
-    assert timedelta(0) <= earlier <= timedelta(seconds=3)
+    # A creation is dated by its second, in which the VMI may first have been seen unmarked.
+    least = timedelta(seconds=-1) if requested is None else timedelta(0)
+    assert least <= earlier <= timedelta(seconds=3)
     age = "first attempt" if requested is None else "condition EvictionRequested"
     prove(
         f"rig: KubeVirt {RUNNING['kubevirt']}: the age is that of the {age}, "
         f"the source is {told['source']}"
     )
+
+    (failed, *_) = (one for one in told["why"] if one["source"] == "FailedAttempt")
+    assert failed["reason"] == "Scheduling"
+    assert failed["message"].startswith("after Pending ")
+    prove(f"rig: backoff: FailedAttempt {failed['reason']}: {failed['message']!r}")
 
     namespace, name = FAILING.split("/")
     if not HAS_REQUESTS:

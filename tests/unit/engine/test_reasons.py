@@ -147,6 +147,21 @@ def test_the_newest_eight_without_repetitions() -> None:
     assert on_vmi not in told
 
 
+def test_node_selectors_explain_the_scheduler_s_message() -> None:
+    """What VMI and attempt require follows the message, and is there only with it."""
+    selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
+    added = Why(WhySource.POD_SCHEDULED, "AddedNodeSelector", "disk=ssd")
+    store = a_store()
+    put(store, EVACUATING, selector)
+    put(store, WAITING, added)
+    assert reasons(store) == ()
+
+    put(store, FAILED, FAILURE)
+    put(store, a_vmim(name="mig-2", uid="m2", evacuates="n1"), added)
+    put(store, TARGET, FULL, PULL)
+    assert reasons(store) == (PULL, FAILURE, FULL, selector, added)
+
+
 def test_reasons_change_no_verdict() -> None:
     """They notify nobody: no blocked set and no load depends on them."""
     store = a_store()

@@ -36,6 +36,8 @@ from exporter.engine.model import (
 )
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
+from exporter.kube.kubevirt import parse_object
+from exporter.kube.sink import Feed
 from exporter.metrics.exposition import Exposition
 from exporter.metrics.families import View
 from exporter.server.access import Access, Unauthenticated
@@ -60,6 +62,8 @@ from tests.support.builders import (
     an_ended_vmim,
     rfc3339,
 )
+from tests.support.hostile import HOSTILE, hostile_json
+from tests.unit.kube.test_reasons import objects
 
 
 LIMITS = Limits(body_bytes=20_000, candidates=5)
@@ -1129,6 +1133,29 @@ class TestEvacuations:
         assert explained.json["evacuation"] == (
             answer.json["evacuations"][0] | {"nextStep": explained.json["evacuation"]["nextStep"]}
         )
+
+    @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+    async def test_hostile_texts_all_the_way(
+        self, desk: Desk, text: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """From the watch to JSON and both pages: bounded, printable, and in no log."""
+        feed = Feed(desk.store, desk.health.watched[0], desk.clock)
+        for resource, value in objects(text).items():
+            feed.put(parse_object(resource, hostile_json(value)), None)
+        answer = await desk.get("/v1/evacuations")
+        (told,) = answer.json["evacuations"]
+
+        assert 0 < len(told["why"]) <= 8
+        for why in told["why"]:
+            assert len(why["message"]) <= 1024
+            assert f"{why['reason']}{why['message']}{told['nextStep']}".isprintable()
+        for path in ("/", "/vmis/shop/db1"):
+            page = (await desk.get(path)).body.decode()
+            assert len(page) < 100_000
+            assert all(c == "\n" or c.isprintable() for c in page)
+            assert "<script>alert" not in page
+        logged = capsys.readouterr().out
+        assert not [word for word in ("xxxx", "alert", "png.exe", "rich") if word in logged]
 
     async def test_longest_first(self, desk: Desk) -> None:
         """The oldest request is the first of the list."""
