@@ -258,7 +258,7 @@ async def _listeners(
 ) -> AsyncIterator[Listening]:
     auth = settings.auth
     access = Access(api, keep=auth.cache, outage=settings.kube.dead_after, clock=time.monotonic)
-    shared = (auth, settings.limits, service.counters)
+    shared = (auth, settings.limits, service.counters, service.health)
     query = Listener(
         "query",
         make_query_app(service, access if auth.query is Authentication.KUBERNETES else None),

@@ -316,6 +316,15 @@ EXPORTER: tuple[ViewFamily, ...] = (
         ],
     ),
     ViewFamily(
+        name="kubevirt_eviction_exporter_certificate_not_after_timestamp_seconds",
+        type="gauge",
+        help="When the certificate of a TLS listener ends.",
+        labels=("listener",),
+        sample=lambda view: [
+            Sample((listener,), end) for listener, end in view.health.certificates.items()
+        ],
+    ),
+    ViewFamily(
         name="kubevirt_eviction_exporter_admission_reviews_total",
         type="counter",
         help="Evictions that the admission webhook was asked about, by outcome; dry runs left out.",

@@ -113,6 +113,7 @@ def a_view() -> View:
     counters.expect_requests("blocked")
     counters.reviews = Counter({ReviewOutcome.DENIED: 3})
     counters.events = Counter({(EventReason.EVICTION_HELD, EventOutcome.WRITTEN): 5})
+    view.health.certificates["query"] = NOW + 86_400
     return view
 
 
