@@ -85,8 +85,10 @@ page.
 - `name` is the VMI's name (a launcher pod's annotation `kubevirt.io/domain`), and `vmiUid` is the
   pod's label `kubevirt.io/created-by`, *not* the pod's own UID. A wrong UID is answered with
   `"mismatch": "uid"` and counted, so that a client that gets it wrong is noticed.
-- `checkpoint` is `filter` (may this pod be a candidate at all?) or `preEviction` (may it be evicted
-  right now?). Leave it out to ask for both.
+- Leave `checkpoint` out: then all rules apply. `filter` (may this pod be a candidate at all?) and
+  `preEviction` (may it be evicted right now?) are the descheduler's two questions, and each answers
+  with its own rules alone: `preEviction` allows a VM whose migration is running, `filter` one that
+  cools down.
 - `allowed` means that no rule blocks the VM. A VM that is already being evacuated may be allowed;
   [One VMI](#one-vmi) and [Evacuations](#evacuations) say whether it is, and whether it is stuck.
 - `"dryRun": true` answers without counting.
