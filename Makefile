@@ -100,9 +100,11 @@ tools: needs-go
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
-# The documents' pictures of the status page, from the demo, with the Chromium that is installed.
+# The documents' pictures: of the status page, from the demo, with the Chromium that is installed,
+# and of the dashboards' queries.
 screenshots: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.screenshots
+	$(BIN)/python -m tests.generate.dashboards
 
 # prometheusrule.yaml and the runbook URLs, from alerts/rules.yaml; a test holds them up to date.
 rules: $(DEVELOPMENT)

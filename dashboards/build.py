@@ -1,5 +1,10 @@
-"""`python -m dashboards.build` writes the JSON of every dashboard."""
+"""`python -m dashboards.build` writes the JSON of every dashboard.
 
+`python -m dashboards.build --fleet FOLDER` writes them for several clusters in one data source:
+with the variable `cluster` shown.
+"""
+
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -23,6 +28,7 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from dashboards import one_vm, overview
 from dashboards.variables import (
+    choose_cluster,
     choose_datasource,
     choose_jobs,
     choose_name,
@@ -38,33 +44,33 @@ OVERVIEW = "kubevirt-eviction-overview"
 ONE_VM = "kubevirt-eviction-vm"
 
 
-def build_overview() -> Dashboard:
+def build_overview(*, fleet: bool = False) -> Dashboard:
     """The dashboard of a cluster."""
     return _build(
         OVERVIEW,
         "KubeVirt evictions / Overview",
         "Which VMs must not be moved, which evacuations are stuck, and whether the exporter that "
-        "says so can be trusted. One cluster per data source.",
-        [choose_jobs(), choose_namespaces(), choose_nodes()],
+        "says so can be trusted.",
+        [choose_cluster(hide=not fleet), choose_jobs(), choose_namespaces(), choose_nodes()],
         overview.ask(ONE_VM),
     )
 
 
-def build_one_vm() -> Dashboard:
+def build_one_vm(*, fleet: bool = False) -> Dashboard:
     """The dashboard of one VM."""
     return _build(
         ONE_VM,
         "KubeVirt evictions / VM",
         "One VM: whether it is held or being evacuated, since when, and why.",
-        [choose_jobs(), choose_namespace(), choose_name()],
+        [choose_cluster(hide=not fleet), choose_jobs(), choose_namespace(), choose_name()],
         one_vm.ask(),
     )
 
 
-def render() -> dict[Path, str]:
+def render(folder: Path = HERE, *, fleet: bool = False) -> dict[Path, str]:
     """The text of every file."""
-    built = (build_overview().build(), build_one_vm().build())
-    return {HERE / f"{model.uid}.json": _encode(model) for model in built}
+    built = (build_overview(fleet=fleet).build(), build_one_vm(fleet=fleet).build())
+    return {folder / f"{model.uid}.json": _encode(model) for model in built}
 
 
 def rewrite(text: str) -> str:
@@ -119,7 +125,10 @@ def _build(
 
 def main() -> None:
     """Write every file."""
-    for path, text in render().items():
+    parser = argparse.ArgumentParser(prog="python -m dashboards.build")
+    parser.add_argument("--fleet", type=Path, metavar="FOLDER", help="for several clusters")
+    folder = parser.parse_args().fleet
+    for path, text in render(folder or HERE, fleet=folder is not None).items():
         path.write_text(text)
 
 

@@ -134,8 +134,14 @@ def ask_over_time(
     stacked: bool = False,
     most: float | None = None,
     red_from: float | None = None,
+    bars: Mapping[str, str] | None = None,
+    each_node: bool = False,
 ) -> timeseries.Panel:
-    """Lines, or stacked bars, over the time range; `queries` by legend."""
+    """Lines, or stacked bars, over the time range; `queries` by legend.
+
+    `bars` are further queries, drawn against an axis of numbers at the right. With `each_node`
+    there is one such panel for each chosen node.
+    """
     steps = ((None, GREEN),) if red_from is None else ((None, GREEN), (red_from, RED))
     panel = (
         timeseries.Panel()
@@ -171,7 +177,19 @@ def ask_over_time(
         panel.draw_style(GraphDrawStyle.BARS).fill_opacity(70).stacking(
             common.StackingConfig().mode(StackingMode.NORMAL).group("A")
         )
-    for ref, (legend, query) in zip("ABCDEF", queries.items(), strict=False):
+    if bars:
+        for legend in bars:
+            panel.override_by_name(
+                legend,
+                [
+                    DynamicConfigValue("custom.axisPlacement", "right"),
+                    DynamicConfigValue("custom.drawStyle", "bars"),
+                    DynamicConfigValue("unit", units.Short),
+                ],
+            )
+    if each_node:
+        panel.repeat("node").repeat_direction("h").max_per_row(2)
+    for ref, (legend, query) in zip("ABCDEF", {**queries, **(bars or {})}.items(), strict=False):
         panel.with_target(_query(ref, query).range().legend_format(legend))
     return panel
 
@@ -262,11 +280,12 @@ def ask_table(
     size: Size,
     labels: Mapping[str, str],
     sort_by: str,
-    links: Mapping[str, str] | None = None,
+    links: Mapping[str, tuple[str, str]] | None = None,
 ) -> table.Panel:
     """One row per value of the labels that all columns share.
 
-    `labels` are shown first, in their order, under these titles; `links` go from a title to a URL.
+    `labels` are shown first, in their order, under these titles; `links` are a text and a URL by
+    the title of the column.
     """
     panel = (
         table.Panel()
@@ -284,7 +303,7 @@ def ask_table(
     refs = "ABCDEFGH"[: len(columns)]
     fields = ["Value"] if len(columns) == 1 else [f"Value #{ref}" for ref in refs]
     names = dict(labels)
-    hidden = {"Time": True}
+    hidden = {"Time": True, "cluster": True}
     for ref, field, column in zip(refs, fields, columns, strict=True):
         panel.with_target(_query(ref, column.query).instant().format(PromQueryFormat.TABLE))
         if column.title is None:
@@ -292,8 +311,8 @@ def ask_table(
         else:
             names[field] = column.title
             panel.override_by_name(column.title, column.properties())
-    for name, url in (links or {}).items():
-        link = {"title": "Show this VM", "url": url}
+    for name, (text, url) in (links or {}).items():
+        link = {"title": text, "url": url}
         panel.override_by_name(name, [DynamicConfigValue("links", [link])])
     panel.with_transformation(DataTransformerConfig("merge", options={}))
     panel.with_transformation(

@@ -7,8 +7,6 @@ from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Panel
 
 from dashboards.looks import (
-    GREEN,
-    RED,
     YES_IS_BAD,
     Column,
     ask_over_time,
@@ -38,7 +36,7 @@ def _held() -> Section:
     in_window = each_vm("kubevirt_vmi_migrations_in_window", NAMED)
     return [
         ask_stat(
-            "For how much longer is it held?",
+            "How much longer is it held?",
             "Time until its cooldown is over. A migration that runs or an evacuation that is "
             "asked for holds it too, without a known end.",
             {"": f"{left} > 0"},
@@ -77,12 +75,11 @@ def _evacuated() -> Section:
     attempts = each_vm("kubevirt_vmi_evacuation_failed_attempts", NAMED)
     return [
         ask_stat(
-            "How long has it been asked to leave?",
+            "Asked to leave for how long?",
             "Time since the evacuation was requested.",
             {"": f"time() - {each_vm(REQUESTED, NAMED, how='min')}"},
             size=(4, 6),
             unit=units.DurationSeconds,
-            steps=((None, GREEN), (1800, RED)),
             none="it is not",
         ),
         ask_stat(
@@ -96,7 +93,7 @@ def _evacuated() -> Section:
             none="no evacuation",
         ),
         ask_stat(
-            "Does the descheduler believe it over?",
+            "Has the descheduler lost it?",
             "yes: KubeVirt still evacuates it, and its pod no longer says so. The descheduler "
             "then asks again, or picks another VM.",
             {"": each_vm("kubevirt_vmi_evacuation_diverged", NAMED)},

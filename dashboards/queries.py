@@ -6,6 +6,9 @@ what a replica counted of its own callers is summed.
 
 Scrapes without honorLabels: Prometheus then puts its own `namespace` (and, where the scrape sets
 one, `node`) over the VM's and keeps the VM's as `exported_namespace`; queries survive both.
+
+Clusters: every selector keeps to the chosen `cluster`, and every aggregation keeps the label. Where
+there is none, nothing is chosen, and an empty value selects the series without it.
 """
 
 from collections.abc import Sequence
@@ -14,12 +17,27 @@ from collections.abc import Sequence
 RATE = "$__rate_interval"
 RANGE = "$__range"
 VM = ("namespace", "name")
+BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
+COOLDOWNS = "descheduler_kubevirt_effective_cooldown_seconds"
+VMIS = "descheduler_kubevirt_vmis"
+POLICY = "kubevirt_eviction_exporter_policy_seconds"
+REQUESTS = "kubevirt_eviction_exporter_request_duration_seconds"
+STUCK = "kubevirt_eviction_exporter_stuck_evacuations"
+DAY = "[1d]"
+"""The range of what is said per day."""
+_UNAME = ("instance", "nodename")
+_CLUSTER = 'cluster=~"$cluster"'
 _JOB = 'job=~"$job"'
 
 
 def select(metric: str, *matchers: str) -> str:
     """The series of a metric of the chosen exporters."""
-    return f"{metric}{{{', '.join((_JOB, *matchers))}}}"
+    return select_other(metric, _JOB, *matchers)
+
+
+def select_other(metric: str, *matchers: str) -> str:
+    """The series of a metric that is another program's, or a recording rule's: of no exporter."""
+    return f"{metric}{{{', '.join((_CLUSTER, *matchers))}}}"
 
 
 def select_by(chosen: str, metric: str, *matchers: str, range_function: str = "") -> str:
@@ -40,8 +58,8 @@ def rename(vector: str, label: str) -> str:
 
 
 def each(labels: Sequence[str], vector: str, how: str = "max") -> str:
-    """One series per value of these labels, the replicas aggregated away."""
-    return f"{how} by ({', '.join(labels)}) ({vector})"
+    """One series per value of these labels and cluster, the replicas aggregated away."""
+    return f"{how} by ({', '.join(('cluster', *labels))}) ({vector})"
 
 
 def each_vm(metric: str, *matchers: str, by: Sequence[str] = VM, how: str = "max") -> str:
@@ -55,6 +73,33 @@ def rate(counter: str, *matchers: str) -> str:
     return f"rate({select(counter, *matchers)}[{RATE}])"
 
 
+def rate_other(counter: str, *matchers: str) -> str:
+    """The same of another program's counter."""
+    return f"rate({select_other(counter, *matchers)}[{RATE}])"
+
+
 def increase(counter: str, *matchers: str) -> str:
     """The growth of a counter from point to point."""
     return f"increase({select(counter, *matchers)}[{RATE}])"
+
+
+def of_endpoints(series: str, endpoints: str) -> str:
+    """The growth per second of a metric of requests to some endpoints, by endpoint.
+
+    `endpoint` is a label of Prometheus's own in the scrape of a PodMonitor.
+    """
+    plain = rate(series, f'endpoint=~"{endpoints}"')
+    renamed = rate(series, f'exported_endpoint=~"{endpoints}"')
+    return rename(f"{plain} or {renamed}", "endpoint")
+
+
+def per_day(recorded: str) -> str:
+    """The number within the last day of what a recording rule has per second."""
+    return f"86400 * avg_over_time({select_other(recorded)}{DAY})"
+
+
+def of_node(vector: str) -> str:
+    """What node_exporter says by `instance`, by the name of the chosen node."""
+    names = select_other("node_uname_info", 'nodename=~"$node"')
+    joined = f"{vector} * on (cluster, instance) group_left (nodename) {each(_UNAME, names)}"
+    return each(("node",), f'label_replace({joined}, "node", "$1", "nodename", "(.+)")')

@@ -2,6 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import DatasourceVariable, QueryVariable
 from grafana_foundation_sdk.models.dashboard import (
+    VariableHide,
     VariableOption,
     VariableRefresh,
     VariableSort,
@@ -21,12 +22,23 @@ def choose_datasource() -> DatasourceVariable:
     return DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
+def choose_cluster(*, hide: bool) -> QueryVariable:
+    """Which cluster: one, as alerts and nodes of several would be told apart by name only.
+
+    Where no series has the label, nothing can be chosen, and the empty value selects everything.
+    Grafana cannot hide a variable by the number of its values, so that this is decided beforehand.
+    """
+    query = "label_values(kubevirt_eviction_exporter_build_info, cluster)"
+    variable = _choose("cluster", "Cluster", "Clusters with an exporter.", query)
+    return variable.hide(VariableHide.HIDE_VARIABLE if hide else VariableHide.DONT_HIDE)
+
+
 def choose_jobs() -> QueryVariable:
     """Which exporters: the descheduler plugin has metrics of the same names, in another job.
 
     "All" stands for the jobs found here, therefore, and not for any job.
     """
-    query = "label_values(kubevirt_eviction_exporter_build_info, job)"
+    query = 'label_values(kubevirt_eviction_exporter_build_info{cluster=~"$cluster"}, job)'
     return _allow_several(_choose("job", "Job", "Scrape jobs of the exporter.", query))
 
 

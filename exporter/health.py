@@ -112,13 +112,14 @@ class Health:
     """All watches, and the ages at which their evidence turns stale and dead.
 
     `stale_after` counts from the last contact, `dead_after` from turning stale. `checkpoint` is
-    None if there is none.
+    None if there is none. `certificates`: when the certificate of each TLS listener ends.
     """
 
     stale_after: Seconds
     dead_after: Seconds
     watched: list[Watched] = field(default_factory=list)
     checkpoint: CheckpointHealth | None = None
+    certificates: dict[str, Instant] = field(default_factory=dict)
 
     def of(self, resource: Resource) -> list[Watched]:
         """The watches of one resource: one per namespace."""

@@ -24,6 +24,8 @@ Cell: TypeAlias = str | tuple[str, str]
 
 NARROWEST = 40
 """Fewer columns leave no space to align anything."""
+INDENT, GAP = 2, 2
+"""Columns before a table and between its columns."""
 GOOD, BAD, FAINT = "green", "bold red", "dim"
 
 _UNLIMITED = 1_000_000
@@ -88,17 +90,36 @@ class Sheet:
         self.say((text, "bold"))
 
     def rows(self, rows: Sequence[Sequence[Cell]], head: Sequence[str] = ()) -> None:
-        """Add aligned columns; a cell that is too long wraps within its column."""
+        """Add aligned columns; a cell that is too long wraps within its column.
+
+        Words stay whole: where they do not fit beside each other, the first cell of each row gets
+        a line of its own.
+        """
         if not rows:
             return
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for _ in rows[0]:
-            table.add_column(overflow="fold")
+        drawn = [[_draw(cell) for cell in row] for row in rows]
         if head:
-            table.add_row(*(_draw((name, FAINT)) for name in head))
+            drawn.insert(0, [_draw((name, FAINT)) for name in head])
+        room = self._console.width - INDENT
+        widths = _share_width(drawn, room)
+        if widths or len(drawn[0]) == 1:
+            self._print_grid(drawn, widths, INDENT)
+            return
+        widths = _share_width([others for _, *others in drawn], room - INDENT)
+        for first, *others in drawn:
+            self._console.print(Padding.indent(first, INDENT))
+            self._print_grid([others], widths, 2 * INDENT)
+
+    def _print_grid(
+        self, rows: Sequence[Sequence[Text]], widths: Sequence[int], indent: int
+    ) -> None:
+        """Columns of these widths, or of whatever width there is."""
+        table = Table.grid(padding=(0, GAP, 0, 0))
+        for number in range(len(rows[0])):
+            table.add_column(overflow="fold", width=widths[number] if widths else None)
         for row in rows:
-            table.add_row(*(_draw(cell) for cell in row))
-        self._console.print(Padding.indent(table, 2))
+            table.add_row(*row)
+        self._console.print(Padding.indent(table, indent))
 
     def note_hidden(self, total: int, limit: int | None) -> None:
         """Say how many rows are not shown."""
@@ -108,6 +129,26 @@ class Sheet:
     def command(self, command: str) -> None:
         """Add a command on one line, however long, so that it can be copied."""
         self._console.print(Text(f"    {escape(command)}"), soft_wrap=True)
+
+
+def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
+    """The width of each column so that no word is broken; none if there is not enough room."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(_longest_word(text) for text in column) for column in columns]
+    wanted = [max(text.cell_len for text in column) for column in columns]
+    spare = room - sum(widths) - GAP * (len(columns) - 1)
+    if spare < 0:
+        return []
+    # What needs the least more is served first, so that at most the longest texts wrap.
+    for number in sorted(range(len(columns)), key=lambda one: wanted[one] - widths[one]):
+        more = min(spare, wanted[number] - widths[number])
+        widths[number] += more
+        spare -= more
+    return widths
+
+
+def _longest_word(text: Text) -> int:
+    return max((Text(word).cell_len for word in text.plain.split()), default=0)
 
 
 def _draw(cell: Cell) -> Text:

@@ -5,11 +5,16 @@ the last context that could be loaded; open connections keep theirs.
 """
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from exporter.engine.model import Instant
 from exporter.settings import Tls
 
+
+_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
 
 _Version: TypeAlias = tuple[tuple[int, int, int], ...]
 
@@ -19,7 +24,10 @@ class UnusableCertificate(Exception):
 
 
 class Certificates:
-    """One listener's TLS. `context` goes to the server; call `renew` regularly."""
+    """One listener's TLS. `context` goes to the server; call `renew` regularly.
+
+    `not_after` is when the certificate in use ends, or None if it is none for a server.
+    """
 
     def __init__(self, listener: str, tls: Tls) -> None:
         """Raises `UnusableCertificate`."""
@@ -27,6 +35,7 @@ class Certificates:
         self._tls = tls
         self._version = self._read_version()
         self._newest = self._load()
+        self.not_after = self._read_not_after()
         self.context = self._load()
         self.context.sni_callback = self._choose
 
@@ -39,6 +48,7 @@ class Certificates:
         if version == self._version:
             return False
         self._newest = self._load()
+        self.not_after = self._read_not_after()
         self._version = version
         return True
 
@@ -63,6 +73,30 @@ class Certificates:
             files = ", ".join(str(path) for path in self._files())
             raise UnusableCertificate(f"tls.{self._listener}: {files}: {error}") from error
         return context
+
+    def _read_not_after(self) -> Instant | None:
+        """What a client sees of the certificate, in a handshake in memory.
+
+        The standard library decodes a certificate only for a client that trusts it: this one
+        trusts that very certificate, even after its end.
+        """
+        if self._tls.cert_file is None:
+            return None
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname = False
+        trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+        trusting.load_verify_locations(self._tls.cert_file)
+        sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = trusting.wrap_bio(received, sent)
+        server = self._newest.wrap_bio(sent, received, server_side=True)
+        try:
+            for side in (client, server, client):
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+            shown = client.getpeercert()
+        except (ssl.SSLError, ValueError):
+            return None
+        return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else None
 
     def _files(self) -> list[Path]:
         tls = self._tls

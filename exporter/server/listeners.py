@@ -16,6 +16,7 @@ from aiohttp import web
 
 from exporter.counters import Counters
 from exporter.engine.model import Seconds
+from exporter.health import Health
 from exporter.logs import Trouble
 from exporter.server.certificates import Certificates, UnusableCertificate
 from exporter.server.connections import Connections
@@ -45,6 +46,7 @@ class Listener:
     auth: AuthSettings
     limits: Limits
     counters: Counters
+    health: Health
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[str, ...]]:
@@ -68,6 +70,7 @@ class Listener:
                 jobs += [asyncio.create_task(connections.accept(one, tls)) for one in listening]
                 urls.append(_url(address, listening[0], secure=tls is not None))
             if certificates is not None:
+                self._note_end(certificates)
                 jobs.append(asyncio.create_task(self._renew(certificates)))
             yield tuple(urls)
         finally:
@@ -87,6 +90,10 @@ class Listener:
         except UnusableCertificate as error:
             raise CannotListen(str(error)) from error
 
+    def _note_end(self, certificates: Certificates) -> None:
+        if certificates.not_after is not None:
+            self.health.certificates[self.name] = certificates.not_after
+
     async def _renew(self, certificates: Certificates) -> None:
         """Reload the TLS files when they change; log each new problem once."""
         trouble = Trouble("certificate_not_renewed")
@@ -94,6 +101,7 @@ class Listener:
             await asyncio.sleep(CERTIFICATES_READ_EVERY)
             try:
                 if certificates.renew():
+                    self._note_end(certificates)
                     log.info("certificate_renewed", listener=self.name)
             except UnusableCertificate as error:
                 trouble.note(str(error))

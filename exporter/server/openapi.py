@@ -68,7 +68,7 @@ _PROBLEMS = {
 _CHECKPOINT_PARAMETER = Parameter(
     name="checkpoint",
     place="query",
-    description="Only the entries of this checkpoint.",
+    description="Only the entries of this checkpoint, whose rules are not all rules.",
     schema={"type": "string", "enum": [c.value for c in Checkpoint]},
 )
 

@@ -76,7 +76,10 @@ class VerdictRequest(Struct, rename="camel"):
     ]
     checkpoint: Annotated[
         Checkpoint | None,
-        means("filter: may it be a candidate? preEviction: may it be evicted now? absent: both"),
+        means(
+            "absent: all rules, which is the question if in doubt. One checkpoint has its own rules"
+            " alone: preEviction allows a VM whose migration is running, filter one that cools down"
+        ),
     ] = None
     dry_run: Annotated[bool | None, means("answer without counting it in the metrics")] = False
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from tests.cluster import find_binary
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.servers import PROBE, Server
-from tests.generate.rules import Groups
+from tests.generate.rules import RULES, Groups
 from tests.support.serving import serving
 
 
@@ -46,21 +46,15 @@ class _Ready(Server):
             return response.status == 200
 
 
-class Alertmanager(_Ready):
-    """Tells the receiver of each alert by itself, at once, and of its end."""
+EXAMPLE = RULES.parent / "alertmanager.yaml"
+AT_ONCE = {"group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
 
-    def __init__(self, directory: Path, receiver_url: str) -> None:
-        hook = {"url": receiver_url, "send_resolved": True}
-        config = {
-            "route": {
-                "receiver": "test",
-                "group_by": ["..."],
-                "group_wait": "0s",
-                "group_interval": "1s",
-                "repeat_interval": "1h",
-            },
-            "receivers": [{"name": "test", "webhook_configs": [hook]}],
-        }
+
+class Alertmanager(_Ready):
+    """Sends each alert by itself, and its end, to a receiver."""
+
+    def __init__(self, directory: Path, config: object) -> None:
+        directory.mkdir(exist_ok=True)
         super().__init__(
             "alertmanager",
             directory,
@@ -69,9 +63,42 @@ class Alertmanager(_Ready):
             "--cluster.listen-address=",
         )
 
+    async def post(self, alerts: list[dict[str, Any]]) -> None:
+        """Say that these alerts fire."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{self.url}/api/v2/alerts", json=alerts) as response,
+        ):
+            assert response.status == 200, await response.text()
+
+
+def plain_config(receiver_url: str) -> dict[str, Any]:
+    """Everything to one receiver at once."""
+    hook = {"url": receiver_url, "send_resolved": True}
+    return {
+        "route": {"receiver": "test", **AT_ONCE, "repeat_interval": "1h"},
+        "receivers": [{"name": "test", "webhook_configs": [hook]}],
+    }
+
+
+def example_config(receiver_urls: Mapping[str, str]) -> dict[str, Any]:
+    """The example that is shipped, with its receivers at these URLs and without its waits.
+
+    A second to wait is left, so that what inhibits an alert may come just after it.
+    """
+    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    config["route"] |= {**AT_ONCE, "group_wait": "1s"}
+    for receiver in config["receivers"]:
+        url = receiver_urls[receiver["name"]]
+        receiver["webhook_configs"] = [{"url": url, "send_resolved": True}]
+    return config
+
 
 class Prometheus(_Ready):
-    """Scrapes each target and evaluates the rules every second."""
+    """Evaluates the rules every second, and scrapes each target every other.
+
+    A scrape that takes longer fails, and then every alert starts anew: a busy machine needs time.
+    """
 
     def __init__(
         self,
@@ -79,21 +106,21 @@ class Prometheus(_Ready):
         rules: Groups,
         *,
         targets: list[dict[str, Any]],
-        alertmanager: str = "",
+        alertmanagers: Sequence[str] = (),
     ) -> None:
         file = directory / "rules.yaml"
         file.write_text(yaml.safe_dump(rules, sort_keys=False))
         config = {
             "global": {
-                "scrape_interval": "1s",
-                "scrape_timeout": "1s",
+                "scrape_interval": "2s",
+                "scrape_timeout": "2s",
                 "evaluation_interval": "1s",
             },
             "rule_files": [str(file)],
             "scrape_configs": [{"job_name": "exporter", "static_configs": targets}],
             "alerting": {
-                "alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]
-                if alertmanager
+                "alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]
+                if alertmanagers
                 else []
             },
         }

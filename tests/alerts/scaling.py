@@ -1,8 +1,8 @@
 """The very rules that are shipped, with time running faster.
 
 A proof in a real Prometheus cannot wait for production's half hours, and rules written for the
-test would prove themselves. So one factor divides every `for`, `keep_firing_for`, range and
-offset, and nothing else is touched.
+test would prove themselves. So one factor divides every `for`, `keep_firing_for`, range, offset and
+interval of a group, and nothing else is touched.
 """
 
 import copy
@@ -37,6 +37,9 @@ def map_durations(groups: Groups, change: Callable[[str], str]) -> Groups:
         return match["before"] + change(match["duration"])
 
     changed = copy.deepcopy(groups)
+    for group in changed["groups"]:
+        if "interval" in group:
+            group["interval"] = change(group["interval"])
     for rule in all_rules(changed):
         for field in _FIELDS:
             if field in rule:

@@ -17,9 +17,20 @@ Case: TypeAlias = dict[str, Any]
 
 MONITORING = "monitoring"
 """The namespace of the exporter's own pods."""
-_OF_A_REPLICA = {"KubeVirtEvictionExporterCheckpointNotWritten"}
-"""Alerts whose only place is the namespace of the exporter's own pods."""
-_OF_OTHERS = ("up{",)
+_OF_A_REPLICA = {
+    "KubeVirtDeschedulerSnapshotOld",
+    "KubeVirtDeschedulerWithoutVerdict",
+    "KubeVirtEvictionExporterCertificateExpiring",
+    "KubeVirtEvictionExporterCheckpointNotWritten",
+    "KubeVirtEvictionExporterRefusedRequests",
+    "KubeVirtEvictionExporterReplicaNotScraped",
+    "KubeVirtEvictionExporterReplicasDisagree",
+    "KubeVirtEvictionExporterUnknownCandidates",
+    "KubeVirtEvictionExporterVMsLeftOut",
+}
+"""Alerts whose only place is the namespace of the pods that are scraped."""
+_OF_OTHERS = ("apiserver_",)
+"""Metrics that come with another scrape, whose labels do not clash with their own."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -67,14 +78,14 @@ class Scrape:
         return changed
 
     def _series(self, series: str) -> list[str]:
-        if series.startswith(_OF_OTHERS):
-            return [series]
         name, _, rest = series.partition("{")
         own = dict(_LABEL.findall(rest))
         replicas = (own.pop("instance"),) if "instance" in own else self.replicas
         texts = []
         for replica in replicas:
-            labels = self._join(own, {**self.target, "instance": replica})
+            target = {**self.target, "instance": replica}
+            is_clear = name.startswith(_OF_OTHERS)
+            labels = {**target, **own} if is_clear else self._join(own, target)
             texts.append(name + "{" + ",".join(f'{k}="{v}"' for k, v in labels.items()) + "}")
         return texts
 

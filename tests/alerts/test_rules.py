@@ -33,13 +33,23 @@ from tests.generate.rules import (
     map_expressions,
     runbook_url,
 )
+from tests.support.dashboards import EVERYTHING, panels
+from tests.support.foreign_metrics import FOREIGN
 
 
 ALERTS = all_alerts(load_groups())
-BY_NAME = {family.name: family for family in FAMILIES}
+LABELS = {
+    **{family.name: set(family.labels) for family in FAMILIES},
+    **{
+        f"{family.name}_count": set(family.labels)
+        for family in FAMILIES
+        if family.type == "histogram"
+    },
+    **{name: set(metric.labels) for name, metric in FOREIGN.items()},
+}
 PROMETHEUS = RULES.parent / "prometheus.yaml"
 METRICS_PORT = Settings().listen.metrics[0].port
-METRIC = re.compile(r"(?<![\w:])(?:kubevirt|descheduler)_\w+(?![\w:])")
+METRIC = re.compile(r"(?<![\w:])(?:kubevirt|descheduler|apiserver)_\w+(?![\w:])")
 RECORDED = re.compile(r"\b\w+:\w+:\w+\b")
 SERIES = re.compile(r"(\w+)(?:\{(.*)\})?$")
 PINT_LINT = ("--no-color", "--offline", "--config", str(PINT), "lint", "--fail-on", "info")
@@ -192,11 +202,13 @@ def test_a_rule_that_mixes_clusters_would_be_seen(tmp_path: Path) -> None:
     tests = list(pair_cases(cases()))
     mixed = (("by (cluster, ", "by ("), ("by (cluster)", "by ()"), ("on (cluster)", "on ()"))
     for right, wrong in (*mixed, ("on (cluster, namespace)", "on (namespace)")):
-        rules = map_expressions(
-            load_groups(), lambda text, right=right, wrong=wrong: text.replace(right, wrong)
-        )
-        code, _ = hold(tmp_path, rules, tests)
+        code, _ = hold(tmp_path, replace_in_rules(right, wrong), tests)
         assert code != 0, right
+
+
+def replace_in_rules(right: str, wrong: str) -> Groups:
+    """The rules with a part of their expressions replaced."""
+    return map_expressions(load_groups(), lambda text: text.replace(right, wrong))
 
 
 def test_each_alert_fires_and_each_stays_silent_for_a_reason() -> None:
@@ -215,17 +227,17 @@ def test_each_alert_fires_and_each_stays_silent_for_a_reason() -> None:
 
 
 def test_every_metric_in_a_rule_exists() -> None:
-    """No rule reads a metric, or a label of it, that the exporter does not have."""
+    """No rule reads a metric, or a label of it, that the exporter and the others do not have."""
     recorded = {rule["record"] for rule in all_rules(load_groups()) if "record" in rule}
     for rule in all_rules(load_groups()):
         expression = rule["expr"]
         texts = [expression, *rule.get("annotations", {}).values()]
         assert {name for text in texts for name in RECORDED.findall(text)} <= recorded
         for name in METRIC.findall(expression):
-            assert name in BY_NAME, f"{rule.get('alert', rule.get('record'))}: {name}"
+            assert name in LABELS, f"{rule.get('alert', rule.get('record'))}: {name}"
         for name, matchers in re.findall(r"(?<!:)\b(\w+)\{([^}]*)\}", expression):
             labels = set(re.findall(r"(\w+)\s*[!=]", matchers))
-            assert labels <= set(BY_NAME[name].labels), name
+            assert {label.removeprefix("exported_") for label in labels} <= LABELS[name], name
 
 
 def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
@@ -234,18 +246,16 @@ def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
         for one in case["input_series"]:
             match = SERIES.match(one["series"])
             assert match is not None
-            if match[1] == "up":
-                continue
-            labels = set(re.findall(r'(\w+)="', match[2] or "")) - {"instance"}
-            assert labels == set(BY_NAME[match[1]].labels), one["series"]
+            labels = set(re.findall(r'(\w+)="', match[2] or "")) - {"instance", "job"}
+            assert labels == LABELS[match[1]], one["series"]
 
 
-def test_each_recording_rule_is_read_by_an_alert() -> None:
-    """A recording rule that nothing reads would be somebody else's interface."""
+def test_each_recording_rule_is_read() -> None:
+    """One that no alert, rule or panel reads would be somebody else's interface."""
     texts = [
-        text
-        for alert in ALERTS.values()
-        for text in (alert["expr"], *alert["annotations"].values())
+        *(rule["expr"] for rule in all_rules(load_groups())),
+        *(text for alert in ALERTS.values() for text in alert["annotations"].values()),
+        *(query.expression for query in panels(EVERYTHING)),
     ]
     for rule in all_rules(load_groups()):
         if "record" in rule:
@@ -300,8 +310,9 @@ def test_scaling_changes_durations_alone(factor: float) -> None:
         found.append(durations)
     assert blank[0] == blank[1]
     assert [round(one / factor) for one in found[0]] == found[1]
-    # These are all: one `for` per alert, one keep_firing_for, four offsets and five ranges.
-    assert len(found[0]) == len(ALERTS) + 10
+    # These are all: a `for` per alert, one keep_firing_for, one interval, offsets and ranges.
+    text = "".join(rule["expr"] for rule in all_rules(original))
+    assert len(found[0]) == len(ALERTS) + 2 + len(re.findall(r"offset |\[\d", text))
     for rule in all_rules(blank[0]):
         assert not re.search(r"\b\d+(ms|[smhdwy])\b", rule["expr"])
 
@@ -348,9 +359,7 @@ def test_scaling_reaches_every_kind_of_duration() -> None:
 def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:
     """The two-replica cases fail on a rule that returns one result per replica."""
     scrape = next(one for one in SCRAPES if one.honors_labels)
-    apart = map_expressions(
-        load_groups(), lambda text: text.replace("max by (", "max by (instance, ")
-    )
+    apart = replace_in_rules("max by (", "max by (instance, ")
     firing = [case for case in cases() if is_firing(case)]
     code, said = hold(tmp_path, apart, [scrape.case(case) for case in firing])
 

@@ -26,6 +26,7 @@ from tests.cluster.users import open_kubeconfig
 from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.support.api_servers import RealStage
 from tests.support.documents import REFERENCE, bare, table
+from tests.support.foreign_metrics import PLUGIN
 from tests.support.program import Program, program
 from tests.support.serving import serving
 
@@ -48,6 +49,8 @@ IN_WORDS = {
 }
 KNOWN = {
     *(family.name for family in FAMILIES),
+    *(f"{family.name}_count" for family in FAMILIES if family.type == "histogram"),
+    *PLUGIN,
     *(rule["record"] for rule in all_rules(load_groups()) if "record" in rule),
 }
 METRIC = re.compile(r"\b(?:\w+:)?(?:kubevirt_|descheduler_kubevirt_)\w+(?::\w+)?")

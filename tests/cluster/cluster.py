@@ -192,7 +192,7 @@ def _is_established(crd: Object) -> bool:
 
 
 def write_certificates(directory: Path, *subjects: str) -> None:
-    """Write key pairs, each `NAME` or `NAME/GROUP`, signed by the directory's authority."""
+    """Write key pairs, each `NAME[/GROUP][@HOST,...][=DAYS]`, signed by one authority."""
     subprocess.run([find_binary("certificates"), directory, *subjects], check=True)
 
 

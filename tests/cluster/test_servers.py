@@ -1,6 +1,9 @@
 """The rig itself: what the real servers do for the tests that stand on them."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -234,3 +237,16 @@ async def test_a_missing_binary_names_the_remedy() -> None:
     """Whoever has not built the servers is told how."""
     with pytest.raises(MissingBinaryError, match="make tools"):
         find_binary("no-such-server")
+
+
+async def test_another_version_is_never_replaced_by_the_pinned_one() -> None:
+    """If the version that is asked for is not built, the error says how to build that one."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.cluster import find_binary; find_binary('virt-api')"],
+        env=os.environ | {"KUBEVIRT": "0.1.0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "run `tests/tools/build kubevirt@0.1.0`" in done.stderr

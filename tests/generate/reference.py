@@ -85,8 +85,10 @@ page.
 - `name` is the VMI's name (a launcher pod's annotation `kubevirt.io/domain`), and `vmiUid` is the
   pod's label `kubevirt.io/created-by`, *not* the pod's own UID. A wrong UID is answered with
   `"mismatch": "uid"` and counted, so that a client that gets it wrong is noticed.
-- `checkpoint` is `filter` (may this pod be a candidate at all?) or `preEviction` (may it be evicted
-  right now?). Leave it out to ask for both.
+- Leave `checkpoint` out: then all rules apply. `filter` (may this pod be a candidate at all?) and
+  `preEviction` (may it be evicted right now?) are the descheduler's two questions, and each answers
+  with its own rules alone: `preEviction` allows a VM whose migration is running, `filter` one that
+  cools down.
 - `allowed` means that no rule blocks the VM. A VM that is already being evacuated may be allowed;
   [One VMI](#one-vmi) and [Evacuations](#evacuations) say whether it is, and whether it is stuck.
 - `"dryRun": true` answers without counting.
@@ -107,6 +109,7 @@ import json, os, time, urllib.error, urllib.request
 
 copy = {"held": set(), "etag": "", "age": 0.0, "until": 0.0}
 
+
 def renew(wait=60):  # call it again and again, in a thread of its own
     url = f"{os.environ['KUBEVIRT_EVICTION_EXPORTER_URL']}/v1/blocked?wait={wait}"
     request = urllib.request.Request(url, headers={"If-None-Match": copy["etag"]})
@@ -119,6 +122,7 @@ def renew(wait=60):  # call it again and again, in a thread of its own
         if error.code != 304:
             raise
     copy["until"] = time.monotonic() + copy["age"]
+
 
 def may_evict(namespace, name):  # None: the copy is too old
     return (namespace, name) not in copy["held"] if time.monotonic() < copy["until"] else None

@@ -11,6 +11,7 @@ FOLDER = Path(__file__).parents[2] / "dashboards"
 VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>\w+)(?::\w+)?\})")
 """A Grafana variable; `$1` of label_replace is not one."""
 EVERYTHING = {
+    "cluster": "",
     "job": ".+",
     "namespace": ".*",
     "node": ".+",

@@ -4,34 +4,31 @@ Time runs sixty times as fast everywhere at once: the simulated cluster and the 
 fast clock, and the rules are the shipped ones with every `for`, range and offset divided by the
 same factor. So KubeVirt's waits, the exporter's settings and the rules keep their proportions, and
 `stuck.after` is production's half hour. Prometheus scrapes the exporter as two replicas, without
-honorLabels.
+honorLabels, and beside it the two exporters of another cluster, which has VMs of the same names and
+troubles of its own. It tells two Alertmanagers: a plain one, and one with the shipped example.
 """
 
 import asyncio
 import json
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from exporter import app
 from exporter.demo import node, objects, webhooks
 from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
-from exporter.kube.client import Login
-from exporter.kube.recovery import Backoff
-from exporter.kube.reflector import Reflector
 from exporter.server.admission import PATH
-from exporter.settings import Address, Settings, read_settings
-from tests.alerts.live import Alertmanager, Prometheus, Receiver
+from exporter.settings import Address, read_settings
+from tests.alerts import west
+from tests.alerts.fast import FACTOR, SPEED, Clock, exporting
+from tests.alerts.live import Alertmanager, Prometheus, Receiver, example_config, plain_config
 from tests.alerts.scaling import read_duration, scale, write_duration
 from tests.cluster import poll
 from tests.cluster.ports import free_port
@@ -40,42 +37,18 @@ from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.reviews import a_review
 
 
-FACTOR = 60.0
-"""How much faster than the world's the clock of all is."""
-SPEED = 0.1
-"""The speed at which the simulated cluster's waits are KubeVirt's own."""
 ALERTS = all_alerts(load_groups())
 LONGEST = read_duration("30m")
 """The longest `for` of all alerts but one."""
 MONITORING = "monitoring"
 RESERVED = "node-5"
 HOT = ("hot-1", "hot-2", "hot-3")
-HELD = ("held-1", "held-2", "held-3", "held-4", "held-5")
+HELD = tuple(f"held-{number}" for number in range(1, 11))
 NAMESPACE = "lab"
+EAST = "east"
+RECEIVERS = ("others", "virtualization", "virtualization-later")
+ABSENT = "KubeVirtEvictionExporterAbsent"
 MOVES = 4
-
-
-class Clock:
-    """A clock that runs faster from now on."""
-
-    def __init__(self) -> None:
-        self._start = time.time()
-
-    def __call__(self) -> float:
-        """The instant."""
-        return self._start + (time.time() - self._start) * FACTOR
-
-    def read(self) -> datetime:
-        """The same for the simulated cluster."""
-        return datetime.fromtimestamp(self(), UTC)
-
-
-class Hasty(Reflector):
-    """The follower as it is, with pauses that are as short as everything else."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._backoff = Backoff(random.Random(1), first=0.2 / FACTOR, most=30.0 / FACTOR)
 
 
 class Play(Scenario):
@@ -116,11 +89,13 @@ class Story:
             self.cluster.change_vmi(
                 NAMESPACE, name, lambda vmi: node.set_migratable(vmi, migratable=False)
             )
-        await self._lose_mark(HELD[0])
         fires = self.receiver.fires
+        losing = asyncio.create_task(self._lose_mark(HELD[0]))
         await fires("KubeVirtEvacuationDiverged", name=HELD[0])
+        losing.cancel()
         await fires("KubeVirtEvacuationStuck", name=HELD[0])
         await fires("KubeVirtDeschedulerSlotsHeld", source="descheduler")
+        await fires("KubeVirtEvacuationsStuckMany")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-1")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-2")
         await fires("KubeVirtNodeCannotBeEmptied")
@@ -134,6 +109,7 @@ class Story:
         resolves = self.receiver.resolves
         await resolves("KubeVirtEvacuationStuck", name=HELD[0])
         await resolves("KubeVirtDeschedulerSlotsHeld")
+        await resolves("KubeVirtEvacuationsStuckMany")
         await resolves("KubeVirtEvacuationFailingRepeatedly")
         await resolves("KubeVirtEvacuationDiverged")
         await resolves("KubeVirtNodeCannotBeEmptied")
@@ -206,7 +182,10 @@ class Story:
         await poll(look, what=f"{name} {what}")
 
     async def _lose_mark(self, name: str) -> None:
-        """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it."""
+        """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it.
+
+        Again and again, as what the simulated cluster says of the pod may come after it.
+        """
 
         async def marked() -> Object | None:
             pod = self.cluster.launcher(NAMESPACE, name)
@@ -215,7 +194,9 @@ class Story:
         pod = await poll(marked, what=f"{name} marked")
         pod["metadata"]["annotations"].pop(objects.EVICTION_IN_PROGRESS)
         line = json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n"
-        assert self.demo.server.inject(line, PODS.plural)
+        while True:
+            assert self.demo.server.inject(line, PODS.plural)
+            await asyncio.sleep(1)
 
     def _vmis(self) -> list[Object]:
         keys = [(vm.namespace, vm.name) for vm in self.demo.scenario.vms]
@@ -232,29 +213,6 @@ def hasten(groups: Groups) -> Groups:
 
 
 @asynccontextmanager
-async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> AsyncIterator[str]:
-    """The exporter on the demo for the length of the block; the URL of its query listener."""
-    stop = asyncio.Event()
-    listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(
-        app.run(
-            settings,
-            Login(url=demo.url),
-            stop,
-            clock=clock,
-            reflector=Hasty,
-            on_listening=listening.set_result,
-        )
-    )
-    try:
-        await asyncio.wait((running, listening), return_when=asyncio.FIRST_COMPLETED)
-        yield (await listening).query[0]
-    finally:
-        stop.set()
-        await running
-
-
-@asynccontextmanager
 async def playing(demo: FaultyDemo, query: str) -> AsyncIterator[None]:
     """The cluster and its descheduler at work for the length of the block."""
     stop = asyncio.Event()
@@ -267,10 +225,20 @@ async def playing(demo: FaultyDemo, query: str) -> AsyncIterator[None]:
 
 
 class Played:
-    """A story that has been told: what the receiver knows, and the Prometheus that saw it."""
+    """A story that has been told: what the receivers know, and the Prometheus that saw it.
 
-    def __init__(self, receiver: Receiver, prometheus: Prometheus, seconds: float) -> None:
+    `routed` is what the second Alertmanager sent, by receiver.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        routed: dict[str, Receiver],
+        prometheus: Prometheus,
+        seconds: float,
+    ) -> None:
         self.told = receiver.told
+        self.routed = {name: one.told for name, one in routed.items()}
         self.prometheus = prometheus
         self.seconds = seconds
 
@@ -301,23 +269,32 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
     targets = [
         {
             "targets": [f"127.0.0.1:{port}"],
-            "labels": {"instance": replica, "namespace": MONITORING, "node": "infra-1"},
+            "labels": {
+                "instance": replica,
+                "namespace": MONITORING,
+                "node": "infra-1",
+                "cluster": EAST,
+            },
         }
         for replica in ("a", "b")
     ]
     (directory / "kept").mkdir()
     started = time.monotonic()
-    async with (
-        Receiver() as receiver,
-        Alertmanager(directory, receiver.url) as alertmanager,
-        Prometheus(
-            directory,
-            hasten(scale(load_groups(), FACTOR)),
-            targets=targets,
-            alertmanager=alertmanager.address,
-        ) as prometheus,
-        demo,
-    ):
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        receiver = await enter(Receiver())
+        routed = {name: await enter(Receiver()) for name in RECEIVERS}
+        plain = Alertmanager(directory / "plain", plain_config(receiver.url))
+        urls = {name: one.url for name, one in routed.items()}
+        example = Alertmanager(directory / "example", example_config(urls))
+        managers = [(await enter(one)).address for one in (plain, example)]
+        other = west.West(directory, clock, receiver)
+        targets += await enter(other.served())
+        rules = hasten(scale(load_groups(), FACTOR))
+        prometheus = await enter(
+            Prometheus(directory, rules, targets=targets, alertmanagers=managers)
+        )
+        await enter(demo)
         await receiver.fires("KubeVirtEvictionExporterAbsent")
         demo.server.answer("kubevirts", 403)
         demo.server.refuse_streaming_lists()
@@ -336,7 +313,15 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_to_and_fro())
                 tasks.create_task(story.hold_slots())
-            yield Played(receiver, prometheus, time.monotonic() - started)
+                tasks.create_task(other.play())
+            yield Played(receiver, routed, prometheus, time.monotonic() - started)
+
+
+def expected_clusters(alert: str) -> set[str | None]:
+    """The clusters in which an alert has a cause; None: all of them, before any was seen."""
+    if alert == ABSENT:
+        return {None, west.WEST}
+    return {west.WEST} if alert in west.ALERTS else {EAST}
 
 
 @pytest.mark.timeout(600)
@@ -349,6 +334,9 @@ async def test_alert_fires_resolves_and_is_told(
     labels = [one["labels"] for one in told if one["status"] == "firing"]
 
     assert {one["status"] for one in told} == {"firing", "resolved"}
+    clusters = {one.get("cluster") for one in labels}
+    # A machine so busy that no scrape succeeds makes the east absent, too.
+    assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters(name)
     rule = ALERTS[name]
     for one in labels:
         assert rule["labels"].items() <= one.items()
@@ -374,6 +362,41 @@ async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
     assert {one["labels"]["exported_namespace"] for one in stuck} == {NAMESPACE}
     assert not {one["labels"]["node"] for one in stuck} & {"infra-1", ""}
     assert "State: not_migratable." in stuck[0]["annotations"]["description"]
+
+
+@pytest.mark.timeout(600)
+async def test_alert_fires_in_its_cluster_alone(
+    played: Played, prove: Callable[[str], None]
+) -> None:
+    """Two replicas and two clusters with VMs of the same names do not make two alerts of one."""
+    clusters: dict[str, set[str | None]] = {}
+    for one in played.told:
+        labels = dict(one["labels"])
+        cluster = labels.pop("cluster", None)
+        if labels["alertname"] != ABSENT:
+            clusters.setdefault(json.dumps(labels, sort_keys=True), set()).add(cluster)
+    prove(f"alerts: {len(clusters)} different ones, each of one cluster")
+
+    assert {len(some) for some in clusters.values()} == {1}
+
+
+@pytest.mark.timeout(600)
+async def test_example_sends_less(played: Played, prove: Callable[[str], None]) -> None:
+    """Of the alerts about stuck evacuations fewer are sent; nothing goes to the others."""
+    about = {
+        "KubeVirtEvacuationStuck",
+        "KubeVirtEvacuationFailingRepeatedly",
+        "KubeVirtEvacuationsStuckMany",
+    }
+    before, after = (
+        sum(one["status"] == "firing" and one["labels"]["alertname"] in about for one in told)
+        for told in (played.told, played.routed["virtualization"])
+    )
+    prove(f"alerts: {before} notifications about stuck evacuations, {after} with the example")
+
+    assert 0 < after < before
+    assert not played.routed["others"]
+    assert {one["labels"]["severity"] for one in played.routed["virtualization-later"]} == {"info"}
 
 
 @pytest.mark.timeout(600)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,3 +127,26 @@ def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
     (files / missing).write_text("garbage")
     with pytest.raises(UnusableCertificate, match=r"tls.metrics: .*localhost.key"):
         Certificates("metrics", tls_of(files, callers=files / "ca.crt"))
+
+
+@pytest.mark.parametrize("days", [5, -1])
+def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
+    """To the second, also of a certificate that has ended, and with an authority for callers."""
+    write_certificates(tmp_path, f"localhost={days}")
+    alone = Certificates("query", tls_of(tmp_path))
+    with_callers = Certificates("query", tls_of(tmp_path, callers=tmp_path / "ca.crt"))
+
+    assert alone.not_after == pytest.approx(time.time() + days * 86_400, abs=60)
+    assert with_callers.not_after == alone.not_after
+
+
+def test_a_renewed_one_ends_later(tmp_path: Path) -> None:
+    """What is said is of the pair that is in use."""
+    write_certificates(tmp_path, "localhost=5")
+    certificates = Certificates("query", tls_of(tmp_path))
+    assert certificates.not_after is not None
+    before = certificates.not_after
+    write_certificates(tmp_path, "localhost=50")
+
+    assert certificates.renew()
+    assert certificates.not_after == pytest.approx(before + 45 * 86_400, abs=60)

@@ -2,8 +2,9 @@
 
 The cluster is the demo's, served by this process, so that what a healthy one never shows can be
 made to happen: an object that cannot be read, a watch that breaks, a resource that is refused, a
-pod that loses its mark. The policy is the production one. Prometheus scrapes the program twice,
-with honorLabels and without, as two jobs.
+pod that loses its mark. The policy is the production one. Prometheus scrapes the program with
+honorLabels and without, as two jobs of one cluster without a name, and as the job of two clusters
+that have one. It has our rules, with time running faster, and what other programs would tell it.
 """
 
 import asyncio
@@ -19,24 +20,35 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from aiohttp import web
 
 from dashboards.build import ONE_VM, OVERVIEW
 from exporter.demo import objects, shorten_settings
 from exporter.demo.objects import Object
 from exporter.demo.store import PODS
+from tests.alerts.scaling import scale
 from tests.cluster import find_binary, poll
+from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.users import open_kubeconfig
+from tests.generate.rules import load_groups
 from tests.support.dashboards import Query, panels, variables
 from tests.support.faulty_apiserver import FaultyDemo
-from tests.support.program import Program, program
+from tests.support.other_programs import OtherPrograms
+from tests.support.program import ANYWHERE, Program, program
+from tests.support.reviews import a_review
+from tests.support.serving import serving
 
 
 RUN_SECONDS = 130
 """An evacuation counts as diverged two minutes after its pod has lost its mark."""
 SPEED = 3.0
-HONORED, RENAMED = "exporter", "exporter-renamed"
+HONORED, RENAMED, FLEET = "exporter", "exporter-renamed", "fleet"
+EAST, WEST = "east", "west"
+CLUSTERS = {HONORED: "", RENAMED: "", FLEET: EAST}
+"""The cluster that is chosen with a job."""
+RULES_FASTER = 12.0
 SCRAPE_LABELS = {"namespace": "monitoring", "node": "infra-1"}
 """What a scrape may put over the labels of the VMs."""
 CALLS_EVERY_SECONDS = 3.0
@@ -55,7 +67,8 @@ class Watched:
     def values(self, job: str, **chosen: str) -> dict[str, str]:
         """The variables of the dashboards for this run; everything where nothing is chosen."""
         span = {"__rate_interval": "15s", "__range": f"{self.end - self.start:.0f}s"}
-        return {"job": job, "namespace": ".*", "node": ".+", **span, **chosen}
+        cluster = CLUSTERS[job]
+        return {"cluster": cluster, "job": job, "namespace": ".*", "node": ".+", **span, **chosen}
 
     def queries(self, job: str) -> list[Query]:
         """Every query: the overview's of everything, the other dashboard's of one VM."""
@@ -84,47 +97,98 @@ class Watched:
 @pytest.fixture(scope="module")
 async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
     """One run for all the tests of this module."""
-    directory = tmp_path_factory.mktemp("live")
+    async with watching(tmp_path_factory.mktemp("live")) as run:
+        yield run
+
+
+@asynccontextmanager
+async def watching(directory: Path) -> AsyncIterator[Watched]:
+    """A run of two minutes, and its Prometheus afterwards."""
     stop = asyncio.Event()
     demo = FaultyDemo(lambda: datetime.now(UTC), speed=SPEED)
+    write_certificates(directory, "admission")
+    kept = directory / "kept"
+    kept.mkdir()
     shortened = shorten_settings(SPEED)
     config = {
         "stuck": shortened["stuck"],
         "limits": {"vmiSeries": 12},
-        "kube": {**shortened["kube"], "refusedRetry": "20s"},
+        "kube": {**shortened["kube"], "refusedRetry": "20s", "checkpointInterval": "1s"},
+        "checkpoint": f"file:{kept / 'history'}",
+        "listen": {**ANYWHERE["listen"], "admission": "127.0.0.1:0"},
+        "tls": {
+            "admission": {
+                "certFile": str(directory / "admission.crt"),
+                "keyFile": str(directory / "admission.key"),
+            }
+        },
     }
     async with demo, aiohttp.ClientSession() as session:
         kubeconfig = open_kubeconfig(directory / "kubeconfig", demo.url)
         async with program(directory, "--kubeconfig", str(kubeconfig), config=config) as exporter:
             await exporter.ready()
-            async with _prometheus(directory, session, exporter.metrics) as url:
+            others = OtherPrograms(demo.cluster.nodes)
+            application = web.Application()
+            application.router.add_get("/metrics", others.answer)
+            async with (
+                serving(application) as page,
+                _prometheus(directory, session, exporter.metrics, page) as url,
+            ):
                 start = time.time()
                 failing = next(vm for vm in demo.scenario.vms if vm.name == "failing-1")
                 vm = failing.namespace, failing.name
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(demo.run(exporter.query, stop))
                     tasks.create_task(_call(session, exporter, demo, stop))
-                    tasks.create_task(_trouble(demo, exporter, vm))
+                    tasks.create_task(_trouble(demo, exporter, vm, others, kept))
                     await asyncio.sleep(RUN_SECONDS)
                     stop.set()
                 yield Watched(session, url, start, time.time(), vm)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("job", [HONORED, RENAMED])
+@pytest.mark.parametrize("job", [HONORED, RENAMED, FLEET])
 async def test_every_query_of_every_panel_shows_something(
     watched: Watched, job: str, prove: Callable[[str], None]
 ) -> None:
     """Each has, at some instant of the run, a value that is neither 0 nor NaN."""
     shown = [(query, _first_telling(await watched.ask(query))) for query in watched.queries(job)]
     empty = [query for query, value in shown if value is None]
-    prove(f"{len(shown) - len(empty)} of {len(shown)} dashboard queries show something ({job})")
+    several = "one of two clusters" if CLUSTERS[job] else "one cluster"
+    prove(
+        f"{len(shown) - len(empty)} of {len(shown)} dashboard queries show something"
+        f" ({job}, {several})"
+    )
     for query, value in shown if job == HONORED else ():
         prove(f"  {query.dashboard}: {query.panel} [{query.ref}]")
         prove(f"    {query.expression}")
         prove(f"    = {value}")
 
     assert not empty
+
+
+@pytest.mark.timeout(600)
+async def test_nothing_of_another_cluster_is_shown(watched: Watched) -> None:
+    """With one of two clusters chosen, no series is of the other, and none of none."""
+    clusters = set()
+    for query in watched.queries(FLEET):
+        for series in await watched.ask(query):
+            clusters.add(series["metric"].get("cluster"))
+
+    assert clusters == {EAST}
+
+
+@pytest.mark.timeout(600)
+async def test_load_degrades_to_nothing(watched: Watched) -> None:
+    """Where node_exporter is not scraped, its lines are empty, and the bars are there."""
+    values = watched.values(FLEET) | {"cluster": WEST}
+    shown = {
+        query.ref: bool(await watched.ask(query))
+        for query in panels(values, OVERVIEW)
+        if query.panel == "Does moving VMs off $node help?"
+    }
+
+    assert shown == {"A": False, "B": False, "C": False, "D": True, "E": True}
 
 
 @pytest.mark.timeout(600)
@@ -184,25 +248,31 @@ def _first_telling(matrix: list[dict[str, Any]]) -> str | None:
     return None
 
 
-async def _trouble(demo: FaultyDemo, exporter: Program, vm: tuple[str, str]) -> None:
+async def _trouble(
+    demo: FaultyDemo, exporter: Program, vm: tuple[str, str], others: OtherPrograms, kept: Path
+) -> None:
     """What happens in no healthy cluster, one after another, each until it is to be seen."""
     _lose_mark(demo, *vm)
     await asyncio.sleep(5)
+    others.broken = False
+    kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
+    await _seen(exporter, "checkpoint_faults_total", fault="not_written")
+    kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
     demo.server.inject(b'{"type":"ADDED"}\n', "virtualmachineinstances")
-    await _seen(exporter, "refused_objects_total", "virtualmachineinstances")
+    await _seen(exporter, "refused_objects_total", resource="virtualmachineinstances")
     demo.server.cut("pods")
-    await _seen(exporter, "watch_restarts_total", "pods")
+    await _seen(exporter, "watch_restarts_total", resource="pods")
     demo.server.answer("kubevirts", 403)
     demo.server.cut("kubevirts")
-    await _seen(exporter, "permission_missing", "kubevirts")
+    await _seen(exporter, "permission_missing", resource="kubevirts")
     demo.server.recover("kubevirts")
 
 
-async def _seen(exporter: Program, metric: str, resource: str) -> None:
+async def _seen(exporter: Program, metric: str, **labels: str) -> None:
     """Wait until a metric of the exporter is no longer 0, and has been scraped."""
 
     async def attempt() -> bool:
-        value = await exporter.sample(f"kubevirt_eviction_exporter_{metric}", resource=resource)
+        value = await exporter.sample(f"kubevirt_eviction_exporter_{metric}", **labels)
         return value > 0
 
     await poll(attempt, what=metric)
@@ -242,22 +312,43 @@ async def _call(
         url = f"{exporter.query}/v1/verdicts"
         async with session.post(url, json={"candidates": candidates}) as response:
             assert response.status == 200
+        async with session.post(url, json=[]) as response:
+            assert response.status == 422
+        review = exporter.admission + "/v1/evictions"
+        async with session.post(review, json=a_review(), ssl=False) as response:
+            assert response.status == 200
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), CALLS_EVERY_SECONDS)
 
 
 @asynccontextmanager
 async def _prometheus(
-    directory: Path, session: aiohttp.ClientSession, target: str
+    directory: Path, session: aiohttp.ClientSession, target: str, others: str
 ) -> AsyncIterator[str]:
-    """A Prometheus that scrapes the target every second."""
+    """A Prometheus that scrapes the target every second, and other programs but in the west."""
     address = f"127.0.0.1:{free_port()}"
-    static = {"targets": [target.removeprefix("http://")], "labels": SCRAPE_LABELS}
+    rules = directory / "rules.yaml"
+    rules.write_text(yaml.safe_dump(scale(load_groups(), RULES_FASTER), sort_keys=False))
+
+    def scrape(job: str, url: str, *clusters: str, honor: bool = True) -> dict[str, Any]:
+        statics = [
+            {"targets": [url.removeprefix("http://")], "labels": {**SCRAPE_LABELS, **named}}
+            for named in ({"cluster": cluster} if cluster else {} for cluster in clusters)
+        ]
+        return {"job_name": job, "honor_labels": honor, "static_configs": statics}
+
     config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "global": {
+            "scrape_interval": "1s",
+            "scrape_timeout": "1s",
+            "evaluation_interval": "2s",
+        },
+        "rule_files": [str(rules)],
         "scrape_configs": [
-            {"job_name": HONORED, "honor_labels": True, "static_configs": [static]},
-            {"job_name": RENAMED, "honor_labels": False, "static_configs": [static]},
+            scrape(HONORED, target, ""),
+            scrape(RENAMED, target, "", honor=False),
+            scrape(FLEET, target, EAST, WEST),
+            scrape("others", others, "", EAST),
         ],
     }
     file = directory / "prometheus.yaml"
@@ -277,13 +368,13 @@ async def _prometheus(
         if not server.running:
             raise server.failure("ended")
         with suppress(aiohttp.ClientError):
-            url = f"http://{address}/api/v1/query?query=count(up==1)==2"
+            url = f"http://{address}/api/v1/query?query=count(up==1)==6"
             async with session.get(url) as response:
                 return bool((await response.json())["data"]["result"])
         return False
 
     try:
-        await poll(scraped, what="Prometheus scrapes both jobs")
+        await poll(scraped, what="Prometheus scrapes all")
         yield f"http://{address}"
     finally:
         server.kill()

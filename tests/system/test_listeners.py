@@ -19,6 +19,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from exporter.counters import Counters
+from exporter.health import Health
 from exporter.server import listeners
 from exporter.server.listeners import CannotListen, Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
@@ -42,6 +43,7 @@ def a_listener(*addresses: str, **overrides: Any) -> Listener:
         "auth": AuthSettings(),
         "limits": Limits(),
         "counters": Counters(),
+        "health": Health(180.0, 600.0),
     } | overrides
     return Listener(**fields)
 

@@ -254,10 +254,13 @@ async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
     key = "between/db1"
     async with rig.vmi(key, "fails"):
         rig.player.beating.clear()
+        # The pod must end after KubeVirt has seen the failure, on a busy machine too.
+        rig.player.pace, usual = 2.0, rig.player.pace
         await rig.evict(key)
         between = await rig.until(
             key, lambda scene: _is_over(scene) and objects.active_pods(scene.pods) == 1
         )
+        rig.player.pace = usual
         rig.player.beating.set()
         after = await rig.until(key, lambda scene: len(scene.vmims) == 2)
 
@@ -746,7 +749,9 @@ async def test_the_exporter_tells_every_step_of_it(
     )
     # The mark is there a moment before the condition, and the exporter may see it so.
     earlier = datetime.fromisoformat(begun) - datetime.fromisoformat(told["requestedAt"])
-    assert timedelta(0) <= earlier <= timedelta(seconds=3)
+    # A creation is dated by its second, in which the VMI may first have been seen unmarked.
+    least = timedelta(seconds=-1) if requested is None else timedelta(0)
+    assert least <= earlier <= timedelta(seconds=3)
     age = "first attempt" if requested is None else "condition EvictionRequested"
     prove(
         f"rig: KubeVirt {RUNNING['kubevirt']}: the age is that of the {age}, "

@@ -1,9 +1,10 @@
-// Command certificates writes key pairs into a directory: `certificates DIR NAME[/GROUP][@HOST,...] ...`.
+// Command certificates writes key pairs into a directory:
+// `certificates DIR NAME[/GROUP][@HOST,...][=DAYS] ...`.
 // With `certificates token KEY ISSUER SUBJECT EXPIRES` it prints a service account's token.
 //
 // The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
 // NAME.crt and NAME.key, good for a server on the loopback address and on each HOST, and for a client
-// that Kubernetes knows as user NAME of GROUP.
+// that Kubernetes knows as user NAME of GROUP. It ends after DAYS, 30 unless given.
 package main
 
 import (
@@ -23,6 +24,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -34,7 +36,7 @@ type pair struct {
 
 func main() {
 	if len(os.Args) < 2 {
-		log.Fatal("usage: certificates DIR NAME[/GROUP][@HOST,...] ...")
+		log.Fatal("usage: certificates DIR NAME[/GROUP][@HOST,...][=DAYS] ...")
 	}
 	if os.Args[1] == "token" {
 		printed, err := token(os.Args[2:])
@@ -50,9 +52,18 @@ func main() {
 		log.Fatal(err)
 	}
 	for _, subject := range os.Args[2:] {
+		subject, days, limited := strings.Cut(subject, "=")
 		subject, hosts, _ := strings.Cut(subject, "@")
 		name, group, _ := strings.Cut(subject, "/")
-		if _, err := write(directory, name, leaf(name, group, hosts), &ca); err != nil {
+		template := leaf(name, group, hosts)
+		if limited {
+			count, err := strconv.Atoi(days)
+			if err != nil {
+				log.Fatal(err)
+			}
+			template.NotAfter = time.Now().AddDate(0, 0, count)
+		}
+		if _, err := write(directory, name, template, &ca); err != nil {
 			log.Fatal(err)
 		}
 	}

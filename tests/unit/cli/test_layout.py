@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from exporter.cli.explain import show_vmi
 from exporter.cli.layout import Screen, detect_terminal
-from exporter.engine.model import Why, WhySource
+from exporter.engine.model import Reason, Why, WhySource
 from exporter.text import escape
 from tests.support.builders import (
     NOW,
@@ -62,6 +62,31 @@ def test_long_cells_go_on_below_their_beginning() -> None:
 """
         in text
     )
+
+
+def test_names_are_never_broken() -> None:
+    """At 60 columns a row that is too wide has its first cell on a line of its own."""
+    text = status_of(
+        blocked=(
+            held("a-rather-long-name-12", Reason.MIGRATION_IN_PROGRESS),
+            held("churn-1", until=NOW + 700.0),
+        ),
+        screen=Screen(width=60),
+    )
+
+    assert text.endswith(
+        """\
+Held VMs: 2
+  VM
+    ON  BECAUSE                UNTIL
+  shop/churn-1
+    n1  cooldown               2027-01-15T08:11:40Z (in
+                               11m40s)
+  shop/a-rather-long-name-12
+    n1  migration_in_progress  the migration ends
+"""
+    )
+    assert max(map(len, text.splitlines())) <= 60
 
 
 def test_a_pipe_gets_a_line_each() -> None:

@@ -12,7 +12,9 @@ import yaml
 
 from dashboards.build import render, rewrite
 from exporter.metrics.families import FAMILIES
+from exporter.settings import Settings
 from tests.cluster.binaries import find_binary
+from tests.generate.rules import RUNBOOK_BASE, all_rules, load_groups
 from tests.support.dashboards import (
     EVERYTHING,
     FOLDER,
@@ -22,27 +24,30 @@ from tests.support.dashboards import (
     variables,
 )
 from tests.support.documents import REFERENCE, bare, table
+from tests.support.foreign_metrics import FOREIGN, Foreign
 
 
 ROOT = FOLDER.parent
 DASHBOARDS = load_dashboards()
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-BUILT_IN = {"__rate_interval", "__range", "__url_time_range", "__data", "__all"}
+BUILT_IN = {"__rate_interval", "__range", "__url_time_range", "__data", "__value", "__all"}
 """Variables that Grafana itself knows."""
 CHOSEN = {"job", "instance", "pod", "namespace", "name", "node", "cluster"}
 """Labels whose values are somebody's own."""
 
 # A selector, with its function and its range where it has them: the builder writes no other.
 SELECTOR = re.compile(
-    r"(?:(?P<function>\w+)\()?(?P<metric>[a-z_]+)\{(?P<matchers>[^}]*)\}(?:\[(?P<range>[^]]+)\])?"
+    r"(?:(?P<function>\w+)\()?(?P<metric>[A-Za-z_][\w:]*)"
+    r"\{(?P<matchers>[^}]*)\}(?:\[(?P<range>[^]]+)\])?"
 )
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 AGGREGATION = re.compile(r"by \(([^)]*)\)")
 
 METRICS = {family.name: family for family in FAMILIES}
 SUFFIXES = ("_bucket", "_count", "_sum")
-FOREIGN = {"process_start_time_seconds": "gauge"}
-"""Metrics of the client library."""
+RECORDED = {rule["record"] for rule in all_rules(load_groups()) if "record" in rule}
+OF_REPLICAS = ("process_", "kubevirt_eviction_exporter_checkpoint_writer")
+"""Metrics of a replica, where it is that which is asked about."""
 
 
 class Panel(NamedTuple):
@@ -72,14 +77,24 @@ SELECTORS = [
     for match in SELECTOR.finditer(query)
 ]
 
+NO_METRIC = Foreign("gauge", ())
+POLICY_FIELDS = ("migration_cooldown", "max_migration_cooldown", "migration_history_window")
+
 each_dashboard = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS)
 each_panel = pytest.mark.parametrize("panel", PANELS, ids=[panel.title for panel in PANELS])
+
+
+def is_recorded(match: re.Match[str]) -> bool:
+    """Whether a selector is of a recording rule's result."""
+    return match["metric"] in RECORDED
 
 
 def _family(metric: str) -> tuple[str, set[str]]:
     """The type and the labels of a metric; KeyError where the exporter has none of the name."""
     if metric in FOREIGN:
-        return FOREIGN[metric], set()
+        return FOREIGN[metric].type, {*FOREIGN[metric].labels}
+    if metric in RECORDED:
+        return "gauge", set()
     base = next((metric.removesuffix(s) for s in SUFFIXES if metric.endswith(s)), metric)
     family = METRICS.get(metric) or METRICS[base]
     if family.type == "histogram":
@@ -210,7 +225,8 @@ def test_a_query_names_metrics_that_exist(panel: Panel) -> None:
         for match in found:
             _, labels = _family(match["metric"])
             for label, _, _ in MATCHER.findall(match["matchers"]):
-                assert label.removeprefix("exported_") in labels | {"job"}, match[0]
+                known = labels | {"job", "cluster", "kubernetes_operator_component"}
+                assert label.removeprefix("exported_") in known, match[0]
 
 
 @each_panel
@@ -218,7 +234,7 @@ def test_a_query_selects_everything_by_braces(panel: Panel) -> None:
     """No metric hides from the tests above by being written without a selector."""
     for query in panel.queries:
         rest = SELECTOR.sub("", query)
-        assert not re.search(r"kubevirt_|descheduler_|process_", rest), rest
+        assert not re.search(r"kubevirt_|descheduler_|process_|node_|apiserver_", rest), rest
 
 
 def test_rates_are_of_counters_and_of_counters_alone() -> None:
@@ -227,14 +243,16 @@ def test_rates_are_of_counters_and_of_counters_alone() -> None:
         kind, _ = _family(match["metric"])
         is_rate = match["function"] in {"rate", "increase"}
         assert is_rate == (kind == "counter"), (panel.title, match[0])
-        assert (match["range"] is not None) == is_rate
+        if not is_recorded(match):
+            assert (match["range"] is not None) == is_rate
 
 
 def test_ranges_follow_the_view() -> None:
     """A rate is over what Grafana says is long enough; a total is over the range in view."""
     for panel, match in SELECTORS:
         if match["range"] is not None:
-            assert match["range"] in {"$__rate_interval", "$__range"}, panel.title
+            expected = {"1d"} if is_recorded(match) else {"$__rate_interval", "$__range"}
+            assert match["range"] in expected, panel.title
         if match["range"] == "$__range":
             assert all(target["instant"] for target in panel.json["targets"])
 
@@ -243,14 +261,68 @@ def test_nothing_of_any_cluster_is_written_down() -> None:
     """A job, a namespace, a node or a name is only ever what a variable says."""
     for panel, match in SELECTORS:
         for label, _, value in MATCHER.findall(match["matchers"]):
-            if label.removeprefix("exported_") in CHOSEN:
+            is_chosen = label.removeprefix("exported_") in CHOSEN
+            if is_chosen and label not in FOREIGN.get(match["metric"], NO_METRIC).labels:
                 assert value == "" or used_variables(value), (panel.title, match[0])
 
 
-def test_every_selector_keeps_to_the_chosen_jobs() -> None:
-    """The descheduler plugin has counters of the same names: a job keeps them apart."""
+def test_every_selector_keeps_to_the_chosen_cluster_and_jobs() -> None:
+    """The descheduler plugin has counters of the same names: a job keeps them apart.
+
+    Recording rules have no job, and other programs one of their own.
+    """
     for panel, match in SELECTORS:
-        assert match["matchers"].startswith('job=~"$job"'), (panel.title, match[0])
+        matchers = match["matchers"]
+        assert matchers.startswith('cluster=~"$cluster"'), (panel.title, match[0])
+        is_other = is_recorded(match) or match["metric"] in FOREIGN
+        if not is_other or match["metric"].startswith("process_"):
+            assert 'job=~"$job"' in matchers, (panel.title, match[0])
+
+
+@each_panel
+def test_a_query_keeps_clusters_apart(panel: Panel) -> None:
+    """Every aggregation and every join is by cluster: $cluster may be empty, or a regex."""
+    for query in panel.queries:
+        for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
+            assert labels.split(", ")[0] == "cluster", query
+        assert not re.search(r"\b(?:sum|min|max|avg|count|group|scalar)\(", query), query
+
+
+@each_dashboard
+def test_the_cluster_is_the_second_choice(board: dict[str, Any]) -> None:
+    """One at a time, and hidden: the committed files are for one cluster per data source."""
+    source, cluster = board["templating"]["list"][:2]
+    assert (source["type"], cluster["name"]) == ("datasource", "cluster")
+    assert not cluster.get("multi")
+    assert not cluster.get("includeAll")
+    assert cluster["hide"] == 2
+
+
+def test_the_cluster_is_shown_for_a_fleet() -> None:
+    """`--fleet` changes nothing but that."""
+    for path, text in render(fleet=True).items():
+        shown, hidden = json.loads(text), json.loads(path.read_text())
+        assert shown["templating"]["list"][1].pop("hide", 0) == 0
+        assert hidden["templating"]["list"][1].pop("hide") == 2
+        assert shown == hidden
+
+
+@each_panel
+def test_a_title_fits_its_panel(panel: Panel) -> None:
+    """In a window of 1440 pixels a column has room for eight characters of a title."""
+    assert len(panel.title) <= 8 * panel.json["gridPos"]["w"] - 3, panel.title
+
+
+@each_panel
+def test_no_number_of_the_policy_is_written_down(panel: Panel) -> None:
+    """Neither in a query nor in a text: they are settings."""
+    policy = Settings().policy
+    seconds = {int(getattr(policy, field)) for field in POLICY_FIELDS}
+    queries = " ".join(panel.queries).replace("86400 * avg_over_time(", "per day: (")
+    numbers = {int(one) for one in re.findall(r"\b\d+\b", queries)}
+    assert not numbers & {*seconds, 14400}
+    words = {text for one in seconds for text in (f"{one / 60:g} min", f"{one / 3600:g} h")}
+    assert not [one for one in words if one in panel.json["description"].replace("\u00a0", " ")]
 
 
 @each_panel
@@ -258,10 +330,10 @@ def test_replicas_are_aggregated_away(panel: Panel) -> None:
     """No result has a label of the scrape, but where the panel is about the replicas themselves."""
     for query in panel.queries:
         grouped = AGGREGATION.findall(query)
-        assert grouped or re.search(r"\b(min|max|sum|count)\(", query)
+        assert grouped
         labels = {label.strip() for one in grouped for label in one.split(",")}
-        about_replicas = "process_start_time_seconds" in query
-        assert not labels & {"job", "instance", "pod"} or about_replicas
+        about_others = any(one in query for one in (*OF_REPLICAS, "node_"))
+        assert not labels & {"job", "instance", "pod"} or about_others
 
 
 @each_panel
@@ -270,7 +342,7 @@ def test_a_legend_names_labels_of_the_result(panel: Panel) -> None:
     for target in panel.json["targets"]:
         labels = {
             label.strip() for one in AGGREGATION.findall(target["expr"]) for label in one.split(",")
-        } | set(re.findall(r'count_values\("(\w+)"', target["expr"]))
+        } | set(re.findall(r'count_values by \(cluster\) \("(\w+)"', target["expr"]))
         assert set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))) <= labels
 
 
@@ -298,6 +370,12 @@ def test_a_table_shows_columns_that_there_are(panel: Panel) -> None:
     overridden = {one["matcher"]["options"] for one in panel.json["fieldConfig"]["overrides"]}
     assert overridden <= set(shown.values())
     assert panel.json["options"]["sortBy"][0]["displayName"] in shown.values()
+
+
+def test_the_alerts_lead_to_their_runbooks() -> None:
+    """The table of alerts links to where the rules say that they are."""
+    (url,) = re.findall(r"https://[^\"\\]+", json.dumps(DASHBOARDS))
+    assert url == f"{RUNBOOK_BASE}/${{__value.text}}.md"
 
 
 def test_links_lead_to_dashboards_that_there_are() -> None:

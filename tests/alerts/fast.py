@@ -1,0 +1,68 @@
+"""A cluster and its exporters on one clock that runs faster than the world's."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from exporter import app
+from exporter.kube.client import Login
+from exporter.kube.recovery import Backoff
+from exporter.kube.reflector import Reflector
+from exporter.settings import Settings
+from tests.support.faulty_apiserver import FaultyDemo
+
+
+FACTOR = 60.0
+"""How much faster than the world's the clock of all is."""
+SPEED = 0.1
+"""The speed at which the simulated cluster's waits are KubeVirt's own."""
+
+
+class Clock:
+    """A clock that runs faster from now on."""
+
+    def __init__(self) -> None:
+        self._start = time.time()
+
+    def __call__(self) -> float:
+        """The instant."""
+        return self._start + (time.time() - self._start) * FACTOR
+
+    def read(self) -> datetime:
+        """The same for the simulated cluster."""
+        return datetime.fromtimestamp(self(), UTC)
+
+
+class Hasty(Reflector):
+    """The follower as it is, with pauses that are as short as everything else."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._backoff = Backoff(random.Random(1), first=0.2 / FACTOR, most=30.0 / FACTOR)
+
+
+@asynccontextmanager
+async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> AsyncIterator[str]:
+    """The exporter on the demo for the length of the block; the URL of its query listener."""
+    stop = asyncio.Event()
+    listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        app.run(
+            settings,
+            Login(url=demo.url),
+            stop,
+            clock=clock,
+            reflector=Hasty,
+            on_listening=listening.set_result,
+        )
+    )
+    try:
+        await asyncio.wait((running, listening), return_when=asyncio.FIRST_COMPLETED)
+        yield (await listening).query[0]
+    finally:
+        stop.set()
+        await running

@@ -1,0 +1,108 @@
+"""The example for Alertmanager, in a real one: what is sent, where to, and what is not."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.alerts.live import Alertmanager, Receiver, example_config, plain_config
+from tests.cluster import poll
+from tests.generate.rules import all_alerts, load_groups
+
+
+ALERTS = all_alerts(load_groups())
+STUCK, FAILING, MANY = (
+    "KubeVirtEvacuationStuck",
+    "KubeVirtEvacuationFailingRepeatedly",
+    "KubeVirtEvacuationsStuckMany",
+)
+LATER = "KubeVirtNodeCannotBeRelieved"
+LAST = "KubeVirtEvictionExporterStale"
+DRAINED = 200
+"""The VMs of a cluster whose limits are full."""
+
+
+def firing(alert: str, /, **labels: str) -> dict[str, Any]:
+    """An alert as the rules label it."""
+    return {"labels": {"alertname": alert, **ALERTS[alert]["labels"], **labels}}
+
+
+def a_drain() -> list[dict[str, Any]]:
+    """Hundreds of stuck VMs in the east, two in the west, of which one fails again and again."""
+    vm = {"namespace": "shop", "node": "n1"}
+    return [
+        firing(MANY, cluster="east"),
+        *(firing(STUCK, cluster="east", name=f"vm{n}", **vm) for n in range(DRAINED)),
+        *(firing(FAILING, cluster="east", name=f"vm{n}", **vm) for n in range(20)),
+        *(firing(STUCK, cluster="west", name=name, **vm) for name in ("vm0", "vm1")),
+        firing(FAILING, cluster="west", name="vm0", **vm),
+        firing(LATER, cluster="west", node="n1"),
+        {"labels": {"alertname": "Watchdog", "cluster": "west"}},
+    ]
+
+
+def named(receiver: Receiver) -> Counter[tuple[str, str]]:
+    """What a receiver was sent, by alert and cluster."""
+    labels = [one["labels"] for one in receiver.told if one["status"] == "firing"]
+    return Counter((one["alertname"], one["cluster"]) for one in labels)
+
+
+@pytest.mark.timeout(120)
+async def test_many_stuck_vms_are_one_notification(
+    tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """The same alerts in a plain Alertmanager and in one with the example."""
+    alerts = a_drain()
+    async with AsyncExitStack() as stack:
+        receivers = [await stack.enter_async_context(Receiver()) for _ in range(4)]
+        plain, *routed = receivers
+        names = ("others", "virtualization", "virtualization-later")
+        urls = dict(zip(names, (one.url for one in routed), strict=True))
+        servers = [
+            await stack.enter_async_context(Alertmanager(tmp_path / name, config))
+            for name, config in (
+                ("plain", plain_config(plain.url)),
+                ("example", example_config(urls)),
+            )
+        ]
+        await asyncio.gather(*(server.post(alerts) for server in servers))
+
+        await plain.fires("Watchdog")
+        for receiver, alert in zip(routed, ("Watchdog", MANY, LATER), strict=True):
+            await receiver.fires(alert)
+        # Each alert waits equally long: what came before this one has been sent, or never is.
+        await asyncio.gather(*(server.post([firing(LAST, cluster="west")]) for server in servers))
+        await asyncio.gather(plain.fires(LAST), routed[1].fires(LAST))
+
+        async def has_all() -> bool:
+            return named(plain).total() > len(alerts)
+
+        await poll(has_all, what="the plain one has sent everything")
+        before, others, virtualization, later = (named(one) for one in receivers)
+
+    for counted in (before, virtualization):
+        del counted[LAST, "west"]
+    assert before.total() == len(alerts)
+    assert others == {("Watchdog", "west"): 1}
+    assert later == {(LATER, "west"): 1}
+    assert virtualization == {(MANY, "east"): 1, (FAILING, "west"): 1, (STUCK, "west"): 1}
+    sent = (others + virtualization + later).total()
+    prove(f"alertmanager: {len(alerts)} alerts: {len(alerts)} notifications before, {sent} after")
+
+
+def test_every_name_in_the_example_is_an_alert() -> None:
+    """And the label that it routes by is on every alert."""
+    config = example_config(dict.fromkeys(("others", "virtualization", "virtualization-later"), ""))
+    (route,) = config["route"]["routes"]
+    (matcher,) = route["matchers"]
+    label, _, value = matcher.partition("=")
+
+    assert all(rule["labels"][label] == value.strip('"') for rule in ALERTS.values())
+    for rule in config["inhibit_rules"]:
+        for matcher in (*rule["source_matchers"], *rule["target_matchers"]):
+            _, _, value = matcher.partition('"')
+            assert set(value.strip('"').split("|")) <= set(ALERTS)

@@ -1,0 +1,196 @@
+"""The second cluster of the live alerts: VMs of the first one's names, none of them in trouble.
+
+What is wrong here is around the exporter: its replicas, its callers, its certificate, and in the
+end that it is gone. The descheduler's and the API server's own metrics come from a page in the
+words of those programs.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from exporter.demo.cluster import Cluster
+from exporter.demo.objects import Object
+from exporter.demo.plan import Fate
+from exporter.demo.scenario import Scenario
+from exporter.settings import Settings, read_settings
+from tests.alerts.fast import FACTOR, SPEED, Clock, exporting
+from tests.alerts.live import Receiver
+from tests.cluster.cluster import write_certificates
+from tests.cluster.ports import free_port
+from tests.support.faulty_apiserver import FaultyDemo
+from tests.support.other_programs import OtherPrograms
+from tests.support.serving import serving
+
+
+WEST = "west"
+ALERTS = {
+    "KubeVirtDeschedulerDoesNotAsk",
+    "KubeVirtDeschedulerSnapshotOld",
+    "KubeVirtDeschedulerWithoutVerdict",
+    "KubeVirtEvictionExporterCertificateExpiring",
+    "KubeVirtEvictionExporterRefusedRequests",
+    "KubeVirtEvictionExporterReplicaNotScraped",
+    "KubeVirtEvictionExporterReplicasDisagree",
+    "KubeVirtEvictionExporterUnknownCandidates",
+    "KubeVirtEvictionExporterVMsLeftOut",
+    "KubeVirtEvictionWebhookFailing",
+}
+"""The alerts that this cluster causes, beside KubeVirtEvictionExporterAbsent."""
+DAYS_LEFT = 5
+ASKS_EVERY = 0.5
+STEPS_EVERY = 0.5
+
+
+class Quiet(Scenario):
+    """The demo's VMs, with nothing that happens to them."""
+
+    def fate(self, vmi: Object, attempt: int) -> Fate:
+        del vmi, attempt
+        return Fate("succeeds", 5.0)
+
+    def _queue_events(self, cluster: Cluster, vm: Any) -> None:
+        """Nothing."""
+
+    def _drain(self, cluster: Cluster) -> None:
+        """Nobody."""
+
+
+class West:
+    """The cluster with two exporters, of which the second starts late and is odd at first."""
+
+    def __init__(self, directory: Path, clock: Clock, receiver: Receiver) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._receiver = receiver
+        self._others = OtherPrograms()
+        self._demo = FaultyDemo(clock.read, speed=SPEED, nodes=2)
+        self._demo.server.bookmark_seconds = 60.0 / FACTOR
+        self._demo.scenario = self._demo.cluster.fates.plan = Quiet(vms=6)
+        self._ports = {"c": free_port(), "d": free_port()}
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """The cluster for the length of the block; the targets for Prometheus."""
+        application = web.Application()
+        application.router.add_get("/metrics", self._others.answer)
+        async with self._demo, serving(application) as page:
+            stepping = asyncio.create_task(self._keep_stepping())
+            addresses = {
+                **{instance: f"127.0.0.1:{port}" for instance, port in self._ports.items()},
+                "others": page.removeprefix("http://"),
+            }
+            try:
+                yield [
+                    {
+                        "targets": [address],
+                        "labels": {
+                            "instance": instance,
+                            "namespace": "monitoring",
+                            "cluster": WEST,
+                        },
+                    }
+                    for instance, address in addresses.items()
+                ]
+            finally:
+                stepping.cancel()
+
+    async def play(self) -> None:
+        """All that happens here."""
+        async with AsyncExitStack() as first:
+            url = await first.enter_async_context(self._exporter("c"))
+            await self._run_alone()
+            asking = asyncio.create_task(self._ask(url))
+            try:
+                await self._run_beside_an_odd_one(url)
+                async with self._exporter("d"):
+                    await self._resolve(*ALERTS)
+            finally:
+                asking.cancel()
+        await self._receiver.fires("KubeVirtEvictionExporterAbsent", cluster=WEST)
+        async with self._exporter("c"), self._exporter("d"):
+            await self._receiver.resolves("KubeVirtEvictionExporterAbsent", cluster=WEST)
+
+    async def _run_alone(self) -> None:
+        """With one replica of two, and callers that fail or do not call."""
+        await self._fire(
+            "KubeVirtEvictionExporterReplicaNotScraped",
+            "KubeVirtDeschedulerDoesNotAsk",
+            "KubeVirtDeschedulerSnapshotOld",
+            "KubeVirtDeschedulerWithoutVerdict",
+            "KubeVirtEvictionWebhookFailing",
+        )
+        self._others.broken = False
+
+    async def _run_beside_an_odd_one(self, url: str) -> None:
+        """With a replica of other settings, and callers that ask nonsense."""
+        for vm in self._demo.scenario.vms[:3]:
+            self._demo.cluster.evict_vmi(vm.namespace, vm.name)
+        write_certificates(self._directory, f"odd={DAYS_LEFT}")
+        odd = {
+            "policy": {"migrationCooldown": "4h", "maxMigrationCooldown": "8h"},
+            "limits": {"vmiSeries": 1},
+            "tls": {
+                "query": {
+                    "certFile": str(self._directory / "odd.crt"),
+                    "keyFile": str(self._directory / "odd.key"),
+                }
+            },
+        }
+        nonsense = asyncio.create_task(self._ask_nonsense(url))
+        try:
+            async with self._exporter("d", odd):
+                await self._fire(
+                    "KubeVirtEvictionExporterCertificateExpiring",
+                    "KubeVirtEvictionExporterReplicasDisagree",
+                    "KubeVirtEvictionExporterVMsLeftOut",
+                    "KubeVirtEvictionExporterRefusedRequests",
+                    "KubeVirtEvictionExporterUnknownCandidates",
+                )
+        finally:
+            nonsense.cancel()
+
+    @asynccontextmanager
+    async def _exporter(
+        self, instance: str, odd: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[str]:
+        address = f"127.0.0.1:{self._ports[instance]}"
+        settings: Settings = read_settings(
+            {"listen": {"query": "127.0.0.1:0", "metrics": address}, **(odd or {})}
+        )
+        async with exporting(settings, self._demo, self._clock) as url:
+            yield url
+
+    async def _keep_stepping(self) -> None:
+        while True:
+            self._demo.cluster.step(self._clock.read())
+            await asyncio.sleep(STEPS_EVERY)
+
+    async def _ask(self, url: str) -> None:
+        """As the plugin does."""
+        async with aiohttp.ClientSession(url) as session:
+            while True:
+                async with session.get("/v1/blocked"):
+                    await asyncio.sleep(ASKS_EVERY)
+
+    async def _ask_nonsense(self, url: str) -> None:
+        """About nobody, and with a body that is none."""
+        nobody = {"candidates": [{"namespace": "shop", "name": "nobody"}]}
+        async with aiohttp.ClientSession(url) as session:
+            while True:
+                async with session.post("/v1/verdicts", json=nobody) as answer:
+                    assert answer.status == 200
+                async with session.post("/v1/verdicts", json=[]) as answer:
+                    assert answer.status == 422
+                await asyncio.sleep(ASKS_EVERY)
+
+    async def _fire(self, *alerts: str) -> None:
+        await asyncio.gather(*(self._receiver.fires(one, cluster=WEST) for one in alerts))
+
+    async def _resolve(self, *alerts: str) -> None:
+        await asyncio.gather(*(self._receiver.resolves(one, cluster=WEST) for one in alerts))

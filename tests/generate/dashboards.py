@@ -1,0 +1,146 @@
+"""Pictures of dashboards for the documents: the panels' own queries, drawn with Matplotlib.
+
+Grafana cannot be run here, so that these are no screenshots of it. What they show is real: the
+exporter on the simulated cluster, asked through a real Prometheus, as the live test of the
+dashboards does. Panels about other programs are left out, as there only a page speaks for them.
+
+`python -m tests.generate.dashboards` writes them; three minutes.
+"""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dashboards.build import OVERVIEW
+from tests.support.dashboards import Query, fill, load_dashboards
+from tests.system.test_dashboards_live import HONORED, Watched, watching
+
+
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
+PICTURES = {
+    "dashboard-trust": (
+        "Has each read everything?",
+        "Which versions, how many replicas?",
+        "How long is the API server silent?",
+        "Why are watches opened again?",
+        "How long does an answer take?",
+        "How much does it hold, and leave out?",
+        "How old is the checkpoint?",
+        "What went wrong with the checkpoint?",
+        "Which requests are answered by an error?",
+    ),
+    "dashboard-moves": (
+        "How many are stuck?",
+        "Why are they stuck?",
+        "Which evacuations keep failing?",
+        "How many VMs may not be moved, and why?",
+        "How many migrations end, how, and what were they for?",
+        "On which step of the backoff are the VMs?",
+        "What was refused, and why?",
+        "What share of each node's VMs may leave it?",
+    ),
+}
+"""The panels of the overview in each picture, three in a row."""
+COLUMNS = 3
+DPI = 110
+Shown: TypeAlias = list[tuple[str, list[float], list[float]]]
+
+
+async def ask(watched: Watched, panel: dict[str, Any]) -> Shown:
+    """The legend, the seconds of the run and the values of each series of a panel."""
+    shown: Shown = []
+    for target in panel["targets"]:
+        expression = fill(target["expr"], watched.values(HONORED))
+        query = Query(OVERVIEW, panel["title"], target["refId"], expression)
+        for series in await watched.ask(query):
+            instants = [float(at) - watched.start for at, _ in series["values"]]
+            values = [float(value) for _, value in series["values"]]
+            shown.append((_legend(target["legendFormat"], series["metric"]), instants, values))
+    return shown
+
+
+def draw(axes: Axes, panel: dict[str, Any], shown: Shown) -> None:
+    """One panel under its title."""
+    axes.set_title(panel["title"], loc="left", fontsize=9, fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=7)
+    match panel["type"]:
+        case "stat":
+            _draw_stat(axes, panel, shown)
+        case "bargauge":
+            axes.barh([name for name, _, _ in shown], [values[-1] for *_, values in shown])
+            axes.set_xlabel(_unit(panel), fontsize=7)
+        case _:
+            _draw_lines(axes, panel, shown)
+
+
+def _draw_stat(axes: Axes, panel: dict[str, Any], shown: Shown) -> None:
+    axes.set_axis_off()
+    (mappings,) = panel["fieldConfig"]["defaults"].get("mappings") or [{"options": {}}]
+    lines = []
+    for name, _, values in shown:
+        answer = mappings["options"].get(f"{values[-1]:g}", {"text": f"{values[-1]:g}"})
+        lines.append(f"{name}: {answer['text']}" if name else answer["text"])
+    nothing = panel["fieldConfig"]["defaults"].get("noValue", "")
+    axes.text(0.5, 0.5, "\n".join(lines) or nothing, ha="center", va="center", fontsize=22)
+
+
+def _draw_lines(axes: Axes, panel: dict[str, Any], shown: Shown) -> None:
+    bars = panel["fieldConfig"]["defaults"]["custom"].get("drawStyle") == "bars"
+    if bars:
+        instants = sorted({at for _, some, _ in shown for at in some})
+        stacked = [
+            [dict(zip(some, values, strict=True)).get(at, 0.0) for at in instants]
+            for _, some, values in shown
+        ]
+        axes.stackplot(instants, stacked, labels=[name for name, *_ in shown], step="post")
+    else:
+        for name, some, values in shown:
+            axes.plot(some, values, label=name, linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(_unit(panel), fontsize=7)
+    axes.set_xlabel("seconds of the run", fontsize=7)
+    axes.legend(fontsize=6, frameon=False, loc="upper left")
+
+
+def _unit(panel: dict[str, Any]) -> str:
+    unit: str = panel["fieldConfig"]["defaults"]["unit"]
+    return {"short": "", "s": "seconds", "dtdurations": "seconds", "percentunit": "share"}.get(
+        unit, unit.removeprefix("suffix:")
+    )
+
+
+def _legend(template: str, labels: dict[str, str]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), template)
+
+
+def _panels(titles: Sequence[str]) -> Iterator[dict[str, Any]]:
+    by_title = {panel["title"]: panel for panel in load_dashboards()[OVERVIEW]["panels"]}
+    return (by_title[title] for title in titles)
+
+
+async def main() -> None:
+    """Write every picture."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with watching(Path(directory)) as watched:
+            for name, titles in PICTURES.items():
+                rows = -(-len(titles) // COLUMNS)
+                figure = Figure(figsize=(14, 3 * rows), layout="constrained")
+                places = figure.subplots(rows, COLUMNS, squeeze=False).flat
+                for panel, axes in zip(_panels(titles), places, strict=False):
+                    draw(axes, panel, await ask(watched, panel))
+                for axes in places:
+                    axes.set_axis_off()
+                path = FOLDER / f"{name}.png"
+                figure.savefig(path, dpi=DPI)
+                print(f"{path.name}: {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,48 @@
+"""Metrics of other programs that rules and panels read: their types and labels.
+
+Those of the descheduler's plugin come from its source. The others are written down here, as
+descheduler 0.36, Kubernetes 1.36, node_exporter 1.9 and Prometheus 3 have them.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Foreign(NamedTuple):
+    """One metric of another program."""
+
+    type: str
+    labels: tuple[str, ...]
+
+
+_SOURCE = Path(__file__).parents[2] / "deploy/descheduler/verdicts/metrics.go"
+_DESC = re.compile(r'NewDesc\(\s*"(\w+)",\s*"[^"]*",\s*(?:\[\]string\{([^}]*)\}|nil)')
+
+
+def _read_plugin() -> dict[str, Foreign]:
+    return {
+        name: Foreign(
+            "counter" if name.endswith("_total") else "gauge",
+            tuple(re.findall(r'"(\w+)"', labels)),
+        )
+        for name, labels in _DESC.findall(_SOURCE.read_text())
+    }
+
+
+PLUGIN = _read_plugin()
+OTHERS = {
+    "up": Foreign("gauge", ()),
+    "process_start_time_seconds": Foreign("gauge", ()),
+    "process_resident_memory_bytes": Foreign("gauge", ()),
+    "process_cpu_seconds_total": Foreign("counter", ()),
+    "descheduler_loop_duration_seconds_count": Foreign("counter", ()),
+    "descheduler_descheduler_loop_duration_seconds_count": Foreign("counter", ()),
+    "apiserver_admission_webhook_fail_open_count": Foreign("counter", ("name", "type")),
+    "node_pressure_cpu_waiting_seconds_total": Foreign("counter", ()),
+    "node_pressure_memory_waiting_seconds_total": Foreign("counter", ()),
+    "node_cpu_seconds_total": Foreign("counter", ("cpu", "mode")),
+    "node_uname_info": Foreign("gauge", ("nodename",)),
+    "ALERTS": Foreign("gauge", ("alertname", "alertstate", "severity")),
+}
+FOREIGN = {**PLUGIN, **OTHERS}
