@@ -5,6 +5,7 @@ import random
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ from exporter.checkpoint.configmap import ConfigMapWriter
 from exporter.checkpoint.file import FileWriter
 from exporter.checkpoint.writer import CheckpointWriter
 from exporter.counters import Counters
+from exporter.engine.events import EventQueue
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login, find_namespace
+from exporter.kube.events import EventWriter
 from exporter.kube.informers import Informers
 from exporter.kube.lease import Lease
 from exporter.kube.reflector import Reflector
@@ -134,7 +137,8 @@ async def run(
             if on_listening is not None:
                 on_listening(listening)
             try:
-                await _until_stopped((watch.run(), *keeping.jobs()), stop)
+                jobs = (watch.run(), *keeping.jobs(), *_report_events(settings, api, service))
+                await _until_stopped(jobs, stop)
             finally:
                 log.info("stopping")
                 service.closing = True
@@ -209,6 +213,27 @@ def _prepare_keeping(
     )
     reader = Reflector(api, watched, writer, settings.kube, clock=clock, rng=rng, changed=changed)
     return _Keeping(changed, writer, reader)
+
+
+def _report_events(
+    settings: Settings, api: ApiServer, service: Service
+) -> list[Coroutine[None, None, None]]:
+    """The job that writes Kubernetes Events, if it is on."""
+    if not settings.events:
+        return []
+    service.counters.events = Counter()
+    queue = EventQueue(service.counters.events)
+    service.note_held = queue.note_held
+    writer = EventWriter(
+        api,
+        service.store,
+        service.health,
+        settings.stuck,
+        queue,
+        instance=socket.gethostname(),
+        clock=service.clock,
+    )
+    return [writer.run()]
 
 
 async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyncio.Event) -> None:

@@ -5,7 +5,15 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from exporter.engine.model import Instant, Mismatch, Reason, ReviewOutcome, Seconds
+from exporter.engine.model import (
+    EventOutcome,
+    EventReason,
+    Instant,
+    Mismatch,
+    Reason,
+    ReviewOutcome,
+    Seconds,
+)
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
@@ -94,7 +102,7 @@ class Counters:
     """Counts of blocked answers (by reason, node, namespace), requests, refusals and reviews.
 
     Connections are refused by listener, requests by status. `blocked_at`: the last blocked answer
-    of each node. `reviews` is None without an admission webhook.
+    of each node. `reviews` is None without an admission webhook, `events` if none are written.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -105,6 +113,7 @@ class Counters:
     refused_connections: Counter[str] = field(default_factory=Counter)
     refused_requests: Counter[int] = field(default_factory=Counter)
     reviews: Counter[ReviewOutcome] | None = None
+    events: Counter[tuple[EventReason, EventOutcome]] | None = None
     held_evictions: HeldEvictions = field(default_factory=HeldEvictions)
 
     def count_block(

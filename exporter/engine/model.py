@@ -53,6 +53,27 @@ class ReviewOutcome(StrEnum):
     WARNED = "warned"
 
 
+class EventReason(StrEnum):
+    """The `reason` of the Kubernetes Events that we write, most urgent first."""
+
+    EVACUATION_STUCK = "EvacuationStuck"
+    EVACUATION_ENDED = "EvacuationEnded"
+    EVICTION_HELD = "EvictionHeld"
+
+
+class EventOutcome(StrEnum):
+    """What became of an Event."""
+
+    WRITTEN = "written"
+    EXISTING = "existing"
+    """Another replica, or this one before a restart, has written it already."""
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    """The API server did not answer, or was overloaded; the Event is tried again."""
+    DROPPED = "dropped"
+    """What it says was over before its turn came, or there were too many."""
+
+
 class Outcome(IntEnum):
     """How a migration ended; if two sources differ, the greater value is right."""
 

@@ -205,8 +205,11 @@ class ApiServer:
             content_type="application/apply-patch+yaml",
         )
 
-    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """POST a TokenReview or a SubjectAccessReview. Raises `ApiError`."""
+    async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """POST a review or an Event.
+
+        Raises `Conflict` if there is an object of that name, or another `ApiError`.
+        """
         return await self._send("POST", path, body=body)
 
     async def _send(

@@ -49,3 +49,8 @@ def _parse_instant(text: str) -> Instant | None:
         whole -= offset if zone[0] == "+" else -offset
     instant = whole + float(fraction) if fraction else whole
     return instant if _FIRST <= instant <= _LAST else None
+
+
+def write_micro_time(instant: Instant) -> str:
+    """Format Unix seconds as a Kubernetes MicroTime."""
+    return datetime.fromtimestamp(instant, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

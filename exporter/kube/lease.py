@@ -13,7 +13,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from msgspec import Struct, field
 
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unsupported
+from exporter.kube.instants import write_micro_time
 from exporter.logs import Trouble
 
 
@@ -156,7 +156,7 @@ class Lease:
     async def _take(self, seen: _Lease | None, began: Seconds) -> None:
         was = seen.spec if seen is not None else _Spec()
         is_renewal = was.holderIdentity == self._identity
-        now = _write_instant(self._wall())
+        now = write_micro_time(self._wall())
         spec = _Spec(
             holderIdentity=self._identity,
             leaseDurationSeconds=max(1, round(self._duration)),
@@ -206,8 +206,3 @@ class Lease:
 
 def _do_nothing() -> None:
     pass
-
-
-def _write_instant(wall: Instant) -> str:
-    """Format a Kubernetes MicroTime."""
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -17,6 +17,8 @@ from exporter.engine.drain import DrainOutcome, count_outcomes
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     DeadResources,
+    EventOutcome,
+    EventReason,
     Instant,
     Mismatch,
     Outcome,
@@ -128,6 +130,17 @@ def _sample_refused_connections(view: View) -> list[Sample]:
 def _sample_reviews(view: View) -> list[Sample]:
     reviews = view.counters.reviews
     return [] if reviews is None else [Sample((one,), reviews[one]) for one in ReviewOutcome]
+
+
+def _sample_events(view: View) -> list[Sample]:
+    events = view.counters.events
+    if events is None:
+        return []
+    return [
+        Sample((reason, outcome), events[reason, outcome])
+        for reason in EventReason
+        for outcome in EventOutcome
+    ]
 
 
 def _of_checkpoint(read: Callable[[CheckpointHealth], float]) -> Callable[[View], list[Sample]]:
@@ -317,6 +330,13 @@ EXPORTER: tuple[ViewFamily, ...] = (
         help="Evictions that the admission webhook was asked about, by outcome; dry runs left out.",
         labels=("outcome",),
         sample=_sample_reviews,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_events_total",
+        type="counter",
+        help="Kubernetes Events about VMIs, by reason and what became of them; only with events.",
+        labels=("reason", "outcome"),
+        sample=_sample_events,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_checkpoint_writer",

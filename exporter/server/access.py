@@ -258,7 +258,7 @@ class Access:
         """Post a review. The cause of a failure is logged, but not shown to the caller."""
         try:
             async with asyncio.timeout(PATIENCE):
-                read = msgspec.json.decode(await self._api.review(path, body), type=answer)
+                read = msgspec.json.decode(await self._api.create(path, body), type=answer)
         except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
             self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
             raise CannotTell(_NO_ANSWER) from None

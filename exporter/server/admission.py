@@ -107,9 +107,7 @@ class Admission:
             return
         denied, vmi = judgement.outcome is ReviewOutcome.DENIED, evidence.vmi
         if denied:
-            counters.count_block(
-                verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
-            )
+            self._service.count_held(vmi, verdict, verdict.reason, now)
         user = escape(review.user[:LONGEST_NAME])
         counters.held_evictions.note(
             vmi.uid, HeldEviction(user=user, at=now, reason=verdict.reason, denied=denied)

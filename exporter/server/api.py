@@ -28,9 +28,11 @@ from exporter.engine.model import (
     Instant,
     Mismatch,
     Policy,
+    Reason,
     Seconds,
     StuckPolicy,
     Verdict,
+    Vmi,
 )
 from exporter.engine.rules import decide, not_ours
 from exporter.engine.store import Store
@@ -108,7 +110,10 @@ class _Parts(Payload):
 
 @dataclass
 class Service:
-    """The handlers and what they share. `render_metrics` takes an Accept header."""
+    """The handlers and what they share.
+
+    `render_metrics` takes an Accept header; `note_held`, if set, is called for each held eviction.
+    """
 
     store: Store
     health: Health
@@ -119,6 +124,7 @@ class Service:
     blocked: BlockedSet
     clock: Callable[[], Instant]
     render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
+    note_held: Callable[[Vmi, Verdict, Instant], None] | None = None
     closing: bool = False
     _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
 
@@ -327,6 +333,14 @@ class Service:
             answers.append(write_verdict(namespace, name, verdict, now))
         return answers
 
+    def count_held(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
+        """Count an eviction that was held for this reason, by a blocked answer or a denial."""
+        self.counters.count_block(
+            reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
+        )
+        if self.note_held is not None:
+            self.note_held(vmi, verdict, now)
+
     def _count(
         self, candidate: Candidate, evidence: Evidence | None, verdict: Verdict, now: Instant
     ) -> None:
@@ -335,9 +349,7 @@ class Service:
         if verdict.reason is None or evidence is None:
             return
         vmi = evidence.vmi
-        self.counters.count_block(
-            verdict.reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
-        )
+        self.count_held(vmi, verdict, verdict.reason, now)
         key = (vmi.namespace, vmi.name, verdict.reason)
         if not self._logged.lets_through(key, now):
             return

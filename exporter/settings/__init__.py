@@ -176,6 +176,7 @@ class Settings:
     listen: Listen = field(default_factory=Listen)
     checkpoint: Path | ConfigMaps | None = None
     namespaces: tuple[str, ...] = ()
+    events: bool = False
     kube: KubeSettings = field(default_factory=KubeSettings)
     limits: Limits = field(default_factory=Limits)
     tls_query: Tls = field(default_factory=Tls)
@@ -206,6 +207,7 @@ def read_settings(document: object) -> Settings:
         listen=_read_listen(root.section("listen")),
         checkpoint=root.take("checkpoint", parse_checkpoint, Settings.checkpoint),
         namespaces=root.take("namespaces", parse_namespaces, Settings.namespaces),
+        events=root.take("events", parse_boolean, Settings.events),
         kube=_read(kube, KubeSettings),
         limits=_read(root.section("limits"), Limits),
         tls_query=_read_tls(tls.section("query")),

@@ -110,6 +110,27 @@ def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> 
         assert one == theirs[name], name
 
 
+@pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
+def test_events_add_a_setting_and_the_component(namespace: str) -> None:
+    """`events.enabled` sets `events: true`; what is added is what the component adds."""
+    without, ours = (
+        comparable(charted(values=json.dumps({"events": {"enabled": on}}), namespace=namespace))
+        for on in (False, True)
+    )
+    place = {"namespace": namespace}
+    kustomized = overlay(
+        place, resources=["base"], components=["components/events"], transformers=["namespace"]
+    )
+    theirs = comparable(list(kustomized))
+    config = ours.pop(f"ConfigMap {NAME}-config")["data"]
+
+    before = without.pop(f"ConfigMap {NAME}-config")["data"]["config.yaml"]
+    assert config == {"config.yaml": {**before, "events": True}}
+    added = {f"{kind} {NAME}-events" for kind in ("ClusterRole", "ClusterRoleBinding")}
+    assert ours.keys() - without.keys() == added
+    assert all(ours[name] == theirs[name] for name in added)
+
+
 def test_every_object_says_that_helm_made_it() -> None:
     """The two labels that the comparison leaves out are on each."""
     for one in charted(values=json.dumps(MONITORING)):

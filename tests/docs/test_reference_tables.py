@@ -11,12 +11,23 @@ import yaml
 from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.diagnosis import State
 from exporter.engine.drain import DrainOutcome
-from exporter.engine.model import Reason
+from exporter.engine.events import BURST, MOST_HELD, PER_SECOND, PER_VMI, REPEATED_AFTER
+from exporter.engine.model import EventOutcome, EventReason, Reason
 from exporter.engine.rules import RULES
+from exporter.kube.events import TYPES_AND_ACTIONS
 from exporter.metrics.families import FAMILIES
 from exporter.settings import InvalidSettings, Settings, read_settings
 from tests.generate.reference import fill_tables
-from tests.support.documents import REFERENCE, ROOT, bare, chapters, code_blocks, read, table
+from tests.support.documents import (
+    REFERENCE,
+    ROOT,
+    bare,
+    chapters,
+    code_blocks,
+    read,
+    table,
+    tables,
+)
 from tests.unit.cli.test_arguments import PARSERS
 
 
@@ -159,3 +170,23 @@ def test_the_reasons_are_the_program_s() -> None:
 
     assert rows == {str(rule.reason): str(rule.checkpoint) for rule in RULES}
     assert list(rows) == list(Reason)
+
+
+def test_the_events_are_the_program_s() -> None:
+    """Each Event with its type, in their order; then each outcome."""
+    reasons, outcomes = tables(REFERENCE, "Events")
+
+    types = [(reason, kind) for reason, (kind, _) in TYPES_AND_ACTIONS.items()]
+    assert [(bare(row[0]), bare(row[1])) for row in reasons] == types
+    assert [reason for reason, _ in types] == list(EventReason)
+    assert [bare(row[0]) for row in outcomes] == list(EventOutcome)
+
+
+def test_the_limits_of_events_are_the_program_s() -> None:
+    """The numbers that are told are those of the queue."""
+    text = " ".join(chapters(REFERENCE)["Events"].split())
+
+    assert (PER_VMI, PER_SECOND, REPEATED_AFTER) == (60.0, 1.0, 1800.0)
+    assert f"{BURST} at once plus one a second" in text
+    assert f"{BURST + 3600 * PER_SECOND:,.0f} in the hour" in text
+    assert f"more than {MOST_HELD:,} VMs" in text

@@ -45,7 +45,7 @@ PLAIN = "overlays/plain"
 """Without a certificate."""
 OVERLAYS = (*ENCRYPTED, PLAIN)
 """Each is a whole installation."""
-ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager")
+ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager", "components/events")
 """Each goes with something else."""
 
 TLS_SECRET = f"{NAME}-tls"

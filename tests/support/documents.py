@@ -45,13 +45,19 @@ def parts(chapter: str) -> dict[str, str]:
 
 def table(document: Path, heading: str) -> list[list[str]]:
     """The cells of the first table below a heading, without its head."""
-    found = re.search(
+    found = tables(document, heading)
+    assert found, f"{document.name} has no table below ## {heading}"
+    return found[0]
+
+
+def tables(document: Path, heading: str) -> list[list[list[str]]]:
+    """The cells of each table below a heading, without its head."""
+    found = re.findall(
         r"^\|.*\n\|[-:|]+\|\n((?:\|.*\n)*)", chapters(document)[heading], re.MULTILINE
     )
-    assert found is not None, f"{document.name} has no table below ## {heading}"
     return [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-        for row in found[1].splitlines()
+        [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows.splitlines()]
+        for rows in found
     ]
 
 

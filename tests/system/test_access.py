@@ -83,12 +83,12 @@ class CountingApi(ApiServer):
     failures = 0
     fails = False
 
-    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
+    async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         if self.fails:
             self.failures += 1
             raise Unreachable("gone")
         self.reviews += 1
-        return await super().review(path, body)
+        return await super().create(path, body)
 
 
 @asynccontextmanager

@@ -22,6 +22,8 @@ from exporter.counters import NODE_KEPT_FOR, Counters
 from exporter.engine.diagnosis import Source, State
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
+    EventOutcome,
+    EventReason,
     KubeVirtSettings,
     MigrationLimits,
     Mismatch,
@@ -110,6 +112,7 @@ def a_view() -> View:
     counters.count_request("verdicts", 6.0)
     counters.expect_requests("blocked")
     counters.reviews = Counter({ReviewOutcome.DENIED: 3})
+    counters.events = Counter({(EventReason.EVICTION_HELD, EventOutcome.WRITTEN): 5})
     view.health.certificates["query"] = NOW + 86_400
     return view
 

@@ -25,7 +25,7 @@ class HangingApi(ApiServer):
         self.asked: list[tuple[float, str]] = []
         self.hangs = False
 
-    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
+    async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         who = "token" if path.endswith("/tokenreviews") else "user"
         self.asked.append((now(), body["spec"][who]))
         if self.hangs:

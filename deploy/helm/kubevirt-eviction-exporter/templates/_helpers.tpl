@@ -40,6 +40,9 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{- if .Values.admission.enabled }}
 {{- $_ := set $config "admission" (pick .Values.admission "mode" "users") }}
 {{- end }}
+{{- if .Values.events.enabled }}
+{{- $_ := set $config "events" true }}
+{{- end }}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toYaml }}
 {{- end }}
 

@@ -1,0 +1,202 @@
+"""Decides which Kubernetes Events about VMIs are due, and limits their number.
+
+There are three: a stuck evacuation, the end of one that was reported as stuck, and evictions of a
+VMI that were held for one reason. Each is an `Episode`. An episode has one Event, and another one
+every `REPEATED_AFTER` while it goes on, with the count of the series.
+
+However much happens, at most one Event a minute is written about a VMI, and `BURST` at once plus
+`PER_SECOND` about all of them: 3,700 in the hour for which the API server keeps Events by default
+(`--event-ttl`). If more are due, they wait, stuck evacuations first; what is over before its turn
+is dropped and counted.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+
+from msgspec import Struct
+
+from exporter.engine.diagnosis import Diagnosis
+from exporter.engine.evidence import Marker
+from exporter.engine.model import EventOutcome, EventReason, Instant, Seconds, Verdict, Vmi
+
+
+REPEATED_AFTER: Seconds = 1800.0
+"""As in client-go (`tools/events`, `refreshTime`): before the API server deletes the Event."""
+PER_VMI: Seconds = 60.0
+BURST = 100
+PER_SECOND = 1.0
+MOST_HELD = 20_000
+"""How many VMIs can have a `HeldEpisode` at once."""
+SLICE = 500
+"""How many episodes are looked at without yielding: about 1 ms."""
+
+
+class Episode(Struct, kw_only=True):
+    """What one Event, or a series of them, is about.
+
+    It was observed from `began` to `last`; `count` is the number in the series.
+    """
+
+    reason: EventReason
+    vmi: Vmi
+    began: Instant
+    last: Instant
+    count: int = 1
+    written_at: Instant | None = None
+
+    def identify(self, now: Instant) -> str:
+        """The episode and its half hour, among those of the VMI: the same in every replica."""
+        raise NotImplementedError
+
+
+class EvacuationEpisode(Episode, kw_only=True):
+    """A stuck evacuation, or its end. It counts the times it was reported."""
+
+    diagnosis: Diagnosis
+
+    def identify(self, now: Instant) -> str:
+        """By the node and the request."""
+        requested_at = self.diagnosis.requested_at
+        half_hour = (now - requested_at) // REPEATED_AFTER
+        return f"{self.diagnosis.node} {requested_at:.0f} {half_hour:.0f}"
+
+    def is_same(self, other: Diagnosis | Marker) -> bool:
+        """Whether this is the same evacuation: its request may only move to an earlier instant."""
+        own = self.diagnosis
+        return other.node == own.node and other.requested_at <= own.requested_at
+
+
+class HeldEpisode(Episode, kw_only=True):
+    """Evictions of a VMI that were held for one reason. It counts them."""
+
+    verdict: Verdict
+
+    def identify(self, now: Instant) -> str:
+        """By the reason, and until when if that is known."""
+        released_at = self.verdict.released_at or 0.0
+        half_hour = (released_at - now) // REPEATED_AFTER
+        return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
+
+    def is_over(self, now: Instant) -> bool:
+        """Whether the hold has ended: by the clock, or because nobody asks any more."""
+        until = self.verdict.not_before
+        return now - self.last >= REPEATED_AFTER if until is None else now >= until
+
+
+class EventQueue:
+    """The Events that wait to be written. `outcomes` counts what becomes of each."""
+
+    def __init__(self, outcomes: Counter[tuple[EventReason, EventOutcome]]) -> None:
+        self._outcomes = outcomes
+        self._stuck: dict[str, EvacuationEpisode] = {}
+        self._held: dict[str, HeldEpisode] = {}
+        self._due: dict[EventReason, dict[str, Episode]] = {reason: {} for reason in EventReason}
+        self._taken_at: dict[str, Instant] = {}
+        self._tokens = float(BURST)
+        self._filled_at = -math.inf
+
+    def note_held(self, vmi: Vmi, verdict: Verdict, now: Instant) -> None:
+        """An eviction of this VMI was held."""
+        known = self._held.get(vmi.uid)
+        if known is not None and (known.is_over(now) or known.verdict.reason != verdict.reason):
+            self._drop_held(known)
+            known = None
+        if known is not None:
+            known.vmi, known.verdict, known.last = vmi, verdict, now
+            known.count += 1
+            if _is_repeated(known, now):
+                self._due[known.reason][vmi.uid] = known
+        elif len(self._held) < MOST_HELD:
+            reason = EventReason.EVICTION_HELD
+            held = HeldEpisode(reason=reason, vmi=vmi, began=now, last=now, verdict=verdict)
+            self._held[vmi.uid] = self._due[reason][vmi.uid] = held
+        else:
+            self._outcomes[EventReason.EVICTION_HELD, EventOutcome.DROPPED] += 1
+
+    def note_stuck(self, vmi: Vmi, diagnosis: Diagnosis, now: Instant) -> None:
+        """The evacuation of this VMI is stuck at `now`."""
+        reason = EventReason.EVACUATION_STUCK
+        known = self._stuck.get(vmi.uid)
+        if known is not None and not known.is_same(diagnosis):
+            self._end_evacuation(known, now)
+            known = None
+        if known is None:
+            known = EvacuationEpisode(
+                reason=reason, vmi=vmi, began=now, last=now, diagnosis=diagnosis
+            )
+            self._stuck[vmi.uid] = self._due[reason][vmi.uid] = known
+        known.vmi, known.diagnosis = vmi, diagnosis
+        if _is_repeated(known, now) and vmi.uid not in self._due[reason]:
+            known.last = now
+            known.count += 1
+            self._due[reason][vmi.uid] = known
+
+    def note_ended(self, stuck: AbstractSet[str], now: Instant) -> None:
+        """Only the evacuations of these VMIs, by UID, are stuck at `now`; others have ended."""
+        for uid in self._stuck.keys() - stuck:
+            self._end_evacuation(self._stuck[uid], now)
+
+    def forget_evacuations(self) -> None:
+        """Another replica writes about evacuations."""
+        self._stuck.clear()
+        self._due[EventReason.EVACUATION_STUCK].clear()
+        self._due[EventReason.EVACUATION_ENDED].clear()
+
+    def prune(self, now: Instant) -> Iterator[None]:
+        """Drop what is over; yields after each `SLICE`, for others to run."""
+        taken = self._taken_at.items()
+        self._taken_at = {uid: at for uid, at in taken if 0 <= now - at < PER_VMI}
+        for count, held in enumerate(list(self._held.values()), 1):
+            if held.is_over(now) and self._held.get(held.vmi.uid) is held:
+                self._drop_held(held)
+            if count % SLICE == 0:
+                yield
+
+    def take(self, now: Instant) -> Episode | None:
+        """The most urgent episode whose Event may be written now. Answer with `note_outcome`."""
+        self._tokens = min(BURST, self._tokens + max(0.0, now - self._filled_at) * PER_SECOND)
+        self._filled_at = now
+        if self._tokens < 1:
+            return None
+        for due in self._due.values():
+            for uid, episode in due.items():
+                if not 0 <= now - self._taken_at.get(uid, -math.inf) < PER_VMI:
+                    self._tokens -= 1
+                    self._taken_at[uid] = now
+                    return episode
+        return None
+
+    def note_outcome(self, episode: Episode, outcome: EventOutcome, now: Instant) -> None:
+        """What became of an Event; one that did not reach the API server stays due."""
+        self._outcomes[episode.reason, outcome] += 1
+        due = self._due[episode.reason]
+        if outcome is EventOutcome.UNREACHABLE:
+            return
+        episode.written_at = now
+        if due.get(episode.vmi.uid) is episode:
+            del due[episode.vmi.uid]
+
+    def _end_evacuation(self, stuck: EvacuationEpisode, now: Instant) -> None:
+        """Report the end of an evacuation if it was reported as stuck."""
+        uid, reason = stuck.vmi.uid, EventReason.EVACUATION_ENDED
+        del self._stuck[uid]
+        self._due[stuck.reason].pop(uid, None)
+        if stuck.written_at is None:
+            self._outcomes[stuck.reason, EventOutcome.DROPPED] += 1
+            return
+        self._due[reason][uid] = EvacuationEpisode(
+            reason=reason, vmi=stuck.vmi, began=now, last=now, diagnosis=stuck.diagnosis
+        )
+
+    def _drop_held(self, held: HeldEpisode) -> None:
+        del self._held[held.vmi.uid]
+        self._due[held.reason].pop(held.vmi.uid, None)
+        if held.written_at is None:
+            self._outcomes[held.reason, EventOutcome.DROPPED] += 1
+
+
+def _is_repeated(episode: Episode, now: Instant) -> bool:
+    """Whether the last Event of a running episode is old enough for another."""
+    return episode.written_at is not None and now - episode.written_at >= REPEATED_AFTER

@@ -1,0 +1,238 @@
+"""Writes Kubernetes Events about VMIs, which `kubectl describe vmi` and consoles show.
+
+They need one verb, `create` on `events` of `events.k8s.io`: each Event is a new object, and a later
+one of the same episode has the series' count. With `patch` or `update` one object could be counted
+up, but the account could then also change every other Event of the cluster.
+
+The name of an Event comes from its episode and the half hour. So the API server itself refuses what
+another replica, or this one before a restart, has written already.
+"""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from exporter.engine.advice import advise
+from exporter.engine.diagnosis import diagnose
+from exporter.engine.events import Episode, EvacuationEpisode, EventQueue, HeldEpisode
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import (
+    EventOutcome,
+    EventReason,
+    Instant,
+    Reason,
+    Seconds,
+    StuckPolicy,
+    Verdict,
+    Why,
+)
+from exporter.engine.store import Store
+from exporter.health import Health
+from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Denied, Unsupported
+from exporter.kube.instants import write_micro_time
+from exporter.logs import Throttle
+from exporter.text import write_instant, write_span
+
+
+CHECKED_EVERY: Seconds = 15.0
+"""How often stuck evacuations are looked for."""
+PAUSE: Seconds = 1.0
+SLICE = 100
+"""How many evacuations are diagnosed without yielding: about 2 ms."""
+CONTROLLER = "kubevirt-eviction-exporter"
+LONGEST_NOTE = 1024
+"""In bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`)."""
+LONGEST_PREFIX = 200
+TYPES_AND_ACTIONS = {
+    EventReason.EVACUATION_STUCK: ("Warning", "Evacuate"),
+    EventReason.EVACUATION_ENDED: ("Normal", "Evacuate"),
+    EventReason.EVICTION_HELD: ("Normal", "Evict"),
+}
+
+log = structlog.stdlib.get_logger()
+
+
+class EventWriter:
+    """Writes what is due in `queue`, one Event at a time.
+
+    With a checkpoint, only the process that writes it (the holder of the Lease) reports
+    evacuations. Held evictions are reported by the replica that was asked. `instance` is this
+    process's name.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        store: Store,
+        health: Health,
+        stuck: StuckPolicy,
+        queue: EventQueue,
+        *,
+        instance: str,
+        clock: Callable[[], Instant],
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._health = health
+        self._stuck = stuck
+        self._queue = queue
+        self._instance = instance
+        self._clock = clock
+        self._logged = Throttle(len(EventOutcome))
+
+    async def run(self) -> None:
+        """Write Events until cancelled."""
+        loop, checked_at = asyncio.get_running_loop(), -math.inf
+        while True:
+            if loop.time() - checked_at >= CHECKED_EVERY:
+                checked_at = loop.time()
+                await self.check()
+            await self.write_due()
+            await asyncio.sleep(PAUSE)
+
+    async def check(self) -> None:
+        """Find the stuck evacuations, and drop what is over."""
+        now, health = self._clock(), self._health
+        for _ in self._queue.prune(now):
+            await asyncio.sleep(0)
+        if health.checkpoint is not None and not health.checkpoint.writes:
+            self._queue.forget_evacuations()
+            return
+        if not health.ready:
+            return
+        stuck, load = set[str](), self._store.load()
+        for count, evidence in enumerate(list(self._store.evacuating()), 1):
+            diagnosis = diagnose(evidence, self._stuck, load, now)
+            if diagnosis is not None and diagnosis.stuck:
+                stuck.add(evidence.vmi.uid)
+                self._queue.note_stuck(evidence.vmi, diagnosis, now)
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+        self._queue.note_ended(stuck, now)
+
+    async def write_due(self) -> None:
+        """Write what is due and within the limits; stop once the API server does not answer."""
+        outcome = None
+        while outcome is not EventOutcome.UNREACHABLE:
+            now = self._clock()
+            episode = self._queue.take(now)
+            if episode is None:
+                return
+            outcome = await self._write(episode, now)
+            self._queue.note_outcome(episode, outcome, now)
+
+    async def _write(self, episode: Episode, now: Instant) -> EventOutcome:
+        note = self._write_note(episode, now)
+        if note is None:
+            return EventOutcome.DROPPED
+        namespace = episode.vmi.namespace
+        try:
+            await self._api.create(
+                f"/apis/events.k8s.io/v1/namespaces/{namespace}/events",
+                write_event(episode, note, now, instance=self._instance),
+            )
+        except Conflict:
+            return EventOutcome.EXISTING
+        except (Denied, Absent, Unsupported) as error:
+            return self._note_failure(EventOutcome.REFUSED, error, now)
+        except ApiError as error:
+            return self._note_failure(EventOutcome.UNREACHABLE, error, now)
+        return EventOutcome.WRITTEN
+
+    def _write_note(self, episode: Episode, now: Instant) -> str | None:
+        """The text of an Event; None if there is nothing to say any more."""
+        if isinstance(episode, HeldEpisode):
+            return write_held(episode.verdict)
+        evidence = self._store.evidence(episode.vmi.namespace, episode.vmi.name)
+        if not isinstance(episode, EvacuationEpisode):
+            return None
+        if evidence is None or evidence.vmi.uid != episode.vmi.uid:
+            return None
+        if episode.reason is EventReason.EVACUATION_STUCK:
+            return write_stuck(evidence, episode, self._store.reasons(evidence.vmi), now)
+        if evidence.marker is not None and episode.is_same(evidence.marker):
+            return None
+        return write_ended(evidence, episode)
+
+    def _note_failure(self, outcome: EventOutcome, error: ApiError, now: Instant) -> EventOutcome:
+        if self._logged.lets_through(outcome, now):
+            log.warning("event_not_written", outcome=str(outcome), why=str(error))
+        return outcome
+
+
+def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> dict[str, Any]:
+    """An Event of `events.k8s.io/v1`, which kube-apiserver also serves as a core `v1` one."""
+    vmi = episode.vmi
+    key = f"{vmi.uid} {episode.reason} {episode.identify(now)}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    kind, action = TYPES_AND_ACTIONS[episode.reason]
+    event = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {
+            "namespace": vmi.namespace,
+            "name": f"{vmi.name[:LONGEST_PREFIX].rstrip('-.')}.{digest}",
+        },
+        "eventTime": write_micro_time(episode.began),
+        "type": kind,
+        "reason": episode.reason,
+        "action": action,
+        "note": _cut(note),
+        "regarding": {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "namespace": vmi.namespace,
+            "name": vmi.name,
+            "uid": vmi.uid,
+        },
+        "reportingController": CONTROLLER,
+        "reportingInstance": instance,
+    }
+    if episode.count > 1:
+        last = write_micro_time(episode.last)
+        event["series"] = {"count": episode.count, "lastObservedTime": last}
+    return event
+
+
+def write_held(verdict: Verdict) -> str:
+    """Why evictions are held, and until when."""
+    if verdict.reason is Reason.COOLDOWN and verdict.not_before is not None:
+        until = write_instant(math.ceil(verdict.not_before))
+        count = verdict.migrations_in_window
+        return f"Eviction held: {verdict.reason} until {until}, migrations in the window: {count}"
+    what = "migration" if verdict.reason is Reason.MIGRATION_IN_PROGRESS else "evacuation"
+    return f"Eviction held: {verdict.reason}, until the {what} ends"
+
+
+def write_stuck(
+    evidence: Evidence, episode: EvacuationEpisode, reasons: tuple[Why, ...], now: Instant
+) -> str:
+    """The state of a stuck evacuation, the next step, and the reasons that it does not quote."""
+    diagnosis = episode.diagnosis
+    age = write_span(now - diagnosis.requested_at, units=2)
+    step = advise(evidence, diagnosis, reasons)
+    told = f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}. {step}"
+    others = (why for why in reasons if why.message not in step)
+    return told + "".join(f" {why.source}: {why.reason}: {why.message}" for why in others)
+
+
+def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:
+    """How an evacuation ended that was reported as stuck."""
+    diagnosis, vmi = episode.diagnosis, evidence.vmi
+    age = write_span(episode.began - diagnosis.requested_at, units=2)
+    outcome = f"the VM is {'still' if vmi.node == diagnosis.node else 'now'} on {vmi.node}"
+    return (
+        f"Evacuation from {diagnosis.node} ended after {age}, failed attempts:"
+        f" {diagnosis.failed_attempts}: {'the VM has stopped' if vmi.finished else outcome}"
+    )
+
+
+def _cut(note: str) -> str:
+    encoded = note.encode()
+    if len(encoded) <= LONGEST_NOTE:
+        return note
+    return encoded[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"

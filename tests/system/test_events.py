@@ -1,0 +1,360 @@
+"""Kubernetes Events on a real API server, as kubectl shows them."""
+
+import asyncio
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from exporter.engine.events import BURST, PER_VMI, REPEATED_AFTER, EventQueue
+from exporter.engine.model import (
+    EventOutcome,
+    EventReason,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Verdict,
+    Why,
+    WhySource,
+)
+from exporter.health import Health, Watched
+from exporter.kube.client import ApiServer, Login
+from exporter.kube.events import EventWriter
+from tests.cluster import (
+    EXPORTER_READS,
+    PATIENCE,
+    PODS,
+    VMIMS,
+    VMIS,
+    Client,
+    RealCluster,
+    find_binary,
+    launcher_pod,
+    poll,
+    vmi,
+    vmim,
+)
+from tests.cluster.access import allow
+from tests.cluster.resources import CONFIG_MAPS, EVENTS, LEASES
+from tests.support.api_servers import RealStage
+from tests.support.builders import a_store, a_vmi
+from tests.support.checkpoints import BRISK, NAME, WRITER
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
+
+
+COUNTED = "kubevirt_eviction_exporter_events_total"
+STUCK, ENDED, HELD = EventReason
+ON = {"events": True, "stuck": {"after": "1s"}}
+CREATE = {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}
+_numbers = count(1)
+
+
+async def a_reporter(cluster: RealCluster, namespace: str, *rules: dict[str, Any]) -> str:
+    """A kubeconfig that may read the cluster, and what these rules allow in the namespace."""
+    name = f"reporter-{next(_numbers)}"
+    user = await cluster.user(name, EXPORTER_READS)
+    await allow(cluster.admin, user, f"{name}-events", *rules, namespace=namespace)
+    return str(cluster.kubeconfig(user))
+
+
+async def kubectl(cluster: RealCluster, *arguments: str) -> str:
+    """What kubectl prints."""
+    process = await asyncio.create_subprocess_exec(
+        find_binary("kubectl"),
+        "--kubeconfig",
+        cluster.kubeconfig(cluster.administrator),
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, complaint = await process.communicate()
+    assert process.returncode == 0, complaint.decode()
+    return printed.decode()
+
+
+async def events(admin: Client, namespace: str) -> list[dict[str, Any]]:
+    """The Events of a namespace as the core API serves them, oldest first."""
+    listed: list[dict[str, Any]] = (await admin.list(EVENTS, namespace))["items"]
+    return sorted(listed, key=lambda one: str(one["eventTime"]))
+
+
+async def until_reported(admin: Client, namespace: str, *reasons: EventReason) -> list[Any]:
+    """Wait until the namespace has Events of these reasons and no others."""
+
+    async def reported() -> list[Any] | None:
+        found = await events(admin, namespace)
+        return found if sorted(one["reason"] for one in found) == sorted(reasons) else None
+
+    within = PATIENCE + PER_VMI
+    return await poll(reported, what=f"Events {reasons}", within=within)
+
+
+async def until_counted(
+    exporter: Program, reason: EventReason, outcome: EventOutcome, least: int = 1
+) -> None:
+    """Wait until so many Events had this outcome."""
+
+    async def is_so() -> bool:
+        return await exporter.sample(COUNTED, reason=reason, outcome=outcome) >= least
+
+    await poll(is_so, what=f"{least} {reason} {outcome}")
+
+
+def cooling(name: str, namespace: str) -> dict[str, Any]:
+    """A VM whose migration ended ten seconds ago."""
+    now = int(time.time())
+    state = {"migrationUid": f"m-{name}", "startTimestamp": rfc3339(now - 20)}
+    state["endTimestamp"] = rfc3339(now - 10)
+    return vmi(name, namespace, status={"migrationState": state})
+
+
+async def a_stuck_vm(admin: Client, namespace: str, name: str) -> None:
+    """A VM that has to leave its node, and a target pod that fits on no other."""
+    made = await admin.create(VMIS, vmi(name, namespace, status={"evacuationNodeName": "n1"}))
+    await admin.create(PODS, launcher_pod(made))
+    migration = await admin.create(VMIMS, vmim(f"of-{name}", namespace, of=name, evacuates="n1"))
+    target = launcher_pod(made, migration=migration)
+    why = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 3 Insufficient memory.",
+    }
+    del target["spec"]["nodeName"]
+    target["status"] = {"phase": "Pending", "conditions": [why]}
+    await admin.create(PODS, target)
+
+
+async def test_kubectl_shows_them(
+    real: RealStage, tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """A stuck evacuation: state, next step, the scheduler's words; then its end. And a hold."""
+    namespace = await real.make_namespace()
+    login = await a_reporter(real.cluster, namespace, CREATE)
+    await a_stuck_vm(real.admin, namespace, "db1")
+    await real.admin.create(VMIS, cooling("db2", namespace))
+    config = {**ON, "namespaces": [namespace]}
+
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+        await exporter.ready()
+        await exporter.until_verdict(namespace, "db2", "preEviction", "cooldown")
+        verdict = await exporter.verdict(namespace, "db2")
+        await until_reported(real.admin, namespace, STUCK, HELD)
+        described = await kubectl(real.cluster, "-n", namespace, "describe", "vmi", "db1")
+        await real.admin.merge(
+            VMIS, namespace, "db1", {"status": {"evacuationNodeName": None, "nodeName": "n2"}}
+        )
+        await until_reported(real.admin, namespace, STUCK, ENDED, HELD)
+        told = [
+            await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{name}")
+            for name in ("db1", "db2")
+        ]
+        assert await exporter.end() == 0
+
+    for text in (described.partition("\nEvents:")[2], *told):
+        prove(text)
+    row = r"\s+Warning\s+EvacuationStuck\s+\d+s\s+kubevirt-eviction-exporter\s+(.*)"
+    stuck = re.search(row, described)
+    assert stuck is not None
+    assert "target_unschedulable. No node can take the target pod: " in stuck[1]
+    assert '"Unschedulable: 0/3 nodes are available: 3 Insufficient memory."' in stuck[1]
+    assert re.search(r"Normal\s+EvacuationEnded.*n1 ended after .*: the VM is now on n2", told[0])
+    until = verdict["notBefore"][:16]
+    assert re.search(rf"Normal\s+EvictionHeld.*Eviction held: cooldown until {until}", told[1])
+
+
+async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -> None:
+    """Only the holder of the Lease reports evacuations; what both would write is there once."""
+    namespace = await real.make_namespace()
+    maps, leases = [CONFIG_MAPS.group], [LEASES.group]
+    writes = ["get", "create", "patch", "list", "watch"]
+    login = await a_reporter(
+        real.cluster,
+        namespace,
+        CREATE,
+        {"apiGroups": maps, "resources": [CONFIG_MAPS.plural], "verbs": writes},
+        {"apiGroups": leases, "resources": [LEASES.plural], "verbs": ["get", "create", "update"]},
+    )
+    config = {
+        **ON,
+        "namespaces": [namespace],
+        "checkpoint": f"configmap:{namespace}/{NAME}",
+        "kube": BRISK,
+    }
+    async with (
+        program(tmp_path, "--kubeconfig", login, config=config) as one,
+        program(tmp_path, "--kubeconfig", login, config=config) as other,
+    ):
+        await one.ready()
+        await other.ready()
+
+        async def elected() -> bool:
+            return await one.sample(WRITER) + await other.sample(WRITER) == 1
+
+        await poll(elected, what="a writer")
+        holder, heir = (one, other) if await one.sample(WRITER) else (other, one)
+        await a_stuck_vm(real.admin, namespace, "db1")
+        await real.admin.create(VMIS, cooling("db2", namespace))
+        await until_counted(holder, STUCK, EventOutcome.WRITTEN)
+        assert [await heir.sample(COUNTED, outcome=outcome) for outcome in EventOutcome] == [0] * 5
+        for replica, outcome in (
+            (heir, EventOutcome.WRITTEN),
+            (holder, EventOutcome.EXISTING),
+        ):
+            await replica.until_verdict(namespace, "db2", "preEviction", "cooldown")
+            await replica.verdict(namespace, "db2")
+            await until_counted(replica, HELD, outcome)
+        await holder.end(signal.SIGKILL)
+        await until_counted(heir, STUCK, EventOutcome.EXISTING)
+        await until_reported(real.admin, namespace, STUCK, HELD)
+
+
+async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[str], None]) -> None:
+    """With its count, first and last time; the longest name and note are accepted as well."""
+    namespace = await real.make_namespace()
+    now = time.time() - 7200
+    held = a_vmi(namespace=namespace, uid="u1")
+    hold = Verdict(
+        known=True, reason=Reason.COOLDOWN, not_before=now + 9000, released_at=now + 9000
+    )
+    leaving = a_vmi(
+        namespace=namespace,
+        name="x" * 199 + "." + "y" * 53,
+        uid="u2",
+        evacuation_node="n1",
+        eviction_requested_at=now - 4000,
+    )
+    store = a_store(leaving, heard_at=now)
+    store.put_reasons(leaving, (Why(WhySource.LIVE_MIGRATABLE, "Disks", "ü" * 1024),))
+    health = Health(180, 600, [Watched(Resource.VMIS, None, synced=True)])
+    queue = EventQueue(Counter())
+    login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
+    async with ApiServer(login, read_timeout=20) as api:
+        writer = EventWriter(
+            api, store, health, StuckPolicy(), queue, instance="pod-1", clock=lambda: now
+        )
+        for _ in range(3):
+            queue.note_held(held, hold, now)
+            await writer.check()
+            await writer.write_due()
+            now += REPEATED_AFTER
+
+    found = await events(real.admin, namespace)
+    told = await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{held.name}")
+
+    prove(told)
+    sizes = Counter((one["reason"], len(one["message"].encode()) > 1000) for one in found)
+    assert sizes == {(HELD, False): 3, (STUCK, True): 3}
+    counts = [one.get("series", {}).get("count") for one in found if one["reason"] == STUCK]
+    assert sorted(counts, key=str) == [2, 3, None]
+    assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionHeld", told)
+
+
+async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> None:
+    """Without the permission each Event is tried once, and everything else goes on."""
+    namespace = await real.make_namespace()
+    login = await a_reporter(real.cluster, namespace)
+    names = [f"db{n}" for n in range(3)]
+    for name in names:
+        await real.admin.create(VMIS, cooling(name, namespace))
+
+    async with program(tmp_path, "--kubeconfig", login, config=ON) as exporter:
+        await exporter.ready()
+        for name in names:
+            await exporter.until_verdict(namespace, name, "preEviction", "cooldown")
+            assert not (await exporter.verdict(namespace, name))["allowed"]
+        await until_counted(exporter, HELD, EventOutcome.REFUSED, 3)
+        for name in names:
+            assert not (await exporter.verdict(namespace, name))["allowed"]
+        assert await exporter.end() == 0
+        (line,) = exporter.events("event_not_written")
+
+    assert "cannot create resource" in line["why"]
+    assert await events(real.admin, namespace) == []
+
+
+async def test_by_default_there_are_none(real: RealStage, tmp_path: Path) -> None:
+    """With the permission, but without the setting, nothing is written and no metric is there."""
+    namespace = await real.make_namespace()
+    login = await a_reporter(real.cluster, namespace, CREATE)
+    await real.admin.create(VMIS, cooling("db1", namespace))
+
+    async with program(tmp_path, "--kubeconfig", login) as exporter:
+        await exporter.ready()
+        await exporter.until_verdict(namespace, "db1", "preEviction", "cooldown")
+        assert not (await exporter.verdict(namespace, "db1"))["allowed"]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(exporter.metrics + "/metrics") as answer,
+        ):
+            assert not re.search(rf"^{COUNTED}{{", await answer.text(), re.MULTILINE)
+
+    assert await events(real.admin, namespace) == []
+
+
+@pytest.mark.parametrize(
+    ("vms", "seconds"),
+    [
+        pytest.param(300, 5, id="small"),
+        pytest.param(10_000, 60, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+    ],
+)
+async def test_a_flood_is_bounded(
+    real: RealStage, tmp_path: Path, vms: int, seconds: int, prove: Callable[[str], None]
+) -> None:
+    """All VMs held at once: 100 Events and one a second, while verdicts are answered."""
+    namespace = await real.make_namespace()
+    login = await a_reporter(real.cluster, namespace, CREATE)
+    names = [f"vm{n}" for n in range(vms)]
+    limit = asyncio.Semaphore(20)
+
+    async def make(name: str) -> None:
+        async with limit:
+            await real.admin.create(VMIS, cooling(name, namespace))
+
+    config = {"events": True, "namespaces": [namespace]}
+    async with program(tmp_path, "--kubeconfig", login, config=config, measured=True) as exporter:
+        await exporter.ready()
+        await asyncio.gather(*map(make, names))
+
+        async def known() -> bool:
+            status, body = await exporter.get("/v1/blocked?checkpoint=preEviction")
+            return status == 200 and len(body["blocked"]) == vms
+
+        await poll(known, what="all held")
+        before, began = exporter.resident(), time.monotonic()
+        blocked, longest = 0, 0.0
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() - began < seconds:
+                asked = time.monotonic()
+                for start in range(0, vms, 5000):
+                    candidates = [
+                        {"namespace": namespace, "name": name}
+                        for name in names[start : start + 5000]
+                    ]
+                    body = {"candidates": candidates}
+                    async with session.post(f"{exporter.query}/v1/verdicts", json=body) as answer:
+                        verdicts = (await answer.json())["verdicts"]
+                    blocked += sum(not one["allowed"] for one in verdicts)
+                longest = max(longest, time.monotonic() - asked)
+                await asyncio.sleep(0.5)
+        written = await exporter.sample(COUNTED, reason=HELD, outcome=EventOutcome.WRITTEN)
+        took, grown = time.monotonic() - began, exporter.resident() - before
+        there = len(await events(real.admin, namespace))
+        assert await exporter.end() == 0
+
+    assert blocked >= vms
+    assert BURST <= written <= there <= BURST + took + 10
+    prove(
+        f"{vms:,} VMs held at once, {blocked:,} blocked answers in {took:.0f} s: {written:.0f}"
+        f" Events, RSS {before / 2**20:.0f} MiB and {grown / 2**20:+.1f} MiB, the slowest round of"
+        f" verdicts {longest:.2f} s"
+    )

@@ -1,0 +1,324 @@
+"""Which Events are due, and their limits: an episode, a VM, the whole program."""
+
+from collections import Counter
+from typing import Any
+
+from msgspec.structs import replace
+
+from exporter.engine.diagnosis import Diagnosis, Source, State
+from exporter.engine.events import (
+    BURST,
+    MOST_HELD,
+    PER_VMI,
+    REPEATED_AFTER,
+    SLICE,
+    Episode,
+    EventQueue,
+)
+from exporter.engine.model import EventOutcome, EventReason, Reason, Verdict, Vmi
+from tests.support.builders import NOW, a_vmi
+
+
+STUCK, ENDED, HELD = EventReason
+WRITTEN, EXISTING, REFUSED, UNREACHABLE, DROPPED = EventOutcome
+
+
+def a_diagnosis(**overrides: Any) -> Diagnosis:
+    """An evacuation of node n1, stuck by its age."""
+    fields: dict[str, Any] = {
+        "node": "n1",
+        "requested_at": NOW - 2000.0,
+        "source": Source.UNKNOWN,
+        "state": State.TARGET_UNSCHEDULABLE,
+        "stuck_by": ("age",),
+        "failed_attempts": 2,
+        "backoff": None,
+        "diverged": False,
+        "attempt": None,
+    } | overrides
+    return Diagnosis(**fields)
+
+
+def a_hold(**overrides: Any) -> Verdict:
+    """A cooldown that ends in two hours."""
+    fields: dict[str, Any] = {
+        "known": True,
+        "reason": Reason.COOLDOWN,
+        "not_before": NOW + 7200.0,
+        "released_at": NOW + 7200.0,
+    } | overrides
+    return Verdict(**fields)
+
+
+def vmis(count: int) -> list[Vmi]:
+    """So many VMIs."""
+    return [a_vmi(name=f"vm{n}", uid=f"u{n}") for n in range(count)]
+
+
+class Queue(EventQueue):
+    """A queue whose Events are written when they are taken."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
+        super().__init__(self.outcomes)
+
+    def find(self, stuck: list[tuple[Vmi, Diagnosis]], now: float) -> None:
+        """These evacuations are stuck at `now`, and no others."""
+        for vmi, diagnosis in stuck:
+            self.note_stuck(vmi, diagnosis, now)
+        self.note_ended({vmi.uid for vmi, _ in stuck}, now)
+
+    def write(self, now: float, outcome: EventOutcome = WRITTEN) -> list[Episode]:
+        """Take everything that is due at `now`."""
+        taken = []
+        while (episode := self.take(now)) is not None:
+            taken.append(replace(episode))
+            self.note_outcome(episode, outcome, now)
+        return taken
+
+
+def test_a_held_eviction_has_one_event() -> None:
+    """The first is written at once; further ones of the same hold are counted only."""
+    queue = Queue()
+    for second in range(10):
+        queue.note_held(a_vmi(), a_hold(), NOW + second)
+
+    (held,) = queue.write(NOW + 10)
+
+    assert (held.reason, held.began, held.last, held.count) == (HELD, NOW, NOW + 9, 10)
+    queue.note_held(a_vmi(), a_hold(), NOW + 100)
+    assert queue.write(NOW + 100) == []
+    assert queue.outcomes == {(HELD, WRITTEN): 1}
+
+
+def test_a_hold_that_goes_on_is_a_series() -> None:
+    """After half an hour the next held eviction has an Event with the count of all."""
+    queue = Queue()
+    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.write(NOW)
+    queue.note_held(a_vmi(), a_hold(), NOW + REPEATED_AFTER - 1)
+    assert queue.write(NOW + REPEATED_AFTER) == []
+
+    queue.note_held(a_vmi(), a_hold(), NOW + REPEATED_AFTER)
+
+    (again,) = queue.write(NOW + REPEATED_AFTER)
+    assert (again.began, again.last, again.count) == (NOW, NOW + REPEATED_AFTER, 3)
+
+
+def test_another_reason_or_another_cooldown_is_another_episode() -> None:
+    """Each begins its own series: by reason, after the end, or where nobody asked for long."""
+    queue = Queue()
+    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
+    queue.note_held(a_vmi(), running, NOW)
+    queue.write(NOW)
+    queue.note_held(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
+    (cooling,) = queue.write(NOW + 60)
+    queue.note_held(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
+    (next_one,) = queue.write(NOW + 900)
+    queue.note_held(a_vmi(), running, NOW + 1000)
+    queue.write(NOW + 1000)
+    queue.note_held(a_vmi(), running, NOW + 1000 + REPEATED_AFTER)
+    (late,) = queue.write(NOW + 1000 + REPEATED_AFTER)
+
+    assert [one.count for one in (cooling, next_one, late)] == [1, 1, 1]
+    assert late.began == NOW + 1000 + REPEATED_AFTER
+
+
+def test_a_stuck_evacuation_has_one_event_and_its_end_another() -> None:
+    """Found every 15 seconds, it is written once and once per half hour, and when it ends."""
+    queue = Queue()
+    written = []
+    for now in range(int(NOW), int(NOW + 2 * REPEATED_AFTER), 15):
+        queue.find([(a_vmi(), a_diagnosis())], float(now))
+        written += queue.write(float(now))
+    queue.find([], NOW + 4000)
+    written += queue.write(NOW + 4000)
+
+    assert [(one.reason, one.count, one.last - NOW) for one in written] == [
+        (STUCK, 1, 0),
+        (STUCK, 2, REPEATED_AFTER),
+        (ENDED, 1, 4000),
+    ]
+    queue.find([], NOW + 8000)
+    assert queue.write(NOW + 8000) == []
+
+
+def test_an_evacuation_that_was_requested_again_is_another_one() -> None:
+    """The first has ended; a request that turns out to be older is the same evacuation."""
+    queue = Queue()
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.write(NOW)
+    queue.find([(a_vmi(), a_diagnosis(requested_at=NOW - 3000))], NOW + 60)
+    assert queue.write(NOW + 60) == []
+
+    queue.find([(a_vmi(), a_diagnosis(requested_at=NOW + 1))], NOW + 120)
+
+    reasons = [one.reason for n in (2, 3) for one in queue.write(NOW + n * PER_VMI)]
+    assert reasons == [STUCK, ENDED]
+
+
+def test_an_end_without_a_report_is_not_reported() -> None:
+    """It was over before its turn came: dropped, and counted as such."""
+    queue = Queue()
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.find([], NOW + 15)
+
+    assert queue.write(NOW + 15) == []
+    assert queue.outcomes == {(STUCK, DROPPED): 1}
+
+
+def test_of_one_vm_at_most_one_a_minute() -> None:
+    """What else is due about it waits, and is not lost."""
+    queue = Queue()
+    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+
+    assert [one.reason for one in queue.write(NOW)] == [STUCK]
+    assert queue.write(NOW + PER_VMI - 1) == []
+    assert [one.reason for one in queue.write(NOW + PER_VMI)] == [HELD]
+
+
+def test_a_flood_is_written_within_the_bucket() -> None:
+    """10,000 VMs held at once: 100 Events, then one a second, stuck evacuations first."""
+    queue = Queue()
+    for vmi in vmis(10_000):
+        queue.note_held(vmi, a_hold(), NOW)
+    first = queue.write(NOW)
+    queue.find([(vmi, a_diagnosis()) for vmi in vmis(10_100)[10_000:]], NOW)
+    hour = [one for second in range(1, 3601) for one in queue.write(NOW + second)]
+
+    assert len(first) == BURST
+    assert len(hour) == 3600
+    assert {one.reason for one in hour[:100]} == {STUCK}
+    assert len({one.vmi.uid for one in first + hour if one.reason is HELD}) == BURST + 3600 - 100
+    list(queue.prune(NOW + 7200))
+    assert queue.outcomes[HELD, DROPPED] == 10_000 - BURST - 3600 + 100
+    assert queue.write(NOW + 7200) == []
+
+
+def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
+    """Dropping yields to others, which may note further holds of the same VMs."""
+    queue = Queue()
+    for vmi in vmis(SLICE + 1):
+        queue.note_held(vmi, a_hold(), NOW)
+    dropping = queue.prune(NOW + 7200)
+    next(dropping)
+    last = vmis(SLICE + 1)[-1]
+    queue.note_held(last, a_hold(not_before=NOW + 9000), NOW + 7200)
+    list(dropping)
+
+    assert [one.vmi.uid for one in queue.write(NOW + 7200)] == [last.uid]
+    assert queue.outcomes[HELD, DROPPED] == SLICE + 1
+
+
+def test_the_bucket_fills_up_to_its_size() -> None:
+    """A quiet day allows no more at once than a quiet minute."""
+    queue = Queue()
+    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.write(NOW)
+    later = NOW + 7000
+    for vmi in vmis(1000):
+        queue.note_held(vmi, a_hold(), later)
+
+    assert len(queue.write(later)) == BURST
+
+
+def test_the_vms_that_wait_are_bounded() -> None:
+    """Beyond 20,000 held VMs, those of others are counted as dropped."""
+    queue = Queue()
+    for vmi in vmis(MOST_HELD + 5):
+        queue.note_held(vmi, a_hold(), NOW)
+
+    assert queue.outcomes == {(HELD, DROPPED): 5}
+
+
+def test_what_did_not_arrive_is_tried_again() -> None:
+    """A minute later; what was refused, or is there already, only as a series."""
+    queue = Queue()
+    queue.note_held(a_vmi(), a_hold(), NOW)
+
+    assert len(queue.write(NOW, UNREACHABLE)) == 1
+    assert queue.write(NOW + PER_VMI - 1) == []
+    assert len(queue.write(NOW + PER_VMI, REFUSED)) == 1
+    assert queue.write(NOW + 600) == []
+    queue.note_held(a_vmi(), a_hold(), NOW + 3000)
+    assert len(queue.write(NOW + 3000, EXISTING)) == 1
+    assert queue.outcomes == {(HELD, one): 1 for one in (UNREACHABLE, REFUSED, EXISTING)}
+
+
+def test_another_replica_takes_over() -> None:
+    """Its evacuations are forgotten without a word about their end; held evictions are not."""
+    queue = Queue()
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.write(NOW)
+    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.forget_evacuations()
+    queue.find([], NOW + 60)
+
+    assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
+
+
+def test_an_end_that_another_replica_reports() -> None:
+    """It is forgotten too."""
+    queue = Queue()
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.write(NOW)
+    queue.find([], NOW + 15)
+    queue.forget_evacuations()
+
+    assert queue.write(NOW + 60) == []
+
+
+def test_what_begins_while_an_event_is_being_written_is_due() -> None:
+    """The outcome is that of the episode that was taken."""
+    queue = Queue()
+    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
+    queue.note_held(a_vmi(), running, NOW)
+    taken = queue.take(NOW)
+    assert taken is not None
+    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_outcome(taken, WRITTEN, NOW)
+
+    assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
+
+
+def test_a_clock_that_goes_back_stops_nothing() -> None:
+    """The limits hold from there on."""
+    queue = Queue()
+    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.write(NOW)
+    queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)
+
+    assert [one.reason for one in queue.write(NOW - 3600)] == [STUCK]
+
+
+def test_two_replicas_identify_an_episode_alike() -> None:
+    """By what the cluster shows and the half hour alone; different episodes of a VM differ."""
+    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
+    longer = a_hold(released_at=NOW + 9000, not_before=NOW + 9000)
+
+    def identify(verdict: Verdict, asked: float, now: float) -> str:
+        queue = Queue()
+        queue.note_held(a_vmi(), verdict, asked)
+        (episode,) = queue.write(asked)
+        return episode.identify(now)
+
+    def identify_stuck(found: float, now: float, **fields: Any) -> str:
+        queue = Queue()
+        queue.find([(a_vmi(), a_diagnosis(**fields))], found)
+        (episode,) = queue.write(found)
+        return episode.identify(now)
+
+    assert identify(a_hold(), NOW, NOW + 90) == identify(a_hold(), NOW + 30, NOW + 60)
+    assert identify_stuck(NOW, NOW + 60) == identify_stuck(NOW + 30, NOW + 90)
+    others = [
+        identify(a_hold(), NOW, NOW),
+        identify(a_hold(), NOW, NOW + REPEATED_AFTER),
+        identify(longer, NOW, NOW),
+        identify(running, NOW, NOW),
+        identify_stuck(NOW, NOW),
+        identify_stuck(NOW, NOW + REPEATED_AFTER),
+        identify_stuck(NOW, NOW, node="n2"),
+        identify_stuck(NOW, NOW, requested_at=NOW - 1900),
+    ]
+    assert len(set(others)) == len(others)

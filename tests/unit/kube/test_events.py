@@ -1,0 +1,335 @@
+"""Kubernetes Events as they are written: what they say, and what becomes of them."""
+
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+
+from exporter.engine.events import REPEATED_AFTER, EventQueue
+from exporter.engine.model import (
+    EventOutcome,
+    EventReason,
+    Reason,
+    Resource,
+    StuckPolicy,
+    Verdict,
+    Vmi,
+    Why,
+    WhySource,
+)
+from exporter.engine.store import Store
+from exporter.health import CheckpointHealth, Health, Watched
+from exporter.kube.client import (
+    Absent,
+    ApiError,
+    ApiServer,
+    Conflict,
+    Denied,
+    Forbidden,
+    Overloaded,
+    Silent,
+    Unreachable,
+    Unsupported,
+)
+from exporter.kube.events import LONGEST_NOTE, EventWriter
+from tests.support.builders import NOW, UID, a_pod, a_store, a_vmi
+
+
+STUCK, ENDED, HELD = EventReason
+UNTIL = NOW + 1800.5
+
+
+class Server:
+    """An API server that takes Events, or answers with an error."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.error: ApiError | None = None
+
+    async def create(self, path: str, body: dict[str, Any]) -> bytes:
+        """Take an Event."""
+        if self.error is not None:
+            raise self.error
+        self.paths.append(path)
+        self.events.append(body)
+        return b""
+
+
+class Desk:
+    """A writer on a server and a clock of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self.server = Server()
+        self.store = store
+        self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
+        self.queue = EventQueue(self.outcomes)
+        self.health = Health(180.0, 600.0, [Watched(Resource.VMIS, None, synced=True)])
+        self.now = NOW
+        self.writer = EventWriter(
+            cast("ApiServer", self.server),
+            store,
+            self.health,
+            StuckPolicy(),
+            self.queue,
+            instance="pod-1",
+            clock=lambda: self.now,
+        )
+
+    async def after(self, seconds: float) -> list[dict[str, Any]]:
+        """The Events that are written this much later."""
+        self.now += seconds
+        before = len(self.server.events)
+        await self.writer.check()
+        await self.writer.write_due()
+        return self.server.events[before:]
+
+
+def leaving(**overrides: Any) -> Vmi:
+    """A VMI that has to leave n1 since 40 minutes."""
+    fields = {
+        "evacuation_node": "n1",
+        "eviction_strategy": "LiveMigrate",
+        "migratable": True,
+        "eviction_requested_at": NOW - 2400.0,
+    }
+    return a_vmi(**fields | overrides)
+
+
+def stuck_store() -> Store:
+    """A store with that VMI, read since it has to leave; what is put next is read at `NOW`."""
+    store = a_store(leaving(), a_pod(), heard_at=NOW - 2400.0)
+    store.heard_at = NOW
+    return store
+
+
+def a_hold(**overrides: Any) -> Verdict:
+    """A cooldown that ends in half an hour."""
+    fields: dict[str, Any] = {
+        "known": True,
+        "reason": Reason.COOLDOWN,
+        "not_before": UNTIL,
+        "released_at": UNTIL,
+        "migrations_in_window": 2,
+    } | overrides
+    return Verdict(**fields)
+
+
+async def test_a_held_eviction() -> None:
+    """The whole Event, with the reason and until when."""
+    desk = Desk(a_store(a_vmi()))
+    desk.queue.note_held(a_vmi(), a_hold(), NOW)
+
+    (event,) = await desk.after(0)
+
+    name = event["metadata"].pop("name")
+    assert name.startswith("db1.")
+    assert desk.server.paths == ["/apis/events.k8s.io/v1/namespaces/shop/events"]
+    assert event == {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"namespace": "shop"},
+        "eventTime": "2027-01-15T08:00:00.000000Z",
+        "type": "Normal",
+        "reason": "EvictionHeld",
+        "action": "Evict",
+        "note": ("Eviction held: cooldown until 2027-01-15T08:30:01Z, migrations in the window: 2"),
+        "regarding": {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "namespace": "shop",
+            "name": "db1",
+            "uid": UID,
+        },
+        "reportingController": "kubevirt-eviction-exporter",
+        "reportingInstance": "pod-1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "until"),
+    [
+        (Reason.MIGRATION_IN_PROGRESS, "until the migration ends"),
+        (Reason.EVACUATION_IN_PROGRESS, "until the evacuation ends"),
+    ],
+)
+async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
+    """It says what has to end."""
+    desk = Desk(a_store(a_vmi()))
+    desk.queue.note_held(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
+
+    (event,) = await desk.after(0)
+
+    assert event["note"] == f"Eviction held: {reason}, {until}"
+
+
+async def test_a_series_has_another_name_and_a_count() -> None:
+    """The first observation stays, the last one and the count are the series'."""
+    desk = Desk(a_store(a_vmi()))
+    hold = a_hold(not_before=NOW + 9000, released_at=NOW + 9000)
+    desk.queue.note_held(a_vmi(), hold, NOW)
+    (first,) = await desk.after(0)
+    desk.queue.note_held(a_vmi(), hold, NOW + 60)
+    desk.queue.note_held(a_vmi(), hold, NOW + REPEATED_AFTER)
+
+    (again,) = await desk.after(REPEATED_AFTER)
+
+    assert "series" not in first
+    assert again["eventTime"] == first["eventTime"]
+    assert again["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:30:00.000000Z"}
+    assert again["metadata"]["name"] != first["metadata"]["name"]
+
+
+async def test_a_stuck_evacuation_and_its_end() -> None:
+    """The state, the next step, what the cluster says; then where the VM is."""
+    store = stuck_store()
+    words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
+    other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
+    store.put_reasons(leaving(), (words, other))
+    desk = Desk(store)
+
+    (stuck,) = await desk.after(0)
+    store.put(a_vmi(node="n2"))
+    (ended,) = await desk.after(60)
+
+    assert (stuck["type"], stuck["reason"], stuck["action"]) == (
+        "Warning",
+        "EvacuationStuck",
+        "Evacuate",
+    )
+    assert stuck["note"].startswith(
+        "Evacuation from n1 stuck for 40m: no_migration. Nothing moves this VM now."
+    )
+    assert stuck["note"].endswith(
+        ' The last cause: "Unschedulable: 0/3 nodes are available".'
+        " LiveMigratable: Disks: not shared"
+    )
+    assert (ended["type"], ended["reason"]) == ("Normal", "EvacuationEnded")
+    assert ended["note"] == (
+        "Evacuation from n1 ended after 41m, failed attempts: 0: the VM is now on n2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("vmi", "outcome"),
+    [
+        (a_vmi(), "the VM is still on n1"),
+        (leaving(phase="Succeeded"), "the VM has stopped"),
+    ],
+    ids=["cancelled", "stopped"],
+)
+async def test_other_ends(vmi: Vmi, outcome: str) -> None:
+    """The VM has not moved."""
+    desk = Desk(stuck_store())
+    await desk.after(0)
+    desk.store.put(vmi)
+
+    (ended,) = await desk.after(60)
+
+    assert ended["note"].endswith(outcome)
+
+
+async def test_no_end_is_invented() -> None:
+    """Not of a VM that is gone, nor where the evacuation goes on without counting as stuck."""
+    gone, external = Desk(stuck_store()), Desk(stuck_store())
+    for desk in (gone, external):
+        await desk.after(0)
+    gone.store.remove(Resource.VMIS, "shop", "db1")
+    external.store.put(leaving(eviction_strategy="External"))
+
+    for desk in (gone, external):
+        assert await desk.after(60) == []
+        assert desk.outcomes[ENDED, EventOutcome.DROPPED] == 1
+
+
+async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
+    """Nothing is said about it."""
+    desk = Desk(stuck_store())
+    await desk.after(0)
+    desk.store.put(a_vmi(uid="another"))
+
+    assert await desk.after(60) == []
+
+
+async def test_only_the_writer_of_the_checkpoint_reports_evacuations() -> None:
+    """Once everything is listed; a replica that loses the Lease forgets them."""
+    desk = Desk(stuck_store())
+    held = True
+    desk.health.checkpoint = CheckpointHealth(may_write=lambda: held)
+    desk.health.watched[0].synced = False
+    assert await desk.after(0) == []
+    desk.health.watched[0].synced = True
+    held = False
+    assert await desk.after(0) == []
+    held = True
+    assert [one["reason"] for one in await desk.after(0)] == [STUCK]
+    held = False
+    desk.store.put(a_vmi())
+    assert await desk.after(60) == []
+    held = True
+    assert await desk.after(60) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (Conflict("409"), EventOutcome.EXISTING),
+        (Denied("401"), EventOutcome.REFUSED),
+        (Forbidden("403"), EventOutcome.REFUSED),
+        (Absent("404"), EventOutcome.REFUSED),
+        (Unsupported("422"), EventOutcome.REFUSED),
+        (Unreachable("500"), EventOutcome.UNREACHABLE),
+        (Overloaded("429", 1.0), EventOutcome.UNREACHABLE),
+        (Silent("nothing"), EventOutcome.UNREACHABLE),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, ApiError) else str(one),
+)
+async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> None:
+    """Two Events are tried; a server that does not answer is asked once, and later again."""
+    desk = Desk(a_store(a_vmi()))
+    for uid in ("u1", "u2"):
+        desk.queue.note_held(a_vmi(uid=uid), a_hold(), NOW)
+    desk.server.error = error
+
+    await desk.after(0)
+
+    waits = outcome is EventOutcome.UNREACHABLE
+    assert desk.outcomes == {(HELD, outcome): 1 if waits else 2}
+    desk.server.error = None
+    assert len(await desk.after(60)) == (2 if waits else 0)
+
+
+async def test_a_long_note_is_cut_by_its_bytes() -> None:
+    """The API server counts bytes, and a character is not cut in two."""
+    store = stuck_store()
+    words = (Why(WhySource.POD_SCHEDULED, "Unschedulable", "ü" * 1000, NOW),)
+    store.put_reasons(leaving(), words)
+    desk = Desk(store)
+
+    (stuck,) = await desk.after(0)
+
+    assert LONGEST_NOTE - 2 <= len(stuck["note"].encode()) <= LONGEST_NOTE
+    assert stuck["note"].endswith("ü…")
+
+
+async def test_the_longest_name() -> None:
+    """The name of the Event is cut, where a name may end."""
+    name = "a" * 199 + "-" + "b" * 53
+    desk = Desk(a_store(a_vmi(name=name)))
+    desk.queue.note_held(a_vmi(name=name), a_hold(), NOW)
+
+    (event,) = await desk.after(0)
+
+    assert event["metadata"]["name"].startswith("a" * 199 + ".")
+    assert event["regarding"]["name"] == name
+
+
+async def test_requested_again_on_the_same_node() -> None:
+    """The first evacuation has ended, although a marker is there."""
+    desk = Desk(stuck_store())
+    await desk.after(0)
+    desk.store.put(leaving(eviction_requested_at=NOW))
+
+    (ended,) = await desk.after(60)
+
+    assert ended["reason"] == ENDED
