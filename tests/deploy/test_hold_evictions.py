@@ -163,7 +163,9 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
             assert denied.code == 429
             (explain,) = commands("What a held evictor shows")
             told = await shell(
-                explain.replace("python ", f"{sys.executable} "),
+                explain.replace("python ", f"{sys.executable} ").replace(
+                    "bank/churn-1", "shop/db1"
+                ),
                 KUBEVIRT_EVICTION_EXPORTER_URL=running.query,
             )
             assert f"by system:serviceaccount:kube-system:{ACCOUNT}" in told

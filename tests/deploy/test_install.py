@@ -69,7 +69,8 @@ async def exporter(
     now = int(time.time())
     ended = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
     ended["endTimestamp"] = rfc3339(now - 30)
-    await fresh.admin.create(VMIS, vmi("db1", "shop", status={"migrationState": ended}))
+    for name, place in (("db1", "shop"), ("churn-1", await fresh.namespace("bank"))):
+        await fresh.admin.create(VMIS, vmi(name, place, status={"migrationState": ended}))
     await fresh.admin.create(VMIS, vmi("web", "shop"))
     kubeconfig = str(fresh.kubeconfig(fresh.exporter))
     async with program(tmp_path_factory.mktemp("exporter"), "--kubeconfig", kubeconfig) as exporter:
@@ -171,7 +172,12 @@ class Reader:
             else:
                 output = await self._type(command)
                 if command.startswith("curl"):
-                    told = ("db1", "descheduler_kubevirt", '"evacuations"')
+                    told = (
+                        "db1",
+                        '"churn-1","known":true',
+                        "descheduler_kubevirt",
+                        '"evacuations"',
+                    )
                     assert any(one in output for one in told)
 
     async def _export(self, command: str) -> None:
