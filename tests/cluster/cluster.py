@@ -86,15 +86,20 @@ class RealCluster:
     ) -> None:
         await self._stack.aclose()
 
+    @property
+    def url(self) -> str:
+        """The API server's."""
+        return self.api.url
+
     def client(self, user: User) -> Client:
         """A client that speaks as this user once entered."""
-        return Client(self.api.url, user)
+        return Client(self.url, user)
 
     def kubeconfig(self, user: User) -> Path:
         """Write the kubeconfig file of a user."""
         proof = "certificate" if user.certificate else "token"
         name = f"{user.name.replace(':', '-')}-{proof}.kubeconfig"
-        return kubeconfig(self.directory / name, self.api.url, user)
+        return kubeconfig(self.directory / name, self.url, user)
 
     async def user(
         self, name: str, reads: Iterable[Resource], namespaces: Sequence[str] = ()
@@ -114,7 +119,7 @@ class RealCluster:
         answer = await self.admin.request("POST", path, json={"spec": spec})
         return User(
             f"system:serviceaccount:{namespace}:{name}",
-            self.exporter.authority,
+            self.administrator.authority,
             token=answer["status"]["token"],
         )
 
@@ -122,7 +127,7 @@ class RealCluster:
         """A user of that name and group, proved by a client certificate made now."""
         write_certificates(self.directory, f"{name}/{group}")
         certificate = self.directory / f"{name}.crt"
-        return User(name, self.exporter.authority, certificate=certificate)
+        return User(name, self.administrator.authority, certificate=certificate)
 
     async def namespace(self, name: str) -> str:
         """Make a namespace, and return its name."""

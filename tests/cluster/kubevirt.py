@@ -128,15 +128,15 @@ class VirtController(_KubeVirtServer):
 
 class KubeVirtCluster:
     """
-    A real control plane with KubeVirt's own servers on it, while entered.
+    A real control plane, entered with it, and KubeVirt's own servers on it.
 
     `control` is the plane without KubeVirt; its `admin` is no service account of KubeVirt's, so the
     webhooks take its writes for a user's. Nothing runs a pod here: enter a `Player` as well.
     """
 
-    def __init__(self, directory: Path, *, audited: bool = False) -> None:
-        self.control = RealCluster(directory, audited=audited)
-        self.admin = self.control.admin
+    def __init__(self, control: RealCluster) -> None:
+        self.control = control
+        self.admin = control.admin
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

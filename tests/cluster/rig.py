@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from exporter.demo import objects
 
+from .cluster import RealCluster
 from .kubevirt import KubeVirtCluster
 from .player import Fate, Outcome, Player
 from .polling import poll
@@ -33,7 +34,7 @@ class Rig:
         options = {"heartbeat": 2.0} | options
         with tempfile.TemporaryDirectory(prefix="exporter-rig-") as directory:
             async with (
-                KubeVirtCluster(Path(directory), audited=audited) as cluster,
+                KubeVirtCluster(RealCluster(Path(directory), audited=audited)) as cluster,
                 Player(cluster, **options) as player,
             ):
                 yield cls(cluster, player)

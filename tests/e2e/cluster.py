@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from tests.cluster.binaries import find_added_crds, find_binary, find_crds
+from tests.e2e.images import PAUSE, ROOT
 from tests.e2e.node import Node, log_tails
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAME, NAMESPACE
@@ -18,6 +21,8 @@ from tests.generate.manifests import NAME, NAMESPACE
 T = TypeVar("T")
 Object = dict[str, Any]
 
+ONLY_FULL = pytest.mark.skipif(not os.environ.get("FULL"), reason="only in make e2e FULL=1")
+"""For what takes longer."""
 PATIENCE = 180.0
 """Seconds for what takes a few on an idle machine."""
 DEPLOYMENT = f"deployment/{NAME}"
@@ -46,8 +51,8 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """What a shell needs to reach it."""
-        tools = find_binary("kubectl").parent
-        path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+        tools = [str(find_binary(one).parent) for one in ("kubectl", "helm")]
+        path = os.pathsep.join([*tools, os.environ["PATH"]])
         return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
 
     def kubectl(self, *arguments: str, given: str = "") -> str:
@@ -79,9 +84,9 @@ class Cluster:
             "apply", "--server-side", "--force-conflicts", "-f", "-", given=json.dumps(listed)
         )
 
-    def terminal(self, folder: Path) -> Terminal:
-        """A shell in the root of the checkout, whose temporary files are in a folder."""
-        return Terminal({**self.environment, "TMPDIR": str(folder)})
+    def terminal(self, folder: Path, checkout: Path = ROOT) -> Terminal:
+        """A shell in the root of a checkout, whose temporary files are in a folder."""
+        return Terminal({**self.environment, "TMPDIR": str(folder)}, checkout)
 
     def wait_until_ready(self) -> None:
         """Wait for the node, the CRDs that the manifests need, and the account of pods."""
@@ -91,12 +96,32 @@ class Cluster:
             )
             for crds in (find_crds(), find_added_crds()):
                 self.apply(json.loads(crds.read_bytes()))
-            wait_for(lambda: self.try_kubectl("get", "node", "node1").returncode == 0, "Node")
-            self.kubectl("wait", "--for=condition=Ready", "node/node1", f"--timeout={PATIENCE:g}s")
+            self.wait_for_node(self.node.name)
             self.kubectl("wait", "--for=condition=Established", "crd", "--all")
         except (AssertionError, TimeoutError) as failure:
             failure.add_note(log_tails(self.directory))
             raise
+
+    def wait_for_node(self, name: str) -> None:
+        """Wait until a node is there and Ready."""
+        wait_for(lambda: self.try_kubectl("get", "node", name).returncode == 0, f"node {name}")
+        self.kubectl("wait", "--for=condition=Ready", f"node/{name}", f"--timeout={PATIENCE:g}s")
+
+    def run_pause(self, namespace: str, name: str, **labels: str) -> None:
+        """Run a Deployment of a container that does nothing."""
+        labels = {"app": name, **{key.replace("_", "."): value for key, value in labels.items()}}
+        pod = {
+            "containers": [{"name": "pause", "image": PAUSE.name}],
+            "terminationGracePeriodSeconds": 1,
+        }
+        template = {"metadata": {"labels": labels}, "spec": pod}
+        deployment = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"selector": {"matchLabels": labels}, "template": template},
+        }
+        self.apply([deployment])
 
     # Our own namespace
 

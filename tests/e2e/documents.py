@@ -3,35 +3,30 @@
 import re
 
 from tests.e2e.terminal import Terminal
-from tests.support.documents import (
-    DEPLOY,
-    HOLD_EVICTIONS,
-    INSTALL,
-    README,
-    chapters,
-    code_blocks,
-    parts,
-)
+from tests.generate.manifests import chart
+from tests.support.documents import DEPLOY, HOLD_EVICTIONS, INSTALL, chapters, code_blocks, parts
 
 
-SECTIONS = {
-    "Install": chapters(README)["Install"],
-    **chapters(INSTALL),
-    **chapters(DEPLOY),
-    **chapters(HOLD_EVICTIONS),
-    **parts(chapters(INSTALL)["In at most five lines"]),
-}
+CERTIFICATE = "A certificate first"
+SECTIONS = {**chapters(DEPLOY), **chapters(HOLD_EVICTIONS), **chapters(INSTALL)}
+WAYS = parts(SECTIONS["In at most five lines"])
+"""The ways to install it, by heading."""
 
 
-def commands(section: str) -> list[str]:
-    """The shell commands of a section, in order."""
-    return [line for block in code_blocks(SECTIONS[section], "bash") for line in block.splitlines()]
+def commands(text: str) -> list[str]:
+    """The shell commands in a part of a document, in order."""
+    return [line for block in code_blocks(text, "bash") for line in block.splitlines()]
 
 
 def type_section(terminal: Terminal, section: str, *, without: str = "(?!)") -> dict[str, str]:
-    """Type every command of a section but those that a pattern finds; what each printed."""
+    """Type every command of a section or way but those in which a pattern is found."""
     return {
         command: terminal.type(command)
-        for command in commands(section)
+        for command in commands(WAYS.get(section) or SECTIONS[section])
         if not re.search(without, command)
     }
+
+
+def replace_chart(command: str) -> str:
+    """A command with the descheduler's chart from its Go module in place of its repository."""
+    return re.sub(r"descheduler/descheduler --version \S+", str(chart()), command)

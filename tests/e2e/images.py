@@ -8,6 +8,7 @@ the machine's Go, for distroless the packages that distroless itself is made of.
 """
 
 import hashlib
+import shutil
 import subprocess
 import tempfile
 import time
@@ -17,11 +18,13 @@ from pathlib import Path
 
 from exporter import __version__
 from tests.cluster.binaries import find_binary
-from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE
+from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".tools" / "e2e"
+EARLIER_COMMIT = "eb534dd"
+"""What is upgraded from: before there was a chart, with the same checkpoint."""
 
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 GO = "docker.io/library/golang:1.26-bookworm"
@@ -51,13 +54,14 @@ class Image:
 
     name: str
     sources: Sequence[str]
+    """Files and folders of the checkout."""
     build: Callable[[str], None]
     """Called with the revision."""
 
     @property
     def archive(self) -> Path:
         """The image as a file."""
-        return FOLDER / f"{self.name.rpartition('/')[2].partition(':')[0]}.tar"
+        return FOLDER / f"{self.name.rpartition('/')[2].replace(':', '-')}.tar"
 
     @property
     def revision(self) -> str:
@@ -108,6 +112,23 @@ def _build_exporter(revision: str) -> None:
     _build(EXPORTER_IMAGE, ROOT, revision)
 
 
+def _build_earlier(_: str) -> None:
+    """The earlier exporter and its requirements, by the present Dockerfile."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        check_out(EARLIER_COMMIT, Path(folder), "exporter", "requirements")
+        for name in ("Dockerfile", ".dockerignore"):
+            shutil.copy(ROOT / name, folder)
+        _build(EARLIER.name, Path(folder), EARLIER_COMMIT)
+
+
+def check_out(commit: str, folder: Path, *paths: str) -> None:
+    """Write paths as they were in a commit below a folder."""
+    archive = folder / "checkout.tar"
+    run("git", "archive", f"--output={archive}", commit, *paths)
+    run("tar", "-xf", archive, folder=folder)
+    archive.unlink()
+
+
 def _build_descheduler(revision: str) -> None:
     _stand_in(PYTHON, _debian)
     _stand_in(GO, _golang)
@@ -122,6 +143,14 @@ def _build_pause(_: str) -> None:
     buildah("copy", "-q", made, find_binary("pause"), "/pause")
     buildah("config", "--entrypoint", '["/pause"]', "--user", "65535:65535", made)
     buildah("commit", "-q", "--rm", made, PAUSE.name)
+
+
+def _build_launcher(_: str) -> None:
+    """What plays QEMU's pod: programs of virt-launcher's names that only wait."""
+    made = buildah("from", "scratch").strip()
+    for name in ("virt-launcher-monitor", "virt-tail"):
+        buildah("copy", "-q", made, find_binary("pause"), f"/usr/bin/{name}")
+    buildah("commit", "-q", "--rm", made, LAUNCHER.name)
 
 
 def _build(image: str, folder: Path, revision: str, *options: str) -> None:
@@ -195,7 +224,10 @@ EXPORTER = Image(
 )
 DESCHEDULER = Image(DESCHEDULER_IMAGE, ["deploy/descheduler"], _build_descheduler)
 PAUSE = Image("localhost/pause:1", ["tests/tools/pause"], _build_pause)
-IMAGES = (PAUSE, EXPORTER, DESCHEDULER)
+LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"], _build_launcher)
+"""Under the name that virt-controller takes if it is given none."""
+EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
+IMAGES = (PAUSE, LAUNCHER, EXPORTER, DESCHEDULER, EARLIER)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from tests.cluster.users import User, kubeconfig
 from tests.e2e.images import IMAGES
 
 
-ADDRESSES = {"node1": "10.211.0.2", "node2": "10.211.0.3"}
-PODS = {"node1": "10.244.0.0/24", "node2": "10.244.1.0/24"}
-SERVER = f"https://{ADDRESSES['node1']}:6443"
+ADDRESSES = {"n1": "10.211.0.2", "n2": "10.211.0.3"}
+PODS = {"n1": "10.244.0.0/24", "n2": "10.244.1.0/24"}
+SERVER = f"https://{ADDRESSES['n1']}:6443"
 
 _SUPERVISE = Path(__file__).parent / "node" / "supervise"
 _NETWORK = 0x40000000
@@ -33,6 +34,10 @@ class Node:
     init: int
     """The process id of its init."""
     supervisor: subprocess.Popen[str]
+
+    def power_off(self) -> None:
+        """Kill its init, and everything with it; its block ends as usual."""
+        os.kill(self.init, signal.SIGKILL)
 
     def command(self, *arguments: str | Path) -> list[str]:
         """A command as it is run inside the node."""
@@ -72,13 +77,30 @@ def running(name: str, directory: Path) -> Iterator[Node]:
         supervisor.stdout.close()
 
 
+@contextmanager
+def joined(first: Node, directory: Path) -> Iterator[Node]:
+    """Run a second node beside the first one for a block, and lay a cable between them."""
+    name, address = "n2", ADDRESSES["n2"]
+    with running(name, directory) as node:
+        for command in (
+            f"ip link add {name} type veth peer name node0 netns {node.init}",
+            f"ip link set {name} up",
+            f"ip route add {address}/32 dev {name}",
+            f"ip route add {PODS[name]} via {address} dev {name}",
+        ):
+            subprocess.run(
+                ["nsenter", f"--target={first.init}", "-n", *command.split()], check=True
+            )
+        yield node
+
+
 def prepare(directory: Path) -> Path:
     """Write certificates, kubeconfigs and images for a cluster; the administrator's kubeconfig."""
     services = "kubernetes.default.svc,kubernetes.default,kubernetes"
     nodes = [f"system:node:{name}/system:nodes@{name},{at}" for name, at in ADDRESSES.items()]
     write_certificates(
         directory,
-        f"server@{ADDRESSES['node1']},{_SERVICE},{services}",
+        f"server@{ADDRESSES['n1']},{_SERVICE},{services}",
         *("service-account", "aggregator", "admin/system:masters"),
         *nodes,
     )

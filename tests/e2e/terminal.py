@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from tests.support.documents import ROOT
 
 
 TYPED: list[str] = []
@@ -18,10 +17,10 @@ _DONE = "e2e-terminal-done"
 class Terminal:
     """One bash, so that variables and background jobs stay; all of it ends with the block."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc", "-o", "pipefail"],
-            cwd=ROOT,
+            cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -43,8 +42,14 @@ class Terminal:
         self._shell.communicate()
 
     def type(self, command: str) -> str:
+        """Run a command of the documents, which has to succeed; what it printed."""
+        output = self.type_unlisted(command)
+        TYPED.append(command)
+        return output
+
+    def type_unlisted(self, command: str) -> str:
         """
-        Run a command that has to succeed; what it printed.
+        Run any other command in the same shell.
 
         A port-forward in the background has succeeded when it forwards.
         """
@@ -65,5 +70,4 @@ class Terminal:
                 printed.append(line)
         output = "".join(printed)
         assert code == 0, f"{command}: exit {code}\n{output}"
-        TYPED.append(command)
         return output.removesuffix("\n")

@@ -1,0 +1,123 @@
+"""Somebody who asks the standalone exporter over TLS by a token, as a pod of the cluster would."""
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.documents import CERTIFICATE, type_section
+from tests.e2e.terminal import Terminal
+from tests.generate.manifests import NAME, NAMESPACE
+
+
+HOST = f"{NAME}.{NAMESPACE}.svc"
+_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A caller with a token, who trusts one authority."""
+
+    trust: ssl.SSLContext
+    token: str
+    address: str
+    """Where to connect to, port 9810: the Service's, or a pod's."""
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """The status and the JSON of an answer, on a connection of its own."""
+        plain = socket.create_connection((self.address, 9810), _TIMEOUT)
+        connection = http.client.HTTPConnection(HOST, timeout=_TIMEOUT)
+        connection.sock = self.trust.wrap_socket(plain, server_hostname=HOST)
+        try:
+            text = json.dumps(body) if body is not None else None
+            connection.request(method, path, text, {"Authorization": f"Bearer {self.token}"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read() or b"null")
+        finally:
+            connection.close()
+
+    def verdict(self, namespace: str, name: str) -> dict[str, Any]:
+        """The verdict on one VM."""
+        body = {"candidates": [{"namespace": namespace, "name": name}], "dryRun": True}
+        status, answer = self.ask("POST", "/v1/verdicts", body)
+        assert status == 200, answer
+        verdict: dict[str, Any] = answer["verdicts"][0]
+        return verdict
+
+    def history(self, namespace: str, name: str) -> list[dict[str, Any]]:
+        """The migrations of a VM on record."""
+        status, answer = self.ask("GET", f"/v1/vmis/{namespace}/{name}")
+        assert status == 200, answer
+        migrations: list[dict[str, Any]] = answer["migrations"]
+        return migrations
+
+
+@contextmanager
+def let_in(cluster: Cluster, folder: Path) -> Iterator[tuple[Terminal, Caller]]:
+    """Two replicas and a caller who is let in, by the documents; gone after the block."""
+    cluster.kubectl("create", "namespace", "my-tools")
+    with cluster.terminal(folder) as terminal:
+        type_section(terminal, CERTIFICATE)
+        type_section(terminal, "A caller of your own")
+        given = Path(terminal.type_unlisted('echo "$CALLER"').strip())
+        service = cluster.get("-n", NAMESPACE, "service", NAME)
+        yield (
+            terminal,
+            Caller(
+                ssl.create_default_context(cafile=given / "ca.crt"),
+                (given / "token").read_text().strip(),
+                service["spec"]["clusterIP"],
+            ),
+        )
+    cluster.kubectl("delete", "clusterrolebinding", "my-tools-my-caller")
+    cluster.kubectl("delete", "namespace", NAMESPACE, "my-tools")
+
+
+@dataclass
+class Load:
+    """Asks about one VM again and again for a block, and counts what is answered."""
+
+    caller: Caller
+    namespace: str
+    name: str
+    answers: Counter[str] = field(default_factory=Counter)
+
+    def __enter__(self) -> Self:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self.answers[self._once()] += 1
+            time.sleep(0.02)
+
+    def _once(self) -> str:
+        """The reason of a verdict; the caller tries twice, as the documents say."""
+        last = ""
+        for _ in range(2):
+            try:
+                return str(self.caller.verdict(self.namespace, self.name)["reason"])
+            except (OSError, http.client.HTTPException) as failure:
+                last = repr(failure)
+        return last

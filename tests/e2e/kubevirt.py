@@ -1,0 +1,138 @@
+"""KubeVirt on the e2e cluster: its own virt-api and virt-controller, and launcher pods that run.
+
+The scheduler and the kubelet are real here. What stays played is virt-handler, and QEMU: in its
+place a launcher's containers run the program `pause`.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from exporter.demo import objects
+from tests.cluster import PODS, VMIMS, VMIS, RealCluster, User, poll
+from tests.cluster.kubevirt import NAMESPACE, KubeVirtCluster
+from tests.cluster.player import Player
+from tests.cluster.resources import NODES
+from tests.e2e.cluster import Cluster, Object
+from tests.e2e.node import SERVER
+from tests.support.lives import rfc3339
+
+
+_DEVICES = ("kvm", "tun", "vhost-net")
+_FEW = "100"
+
+
+class RunningCluster(RealCluster):
+    """The e2e cluster as the rig knows clusters; others have started its servers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.directory = cluster.directory
+        authority = self.directory / "ca.crt"
+        certificate = self.directory / "admin.crt"
+        self.administrator = User("admin", authority, certificate=certificate)
+        self.admin = self.client(self.administrator)
+        self._stack = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        """The API server's."""
+        return SERVER
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.admin)
+        return self
+
+
+class Handlers(Player):
+    """virt-handlers on real nodes: pods are bound and run by others."""
+
+    async def _sign_in(self, stack: AsyncExitStack) -> None:
+        control = self.cluster.control
+        self._scheduler = await stack.enter_async_context(control.client(control.administrator))
+        for name in self.nodes:
+            await self._equip_node(name)
+            account = await control.account(NAMESPACE, "kubevirt-handler", node=name)
+            self.handlers[name] = await stack.enter_async_context(control.client(account))
+
+    async def _equip_node(self, name: str) -> None:
+        """What virt-handler's labeller and device plugins say of a node."""
+        labels = {
+            "kubevirt.io/schedulable": "true",
+            "machine-type.node.kubevirt.io/q35": "true",
+            "cpu-vendor.node.kubevirt.io/Intel": "true",
+            "cpu-model-migration.node.kubevirt.io/Skylake-Client-IBRS": "true",
+            "host-model-cpu.node.kubevirt.io/Skylake-Client-IBRS": "true",
+        }
+        await self.cluster.admin.merge(NODES, None, name, {"metadata": {"labels": labels}})
+        room = {f"devices.kubevirt.io/{device}": _FEW for device in _DEVICES}
+        await self.cluster.admin.request(
+            "PATCH",
+            f"{NODES.path(None, name)}/status",
+            json={"status": {"capacity": room}},
+            headers={"Content-Type": "application/merge-patch+json"},
+        )
+
+    def _pod_step(self, pod: Object) -> None:
+        del pod
+
+    async def finish_pod(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> Object:
+        """The launcher's containers wait to be ended: delete the pod."""
+        del phase
+        metadata = pod["metadata"]
+        return await self.cluster.admin.delete(PODS, metadata["namespace"], metadata["name"])
+
+
+@dataclass(frozen=True)
+class KubeVirt:
+    """KubeVirt on the cluster, with the VM shop/db1 on the node n1."""
+
+    cluster: KubeVirtCluster
+    handlers: Handlers
+
+    async def pod(self) -> Object:
+        """The VM's first launcher pod."""
+        return (await self.cluster.pods("db1", "shop"))[0]
+
+    async def is_marked(self) -> bool:
+        """Whether the VM is being evacuated."""
+        return "evacuationNodeName" in (await self.cluster.vmi("db1", "shop"))["status"]
+
+    async def calm(self) -> None:
+        """Cancel what moves the VM."""
+        if await self.is_marked():
+            await self.cluster.cancel_evacuation("db1", "shop", "n1")
+        for vmim in await self.cluster.vmims("db1", "shop"):
+            await self.cluster.admin.delete(VMIMS, "shop", vmim["metadata"]["name"])
+
+    async def just_moved(self) -> None:
+        """Have its virt-handler write that the VM was moved a moment ago."""
+        now = time.time()
+        state = {
+            "migrationUid": "m",
+            "startTimestamp": rfc3339(now - 60),
+            "endTimestamp": rfc3339(now - 30),
+            "completed": True,
+        }
+        vmi = await self.cluster.vmi("db1", "shop")
+        head = {"apiVersion": VMIS.api_version, "kind": VMIS.kind}
+        await self.handlers.write(
+            head | vmi, lambda one: one["status"].update(migrationState=state)
+        )
+
+
+@asynccontextmanager
+async def installed(cluster: Cluster) -> AsyncIterator[KubeVirt]:
+    """KubeVirt for a block."""
+    async with (
+        KubeVirtCluster(RunningCluster(cluster)) as kubevirt,
+        Handlers(kubevirt, ["n1"], heartbeat=2.0) as handlers,
+    ):
+        await kubevirt.create_vmi("db1", "shop")
+
+        async def is_running() -> bool:
+            return objects.phase(await kubevirt.vmi("db1", "shop")) == "Running"
+
+        await poll(is_running, within=120, what="shop/db1 running")
+        yield KubeVirt(kubevirt, handlers)

@@ -1,0 +1,90 @@
+"""A cluster leaves nothing on the machine, however it ends. This runs before there is another."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import wait_for
+from tests.e2e.images import ROOT
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+SERVERS = {"containerd", "etcd", "kube-apiserver", "kubelet", "pause", "unshare"}
+
+
+def left_behind() -> dict[str, set[str]]:
+    """What a cluster might leave: processes, mounts, cgroups, links and firewall rules."""
+    processes = {
+        read(path.with_name("comm"))
+        for path in Path("/proc").glob("[0-9]*/cgroup")
+        if "eviction-exporter-e2e" in read(path)
+        or "tests/e2e/node/supervise" in read(path.with_name("cmdline"))
+    }
+    listed = {
+        "links": ["ip", "-brief", "link"],
+        "filter": ["iptables-save"],
+        "namespaces": ["ip", "netns", "list"],
+        "cgroups": ["find", str(CGROUPS), "-name", "eviction-exporter-e2e-*", "-prune"],
+    }
+    return {
+        "processes": processes,
+        "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
+        **{name: output(*command) for name, command in listed.items()},
+    }
+
+
+def read(path: Path) -> str:
+    """A file that may have gone."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def output(*command: str) -> set[str]:
+    """The lines that a program prints, without counters and dates."""
+    # `find` fails where a folder goes meanwhile.
+    ended = subprocess.run(command, capture_output=True, text=True, check=command[0] != "find")
+    return {line for line in ended.stdout.splitlines() if not line.startswith("#")}
+
+
+def start(directory: Path) -> subprocess.Popen[str]:
+    """A cluster in a process of its own, with a pod that runs."""
+    directory.mkdir()
+    trial = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.trial", directory],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trial.stdout
+    assert trial.stdout.readline() == "running\n", trial.communicate()
+    return trial
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_left(tmp_path: Path, prove: Callable[[str], None]) -> None:
+    """After two runs in a row, the second of them killed in the middle."""
+    before = left_behind()
+
+    trial = start(tmp_path / "ended")
+    during = left_behind()
+    trial.communicate()
+    assert trial.returncode == 0
+    assert left_behind() == before
+
+    with start(tmp_path / "killed") as trial:
+        trial.kill()
+        trial.communicate()
+    wait_for(lambda: left_behind() == before, f"as before; but {left_behind()}")
+
+    assert {name.strip() for name in during["processes"]} >= SERVERS
+    assert not before["processes"]
+    assert len(during["cgroups"] - before["cgroups"]) > 8
+    assert during["links"] == before["links"]
+    assert during["filter"] == before["filter"]
+    prove("two clusters, one of them killed: no process, mount, cgroup, link or firewall rule left")

@@ -1,0 +1,61 @@
+"""What is in the images: their labels, their user, their files and sizes."""
+
+import json
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter import __version__
+from tests.e2e.images import DESCHEDULER, EXPORTER, Image
+
+
+INSTALLERS = re.compile(r"bin/(apt|apt-get|bash|dash|dpkg|pip3?|sh)$|/(ensurepip|pip)/")
+SOURCE = "https://github.com/kubevirt-eviction-exporter/exporter"
+
+
+def unpack(image: Image) -> tuple[dict[str, Any], Counter[str]]:
+    """The configuration of an image, and the bytes of each of its files."""
+    sizes: Counter[str] = Counter()
+    with tarfile.open(image.archive) as archive:
+
+        def member(name: str) -> Any:
+            found = archive.extractfile(name)
+            assert found is not None
+            return found
+
+        (manifest,) = json.load(member("manifest.json"))
+        config = json.load(member(manifest["Config"]))["config"]
+        for layer in manifest["Layers"]:
+            with tarfile.open(fileobj=member(layer)) as files:
+                sizes.update({one.name.removeprefix("./"): one.size for one in files})
+    return config, sizes
+
+
+def top(sizes: Counter[str]) -> str:
+    """The folders that take most, and what each takes."""
+    folders: Counter[str] = Counter()
+    for path, size in sizes.items():
+        folders["/".join(Path(path).parts[:2])] += size
+    return ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in folders.most_common(12))
+
+
+@pytest.mark.parametrize("image", [EXPORTER, DESCHEDULER], ids=["exporter", "descheduler"])
+def test_an_image(image: Image, prove: Callable[[str], None]) -> None:
+    """It says where it comes from, runs as nobody, and has neither shell nor installer."""
+    config, sizes = unpack(image)
+
+    labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}
+    assert labels["source"] == SOURCE
+    assert labels["version"] == __version__
+    assert labels["revision"] == image.revision
+    assert config["User"] == "65532:65532"
+    assert [path for path in sizes if INSTALLERS.search(path)] == []
+    packages = sorted(
+        found[1] for path in sizes if (found := re.search(r"^app/(.*)\.dist-info/METADATA$", path))
+    )
+    prove(f"{image.name}: {sum(sizes.values()) / 1e6:.0f} MB: {top(sizes)}; {' '.join(packages)}")

@@ -1,0 +1,80 @@
+"""Every way to install it, by the commands of docs/install.md: Ready, asked, and uninstalled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import ONLY_FULL, Cluster, wait_for
+from tests.e2e.documents import CERTIFICATE, SECTIONS, WAYS, commands, type_section
+from tests.generate.manifests import NAME, NAMESPACE, TLS_SECRET
+
+
+UNINSTALL = "Uninstall"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
+    """The certificate is there, from openssl; and a descheduler that the sidecar replaces."""
+    with cluster.terminal(scratch) as terminal:
+        type_section(terminal, CERTIFICATE)
+    cluster.run_pause("kube-system", "descheduler")
+    yield
+    cluster.kubectl("-n", "kube-system", "delete", "deployment", "descheduler")
+    cluster.kubectl("delete", "namespace", NAMESPACE)
+
+
+@pytest.mark.parametrize(
+    "way",
+    # Another test compares what Helm and kustomize make: one way by Helm is enough here.
+    [
+        pytest.param(way, marks=ONLY_FULL if "Helm" in way and "sidecar" not in way else ())
+        for way in WAYS
+    ],
+)
+def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) -> None:
+    """The lines as written, `status` by exec among them; and uninstalled as written."""
+    with cluster.terminal(scratch) as terminal:
+        *_, said = type_section(terminal, way).values()
+        print(cluster.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide"))
+        print(said)
+        assert "Healthy" in said
+        assert "shop/db1" in said
+        assert all(one["ready"] for pod in cluster.pods() for one in containers(pod))
+        if "Standalone" not in way:
+            printed = type_section(terminal, "Check that it works")
+            assert "Healthy" in [*printed.values()][-1]
+            assert any("db1" in one for one in printed.values())
+        uninstall(cluster, scratch, by_helm=way.endswith("by Helm"))
+        # The reader's own, for `status`: no manifest has it.
+        cluster.kubectl("delete", "clusterrolebinding", f"{NAME}-itself", "--ignore-not-found")
+
+
+def containers(pod: dict[str, dict[str, list[dict[str, bool]]]]) -> list[dict[str, bool]]:
+    """The state of every container of a pod, sidecars included."""
+    status = pod["status"]
+    return [*status["containerStatuses"], *status.get("initContainerStatuses", [])]
+
+
+def uninstall(cluster: Cluster, scratch: Path, *, by_helm: bool) -> None:
+    """Type it; what the document says is left, and nothing else."""
+    with cluster.terminal(scratch) as terminal:
+        for command in commands_of_uninstall(by_helm=by_helm):
+            terminal.type(command)
+    selector = f"app.kubernetes.io/name={NAME}"
+    kinds = "clusterrole,clusterrolebinding,mutatingwebhookconfiguration"
+    assert not cluster.get(kinds, "-l", selector)["items"]
+    wait_for(lambda: not cluster.get("-n", NAMESPACE, "pods")["items"], "pods gone")
+    left = cluster.get("-n", NAMESPACE, "all,configmap,secret,serviceaccount,role,rolebinding")
+    names = {(one["kind"], one["metadata"]["name"]) for one in left["items"]}
+    assert {name for kind, name in names if kind == "Secret"} == {TLS_SECRET}
+    assert {kind for kind, _ in names} <= {"ConfigMap", "Secret", "ServiceAccount"}
+
+
+def commands_of_uninstall(*, by_helm: bool) -> list[str]:
+    """The command for Helm, or the lines for kustomize; not the one that removes everything."""
+    listed = commands(SECTIONS[UNINSTALL])
+    helm = [one for one in listed if one.startswith("helm ")]
+    everything = [one for one in listed if "delete namespace" in one]
+    assert len(helm) == len(everything) == 1
+    return helm if by_helm else [one for one in listed if one not in helm + everything]

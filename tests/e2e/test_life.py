@@ -1,0 +1,157 @@
+"""What happens to two replicas in a life: certificates, memory, upgrades; history is kept."""
+
+import http.client
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import vmi
+from tests.e2e.asking import Caller, Load, let_in
+from tests.e2e.cluster import Cluster, Object, wait_for
+from tests.e2e.documents import CERTIFICATE, SECTIONS, commands
+from tests.e2e.images import EARLIER, EARLIER_COMMIT, EXPORTER, ROOT, check_out
+from tests.e2e.terminal import Terminal
+from tests.generate.manifests import NAMESPACE, REGISTRY
+from tests.support.lives import rfc3339
+
+
+HISTORY = 2
+"""Migrations of shop/db2; KubeVirt shows the last one only."""
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster, scratch: Path) -> Iterator[tuple[Terminal, Caller]]:
+    """Two replicas, and a caller who is let in."""
+    with let_in(cluster, scratch) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def terminal(installation: tuple[Terminal, Caller]) -> Terminal:
+    """Whoever has installed them."""
+    return installation[0]
+
+
+@pytest.fixture(scope="module")
+def caller(cluster: Cluster, installation: tuple[Terminal, Caller]) -> Caller:
+    """Whoever asks, through the Service; shop/db2 has been moved twice."""
+    caller = installation[1]
+    now = int(time.time())
+    for number in range(1, HISTORY + 1):
+        end = now - 60 * (HISTORY - number) - 1
+        state = {"migrationUid": f"m{number}", "startTimestamp": rfc3339(end - 9)}
+        state["endTimestamp"] = rfc3339(end)
+        cluster.apply([vmi("db2", "shop", status={"migrationState": state})])
+        wait_for(lambda: moves(caller) == number, f"{number} migrations on record")  # noqa: B023
+    return caller
+
+
+def moves(caller: Caller) -> int:
+    """How many migrations of shop/db2 are on record; none while it is unknown."""
+    status, answer = caller.ask("GET", "/v1/vmis/shop/db2")
+    return len(answer["migrations"]) if status == 200 else 0
+
+
+def test_an_upgrade_and_the_way_back_lose_nothing(
+    cluster: Cluster, caller: Caller, tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """From an earlier commit's manifests and image to ours and back, while a caller asks."""
+    check_out(EARLIER_COMMIT, tmp_path, "deploy")
+    (tmp_path / "kustomization.yaml").write_text(
+        "resources: [deploy/overlays/standalone]\n"
+        f"images: [{{name: {REGISTRY}/exporter, newTag: earlier}}]\n"
+    )
+    before = caller.history("shop", "db2")
+    revisions = []
+    with Load(caller, "shop", "db2") as load:
+        for folder in (tmp_path, ROOT / "deploy/overlays/standalone", tmp_path):
+            cluster.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(folder))
+            cluster.rolled_out()
+            revisions.append({image for pod in cluster.pods() for image in images(pod)})
+            assert caller.history("shop", "db2") == before
+    cluster.kubectl(
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "-k",
+        str(ROOT / "deploy/overlays/standalone"),
+    )
+    cluster.rolled_out()
+
+    earlier, ours = {EARLIER.name}, {EXPORTER.name}
+    assert revisions == [earlier, ours, earlier]
+    assert set(load.answers) == {"cooldown"}, load.answers
+    prove(f"upgrade and back: {load.answers['cooldown']} answers, none wrong, history equal")
+
+
+def images(pod: Object) -> list[str]:
+    """The images of a pod."""
+    return [one["image"] for one in pod["spec"]["containers"]]
+
+
+def test_a_certificate_is_renewed_without_a_restart(
+    cluster: Cluster, terminal: Terminal, caller: Caller, prove: Callable[[str], None]
+) -> None:
+    """The commands from the second openssl on, again: every replica serves the new one."""
+    addresses = {pod["status"]["podIP"] for pod in cluster.pods()}
+    before = {at: ssl.get_server_certificate((at, 9811)) for at in addresses}
+    lines = commands(SECTIONS[CERTIFICATE])
+    first = next(i for i, line in enumerate(lines) if line.startswith("openssl req -newkey"))
+    started = time.monotonic()
+    for line in lines[first:]:
+        terminal.type(line)
+    wait_for(
+        lambda: all(ssl.get_server_certificate((at, 9811)) != old for at, old in before.items()),
+        "the new certificate served",
+    )
+    prove(
+        f"certificate: served by each replica {time.monotonic() - started:.0f} s after the renewal"
+    )
+    assert caller.verdict("shop", "db2")["reason"] == "cooldown"
+    assert {pod["status"]["podIP"] for pod in cluster.pods()} == addresses
+    assert all(restarts(pod) == 0 for pod in cluster.pods())
+
+
+def restarts(pod: Object) -> int:
+    """How often a pod's containers were restarted."""
+    return sum(int(one["restartCount"]) for one in pod["status"]["containerStatuses"])
+
+
+def test_a_container_killed_by_memory_comes_back_with_its_history(
+    cluster: Cluster, caller: Caller
+) -> None:
+    """The kernel's OOM killer ends one; it starts again and knows what it knew."""
+    before = caller.history("shop", "db2")
+    pod = cluster.pods()[0]
+    name = pod["metadata"]["name"]
+    victim = replace(caller, address=pod["status"]["podIP"])
+    take_memory(cluster, pod)
+
+    def was_killed() -> bool:
+        with suppress(OSError, http.client.HTTPException):
+            many = [{"namespace": "shop", "name": f"vm-{number}"} for number in range(10_000)]
+            victim.ask("POST", "/v1/verdicts", {"candidates": many})
+        (status,) = cluster.get("-n", NAMESPACE, "pod", name)["status"]["containerStatuses"]
+        last = status["lastState"].get("terminated", {})
+        return bool(last.get("reason") == "OOMKilled" and status["ready"])
+
+    wait_for(was_killed, "OOMKilled, and ready again")
+    assert victim.history("shop", "db2") == before
+
+
+def take_memory(cluster: Cluster, pod: Object) -> None:
+    """Limit a container to what it has now, without caches."""
+    (status,) = pod["status"]["containerStatuses"]
+    uid = status["containerID"].rpartition("/")[2]
+    script = f"""
+        cd "$(find /sys/fs/cgroup/memory -type d -name {uid})"
+        echo 0 >memory.force_empty
+        echo $(($(cat memory.usage_in_bytes) + 131072)) >memory.limit_in_bytes
+    """
+    subprocess.run(cluster.node.command("bash", "-euc", script), check=True)

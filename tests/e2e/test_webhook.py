@@ -1,0 +1,82 @@
+"""The admission webhook before KubeVirt's own, by the steps of docs/hold-evictions.md."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.documents import CERTIFICATE, SECTIONS, commands
+from tests.e2e.images import ROOT
+from tests.e2e.kubevirt import KubeVirt
+from tests.generate.manifests import NAME, NAMESPACE
+
+
+DENIED = f"{NAME}: VMI shop/db1: cooldown"
+EVICTOR = "system:serviceaccount:kube-system:descheduler-sa"
+
+
+@pytest.mark.timeout(600)
+async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -> None:
+    """In mode `warn` KubeVirt evacuates; in mode `enforce` the same eviction is denied."""
+    checkout = scratch / "checkout"
+    for name in ("deploy", "alerts"):
+        shutil.copytree(ROOT / name, checkout / name)
+    cluster.kubectl("create", "clusterrole", "evictor", "--verb=create", "--resource=pods/eviction")
+    role = ("--clusterrole=evictor", f"--user={EVICTOR}")
+    cluster.kubectl("create", "clusterrolebinding", "evictor", *role)
+    await kubevirt.just_moved()
+    pod = (await kubevirt.pod())["metadata"]["name"]
+
+    with cluster.terminal(scratch, checkout) as terminal:
+
+        async def type_all(*lines: str) -> None:
+            for line in lines:
+                await asyncio.to_thread(terminal.type, line)
+
+        async def evicts(expected: str) -> None:
+            await asyncio.to_thread(
+                wait_for, lambda: expected in try_evict(cluster, pod), expected, within=120
+            )
+
+        *install, logs, apply, status = commands(SECTIONS["Five steps"])
+        await type_all(*commands(SECTIONS[CERTIFICATE]), *install)
+        await evicts("Warning: ")
+        assert await kubevirt.is_marked()
+        await type_all(logs)
+        await kubevirt.calm()
+
+        config = checkout / "deploy/components/admission/config.yaml"
+        text = config.read_text()
+        assert text.count("mode: warn") == 1
+        config.write_text(text.replace("mode: warn", "mode: enforce"))
+        await type_all(apply, status)
+        # A replica in mode `warn` may still answer, and KubeVirt then evacuates.
+        async with asyncio.timeout(120):
+            while DENIED not in try_evict(cluster, pod):
+                await kubevirt.calm()
+        assert not await kubevirt.is_marked()
+
+        (through,) = commands(SECTIONS["Let one eviction through"])
+        refused = await asyncio.to_thread(
+            terminal.type_unlisted, through.replace("virt-launcher-db1-x", pod) + " 2>&1 || true"
+        )
+        assert "Eviction triggered evacuation" in refused
+        await type_all(*commands(SECTIONS["Switch it off"]))
+    await kubevirt.calm()
+    cluster.kubectl("delete", "namespace", NAMESPACE)
+
+
+def try_evict(cluster: Cluster, pod: str) -> str:
+    """Ask for the eviction of a pod as a listed user; what kubectl prints."""
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": "shop"},
+    }
+    path = f"/api/v1/namespaces/shop/pods/{pod}/eviction"
+    asked = ("create", "--raw", path, "-f", "-", f"--as={EVICTOR}")
+    ended = cluster.try_kubectl(*asked, given=json.dumps(eviction))
+    return ended.stdout + ended.stderr
