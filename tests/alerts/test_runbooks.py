@@ -209,7 +209,7 @@ def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
     text = TEXTS["KubeVirtEvacuationStuck"]
     cancel = text.index("evacuate/cancel")
     assert "PostCopy" in text[:cancel]
-    assert "`virtctl evacuate-cancel` is\nbroken in 1.8.0 to 1.9.0" in text[:cancel]
+    assert "`virtctl evacuate-cancel` is\nbroken in 1.7.0 to 1.9.0" in text[:cancel]
     for name, other in TEXTS.items():
         if name != "KubeVirtEvacuationStuck" and "ancel the evacuation" in other:
             assert "post-copy" in other, name
