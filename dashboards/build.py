@@ -128,6 +128,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dashboards.build")
     parser.add_argument("--fleet", type=Path, metavar="FOLDER", help="for several clusters")
     folder = parser.parse_args().fleet
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     for path, text in render(folder or HERE, fleet=folder is not None).items():
         path.write_text(text)
 

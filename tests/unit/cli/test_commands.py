@@ -482,7 +482,7 @@ def test_replay_answers_machines(recorded: str, tmp_path: Path) -> None:
     done = run("replay", recorded, "--json", "--plot", str(plot))
     policies = json.loads(done.stdout)["policies"]
 
-    assert [policy["name"] for policy in policies] == ["reference", "ours", "none"]
+    assert [policy["name"] for policy in policies] == ["reference", "ours", "recommended", "none"]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
