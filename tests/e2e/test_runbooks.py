@@ -26,6 +26,8 @@ OVER_TLS = re.compile("https://localhost:1?9810")
 """In the blocks for installations whose query listener has TLS."""
 EXAMPLE = "kubevirt-evacuation-x1x1x"
 """Where a reader puts the name of the attempt."""
+OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
+"""What a reader exports: the VM and its node, in place of the demo's."""
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,8 @@ async def test_every_command_runs(
         with cluster.terminal(Path(terminal.type_unlisted("echo $TMPDIR").strip())) as shell:
             for command in blocks(text, over_tls=over_tls):
                 line = command.replace(EXAMPLE, attempt)
+                for example, own in OURS.items():
+                    line = line.replace(example, own)
                 await asyncio.to_thread(shell.type, line)
                 typed.add(command)
                 if "rollout restart" in line:
