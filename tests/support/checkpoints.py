@@ -84,6 +84,15 @@ async def until_written(exporter: Program, *, within: float = PATIENCE) -> None:
     await poll(is_written, within=within, what="a checkpoint")
 
 
+async def until_one_writes(*replicas: Program) -> None:
+    """Wait until exactly one of the replicas holds the Lease. A busy machine renews it late."""
+
+    async def is_so() -> bool:
+        return sum([await replica.sample(WRITER) for replica in replicas]) == 1
+
+    await poll(is_so, what="one writer")
+
+
 async def migrate(
     admin: Client, namespace: str, name: str, *, ago: Iterable[float], forget: bool = True
 ) -> None:
