@@ -1,4 +1,4 @@
-"""The HTTP handlers of the query API, the metrics, the probes and the page.
+"""The HTTP handlers of the query API, the metrics and the probes.
 
 Every answer is computed from the store at request time. Every error is a problem+json (RFC 9457)
 that says what was expected.
@@ -48,8 +48,6 @@ from exporter.server.answers import (
 )
 from exporter.server.blocked import Blocked, BlockedSet
 from exporter.server.openapi import write_openapi
-from exporter.server.page.model import PageInputs, build_page, read_filter
-from exporter.server.page.render import PAGE_HEADERS, render_page, render_vm
 from exporter.server.requests import (
     RETRY_AFTER,
     Refusal,
@@ -171,14 +169,10 @@ class Service:
 
     async def answer_vmi(self, request: web.Request) -> web.Response:
         """GET /v1/vmis/{namespace}/{name}."""
-        return _json(self._explain(request))
+        return _json(self.explain(request))
 
-    async def answer_vm_page(self, request: web.Request, *, linked: bool) -> web.Response:
-        """GET /vmis/{namespace}/{name}. `linked`: link to the API."""
-        return _page(render_vm(self._explain(request), linked=linked))
-
-    def _explain(self, request: web.Request) -> VmiAnswer:
-        """Everything known about the VMI in the path."""
+    def explain(self, request: web.Request) -> VmiAnswer:
+        """Everything known about the VMI in the path. Raises `Refusal`."""
         self._require_ready()
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         for field_name, value, most in (("namespace", namespace, 63), ("name", name, 253)):
@@ -267,23 +261,6 @@ class Service:
         """GET /openapi.json."""
         return _json(write_openapi())
 
-    async def answer_page(self, request: web.Request, *, named: bool, linked: bool) -> web.Response:
-        """GET /. `named`: show single VMs; `linked`: link to the API."""
-        now = self.clock()
-        inputs = PageInputs(
-            store=self.store,
-            health=self.health,
-            policy=self.policy,
-            stuck=self.stuck,
-            blocked=self.blocked.read(None, now).entries if self.health.ready else [],
-            held_evictions=self.counters.held_evictions,
-            closing=self.closing,
-        )
-        page = build_page(inputs, read_filter(request.query), now, named=named)
-        # Let other requests run before rendering; the page model is immutable.
-        await asyncio.sleep(0)
-        return _page(render_page(page, linked=linked))
-
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """`find_duration` of every VMI, by node; it yields in between.
 
@@ -370,14 +347,6 @@ def _write_blocked(blocked: Blocked, now: Instant) -> list[bytes]:
         as_of=write_instant(now), stale=blocked.stale, max_age_seconds=MAX_AGE, blocked=[]
     )
     return [msgspec.json.encode(empty).removesuffix(b"[]}"), blocked.encoded, b"}"]
-
-
-def _page(html: str) -> web.Response:
-    response = web.Response(
-        text=html, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS
-    )
-    response.enable_compression()
-    return response
 
 
 def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Response:

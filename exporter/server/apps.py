@@ -5,7 +5,7 @@ Wraps handlers with authentication, request durations and problem+json errors.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from types import ModuleType
 from typing import TypeAlias
 
 import structlog
@@ -32,10 +32,7 @@ log = structlog.stdlib.get_logger()
 
 def make_query_app(service: Service, access: Access | None = None) -> web.Application:
     """The query listener's application: every route, for callers that `access` admits."""
-    pages = {
-        "page": partial(service.answer_page, named=True, linked=True),
-        "vm": partial(service.answer_vm_page, linked=True),
-    }
+    pages = _make_pages(service, named=True, linked=True)
     return _make_app(service, access, pages, lambda _name: True)
 
 
@@ -47,10 +44,7 @@ def make_metrics_app(
     `page`: show single VMs to unauthenticated callers too.
     """
     named = page or access is not None
-    pages = {
-        "page": partial(service.answer_page, named=named, linked=False),
-        "vm": partial(service.answer_vm_page, linked=False),
-    }
+    pages = _make_pages(service, named=named, linked=False)
     served = METRICS_LISTENER | {"vm"} if named else METRICS_LISTENER
     return _make_app(service, access, pages, served.__contains__)
 
@@ -93,6 +87,28 @@ def _make_app(
             else:
                 app.router.add_route(route.method, route.path, timed)
     return app
+
+
+def _make_pages(service: Service, *, named: bool, linked: bool) -> dict[str, Handler]:
+    """The handlers of the pages, imported in a thread when one is first opened."""
+
+    async def answer_page(request: web.Request) -> web.StreamResponse:
+        pages = await asyncio.to_thread(_import_pages)
+        answer: web.Response = await pages.answer_page(service, request, named=named, linked=linked)
+        return answer
+
+    async def answer_vm_page(request: web.Request) -> web.StreamResponse:
+        pages = await asyncio.to_thread(_import_pages)
+        answer: web.Response = await pages.answer_vm_page(service, request, linked=linked)
+        return answer
+
+    return {"page": answer_page, "vm": answer_vm_page}
+
+
+def _import_pages() -> ModuleType:
+    from exporter.server.page import handlers
+
+    return handlers
 
 
 def timed_handler(name: str, handler: Handler, counters: Counters) -> Handler:

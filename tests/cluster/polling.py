@@ -7,7 +7,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds for what comes within a few on an idle machine; a busy one may take its time."""
 _PAUSE = 0.05
 

@@ -26,6 +26,7 @@ migration, the descheduler also tells the target pod to leave, and takes that fo
 minutes, until its limit is used up.
 """
 WITHIN = 1200.0
+pytestmark = pytest.mark.timeout(2 * WITHIN)
 COOLDOWN = {
     "migrationCooldown": "15s",
     "maxMigrationCooldown": "60s",

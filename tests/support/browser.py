@@ -88,7 +88,7 @@ async def standing_demo(seed: int = 1) -> AsyncIterator[Still]:
             urls = await listening
             demo = Still(urls.query[0], urls.metrics[0], clock)
             playing = asyncio.create_task(cluster.run(demo.query, still))
-            await poll(lambda: _find_lively(demo), what="a lively moment")
+            await poll(lambda: _find_lively(demo), within=300, what="a lively moment")
             clock.stop()
             still.set()
             await playing

@@ -38,7 +38,9 @@ class Program:
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """The log, one object per line; of one event name where that is given."""
-        lines = [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
+        # The last line may be half written.
+        written = self.output.rpartition("\n")[0].splitlines()
+        lines = [json.loads(line) for line in written if line.startswith("{")]
         return [line for line in lines if name is None or line["event"] == name]
 
     async def listening(self) -> None:

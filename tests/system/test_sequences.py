@@ -44,7 +44,7 @@ class Stubborn(Brisk):
         return
 
 
-@pytest.mark.parametrize(("broken", "count", "noticed"), [(Merging, 20, 4), (Stubborn, 3, 3)])
+@pytest.mark.parametrize(("broken", "count", "noticed"), [(Merging, 20, 1), (Stubborn, 3, 3)])
 async def test_the_comparison_notices_a_broken_watch(
     simulated: SimulatedStage,
     prove: Prove,

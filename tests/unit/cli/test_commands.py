@@ -210,7 +210,10 @@ def imported(*arguments: str) -> set[str]:
         pytest.param(
             ("--kubeconfig", "/nothing"),
             {"exporter.app", "structlog", "aiohttp"},
-            {"matplotlib", "exporter.demo", "exporter.cli.client", "exporter.cli.layout"},
+            {
+                *("matplotlib", "jinja2", "exporter.demo", "exporter.server.page"),
+                *("exporter.cli.client", "exporter.cli.layout"),
+            },
             id="main-job",
         ),
         pytest.param(

@@ -1,0 +1,45 @@
+"""The HTTP handlers of the page and of the page of one VM.
+
+They are imported when the page is first opened: Jinja2 and its templates take 0.1 s.
+"""
+
+import asyncio
+
+from aiohttp import web
+
+from exporter.server.api import Service
+from exporter.server.page.model import PageInputs, build_page, read_filter
+from exporter.server.page.render import PAGE_HEADERS, render_page, render_vm
+
+
+async def answer_page(
+    service: Service, request: web.Request, *, named: bool, linked: bool
+) -> web.Response:
+    """GET /. `named`: show single VMs; `linked`: link to the API."""
+    now = service.clock()
+    inputs = PageInputs(
+        store=service.store,
+        health=service.health,
+        policy=service.policy,
+        stuck=service.stuck,
+        blocked=service.blocked.read(None, now).entries if service.health.ready else [],
+        held_evictions=service.counters.held_evictions,
+        closing=service.closing,
+    )
+    page = build_page(inputs, read_filter(request.query), now, named=named)
+    # Let other requests run before rendering; the page model is immutable.
+    await asyncio.sleep(0)
+    return _html(render_page(page, linked=linked))
+
+
+async def answer_vm_page(service: Service, request: web.Request, *, linked: bool) -> web.Response:
+    """GET /vmis/{namespace}/{name}. `linked`: link to the API."""
+    return _html(render_vm(service.explain(request), linked=linked))
+
+
+def _html(text: str) -> web.Response:
+    response = web.Response(
+        text=text, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS
+    )
+    response.enable_compression()
+    return response
