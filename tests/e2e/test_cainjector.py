@@ -10,7 +10,7 @@ from tests.cluster.binaries import find_binary
 from tests.e2e.cluster import ONLY_FULL, Cluster, wait_for
 from tests.e2e.documents import CERTIFICATE, type_section
 from tests.e2e.images import ROOT
-from tests.e2e.test_webhook import try_evict
+from tests.e2e.test_webhook import let_evict, try_evict
 from tests.generate.manifests import NAME, NAMESPACE, TLS_SECRET
 
 
@@ -33,21 +33,24 @@ def test_it_writes_the_authority_that_the_api_server_then_trusts(
     cluster.rolled_out()
 
     def authority() -> str:
+        assert cainjector.poll() is None, log.read_text()
         found = cluster.get("mutatingwebhookconfiguration", NAME)
         return str(found["webhooks"][0]["clientConfig"].get("caBundle", ""))
 
-    assert not authority()
-    with (tmp_path / "cainjector.log").open("w") as log:
+    log = tmp_path / "cainjector.log"
+    with log.open("w") as written:
         cainjector = subprocess.Popen(
-            [find_binary("cainjector")], env=cluster.environment, stdout=log, stderr=log
+            [find_binary("cainjector")], env=cluster.environment, stdout=written, stderr=written
         )
     try:
-        written = wait_for(authority, "caBundle")
+        bundle = wait_for(authority, "caBundle")
     finally:
         cainjector.kill()
         cainjector.wait()
     secret = cluster.get("-n", NAMESPACE, "secret", TLS_SECRET)
-    assert base64.b64decode(written) == base64.b64decode(secret["data"]["ca.crt"])
+    assert base64.b64decode(bundle) == base64.b64decode(secret["data"]["ca.crt"])
+
+    let_evict(cluster)
 
     def called() -> bool:
         """The webhook is called before the API server sees that there is no such pod."""

@@ -1,6 +1,7 @@
 """The real Prometheus operator with Prometheus and Alertmanager, and the page in a browser."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,8 @@ MONITORING = "monitoring"
 """The namespace of that Prometheus."""
 METADATA = {"name": "stack", "namespace": MONITORING}
 STUCK_FOR = timedelta(hours=2)
+VERSION = re.compile(r"github.com/prometheus/alertmanager (v\S+)")
+"""In the go.mod of the tool; the operator gives each version the flags that it knows."""
 
 
 def operator() -> list[Object]:
@@ -73,6 +76,7 @@ def stack() -> list[Object]:
     """A Prometheus that takes monitors and rules of all namespaces, and its Alertmanager."""
     target = {"name": "alertmanager-operated", "namespace": MONITORING, "port": "web"}
     example = (ROOT / "alerts/alertmanager.yaml").read_text()
+    (version,) = VERSION.findall((ROOT / "tests/tools/alertmanager/go.mod").read_text())
     return [
         {
             "apiVersion": "monitoring.coreos.com/v1",
@@ -98,7 +102,12 @@ def stack() -> list[Object]:
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "Alertmanager",
             "metadata": METADATA,
-            "spec": {"image": ALERTMANAGER.name, "replicas": 1, "configSecret": "example"},
+            "spec": {
+                "image": ALERTMANAGER.name,
+                "version": version,
+                "replicas": 1,
+                "configSecret": "example",
+            },
         },
     ]
 
@@ -188,7 +197,6 @@ def test_an_alert_reaches_alertmanager(
     assert (sent["labels"]["namespace"], sent["labels"]["name"]) == ("shop", "db9")
     assert sent["receivers"] == [{"name": "virtualization"}]
     prove(f"Alertmanager: {sent['labels']['alertname']}: {sent['annotations']['description']}")
-    with cluster.terminal(scratch) as terminal:
-        print(terminal.type_unlisted("kubectl get pods --all-namespaces -o wide"))
+    prove(f"pods:\n{cluster.kubectl('get', 'pods', '--all-namespaces')}")
     cluster.kubectl("delete", "namespace", MONITORING)
     cluster.kubectl("delete", "clusterrolebinding", f"{MONITORING}-operator", f"{MONITORING}-stack")

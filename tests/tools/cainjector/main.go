@@ -5,8 +5,9 @@ package main
 import (
 	"log"
 
-	"github.com/cert-manager/cert-manager/pkg/api"
+	certmanager "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	"github.com/cert-manager/cert-manager/pkg/controller/cainjector"
+	"k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -15,8 +16,13 @@ import (
 func main() {
 	ctrl.SetLogger(zap.New())
 	ctx := ctrl.SetupSignalHandler()
-	manager, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{
-		Scheme:  api.Scheme,
+	if err := certmanager.AddToScheme(scheme.Scheme); err != nil {
+		log.Fatal(err)
+	}
+	config := ctrl.GetConfigOrDie()
+	config.UserAgent = "cainjector" // its field manager
+	manager, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:  scheme.Scheme,
 		Metrics: server.Options{BindAddress: "0"},
 	})
 	if err != nil {
