@@ -18,6 +18,7 @@ GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/t
 # What a node runs, and what the e2e tests start beside it.
 CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \
     kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
+FULL_TOOLS := prometheus promtool alertmanager prometheus-operator prometheus-config-reloader cainjector
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
 .PHONY: run alerts test quick check e2e soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-go
@@ -47,8 +48,8 @@ quick: needs-python $(DEVELOPMENT)
 # The images, built from our Dockerfiles, in a real cluster of one node. It needs root and a container
 # runtime, and says which packages are missing. With FULL=1 also what takes longer.
 e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
-	@tests/tools/build $(CLUSTER_TOOLS)
-	@$(BIN)/python -m tests.e2e.images
+	@tests/tools/build $(CLUSTER_TOOLS) $(if $(FULL),$(FULL_TOOLS))
+	@FULL=$(FULL) $(BIN)/python -m tests.e2e.images
 	FULL=$(FULL) $(PYTEST) tests/e2e
 
 # The same tests at the sizes that prove a number; an hour and more.

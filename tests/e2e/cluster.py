@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.cluster.binaries import find_added_crds, find_binary, find_crds
-from tests.e2e.images import PAUSE, ROOT
+from tests.e2e.images import FULL, PAUSE, ROOT
 from tests.e2e.node import Node, log_tails
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAME, NAMESPACE
@@ -21,7 +21,7 @@ from tests.generate.manifests import NAME, NAMESPACE
 T = TypeVar("T")
 Object = dict[str, Any]
 
-ONLY_FULL = pytest.mark.skipif(not os.environ.get("FULL"), reason="only in make e2e FULL=1")
+ONLY_FULL = pytest.mark.skipif(not FULL, reason="only in make e2e FULL=1")
 """For what takes longer."""
 PATIENCE = 180.0
 """Seconds for what takes a few on an idle machine."""

@@ -8,6 +8,7 @@ the machine's Go, for distroless the packages that distroless itself is made of.
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -153,6 +154,19 @@ def _build_launcher(_: str) -> None:
     buildah("commit", "-q", "--rm", made, LAUNCHER.name)
 
 
+def _of_binary(name: str, *tools: str) -> "Image":
+    """An image of one of our tools alone, which it runs; for `make e2e FULL=1`."""
+
+    def build(_: str) -> None:
+        made = buildah("from", "scratch").strip()
+        for tool in tools:
+            buildah("copy", "-q", made, find_binary(tool), f"/bin/{tool}")
+        buildah("config", "--entrypoint", f'["/bin/{tools[0]}"]', made)
+        buildah("commit", "-q", "--rm", made, f"localhost/{name}:1")
+
+    return Image(f"localhost/{name}:1", [f"tests/tools/{name.removesuffix('-reloader')}"], build)
+
+
 def _build(image: str, folder: Path, revision: str, *options: str) -> None:
     """Run a Dockerfile; its steps trust the authorities that the machine trusts."""
     made = [f"--build-arg=VERSION={__version__}", f"--build-arg=REVISION={revision}"]
@@ -227,7 +241,14 @@ PAUSE = Image("localhost/pause:1", ["tests/tools/pause"], _build_pause)
 LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"], _build_launcher)
 """Under the name that virt-controller takes if it is given none."""
 EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
-IMAGES = (PAUSE, LAUNCHER, EXPORTER, DESCHEDULER, EARLIER)
+FULL = bool(os.environ.get("FULL"))
+"""Whether to run what takes longer, too."""
+OPERATOR = _of_binary("prometheus-operator", "prometheus-operator")
+RELOADER = _of_binary("prometheus-operator-reloader", "prometheus-config-reloader")
+PROMETHEUS = _of_binary("prometheus", "prometheus", "promtool")
+ALERTMANAGER = _of_binary("alertmanager", "alertmanager")
+MONITORING = (OPERATOR, RELOADER, PROMETHEUS, ALERTMANAGER)
+IMAGES = (PAUSE, LAUNCHER, EXPORTER, DESCHEDULER, EARLIER, *(MONITORING if FULL else ()))
 
 
 def main() -> None:

@@ -24,9 +24,7 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
     checkout = scratch / "checkout"
     for name in ("deploy", "alerts"):
         shutil.copytree(ROOT / name, checkout / name)
-    cluster.kubectl("create", "clusterrole", "evictor", "--verb=create", "--resource=pods/eviction")
-    role = ("--clusterrole=evictor", f"--user={EVICTOR}")
-    cluster.kubectl("create", "clusterrolebinding", "evictor", *role)
+    let_evict(cluster)
     await kubevirt.just_moved()
     pod = (await kubevirt.pod())["metadata"]["name"]
 
@@ -67,6 +65,16 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
         await type_all(*commands(SECTIONS["Switch it off"]))
     await kubevirt.calm()
     cluster.kubectl("delete", "namespace", NAMESPACE)
+
+
+def let_evict(cluster: Cluster) -> None:
+    """Let the listed user evict pods."""
+    for made in (
+        ("clusterrole", "evictor", "--verb=create", "--resource=pods/eviction"),
+        ("clusterrolebinding", "evictor", "--clusterrole=evictor", f"--user={EVICTOR}"),
+    ):
+        dry = cluster.kubectl("create", *made, "--dry-run=client", "-o", "json")
+        cluster.apply([json.loads(dry)])
 
 
 def try_evict(cluster: Cluster, pod: str) -> str:
