@@ -176,10 +176,10 @@ def test_an_alert_reaches_alertmanager(
         ended = cluster.try_kubectl("get", "--raw", proxy)
         return json.loads(ended.stdout) if ended.returncode == 0 else None
 
-    def target() -> Object | None:
+    def target() -> Object:
         found = ask("prometheus-stack-0:9090", "/api/v1/targets?state=active")
         ours = found["data"]["activeTargets"] if found else []
-        return ours[0] if [one["health"] for one in ours] == ["up"] else None
+        return ours[0] if [one["health"] for one in ours] == ["up"] else {}
 
     up = wait_for(target, "one target, up")
     assert up["scrapeUrl"].startswith("https://")
@@ -188,10 +188,10 @@ def test_an_alert_reaches_alertmanager(
     assert endpoint["authorization"]["credentials"]
     prove(f"Prometheus operator: {up['scrapePool']} is {up['health']}: {up['scrapeUrl']}")
 
-    def alert() -> Object | None:
+    def alert() -> Object:
         found = ask("alertmanager-stack-0:9093", "/api/v2/alerts") or []
         ours = [one for one in found if one["labels"]["alertname"] == "KubeVirtEvacuationStuck"]
-        return ours[0] if ours else None
+        return ours[0] if ours else {}
 
     sent = wait_for(alert, "the alert in Alertmanager", within=900)
     assert (sent["labels"]["namespace"], sent["labels"]["name"]) == ("shop", "db9")
