@@ -293,6 +293,9 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
         async def answers() -> int:
             return await ask(session, exporter, caller.token or "")
 
+        async def is_granted() -> bool:
+            return await answers() == 200
+
         async def is_refused() -> bool:
             return await answers() == refusal
 
@@ -300,7 +303,7 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
             status = await answers()
             return None if status == refusal else status
 
-        assert await answers() == 200
+        await poll(is_granted, what="a yes of the API server in time")
         if revoked == "token":
             await real.admin.delete(SERVICE_ACCOUNTS, "accounts", name)
         else:
@@ -317,15 +320,26 @@ def starved(*pids: int) -> float:
     return sum(int(stat.split()[1]) for stat in stats) / 1e9
 
 
+def spent_elsewhere(*pids: int) -> float:
+    """Seconds in which no answer can be expected.
+
+    Those of `starved`, those of a virtual machine that its host does not run, and the work of this
+    process, most of which is for the strangers' clients.
+    """
+    with Path("/proc/stat").open(encoding="ascii") as stat:
+        stolen = int(stat.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+    return starved(*pids) + stolen + time.process_time()
+
+
 async def ask_and_time(
     session: aiohttp.ClientSession, exporter: Program, token: str
 ) -> tuple[int, float, float]:
-    """The status of a verdict, its seconds, and those of `starved` within."""
+    """The status of a verdict, its seconds, and those of `spent_elsewhere` within."""
     pids = (os.getpid(), exporter.process.pid)
-    before, began = starved(*pids), time.monotonic()
+    before, began = spent_elsewhere(*pids), time.monotonic()
     status = await ask(session, exporter, token)
     took = time.monotonic() - began
-    return status, took, starved(*pids) - before
+    return status, took, spent_elsewhere(*pids) - before
 
 
 @pytest.mark.parametrize("strangers", [0, 490])
@@ -335,17 +349,20 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
     """The API server is frozen; invented tokens on all other connections delay no renewal.
 
     What is measured is the wall time of each request in this process, the strangers' clients
-    beside it. It must be below a second, and longer only by what this process and the exporter
-    were ready to run in that time and had no processor: on a quiet machine next to nothing. On a
-    busy one these waits overlap with others and the bound is loose. The exact times, on a clock of
-    their own, are in `tests/unit/server/test_access.py`.
+    beside it. It must be below a second, and longer only by `spent_elsewhere`: on a quiet machine
+    next to nothing. On a busy one these waits overlap with others and the bound is loose. The exact
+    times, on a clock of their own, are in `tests/unit/server/test_access.py`.
     """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     token = caller.token or ""
     refusals: Counter[int] = Counter()
     times: list[tuple[float, float]] = []
     async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
-        assert await ask(session, exporter, token) == 200
+
+        async def is_granted() -> bool:
+            return await ask(session, exporter, token) == 200
+
+        await poll(is_granted, what="a yes of the API server in time")
         async with frozen(real):
             crowd = [
                 asyncio.create_task(intrude(exporter, number, refusals))
@@ -367,8 +384,8 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
     slowest, waited = max(times)
     prove(
         f"access: API server frozen, {strangers} strangers beside a known caller: {len(times)} "
-        f"verdicts, the slowest in {slowest * 1e3:.0f} ms of wall time, within which the two "
-        f"processes waited {waited * 1e3:.0f} ms for a processor; "
+        f"verdicts, the slowest in {slowest * 1e3:.0f} ms of wall time, of which "
+        f"{waited * 1e3:.0f} ms may have been spent elsewhere; "
         f"{sum(took < 1.0 for took, _ in times)} below a second without any allowance; "
         f"{refusals[503]} strangers' requests refused"
     )

@@ -376,7 +376,7 @@ class TestLooks:
             assert 0 < len(shown) < total
             assert await page.locator("[name=namespace]").input_value() == "bank"
             await page.locator("#clear").click()
-            assert await page.locator("#held-rows tbody tr").count() == total
+            await expect(page.locator("#held-rows tbody tr")).to_have_count(total)
 
     async def test_nothing_else_may_run(self, demo: Still, browser: Browser) -> None:
         """A script and a style that came into the page all the same are stopped."""
