@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from exporter.checkpoint.changes import PendingChanges
 from exporter.checkpoint.format import LONGEST_SHARD, SHARDS, VERSION, Damaged, UnknownVersion
 from exporter.checkpoint.writer import CheckpointWriter
-from exporter.engine.model import ConfigMap, Fact, Instant, Resource, Seconds
+from exporter.engine.model import ConfigMap, Fact, Instant, Resource, Seconds, Why
 from exporter.engine.store import Key, Store
 from exporter.health import CheckpointFault, Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict
@@ -89,7 +89,7 @@ class ConfigMapWriter(CheckpointWriter):
     def heard_at(self, instant: Instant) -> None:
         self._store.heard_at = instant
 
-    def put(self, fact: Fact) -> None:
+    def put(self, fact: Fact, _reasons: tuple[Why, ...] = ()) -> None:
         """Merge a ConfigMap that was added or modified."""
         if not isinstance(fact, ConfigMap) or fact.name not in self._shard_by_name:
             return

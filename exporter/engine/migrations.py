@@ -103,14 +103,15 @@ class VmimIndex:
 
     def bind_all(self, record: VmiRecord) -> Iterator[Binding]:
         """Bind all VMIMs that name this VMI, also those that wait; yields each that belongs."""
-        for binding in self.naming(record.key):
+        key = record.key
+        for binding in self.naming(key):
             if bind(binding, record):
                 yield binding
-        for uid, binding in self._waiting.pop(record.key, {}).items():
+        for uid, binding in self._waiting.pop(key, {}).items():
             if bind(binding, record):
                 yield binding
             if not binding.proven:
-                self._waiting.setdefault(record.key, {})[uid] = binding
+                self._waiting.setdefault(key, {})[uid] = binding
 
     def measure_load(
         self,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from exporter.engine.evacuations import EvacuationTracker
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import VmimIndex
-from exporter.engine.model import Instant, Pod, Resource, Vmi, Vmim, Why, WhySource
+from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 
 
 REASONS_SHOWN = 8
@@ -25,7 +25,7 @@ REASONS_SHOWN = 8
 NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
 """The words for what a VMI and an attempt require of a node (source PodScheduled)."""
 
-_Object: TypeAlias = tuple[Resource, str, str]
+_Object: TypeAlias = tuple[type, str, str]
 
 
 class ReasonTable:
@@ -49,7 +49,7 @@ class ReasonTable:
 
         Node selectors are reasons only if a target cannot be scheduled.
         """
-        objects = [(Resource.VMIS, vmi.namespace, vmi.name)]
+        objects = [_key(vmi)]
         objects += [_key(vmim) for vmim in self._vmims.owned_by(vmi)]
         objects += [_key(pod) for pod in self._launchers.of(vmi)]
         present = (why for key in objects for why in self._present.get(key, ()))
@@ -63,7 +63,7 @@ class ReasonTable:
         """Replace the reasons of an object that is in the store."""
         if reasons and self._may_hold(fact):
             self._present[_key(fact)] = reasons
-        else:
+        elif self._present:
             self._present.pop(_key(fact), None)
 
     def remove(self, fact: Vmim | Pod, owner: str, now: Instant) -> None:
@@ -83,6 +83,8 @@ class ReasonTable:
 
     def end(self, vmi: Vmi) -> None:
         """Drop the reasons of an evacuation that is over."""
+        if not self._present and not self._past:
+            return
         self._past.pop(vmi.uid, None)
         attempts: tuple[Vmim | Pod, ...] = (
             *self._vmims.owned_by(vmi),
@@ -104,10 +106,7 @@ class ReasonTable:
 
 
 def _key(fact: Vmi | Vmim | Pod) -> _Object:
-    resource = Resource.PODS
-    if not isinstance(fact, Pod):
-        resource = Resource.VMIS if isinstance(fact, Vmi) else Resource.VMIMS
-    return resource, fact.namespace, fact.name
+    return type(fact), fact.namespace, fact.name
 
 
 def _newest(reasons: Sequence[Why]) -> tuple[Why, ...]:

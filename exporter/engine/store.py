@@ -60,9 +60,9 @@ class Store:
     objects of the current batch were read; the caller sets it. `finished` counts ended
     migrations. `vmims_seen` and `pods_seen` are true if these resources are visible at all, `blind`
     lists the namespaces where they are not. `touched` collects the UIDs of VMIs whose checkpoint
-    entry may have changed; it is None if no checkpoint is written. `nodes` counts the VMIs on each
-    node, without ended ones, `mobilities` the same by mobility. `observers` are notified of changed
-    evidence, except when `vmims_seen`, `pods_seen` or `blind` change, which affects all VMIs.
+    entry may have changed; it is None if no checkpoint is written. `mobilities` counts the VMIs by
+    node and mobility, without ended ones. `observers` are notified of changed evidence, except when
+    `vmims_seen`, `pods_seen` or `blind` change, which affects all VMIs.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Store:
         self.heard_at: Instant = 0.0
         self.touched: set[str] | None = None
         self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
-        self.nodes: Counter[str] = Counter()
         self.mobilities: Counter[tuple[str, Mobility]] = Counter()
         self.observers: list[Observer] = []
         self.kubevirt: KubeVirtSettings | None = None
@@ -163,6 +162,14 @@ class Store:
         return self._reasons.of(vmi)
 
     @property
+    def nodes(self) -> Counter[str]:
+        """The number of VMIs on each node, without ended ones."""
+        nodes: Counter[str] = Counter()
+        for (node, _), vmis in self.mobilities.items():
+            nodes[node] += vmis
+        return nodes
+
+    @property
     def reason_count(self) -> int:
         """How many entries the table of reasons has."""
         return len(self._reasons)
@@ -175,26 +182,24 @@ class Store:
             self._load = (self.revision, load)
         return load
 
-    def put(self, fact: Fact) -> None:
-        """Add or update an object."""
+    def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:
+        """Add or update an object, and replace its reasons, which change no verdict."""
         match fact:
             case Vmi():
                 self.put_vmi(fact)
+                self._reasons.put(fact, reasons)
             case Vmim():
                 self.put_vmim(fact)
+                self._reasons.put(fact, reasons)
             case Pod():
                 self.put_pod(fact)
+                self._reasons.put(fact, reasons)
             case KubeVirtSettings():
                 if fact != self.kubevirt:
                     self.kubevirt = fact
                     self.revision += 1
             case ConfigMap():
                 raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
-
-    def put_reasons(self, fact: Fact, reasons: tuple[Why, ...]) -> None:
-        """Replace the reasons that came with an object, after `put`; changes no verdict."""
-        if isinstance(fact, Vmi | Vmim | Pod):
-            self._reasons.put(fact, reasons)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object."""
@@ -434,15 +439,11 @@ class Store:
 
     def _enter_node(self, vmi: Vmi) -> None:
         if not vmi.finished:
-            self.nodes[vmi.node] += 1
             self.mobilities[vmi.node, vmi.mobility] += 1
 
     def _leave_node(self, vmi: Vmi) -> None:
         if vmi.finished:
             return
-        self.nodes[vmi.node] -= 1
-        if not self.nodes[vmi.node]:
-            del self.nodes[vmi.node]
         kind = (vmi.node, vmi.mobility)
         self.mobilities[kind] -= 1
         if not self.mobilities[kind]:

@@ -30,6 +30,8 @@ class VmiRecord:
 
     def prove(self, uids: Iterable[str], *, keep: int) -> None:
         """Add migration UIDs that belong to this VMI; the newest `keep` are kept."""
-        new = tuple(dict.fromkeys(reversed(tuple(uids))))[::-1]
-        known = tuple(uid for uid in self.proofs if uid not in new)
-        self.proofs = (known + new)[-keep:]
+        proofs = dict.fromkeys(self.proofs)
+        for uid in uids:
+            proofs.pop(uid, None)
+            proofs[uid] = None
+        self.proofs = tuple(proofs)[-keep:]

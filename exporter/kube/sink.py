@@ -7,7 +7,7 @@ from typing import Protocol
 
 import structlog
 
-from exporter.engine.model import Fact, Instant, Resource, Seconds, Vmi
+from exporter.engine.model import Fact, Instant, Resource, Seconds, Vmi, Why
 from exporter.engine.store import Key, Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
@@ -26,8 +26,8 @@ class FactSink(Protocol):
     def revision(self) -> int:
         """Grows with every change that could change an answer."""
 
-    def put(self, fact: Fact) -> None:
-        """Add or replace an object."""
+    def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:
+        """Add or replace an object and its reasons."""
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object."""
@@ -74,9 +74,7 @@ class Feed:
             listing.keys.add((changed.namespace, changed.name))
         elif isinstance(changed.fact, Vmi):
             log_migration(self._known(changed.namespace, changed.name), changed.fact)
-        self._sink.put(changed.fact)
-        if isinstance(self._sink, Store):
-            self._sink.put_reasons(changed.fact, changed.reasons)
+        self._sink.put(changed.fact, changed.reasons)
 
     def remove(self, deleted: Deleted) -> None:
         """Remove an object."""

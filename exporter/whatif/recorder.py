@@ -26,6 +26,7 @@ from exporter.engine.model import (
     Seconds,
     Vmi,
     Vmim,
+    Why,
 )
 from exporter.engine.store import Key, Store
 from exporter.health import Health
@@ -114,11 +115,11 @@ class Recorder(Store):
         self._refused: set[str] = set()
         file.write(recording.write_header())
 
-    def put(self, fact: Fact) -> None:
+    def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:
         """Store an object, and record it if it changed."""
         resource = _RESOURCES[type(fact)]
         revision, known = self.revision, self.count(resource)
-        super().put(fact)
+        super().put(fact, reasons)
         if self.revision == revision:
             return
         kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED

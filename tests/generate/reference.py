@@ -201,7 +201,7 @@ async def ask() -> dict[str, Answer]:
         " affinity/selector."
     )
     why = Why(WhySource.POD_SCHEDULED, "Unschedulable", message, NOW - 110.0)
-    desk.store.put_reasons(unschedulable, (why,))
+    desk.store.put(unschedulable, (why,))
     answers = {}
     async with opened(desk) as one:
         for name, example in {**EXAMPLES, "refused": REFUSED}.items():

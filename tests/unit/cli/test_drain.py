@@ -66,7 +66,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
     """And each outcome that there is, its meaning."""
     store = a_mixed_store()
     why = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
-    store.put_reasons(a_movable(2, migratable=False), (why,))
+    store.put(a_movable(2, migratable=False), (why,))
     store.put(a_vmim(vmi_name="db4", phase="Failed", finished=True, finished_at=NOW - 5.0))
     text = shown(store)
     counts, _, rows = text.partition("A drain now\n")

@@ -18,8 +18,7 @@ FAILURE = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Pending 1s, Schedul
 
 def put(store: Store, fact: Fact, *reasons: Why) -> None:
     """Put an object with its reasons, as the watch does."""
-    store.put(fact)
-    store.put_reasons(fact, reasons)
+    store.put(fact, reasons)
 
 
 def reasons(store: Store) -> tuple[Why, ...]:
@@ -167,6 +166,6 @@ def test_reasons_change_no_verdict() -> None:
     store = a_store()
     store.put(EVACUATING)
     revision, evidence = store.revision, store.evidence("shop", "db1")
-    store.put_reasons(EVACUATING, (STAYS,))
+    store.put(EVACUATING, (STAYS,))
     assert store.revision == revision
     assert store.evidence("shop", "db1") is evidence

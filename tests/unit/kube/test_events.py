@@ -185,7 +185,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
-    store.put_reasons(leaving(), (words, other))
+    store.put(leaving(), (words, other))
     desk = Desk(store)
 
     (stuck,) = await desk.after(0)
@@ -303,7 +303,7 @@ async def test_a_long_note_is_cut_by_its_bytes() -> None:
     """The API server counts bytes, and a character is not cut in two."""
     store = stuck_store()
     words = (Why(WhySource.POD_SCHEDULED, "Unschedulable", "ü" * 1000, NOW),)
-    store.put_reasons(leaving(), words)
+    store.put(leaving(), words)
     desk = Desk(store)
 
     (stuck,) = await desk.after(0)

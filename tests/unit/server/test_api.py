@@ -1214,7 +1214,7 @@ class TestNodes:
             desk.store.put(a_vmi(name=name, uid=name, migration=state, **fields))
         stays = a_vmi(name="stays", uid="stays", **strategies["stays"])
         why = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
-        desk.store.put_reasons(stays, (why,))
+        desk.store.put(stays, (why,))
         desk.store.put(a_vmim(vmi_name="waits", name="of-waits", uid="of-waits"))
         desk.store.put(a_vmi(name="alone", uid="alone", node="n0"))
         desk.store.put(KubeVirtSettings(eviction_strategy="LiveMigrate"))

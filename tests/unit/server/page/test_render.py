@@ -301,7 +301,7 @@ class TestRows:
         reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
         old = inputs.store.evidence("bank", "old")
         assert old is not None
-        inputs.store.put_reasons(old.vmi, (reason,))
+        inputs.store.put(old.vmi, (reason,))
         page = shown(inputs, PageFilter(node="n2"))
         cooled = shown(inputs, PageFilter(node="n3"))
 
