@@ -39,7 +39,7 @@ alerts: $(RUNTIME)
 	@exec $(BIN)/python -m alerts.demo
 
 test: needs-python needs-go $(DEVELOPMENT) tools
-	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile $(TESTS)
+	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # The tests that need no real server, no browser and no Go: for the inner loop.
 quick: needs-python $(DEVELOPMENT)
