@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 
 PINNED = {"kubevirt": "1.8.4", "kube-apiserver": "1.36.3", "descheduler": "0.36.0"}
 """What the modules in `tests/tools` and `deploy/descheduler` require; `make test` runs these."""
@@ -15,6 +17,12 @@ RUNNING = {
 def is_kubevirt_at_least(version: str) -> bool:
     """Whether the KubeVirt that runs is of this version ("1.8") or newer."""
     return _order(RUNNING["kubevirt"]) >= _order(version)
+
+
+def since(version: str, what: str) -> pytest.MarkDecorator:
+    """Run a test with KubeVirt from this version on; `make matrix` prints what is not there."""
+    there = is_kubevirt_at_least(version)
+    return pytest.mark.skipif(not there, reason=f"KubeVirt {RUNNING['kubevirt']}: no {what}")
 
 
 def _order(version: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from tests.cluster.recording import Scene
 from tests.cluster.resources import PODS, QUOTAS, VMIMS, VMIS
 from tests.cluster.rig import Rig
 from tests.cluster.servers import Scheduler
-from tests.cluster.versions import RUNNING, is_kubevirt_at_least
+from tests.cluster.versions import RUNNING, is_kubevirt_at_least, since
 from tests.support.evacuation_log import (
     FAILED_ATTEMPTS,
     EvacuationLog,
@@ -43,12 +43,6 @@ EvictionRequested, the annotation eviction-source, and a cancel.
 Before 1.7 the pod is annotated for the length of each attempt only.
 """
 IN_PROGRESS = "true" if HAS_REQUESTS else "kubevirt"
-
-
-def since(version: str, what: str) -> pytest.MarkDecorator:
-    """Run a test with KubeVirt from this version on; `make matrix` prints what is not there."""
-    there = is_kubevirt_at_least(version)
-    return pytest.mark.skipif(not there, reason=f"KubeVirt {RUNNING['kubevirt']}: no {what}")
 
 
 @dataclass
