@@ -1,8 +1,9 @@
 """The real descheduler as a process, under a user of its own that may do what it does."""
 
 import json
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ PLUGIN = "KubeVirtVerdicts"
 _RUNS_WITHIN = 90.0
 CYCLE_BEGAN = "Resetting pod evictor counters"
 CYCLE_ENDED = "Number of evictions/requests"
+EVICTED = "Eviction in background assumed"
+STALLED_AFTER = 20
+"""After so many cycles without an eviction while some are taken for under way it is stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,34 @@ class Descheduler(Server):
         except TimeoutError:
             print(self.tail())
             raise
+
+    async def run_until(
+        self, enough: Callable[[], Awaitable[bool]], *, within: float, what: str
+    ) -> None:
+        """Work until there is `enough`, and for a cycle more. A stalled one is started anew.
+
+        If it evicts the target pod of a migration, it takes that for under way even when the VM has
+        arrived. It then neither evicts the VM nor, if there are several, any other of the node.
+        """
+        ends_at = time.monotonic() + within
+        while True:
+            async with self:
+                before = self.cycles
+
+                async def ends(before: int = before) -> bool:
+                    return await enough() or self._is_stalled(self.cycles - before)
+
+                await poll(ends, within=ends_at - time.monotonic(), what=what)
+                await self.ran(1)
+            if await enough():
+                return
+
+    def _is_stalled(self, cycles: int) -> bool:
+        """`cycles`: how many have ended since it was started last."""
+        if cycles < STALLED_AFTER or not self.under_way:
+            return False
+        messages = [one["msg"] for one in self._lines() if one["msg"] in (CYCLE_ENDED, EVICTED)]
+        return EVICTED not in messages[-STALLED_AFTER:]
 
     def durations(self) -> list[float]:
         """The seconds that each ended cycle took."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import poll
 from tests.descheduling.descheduler import (
     Descheduler,
     Limits,
@@ -30,7 +29,7 @@ CHURN = 3
 LIMITS = Limits(per_node=12, in_all=24)
 """
 More than is shipped: where a cycle meets a migration, the descheduler also tells the target pod to
-leave, and takes that for under way for ten minutes. Two such use up a node's limit as shipped.
+leave, and takes that for under way. Two such use up a node's limit as shipped.
 """
 WITHIN = 1200.0
 pytestmark = pytest.mark.timeout(2 * WITHIN)
@@ -117,10 +116,8 @@ async def _run(world: World, namespace: str, process: Descheduler, enough: Enoug
             ledger = write_ledger(namespace, audit, migrations.values())
             return enough(process.cycles, ledger)
 
-        async with process:
-            await poll(has_enough, within=WITHIN, what=f"enough of {namespace}")
-            # It ends between two cycles: what the sidecar counted has been logged.
-            await process.ran(1)
+        # It ends between two cycles: what the sidecar counted has been logged.
+        await process.run_until(has_enough, within=WITHIN, what=f"enough of {namespace}")
         await world.at_rest(namespace)
         log = process.said()
         ledger = write_ledger(namespace, audit, migrations.values())
