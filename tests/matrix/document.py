@@ -23,7 +23,7 @@ def fill(text: str, results: Sequence[Result]) -> str:
             ["KubeVirt", "Kubernetes", "descheduler", *SUITES, "failed", "not there"],
             (_pair_row(one) for one in results),
         ),
-        "proven": "".join(f"- {line}\n" for one in results for line in _measured(one)),
+        "proven": "".join(f"- {line}\n" for line in _measured(results)),
         "recorded": _recorded(),
     }
     for name, content in tables.items():
@@ -44,8 +44,9 @@ def _pair_row(one: Result) -> Row:
     return [*versions, *passed, failed, ", ".join(one.lacks)]
 
 
-def _measured(one: Result) -> list[str]:
-    return [line.removeprefix("rig: ") for line in one.proven]
+def _measured(results: Iterable[Result]) -> Iterable[str]:
+    """What was measured of KubeVirt; the same with another Kubernetes is there once."""
+    return dict.fromkeys(line.removeprefix("rig: ") for one in results for line in one.proven)
 
 
 def _recorded() -> str:
