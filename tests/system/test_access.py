@@ -314,27 +314,20 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
             assert await poll(is_forgotten, within=10, what="the refusal's end") == 503
 
 
-def starved(*pids: int) -> float:
-    """For how many seconds these processes have been ready to run and had no processor."""
+def busy_or_starved(*pids: int) -> float:
+    """For how many seconds these processes have run, or were ready to and had no processor."""
     stats = (Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii") for pid in pids)
-    return sum(int(stat.split()[1]) for stat in stats) / 1e9
+    return sum(sum(map(int, stat.split()[:2])) for stat in stats) / 1e9
 
 
 def spent_elsewhere(*pids: int) -> float:
-    """Seconds in which these processes worked or could not, instead of waiting for somebody.
+    """Seconds in which these processes did not wait for another one.
 
-    Those of `starved`, those of a virtual machine that its host does not run, and their work, most
-    of which is for the strangers.
+    Those of `busy_or_starved`, and those in which the host did not run this virtual machine.
     """
     with Path("/proc/stat").open(encoding="ascii") as stat:
         stolen = int(stat.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
-    return starved(*pids) + stolen + sum(work_of(pid) for pid in pids)
-
-
-def work_of(pid: int) -> float:
-    """The seconds of processor that a process has had."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+    return busy_or_starved(*pids) + stolen
 
 
 async def ask_and_time(
@@ -355,9 +348,9 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
     """The API server is frozen; invented tokens on all other connections delay no renewal.
 
     What is measured is the wall time of each request in this process, the strangers' clients
-    beside it. Of that, a second at most may be a wait for somebody, such as the frozen API server:
-    what is longer must be `spent_elsewhere`. On a busy machine these waits overlap with others and
-    the bound is loose. The exact times, on a clock of their own, are in
+    beside it. At most a second of it may be a wait for another process, such as the frozen API
+    server; the rest must be `spent_elsewhere`. On a busy machine these waits overlap with others
+    and the bound is loose. The exact times, on a clock of their own, are in
     `tests/unit/server/test_access.py`.
     """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
