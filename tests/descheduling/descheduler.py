@@ -31,7 +31,7 @@ CYCLE_BEGAN = "Resetting pod evictor counters"
 CYCLE_ENDED = "Number of evictions/requests"
 EVICTED = "Eviction in background assumed"
 STALLED_AFTER = 20
-"""After so many cycles without an eviction while some are taken for under way it is stalled."""
+"""A descheduler has stalled if it evicted nothing in so many cycles but still counts evictions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +117,28 @@ class Descheduler(Server):
     async def run_until(
         self, enough: Callable[[], Awaitable[bool]], *, within: float, what: str
     ) -> None:
-        """Work until there is `enough`, and for a cycle more. A stalled one is started anew.
+        """Run until `enough`, and for one more cycle; restart whenever it has stalled.
 
-        If it evicts the target pod of a migration, it takes that for under way even when the VM has
-        arrived. It then neither evicts the VM nor, if there are several, any other of the node.
+        If it evicts the target pod of a migration, it counts that eviction as in progress even
+        after the migration has ended. It never evicts that pod again, and several such pods keep
+        it from evicting any other pod of their node.
         """
         ends_at = time.monotonic() + within
+        before = 0
+
+        async def ends() -> bool:
+            return await enough() or self._has_stalled(self.cycles - before)
+
         while True:
             async with self:
                 before = self.cycles
-
-                async def ends(before: int = before) -> bool:
-                    return await enough() or self._is_stalled(self.cycles - before)
-
                 await poll(ends, within=ends_at - time.monotonic(), what=what)
                 await self.ran(1)
             if await enough():
                 return
 
-    def _is_stalled(self, cycles: int) -> bool:
-        """`cycles`: how many have ended since it was started last."""
+    def _has_stalled(self, cycles: int) -> bool:
+        """`cycles`: how many have ended since the last start."""
         if cycles < STALLED_AFTER or not self.under_way:
             return False
         messages = [one["msg"] for one in self._lines() if one["msg"] in (CYCLE_ENDED, EVICTED)]

@@ -28,8 +28,8 @@ CHURN = 3
 """So many evictions inside a cooldown are churn."""
 LIMITS = Limits(per_node=12, in_all=24)
 """
-More than is shipped: where a cycle meets a migration, the descheduler also tells the target pod to
-leave, and takes that for under way. Two such use up a node's limit as shipped.
+More than is shipped: during a migration the descheduler may evict the target pod too, and then
+counts that eviction as in progress. Two of those use up the shipped limit of a node.
 """
 WITHIN = 1200.0
 pytestmark = pytest.mark.timeout(2 * WITHIN)

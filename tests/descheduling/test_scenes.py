@@ -280,7 +280,7 @@ LEAVING: dict[str, Callable[[Scene], object]] = {
     "running": lambda scene: _is_copying(scene) and _is_in_progress(scene),
 }
 MARKS_EXTERNAL = "1.7"
-"""The KubeVirt from which such a VM's pod gets `eviction-in-progress` too."""
+"""From this KubeVirt on, the pod of an External VM gets `eviction-in-progress` too."""
 if not is_kubevirt_at_least(MARKS_EXTERNAL):
     del LEAVING["external"]
 
