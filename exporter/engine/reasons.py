@@ -84,7 +84,7 @@ class ReasonTable:
     def end(self, vmi: Vmi) -> None:
         """Drop the reasons of an evacuation that is over."""
         if not self._present and not self._past:
-            return
+            return  # every VMI of the first list comes here
         self._past.pop(vmi.uid, None)
         attempts: tuple[Vmim | Pod, ...] = (
             *self._vmims.owned_by(vmi),

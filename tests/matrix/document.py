@@ -45,7 +45,7 @@ def _pair_row(one: Result) -> Row:
 
 
 def _measured(results: Iterable[Result]) -> Iterable[str]:
-    """What was measured of KubeVirt; the same with another Kubernetes is there once."""
+    """What was measured of KubeVirt, each line once: pairs with the same KubeVirt repeat it."""
     return dict.fromkeys(line.removeprefix("rig: ") for one in results for line in one.proven)
 
 
