@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exporter.cli.lean_start import lean_imports
 from exporter.engine.model import Instant
 from exporter.settings import InvalidSettings, Settings, load_settings
 
@@ -206,7 +206,11 @@ def watch(arguments: argparse.Namespace) -> Exit:
         settings = read_settings_for(arguments)
     except InvalidSettings as invalid:
         return refuse(invalid)
-    return serve(settings, partial(watch_cluster, kubeconfig=arguments.kubeconfig))
+    with lean_imports():
+        from exporter import app
+        from exporter.kube.client import Login
+    login = Login(kubeconfig=arguments.kubeconfig)
+    return serve(settings, lambda settings, stop: app.run(settings, login, stop))
 
 
 def read_settings_for(arguments: argparse.Namespace) -> Settings:
@@ -239,16 +243,6 @@ def serve(
         log.exception("failed")
         return Exit.FAILED
     return Exit.OK
-
-
-async def watch_cluster(
-    settings: Settings, stop: asyncio.Event, *, kubeconfig: Path | None
-) -> None:
-    """The main job."""
-    from exporter import app
-    from exporter.kube.client import Login
-
-    await app.run(settings, Login(kubeconfig=kubeconfig), stop)
 
 
 def refuse(invalid: InvalidSettings) -> Exit:

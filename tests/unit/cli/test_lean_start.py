@@ -1,0 +1,94 @@
+"""What a start imports, and whether each measure that keeps it short is still needed."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run(program: str) -> str:
+    """What a program prints in a new interpreter."""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+START = """
+import sys
+before = set(sys.modules)
+from exporter.cli import commands
+from exporter.cli.lean_start import lean_imports
+with lean_imports():
+    from exporter import app
+loaded = set(sys.modules) - before
+"""
+
+LIBRARIES = {
+    "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "dateutil", "frozenlist", "idna",
+    "kubernetes_asyncio", "msgspec", "multidict", "prometheus_client", "propcache", "six",
+    "structlog", "typing_extensions", "urllib3", "yaml", "yarl",
+}  # fmt: skip
+PACKAGES = {
+    "app", "checkpoint", "cli", "counters", "credentials", "engine", "health", "kube", "logs",
+    "metrics", "server", "settings", "text",
+}  # fmt: skip
+
+
+def test_a_start_imports_these_libraries_and_no_other() -> None:
+    """Libraries of the page, the terminal and the demo are imported when they are used."""
+    loaded = run(f"{START}\nprint(*loaded)").split()
+    compiled = {"_yaml", "cython_runtime"}
+    roots = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - compiled
+    roots = {root for root in roots if not root.startswith(("_cython", "_sysconfigdata", "__"))}
+
+    assert roots - {"exporter", "greenlet"} <= LIBRARIES
+    assert roots >= {"aiohttp", "kubernetes_asyncio", "msgspec", "structlog"}
+    ours = {name.split(".")[1] for name in loaded if name.startswith("exporter.")}
+    assert ours <= PACKAGES
+    assert not [name for name in loaded if name.startswith("exporter.server.page.")]
+
+
+def test_the_machines_certificates_are_not_read() -> None:
+    """aiohttp's own contexts, which nothing uses, trust nobody."""
+    count = "len(aiohttp.connector._SSL_CONTEXT_VERIFIED.get_ca_certs())"
+    assert run(f"{START}\nimport aiohttp\nprint({count})") == "0"
+
+
+@pytest.mark.parametrize("before", ["'/somewhere/ca.crt'", "None"])
+def test_everything_is_as_before_afterwards(before: str) -> None:
+    """The environment, rich, and the garbage collector."""
+    said = run(
+        f"""
+        import gc, os, sys
+        os.environ.pop("SSL_CERT_FILE", None)
+        if {before}:
+            os.environ["SSL_CERT_FILE"] = {before}
+        {textwrap.indent(START, " " * 8)}
+        import rich.console
+        print(os.environ.get("SSL_CERT_FILE") == {before}, gc.isenabled(), gc.get_freeze_count() > 0)
+        """
+    )
+    assert said == "True True True"
+
+
+def test_rich_stays_loaded_if_it_was() -> None:
+    """Another's import is not undone."""
+    assert run(f"import rich\n{START}\nprint(sys.modules['rich'] is rich)") == "True"
+
+
+def test_aiohttp_still_reads_certificates_when_it_is_imported() -> None:
+    """If this fails, drop SSL_CERT_FILE from `lean_imports`."""
+    program = """
+    import ssl
+    read = []
+    real = ssl.SSLContext.set_default_verify_paths
+    ssl.SSLContext.set_default_verify_paths = lambda one: (read.append(1), real(one))[1]
+    import aiohttp
+    print(len(read))
+    """
+    assert int(run(program)) > 0
+
+
+def test_structlog_still_loads_rich() -> None:
+    """If this fails, drop rich from `lean_imports`."""
+    assert run("import structlog, sys\nprint('rich' in sys.modules)") == "True"
