@@ -117,9 +117,9 @@ class Load(Running):
         """Host and port."""
         return self.url.removeprefix("http://")
 
-    def post(self, path: str) -> dict[str, Any]:
+    def post(self, path: str, timeout: float = 600) -> dict[str, Any]:
         """Have it do something; returns what it says of it."""
-        connection = http.client.HTTPConnection(self.address, timeout=600)
+        connection = http.client.HTTPConnection(self.address, timeout=timeout)
         connection.request("POST", path)
         answer: dict[str, Any] = json.loads(connection.getresponse().read())
         connection.close()
@@ -129,7 +129,9 @@ class Load(Running):
 class Exporter(Running):
     """`python -m exporter` watching a server, on TCP and on a unix socket."""
 
-    def __init__(self, load: Load, directory: Path) -> None:
+    def __init__(
+        self, load: Load, directory: Path, *, checkpoint: bool = False, program: str = "exporter"
+    ) -> None:
         self.socket = directory / f"query-{time.monotonic_ns()}.sock"
         number = time.monotonic_ns()
         config = directory / f"exporter-{number}.yaml"
@@ -137,10 +139,13 @@ class Exporter(Running):
         self._log_file = directory / f"exporter-{number}.jsonl"
         listen = {"query": ["127.0.0.1:0", f"unix:{self.socket}"], "metrics": "127.0.0.1:0"}
         limits = {"connections": 20_000}
-        config.write_text(yaml.safe_dump({"listen": listen, "limits": limits}))
+        settings: dict[str, Any] = {"listen": listen, "limits": limits}
+        if checkpoint:
+            settings["checkpoint"] = f"file:{directory / f'checkpoint-{number}'}"
+        config.write_text(yaml.safe_dump(settings))
         kubeconfig.write_text(yaml.safe_dump(_kubeconfig(load.url)))
         super().__init__(
-            sys.executable, "-m", "exporter", "--config", str(config),
+            sys.executable, "-m", program, "--config", str(config),
             "--kubeconfig", str(kubeconfig), "--log-format", "json",
             log=self._log_file,
         )  # fmt: skip

@@ -48,6 +48,7 @@ class Sizes:
     waiting: int = 10_000
     held: float = 10.0
     quiet: float = 60.0
+    loaded: float = 600.0
     steps: tuple[int, ...] = (100, 10, 3, 1)
 
     @property
@@ -59,7 +60,7 @@ class Sizes:
 SMALL = Sizes(
     vmis=200, many=400, repeats=1, asking=0.2, events=400, paced=0.5, series=300, waiting=50,
     held=0.5,
-    quiet=1.0, steps=(10, 1),
+    quiet=1.0, loaded=2.0, steps=(10, 1),
 )  # fmt: skip
 
 
@@ -402,7 +403,61 @@ class Bench:
             Row("idle: wake-ups per second", "at most 1", f"{wakes:.2f}", "", "", wakes <= 1.0),
         ]  # fmt: skip
 
+    def pauses(self) -> list[Row]:
+        """The longest time that a verdict waits while everything goes on at once, and why.
+
+        The waits are those of an unchanged exporter; the causes come from a second run of a tenth
+        of the time, in which the event loop is watched (`tests/bench/pauses.py`).
+        """
+        sizes = self.sizes
+        with Load(vmis=sizes.many) as load:
+            waits, _ = self._burden(load, "exporter", sizes.loaded)
+            _, pauses = self._burden(load, "tests.bench.pauses", max(2.0, sizes.loaded / 10))
+        pauses.sort(key=lambda one: -one["seconds"])
+        self.raw["pauses"] = {"waits": waits, "pauses": pauses[:100]}
+        self.notes += [
+            f"Longest pause {place}: {show_milli(one['seconds'])}, of which CPU"
+            f" {show_milli(one['cpu'])} and garbage collector {show_milli(one['collected'])}, in"
+            f" {one['function']}."
+            for place, one in enumerate(pauses[:10], 1)
+        ]
+        return [
+            Row(f"{sizes.many:,} VMIs, 2,000 events/s, scrapes, checkpoint and page for"
+                f" {sizes.loaded:.0f} s: longest wait of a verdict", "under 25 ms",
+                show_milli(waits["longest"]), "",
+                f"p50 {show_milli(waits['p50'])}, p99.9 {show_milli(waits['p999'])}",
+                waits["longest"] < 0.025),
+        ]  # fmt: skip
+
     # Parts of rows
+
+    def _burden(
+        self, load: Load, program: str, lasts: float
+    ) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Everything at once: the waits of one caller, and the pauses that were logged."""
+        with Exporter(load, self._directory, checkpoint=True, program=program) as ours:
+            ours.until_ready()
+            self._use(ours)
+            known = len(ours.events("pause"))
+            stop = threading.Event()
+            others = [
+                threading.Thread(
+                    target=load.post,
+                    args=(f"/bench/events?count={int(2000 * lasts)}&rate=2000", lasts + 600),
+                ),
+                threading.Thread(target=_get_until, args=(ours, stop, "/metrics", 15.0)),
+                threading.Thread(target=_get_until, args=(ours, stop, "/", 5.0)),
+            ]
+            for one in others:
+                one.start()
+            waits = run_tool(
+                "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
+                self._candidates(self.sizes.many, 1), "--lasts", f"{lasts}s", "--pause", "1ms",
+            )[0]  # fmt: skip
+            stop.set()
+            for one in others:
+                one.join()
+            return waits, ours.events("pause")[known:]
 
     def _use(self, ours: Exporter) -> None:
         """What callers ask for makes it keep something too: a scrape and 1,000 verdicts."""
@@ -456,6 +511,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "scrape": Bench.scrape,
     "blocked": Bench.blocked,
     "idle": Bench.idle,
+    "pauses": Bench.pauses,
 }
 
 
@@ -550,6 +606,12 @@ def _scrape_until(ours: Exporter, stop: threading.Event) -> None:
     while not stop.is_set():
         ours.get("/metrics", metrics=True)
         stop.wait(0.05)
+
+
+def _get_until(ours: Exporter, stop: threading.Event, path: str, every: float) -> None:
+    while not stop.is_set():
+        ours.get(path, metrics=path == "/metrics")
+        stop.wait(every)
 
 
 def _timed(act: Callable[[], None]) -> float:

@@ -141,7 +141,7 @@ func ask(arguments []string) error {
 	at := func(share float64) float64 { return all[int(share*float64(len(all)-1))].Seconds() }
 	return say(map[string]any{
 		"asked": asked.Load(), "answers": len(all), "per_second": float64(len(all)) / lasts.Seconds(),
-		"p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "longest": at(1), "cpu": cpuSeconds(),
+		"p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "p999": at(0.999), "longest": at(1), "cpu": cpuSeconds(),
 	})
 }
 

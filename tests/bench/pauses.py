@@ -1,0 +1,95 @@
+"""The exporter with a record of what held its event loop: `python -m tests.bench.pauses ...`.
+
+A pause is one callback of the event loop that took longer than `FLOOR`. A second thread looks at
+the running function while it lasts. Each pause is a line of the log: its length, the CPU time that
+it had (much less than its length: the machine ran something else), how long the garbage collector
+took of it, and the exporter's function that was seen most often.
+"""
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from exporter.__main__ import main
+
+
+FLOOR = 0.004
+_PACKAGE = str(Path(main.__code__.co_filename).parent)
+_run = asyncio.Handle._run  # noqa: SLF001 (there is no other place to time a callback)
+
+
+class Recorder:
+    """The callback that runs now, if any, and what was seen of it."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.collecting = 0.0
+        self.collected = 0.0
+        self.seen: Counter[str] = Counter()
+        self._thread = threading.get_ident()
+
+    def run(self, handle: asyncio.Handle) -> None:
+        """Run a callback of the event loop, and log it if it took long."""
+        cpu = time.thread_time()
+        self.collected = 0.0
+        self.began = began = time.perf_counter()
+        _run(handle)
+        took = time.perf_counter() - began
+        self.began = 0.0
+        if took < FLOOR:
+            return
+        (function, _), *_ = self.seen.most_common(1) or [("not seen", 0)]
+        self.seen.clear()
+        structlog.get_logger().warning(
+            "pause",
+            seconds=round(took, 4),
+            cpu=round(time.thread_time() - cpu, 4),
+            collected=round(self.collected, 4),
+            function=function,
+        )
+
+    def note_collection(self, phase: str, _facts: dict[str, int]) -> None:
+        """The garbage collector begins or ends."""
+        now = time.perf_counter()
+        if phase == "start":
+            self.collecting = now
+        else:
+            self.collected += now - self.collecting
+
+    def watch(self) -> None:
+        """Look at the running function every few milliseconds, for ever."""
+        while True:
+            time.sleep(FLOOR / 2)
+            if self.began and time.perf_counter() - self.began > FLOOR / 2:
+                frame = sys._current_frames().get(self._thread)  # noqa: SLF001
+                self.seen[_find_function(frame)] += 1
+
+
+def _find_function(frame: FrameType | None) -> str:
+    """The innermost function of the exporter."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(_PACKAGE):
+            module = Path(code.co_filename).relative_to(_PACKAGE).with_suffix("").as_posix()
+            return f"{module.replace('/', '.')}: {code.co_qualname}"
+        frame = frame.f_back
+    return "outside the exporter"
+
+
+def _timed(self: asyncio.Handle) -> None:
+    recorder.run(self)
+
+
+if __name__ == "__main__":
+    recorder = Recorder()
+    asyncio.Handle._run = _timed  # type: ignore[method-assign]  # noqa: SLF001
+    gc.callbacks.append(recorder.note_collection)
+    threading.Thread(target=recorder.watch, daemon=True).start()
+    sys.exit(main())
