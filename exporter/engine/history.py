@@ -7,7 +7,7 @@ the end in whole seconds.
 
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Seconds
 
@@ -67,14 +67,11 @@ def is_end_key(key: str) -> bool:
     return key.startswith("@")
 
 
-class History:
+class History(Struct, gc=False):
     """The migrations of one VMI, by UID. `revision` grows with every change."""
 
-    __slots__ = ("_records", "revision")
-
-    def __init__(self) -> None:
-        self._records: dict[str, Migration] = {}
-        self.revision = 0
+    _records: dict[str, Migration] = field(default_factory=dict)
+    revision: int = 0
 
     def __len__(self) -> int:
         return len(self._records)

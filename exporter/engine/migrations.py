@@ -15,7 +15,7 @@ handed off and has no proof: its VMI may be the next one of that name.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -52,7 +52,7 @@ class VmimIndex:
         self._keep = keep
         self._bindings: dict[_Key, Binding] = {}
         self._unfinished: dict[_Key, Binding] = {}
-        self._by_vmi: dict[_Key, list[Binding]] = {}
+        self._by_vmi: dict[_Key, tuple[Binding, ...]] = {}
         self._waiting: dict[_Key, dict[str, Binding]] = {}
 
     @property
@@ -66,7 +66,7 @@ class VmimIndex:
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = Binding(vmim)
-            self._by_vmi.setdefault(binding.vmi_key, []).append(binding)
+            self._by_vmi[binding.vmi_key] = (*self.naming(binding.vmi_key), binding)
         binding.vmim = vmim
         if vmim.finished:
             self._unfinished.pop(key, None)
@@ -79,7 +79,7 @@ class VmimIndex:
         vmim, vmi_key = binding.vmim, binding.vmi_key
         del self._bindings[vmim.namespace, vmim.name]
         self._unfinished.pop((vmim.namespace, vmim.name), None)
-        others = [one for one in self._by_vmi[vmi_key] if one is not binding]
+        others = tuple(one for one in self._by_vmi[vmi_key] if one is not binding)
         if others:
             self._by_vmi[vmi_key] = others
         else:
@@ -92,7 +92,7 @@ class VmimIndex:
         """The bindings of the VMIMs that have not ended."""
         return self._unfinished.values()
 
-    def naming(self, vmi_key: _Key) -> Sequence[Binding]:
+    def naming(self, vmi_key: _Key) -> tuple[Binding, ...]:
         """The bindings of the VMIMs that name this VMI, whether or not they belong to it."""
         return self._by_vmi.get(vmi_key, ())
 

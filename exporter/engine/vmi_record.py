@@ -1,15 +1,15 @@
 """What the store keeps per VMI."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from exporter.engine.evidence import Evidence, Marker
 from exporter.engine.history import History
 from exporter.engine.model import Instant, Vmi
 
 
-@dataclass(slots=True)
-class VmiRecord:
+class VmiRecord(Struct, gc=False):
     """A VMI with everything known about its migrations.
 
     `proofs` are the migration UIDs seen in its `migrationState`, newest last. `seen_at` is when
