@@ -7,6 +7,7 @@ things end up with the same content.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from exporter.checkpoint.format import SHARDS, encode, seal, shard_of, unseal
 from exporter.engine.model import Instant, Seconds
@@ -22,13 +23,14 @@ class PendingChanges:
     """The encoded entries of every shard; `window` is the policy's history window in seconds.
 
     `changed` holds the shards that differ from what was last written or read, `unwritten_since`
-    the time of the oldest change that is not written.
+    the time of the oldest change that is not written, and `size` the bytes of all entries.
     """
 
     store: Store
     window: Seconds
     changed: set[int] = field(default_factory=set)
     unwritten_since: Instant | None = None
+    size: int = 0
     _entries: list[dict[str, bytes]] = field(default_factory=lambda: [{} for _ in range(SHARDS)])
     _awaited: dict[str, Instant] = field(default_factory=dict)
 
@@ -42,11 +44,6 @@ class PendingChanges:
     def awaits_vmis(self) -> bool:
         """Whether the checkpoint named VMIs that the watch has not shown yet."""
         return bool(self._awaited)
-
-    @property
-    def size(self) -> int:
-        """The size of all entries in bytes."""
-        return sum(len(entry) for entries in self._entries for entry in entries.values())
 
     def load_shard(self, raw: bytes) -> set[str]:
         """Merge a sealed shard into the store and return its UIDs.
@@ -77,20 +74,24 @@ class PendingChanges:
             if seen is not None and seen >= since + AWAITED_FOR:
                 self.store.forget(uid)
 
-    def encode_touched(self, now: Instant) -> None:
-        """Encode the VMIs that the store has touched, and mark the shards that differ."""
-        touched, self.store.touched = self.store.touched or set(), set()
-        for uid in touched:
+    def encode_touched(self, now: Instant, *, most: int | None = None) -> bool:
+        """Encode the VMIs that the store has touched, and mark the shards that differ.
+
+        At most `most`, 10 us each; True if some are left.
+        """
+        touched = self.store.touched or set()
+        for uid in list(islice(touched, most)):
+            touched.discard(uid)
             remembered = self.store.remember(uid)
             entries = self._entries[shard_of(uid)]
-            if remembered is None:
-                differs = entries.pop(uid, None) is not None
-            else:
-                entry = encode(remembered, now=now, window=self.window)
-                differs = entries.get(uid) != entry
-                entries[uid] = entry
-            if differs:
+            known = entries.pop(uid, b"")
+            entry = b""
+            if remembered is not None:
+                entry = entries[uid] = encode(remembered, now=now, window=self.window)
+            self.size += len(entry) - len(known)
+            if entry != known:
                 self.note_change(shard_of(uid), now)
+        return bool(touched)
 
     def note_change(self, shard: int, now: Instant) -> None:
         """Mark a shard as different from what is stored."""

@@ -16,6 +16,9 @@ from exporter.engine.model import Instant, Resource, Seconds
 from exporter.health import CheckpointFault, CheckpointHealth, Health
 
 
+SLICE = 200
+"""How many VMIs are encoded without yielding: 2 ms."""
+
 log = structlog.stdlib.get_logger()
 
 
@@ -61,7 +64,8 @@ class CheckpointWriter:
         """Write the pending changes now, if this process may write."""
         changes, now = self._changes, self._clock()
         changes.prune(partial(self._health.seen_through, Resource.VMIS), now)
-        changes.encode_touched(now)
+        while changes.encode_touched(now, most=SLICE):  # noqa: ASYNC110 (it yields)
+            await asyncio.sleep(0)
         await self._write()
         self._status.vmis = len(changes)
         self._status.size = changes.size

@@ -105,7 +105,7 @@ def _valid_until(
     until = math.inf
     if cooldown is not None and cooldown.blocks:
         until = cooldown.not_before
-    for end in _written_ends(evidence):
+    for end in written_ends(evidence):
         if end > now + CLOCK_SKEW:
             until = min(until, end - CLOCK_SKEW)
         elif end > now:
@@ -115,7 +115,8 @@ def _valid_until(
     return until
 
 
-def _written_ends(evidence: Evidence) -> Iterator[Instant]:
+def written_ends(evidence: Evidence) -> Iterator[Instant]:
+    """All ends in the VMI and its history, including those ahead of our clock."""
     state = evidence.vmi.migration
     if state is not None and state.end is not None:
         yield state.end

@@ -14,14 +14,14 @@ returns the summary for one instant.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.cooldown import Cooldown, holds_until, measure_cooldown
+from exporter.engine.cooldown import Cooldown, holds_until, measure_cooldown, written_ends
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import ALL_ALIVE, DeadResources, Instant, Policy, Reason, Vmi
 from exporter.engine.rules import cannot_block, decide
@@ -52,12 +52,16 @@ class VerdictSummary(Struct, frozen=True):
 
 
 class _Entry(Struct, frozen=True, gc=False):
-    """The result for one VMI, valid until `until`."""
+    """The result for one VMI, valid until `until`.
+
+    `may_block`: it blocks, or an end ahead of our clock may make it block.
+    """
 
     node: str
     reason: Reason | None
     until: Instant
     cooling: Cooling | None = None
+    may_block: bool = False
 
 
 class VerdictIndex:
@@ -77,12 +81,14 @@ class VerdictIndex:
         self._cooling: dict[Key, Cooling] = {}
         self._outdated: set[Key] = set()
         self._always_outdated: set[Key] = set()
+        self._may_block: dict[Key, None] = {}
         self._expiries: list[tuple[Instant, Key]] = []
         store.observers.append(self)
 
     def __len__(self) -> int:
         """The size of all containers together."""
-        return len(self._entries) + len(self._expiries) + len(self._always_outdated)
+        sizes = map(len, (self._entries, self._expiries, self._always_outdated, self._may_block))
+        return sum(sizes)
 
     def note_change(self, key: Key) -> None:
         """Mark a VMI as changed."""
@@ -110,13 +116,11 @@ class VerdictIndex:
                 verdicts[ALLOWED, node] = allowed
         return VerdictSummary(verdicts, tuple(self._cooling.values()))
 
-    def find_blocked_or_changing(self, now: Instant, *, dead: DeadResources) -> Iterator[Evidence]:
-        """Every VMI that is blocked at `now` or that the clock alone may change."""
+    def find_blocked(self, now: Instant, *, dead: DeadResources) -> list[Evidence]:
+        """Every VMI that is blocked at `now`, or will be by the clock alone."""
         self._evaluate_all(now, dead=dead)
-        for key in self._entries:
-            evidence = self._store.evidence(*key)
-            if evidence is not None:
-                yield evidence
+        found = (self._store.evidence(*key) for key in self._may_block)
+        return [evidence for evidence in found if evidence is not None]
 
     def _evaluate_all(self, now: Instant, *, dead: DeadResources) -> None:
         self._find_outdated(now, dead=dead)
@@ -134,6 +138,7 @@ class VerdictIndex:
                 self._blocked,
                 self._cooling,
                 self._always_outdated,
+                self._may_block,
                 self._expiries,
             ):
                 kept.clear()
@@ -160,11 +165,14 @@ class VerdictIndex:
         if known is not None and known.reason is not None:
             self._blocked[known.reason, known.node] -= 1
         self._always_outdated.discard(key)
+        self._may_block.pop(key, None)
         if entry is None or entry.cooling is None:
             self._cooling.pop(key, None)
         if entry is None or (entry.reason is None and entry.until == math.inf):
             return
         self._entries[key] = entry
+        if entry.may_block:
+            self._may_block[key] = None
         if entry.reason is not None:
             self._blocked[entry.reason, entry.node] += 1
         if entry.cooling is not None:
@@ -191,4 +199,5 @@ def _evaluate_vmi(
     verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
     cooldown = measure_cooldown(evidence, policy, now)
     cooling = None if cooldown is None or not cooldown.blocks else Cooling(vmi, cooldown)
-    return _Entry(vmi.node, verdict.reason, holds_until(evidence, policy, now), cooling)
+    may_block = verdict.reason is not None or any(end > now for end in written_ends(evidence))
+    return _Entry(vmi.node, verdict.reason, holds_until(evidence, policy, now), cooling, may_block)

@@ -154,7 +154,7 @@ class Service:
         checkpoint = read_checkpoint(request)
         wait = read_wait(request)
         known = read_etags(request)
-        blocked = self.blocked.read(checkpoint)
+        blocked = await self.blocked.read(checkpoint)
         if wait and blocked.etag in known:
             blocked = await self.blocked.wait(checkpoint, blocked.etag, wait)
         headers: dict[str, str] = {hdrs.ETAG: blocked.etag, hdrs.CACHE_CONTROL: "no-cache"}
@@ -227,8 +227,8 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
+        blocked = (await self.blocked.read(None)).entries if self.health.ready else []
         now = self.clock()
-        blocked = self.blocked.read(None, now).entries if self.health.ready else []
         status = describe_status(
             self.health,
             vmis=self.store.nodes.total(),

@@ -16,13 +16,14 @@ async def answer_page(
     service: Service, request: web.Request, *, named: bool, linked: bool
 ) -> web.Response:
     """GET /. `named`: show single VMs; `linked`: link to the API."""
+    blocked = (await service.blocked.read(None)).entries if service.health.ready else []
     now = service.clock()
     inputs = PageInputs(
         store=service.store,
         health=service.health,
         policy=service.policy,
         stuck=service.stuck,
-        blocked=service.blocked.read(None, now).entries if service.health.ready else [],
+        blocked=blocked,
         held_evictions=service.counters.held_evictions,
         closing=service.closing,
     )

@@ -96,7 +96,25 @@ class TestFollowing:
     def test_size(self) -> None:
         """The size is what the entries take."""
         assert some_changes().size == 0
-        assert some_changes(a_moved_vmi()).size > 30
+        changes = some_changes(a_moved_vmi())
+        alone = changes.size
+        assert alone > 30
+        changes.store.put(a_moved_vmi(name="b", uid="b"))
+        changes.encode_touched(NOW)
+        assert changes.size > alone
+        changes.store.remove(Resource.VMIS, NAMESPACE, "b")
+        changes.encode_touched(NOW)
+        assert changes.size == alone
+
+    def test_many_vmis_are_encoded_in_slices(self) -> None:
+        """Each call encodes at most so many, and says whether some are left."""
+        changes = some_changes()
+        for number in range(5):
+            changes.store.put(a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
+        left = [changes.encode_touched(NOW, most=2) for _ in range(3)]
+
+        assert left == [True, True, False]
+        assert len(changes) == 5
 
 
 class TestVmisNotSeen:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy, Resource
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
-from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, Blocked, BlockedSet
+from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, SLICE, Blocked, BlockedSet
 from tests.cluster import PATIENCE
+from tests.support.blocked import read
 from tests.support.builders import (
     KEEP,
     NOW,
@@ -95,14 +96,14 @@ class TestRead:
         scene.store.put(a_vmi(name="quiet", uid="q"))
         scene.store.put(a_vmi(namespace="aaa", name="z", uid="z", migration=a_running_state()))
 
-        assert keys(scene.blocked.read(None)) == [
+        assert keys(read(scene.blocked, None)) == [
             ("z", "filter"),
             ("a", "preEviction"),
             ("b", "filter"),
             ("b", "preEviction"),
         ]
-        assert keys(scene.blocked.read(Checkpoint.FILTER)) == [("z", "filter"), ("b", "filter")]
-        assert keys(scene.blocked.read(Checkpoint.PRE_EVICTION)) == [
+        assert keys(read(scene.blocked, Checkpoint.FILTER)) == [("z", "filter"), ("b", "filter")]
+        assert keys(read(scene.blocked, Checkpoint.PRE_EVICTION)) == [
             ("a", "preEviction"),
             ("b", "preEviction"),
         ]
@@ -114,11 +115,11 @@ class TestRead:
         scene.health.watched = [healthy, lost]
         for namespace in "ab":
             scene.store.put(a_vmi(namespace=namespace, uid=namespace, migration=a_running_state()))
-        fresh = scene.blocked.read(None)
+        fresh = read(scene.blocked, None)
         lost.refused = "403 no"
-        stale = scene.blocked.read(None)
+        stale = read(scene.blocked, None)
         scene.clock.instant = healthy.contact = NOW + 780.0
-        silent = scene.blocked.read(None)
+        silent = read(scene.blocked, None)
 
         told = [([one.namespace for one in b.entries], b.stale) for b in (fresh, stale, silent)]
         assert told == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
@@ -126,14 +127,14 @@ class TestRead:
     def test_follows_the_store(self) -> None:
         """A change of the store is in the next answer, under another ETag."""
         scene = Scene()
-        before = scene.blocked.read(None)
+        before = read(scene.blocked, None)
         scene.cool()
-        after = scene.blocked.read(None)
+        after = read(scene.blocked, None)
         scene.store.remove_vmi("shop", "db1")
 
         assert (before.entries, keys(after)) == ([], [("db1", "preEviction")])
         assert after.etag != before.etag
-        assert scene.blocked.read(None).etag == before.etag
+        assert read(scene.blocked, None).etag == before.etag
 
     def test_follows_the_clock(self) -> None:
         """A cooldown that has run out is not in the set any more."""
@@ -144,7 +145,7 @@ class TestRead:
         for passed in (99.0, 100.0, 199.999, 200.0):
             scene.clock.instant = NOW + passed
             scene.hear()
-            found.append([name for name, _ in keys(scene.blocked.read(None))])
+            found.append([name for name, _ in keys(read(scene.blocked, None))])
 
         assert found == [["a", "b"], ["b"], ["b"], []]
 
@@ -153,20 +154,20 @@ class TestRead:
         scene = Scene()
         scene.cool(left=100.0)
         scene.clock.instant = NOW + 101.0
-        allowed = keys(scene.blocked.read(None))
+        allowed = keys(read(scene.blocked, None))
         scene.clock.instant = NOW
 
         assert allowed == []
-        assert keys(scene.blocked.read(None)) == [("db1", "preEviction")]
+        assert keys(read(scene.blocked, None)) == [("db1", "preEviction")]
 
     def test_follows_what_may_be_seen(self) -> None:
         """When VMIMs or pods come to be seen or unseen, the set is another at once."""
         scene = Scene()
         scene.store.put(a_vmi(evacuation_node="n1"))
         scene.store.put(a_vmim())
-        both = scene.blocked.read(None)
+        both = read(scene.blocked, None)
         scene.store.vmims_seen = False
-        none = scene.blocked.read(None)
+        none = read(scene.blocked, None)
 
         assert keys(both) == [("db1", "filter")]
         assert keys(none) == []
@@ -176,11 +177,11 @@ class TestRead:
         scene = Scene()
         scene.cool("a", left=890.0)
         scene.store.put(a_vmi(name="b", uid="b", migration=a_running_state()))
-        fresh = scene.blocked.read(None)
+        fresh = read(scene.blocked, None)
         scene.clock.instant = NOW + 180.0
-        stale = scene.blocked.read(None)
+        stale = read(scene.blocked, None)
         scene.clock.instant = NOW + 780.0
-        dead = scene.blocked.read(None)
+        dead = read(scene.blocked, None)
 
         assert (fresh.stale, stale.stale, dead.stale) == (False, True, True)
         assert keys(fresh) == keys(stale) == [("a", "preEviction"), ("b", "filter")]
@@ -192,11 +193,11 @@ class TestRead:
         scene = Scene()
         state = a_state(start=NOW, end=NOW + 400.0)
         scene.store.put(a_vmi(migration=state))
-        before = keys(scene.blocked.read(None))
+        before = keys(read(scene.blocked, None))
         scene.clock.instant = NOW + 100.0
 
         assert before == []
-        assert keys(scene.blocked.read(None)) == [("db1", "preEviction")]
+        assert keys(read(scene.blocked, None)) == [("db1", "preEviction")]
 
     def test_an_end_ahead_of_the_clock_does_not_tick(self) -> None:
         """While an end lies ahead `notBefore` moves with the clock, and the ETag does not."""
@@ -205,7 +206,7 @@ class TestRead:
         told = []
         for passed in (0.0, 10.0, 59.0, 61.0, 100.0):
             scene.clock.instant = NOW + passed
-            told.append(scene.blocked.read(None))
+            told.append(read(scene.blocked, None))
 
         assert len({blocked.etag for blocked in told}) == 1
         assert [blocked.entries[0].not_before for blocked in told] == [
@@ -236,7 +237,7 @@ class TestRead:
             scene.store.put(a_vmi(migration=a_state(uid=f"m{number}", **fields)))
         for passed in instants:
             scene.clock.instant = NOW + passed
-            kept, fresh = scene.blocked.read(None), scene.afresh().read(None)
+            kept, fresh = read(scene.blocked, None), read(scene.afresh(), None)
 
             assert kept.etag == fresh.etag
             assert keys(kept) == keys(fresh)
@@ -257,10 +258,61 @@ class TestRead:
         for passed in instants:
             scene.clock.instant = NOW + passed
             scene.hear()
-            blocked = scene.afresh().read(None)
+            blocked = read(scene.afresh(), None)
             told.add((blocked.etag, tuple(keys(blocked))))
 
         assert len({etag for etag, _ in told}) == len({found for _, found in told}) == len(told)
+
+
+class TestManyVmis:
+    """A set that takes long to compute."""
+
+    MANY = 5 * SLICE
+
+    def scene(self) -> Scene:
+        """Many VMs that cool down."""
+        scene = Scene()
+        for number in range(self.MANY):
+            scene.cool(f"v{number:04}")
+        return scene
+
+    async def test_others_have_a_turn_while_it_is_computed(self) -> None:
+        """It yields once per slice of evaluations and once per slice of entries."""
+        scene, turns = self.scene(), 0
+        reading = asyncio.create_task(scene.blocked.read(None))
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+        assert len(reading.result().entries) == self.MANY
+        assert turns >= 2 * (self.MANY // SLICE)
+
+    async def test_callers_at_the_same_time_share_it(self) -> None:
+        """Those who ask while it is computed share the next one, which began after they asked."""
+        scene = self.scene()
+        first = asyncio.create_task(scene.blocked.read(None))
+        await asyncio.sleep(0)
+        scene.cool("a")
+        later = await asyncio.gather(*(scene.blocked.read(None) for _ in range(10)))
+
+        assert len({id(blocked) for blocked in later}) == 1
+        assert keys(later[0])[0] == ("a", "preEviction")
+        assert len((await first).entries) in (self.MANY, self.MANY + 1)
+
+    async def test_a_change_while_it_is_computed_is_in_the_next(self) -> None:
+        """Whether or not the VMI had been visited."""
+        scene = self.scene()
+        reading = asyncio.create_task(scene.blocked.read(None))
+        for _ in range(2 * (self.MANY // SLICE) - 2):
+            await asyncio.sleep(0)
+        scene.cool("a")
+        scene.cool("v0000", left=-1.0)
+        await reading
+
+        names = [name for name, _ in keys(await scene.blocked.read(None))]
+        assert names[0] == "a"
+        assert "v0000" not in names
+        assert keys(await scene.blocked.read(None)) == keys(await scene.afresh().read(None))
 
 
 class TestWait:
@@ -269,7 +321,7 @@ class TestWait:
     async def test_a_change_of_the_store_releases(self) -> None:
         """Who waits hears of a change soon after it."""
         scene = Scene()
-        known = scene.blocked.read(None).etag
+        known = read(scene.blocked, None).etag
         waiting = asyncio.create_task(scene.blocked.wait(None, known, 60.0))
         await asyncio.sleep(0)
         scene.cool()
@@ -284,7 +336,7 @@ class TestWait:
         scene = Scene(policy=a_policy(migration_cooldown=1.0))
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()
-        known = scene.blocked.read(None)
+        known = read(scene.blocked, None)
         async with asyncio.timeout(PATIENCE):
             blocked = await scene.blocked.wait(None, known.etag, 60.0)
 
@@ -297,7 +349,7 @@ class TestWait:
         scene = Scene()
         scene.health.stale_after = 1.0
         scene.clock.run()
-        known = scene.blocked.read(None)
+        known = read(scene.blocked, None)
         async with asyncio.timeout(PATIENCE):
             blocked = await scene.blocked.wait(None, known.etag, 60.0)
 
@@ -307,7 +359,7 @@ class TestWait:
         """Who waits with a stale answer is told of the first contact, though nothing changed."""
         scene = Scene()
         scene.clock.instant = NOW + 500.0
-        known = scene.blocked.read(None)
+        known = read(scene.blocked, None)
         waiting = asyncio.create_task(scene.blocked.wait(None, known.etag, 60.0))
         await asyncio.sleep(0)
         scene.hear()
@@ -319,7 +371,7 @@ class TestWait:
     async def test_closing_releases(self) -> None:
         """At shutdown everybody has an answer at once, and nobody waits any more."""
         scene = Scene()
-        known = scene.blocked.read(None).etag
+        known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(500)]
         await asyncio.sleep(0)
         scene.blocked.close()
@@ -342,7 +394,7 @@ class TestWait:
         scene = Scene()
         if ticking:
             scene.clock.run()
-        known = scene.blocked.read(None).etag
+        known = read(scene.blocked, None).etag
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(PATIENCE):
@@ -358,7 +410,7 @@ class TestWait:
         vmims.contact = NOW - 779.9
         scene.store.put(a_vmi(uid="uid-db1"))
         scene.store.put(a_vmim())
-        before = scene.blocked.read(None)
+        before = read(scene.blocked, None)
         scene.clock.run()
         async with asyncio.timeout(PATIENCE):
             silent = await scene.blocked.wait(None, before.etag, 60.0)
@@ -378,9 +430,9 @@ class TestWait:
     async def test_a_change_elsewhere_does_not_release(self) -> None:
         """A change that leaves the asked checkpoint's set as it is ends no wait."""
         scene = Scene()
-        known = scene.blocked.read(Checkpoint.FILTER).etag
+        known = read(scene.blocked, Checkpoint.FILTER).etag
         waiting = asyncio.create_task(scene.blocked.wait(Checkpoint.FILTER, known, 60.0))
-        both = asyncio.create_task(scene.blocked.wait(None, scene.blocked.read(None).etag, 60.0))
+        both = asyncio.create_task(scene.blocked.wait(None, read(scene.blocked, None).etag, 60.0))
         await asyncio.sleep(0)
         scene.cool()
         scene.blocked.note_change()
@@ -398,7 +450,7 @@ class TestWait:
     async def test_a_change_that_leaves_the_set_wakes_nobody(self) -> None:
         """However many wait, one look tells that there is nothing to tell them."""
         scene = Scene()
-        known = scene.blocked.read(None).etag
+        known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(100)]
         await asyncio.sleep(0)
         looks = 0
@@ -424,7 +476,7 @@ class TestWait:
     async def test_others_have_a_turn_while_many_are_woken(self) -> None:
         """Who waits is woken in slices, and all are."""
         scene = Scene()
-        known = scene.blocked.read(None).etag
+        known = read(scene.blocked, None).etag
         count = 5 * BATCH
         waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(count)]
         await asyncio.sleep(0)
@@ -443,7 +495,7 @@ class TestWait:
     async def test_many_changes_wake_once(self) -> None:
         """A storm of changes is told as one, to all who wait."""
         scene = Scene()
-        known = scene.blocked.read(None).etag
+        known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(1000)]
         await asyncio.sleep(0)
         for number in range(50):

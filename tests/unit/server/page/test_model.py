@@ -40,6 +40,7 @@ from exporter.server.page.model import (
     build_page,
     read_filter,
 )
+from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_state, a_store, a_vmi, a_vmim
 
 
@@ -67,7 +68,7 @@ def make_inputs(*facts: Fact, now: Instant = NOW, **overrides: Any) -> PageInput
         "held_evictions": HeldEvictions(),
     } | overrides
     blocked = BlockedSet(store, fields["health"], fields["policy"], lambda: now)
-    return PageInputs(**{"blocked": blocked.read(None).entries, **fields})
+    return PageInputs(**{"blocked": read(blocked, None).entries, **fields})
 
 
 def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
