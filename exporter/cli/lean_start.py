@@ -18,8 +18,7 @@ def lean_imports() -> Iterator[None]:
     - aiohttp reads the machine's CA certificates twice, for default TLS contexts. Every connection
       here has a context of its own.
     - structlog loads rich, if it is installed, for tracebacks that we print plainly.
-    - The garbage collector would search a hundred times through what stays. It runs again after
-      the block, without these objects.
+    - The garbage collector would search a hundred times through what stays.
     """
     certificates = os.environ.get("SSL_CERT_FILE")
     gc.disable()
@@ -33,5 +32,4 @@ def lean_imports() -> Iterator[None]:
         del os.environ["SSL_CERT_FILE"]
         if certificates is not None:
             os.environ["SSL_CERT_FILE"] = certificates
-        gc.freeze()
         gc.enable()

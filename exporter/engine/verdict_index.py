@@ -13,6 +13,7 @@ returns the summary for one instant.
 """
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
@@ -81,7 +82,7 @@ class VerdictIndex:
         self._cooling: dict[Key, Cooling] = {}
         self._outdated: set[Key] = set()
         self._always_outdated: set[Key] = set()
-        self._may_block: dict[Key, None] = {}
+        self._may_block: list[Key] = []
         self._expiries: list[tuple[Instant, Key]] = []
         store.observers.append(self)
 
@@ -116,11 +117,10 @@ class VerdictIndex:
                 verdicts[ALLOWED, node] = allowed
         return VerdictSummary(verdicts, tuple(self._cooling.values()))
 
-    def find_blocked(self, now: Instant, *, dead: DeadResources) -> list[Evidence]:
-        """Every VMI that is blocked at `now`, or will be by the clock alone."""
+    def find_blocked(self, now: Instant, *, dead: DeadResources) -> list[Key]:
+        """The VMIs that are blocked at `now`, or will be by the clock alone; sorted."""
         self._evaluate_all(now, dead=dead)
-        found = (self._store.evidence(*key) for key in self._may_block)
-        return [evidence for evidence in found if evidence is not None]
+        return self._may_block.copy()
 
     def _evaluate_all(self, now: Instant, *, dead: DeadResources) -> None:
         self._find_outdated(now, dead=dead)
@@ -164,15 +164,19 @@ class VerdictIndex:
         known = self._entries.pop(key, None)
         if known is not None and known.reason is not None:
             self._blocked[known.reason, known.node] -= 1
+        may_block = entry is not None and entry.may_block
+        if may_block != (known is not None and known.may_block):
+            place = bisect_left(self._may_block, key)
+            if may_block:
+                self._may_block.insert(place, key)
+            else:
+                del self._may_block[place]
         self._always_outdated.discard(key)
-        self._may_block.pop(key, None)
         if entry is None or entry.cooling is None:
             self._cooling.pop(key, None)
         if entry is None or (entry.reason is None and entry.until == math.inf):
             return
         self._entries[key] = entry
-        if entry.may_block:
-            self._may_block[key] = None
         if entry.reason is not None:
             self._blocked[entry.reason, entry.node] += 1
         if entry.cooling is not None:

@@ -135,13 +135,13 @@ def describe_status(
     health: Health,
     *,
     drain: Mapping[DrainOutcome, int],
-    blocked: Iterable[BlockedVmi],
+    held: Mapping[Reason, int],
     now: Instant,
     vmis: int,
 ) -> StatusAnswer:
-    """The exporter's health and VMI counts; `blocked` is sorted as in `BlockedSet`.
+    """The exporter's health and VMI counts.
 
-    `drain` has the number of VMIs by outcome.
+    `drain` has the number of VMIs by outcome, and `held` that of blocked ones by reason.
     """
     return StatusAnswer(
         version=__version__,
@@ -153,7 +153,7 @@ def describe_status(
         resources=[_write_watched(watched) for watched in health.watched],
         blind_spots=health.refused_resources(),
         checkpoint=None if health.checkpoint is None else _write_checkpoint(health.checkpoint),
-        vmis=_count_vmis(vmis, blocked, drain) if health.ready else None,
+        vmis=_count_vmis(vmis, held, drain) if health.ready else None,
     )
 
 
@@ -208,18 +208,21 @@ def explain_vmi(
     )
 
 
-def _count_vmis(
-    known: int, blocked: Iterable[BlockedVmi], drain: Mapping[DrainOutcome, int]
-) -> VmiCounts:
-    """Count each VMI once, by its `filter` entry if it has one, which sorts first."""
+def count_held(blocked: Iterable[BlockedVmi]) -> Counter[Reason]:
+    """Count each VMI of a blocked set once, by its `filter` entry if it has one: it comes first."""
     first: dict[tuple[str, str], Reason] = {}
     for entry in blocked:
         first.setdefault((entry.namespace, entry.name), entry.reason)
-    held = Counter(first.values())
+    return Counter(first.values())
+
+
+def _count_vmis(
+    known: int, held: Mapping[Reason, int], drain: Mapping[DrainOutcome, int]
+) -> VmiCounts:
     return VmiCounts(
         known=known,
-        allowed=known - len(first),
-        held={reason: held[reason] for reason in Reason},
+        allowed=known - sum(held.values()),
+        held={reason: held.get(reason, 0) for reason in Reason},
         drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
     )
 

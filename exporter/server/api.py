@@ -227,13 +227,13 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        blocked = (await self.blocked.read(None)).entries if self.health.ready else []
+        held = (await self.blocked.read(None)).held if self.health.ready else {}
         now = self.clock()
         status = describe_status(
             self.health,
             vmis=self.store.nodes.total(),
             drain=sum_outcomes(count_outcomes(self.store)),
-            blocked=blocked,
+            held=held,
             now=now,
         )
         status.ready = status.ready and not self.closing

@@ -15,6 +15,7 @@ or for every change would leave no time for verdicts.
 import asyncio
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +34,7 @@ from exporter.engine.model import (
     DeadResources,
     Instant,
     Policy,
+    Reason,
     Seconds,
     Verdict,
 )
@@ -40,6 +42,7 @@ from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Staleness
+from exporter.server.answers import count_held
 from exporter.server.schemas import BlockedVmi
 from exporter.text import write_optional_release
 
@@ -52,8 +55,8 @@ CHECK_EVERY: Seconds = 1.0
 """How often to check for changes without an event: contact after silence, and the `notBefore` of an
 end ahead of our clock, which moves with it."""
 
-SLICE = 200
-"""How many VMIs are evaluated without yielding: 2 to 4 ms."""
+SLICE = 100
+"""How many VMIs are evaluated without yielding: 2 ms, and 10 ms if all of them have changed."""
 BATCH = 20
 """How many callers are woken at once; answering each takes 0.1 ms."""
 
@@ -90,6 +93,11 @@ class Blocked:
     def encoded(self) -> bytes:
         """The entries as JSON, encoded once for all callers: 200 kB for 1,000 VMIs."""
         return msgspec.json.encode(self.entries)
+
+    @cached_property
+    def held(self) -> Counter[Reason]:
+        """The number of VMIs by reason, counted once for all callers."""
+        return count_held(self.entries)
 
 
 @dataclass
@@ -261,26 +269,31 @@ class BlockedSet:
             now = self.clock()
         reads, inputs = self._reads, self._read_inputs(now)
         dead = inputs.dead
-        wanted = tuple(Checkpoint) if checkpoint is None else (checkpoint,)
-        found: list[tuple[BlockedVmi, Instant | None]] = []
+        wanted = sorted(Checkpoint) if checkpoint is None else [checkpoint]
+        entries: list[BlockedVmi] = []
+        digest = hashlib.sha256()
         changes_at = math.inf
-        for count, evidence in enumerate(self.index.find_blocked(now, dead=dead), start=1):
+        for count, key in enumerate(self.index.find_blocked(now, dead=dead), start=1):
             if count % SLICE == 0:
                 await asyncio.sleep(0)
+            evidence = self.store.evidence(*key)
+            if evidence is None:
+                continue
             changes_at = min(changes_at, *_credible_from(evidence, now))
             dead_here = dead.of(evidence.vmi.namespace)
             for one in wanted:
                 verdict = decide(evidence, self.policy, now, checkpoint=one, dead=dead_here)
                 entry = _write_entry(evidence, one, verdict)
                 if entry is not None:
-                    found.append((entry, verdict.released_at))
+                    entries.append(entry)
+                    digest.update(_identify(entry, verdict.released_at))
                     changes_at = min(changes_at, _changes_at(verdict, now))
-        found.sort(key=lambda entry: (entry[0].namespace, entry[0].name, entry[0].checkpoint))
-        stale = inputs.stale or any(entry.namespace in inputs.lost for entry, _ in found)
+        stale = inputs.stale or any(entry.namespace in inputs.lost for entry in entries)
+        digest.update(b"stale" if stale else b"")
         return Blocked(
-            entries=[entry for entry, _ in found],
+            entries=entries,
             stale=stale,
-            etag=_tag(found, stale=stale),
+            etag=f'"{digest.hexdigest()[:32]}"',
             inputs=inputs,
             computed_at=now,
             changes_at=changes_at,
@@ -330,15 +343,9 @@ def _write_entry(evidence: Evidence, checkpoint: Checkpoint, verdict: Verdict) -
     )
 
 
-def _tag(found: list[tuple[BlockedVmi, Instant | None]], *, stale: bool) -> str:
-    """The ETag uses `released_at`, as `not_before` moves while an end lies ahead of our clock."""
-    body = msgspec.json.encode(
-        [
-            stale,
-            [
-                (e.namespace, e.name, e.vmi_uid, e.node, e.checkpoint, e.reason, released)
-                for e, released in found
-            ],
-        ]
+def _identify(entry: BlockedVmi, released_at: Instant | None) -> bytes:
+    """What the ETag covers: not `not_before`, which moves while an end lies ahead of our clock."""
+    e = entry
+    return msgspec.json.encode(
+        (e.namespace, e.name, e.vmi_uid, e.node, e.checkpoint, e.reason, released_at)
     )
-    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'

@@ -73,14 +73,15 @@ class Recorder:
 
 
 def _find_function(frame: FrameType | None) -> str:
-    """The innermost function of the exporter."""
+    """The innermost function of the exporter, and what it calls."""
+    called = "" if frame is None else f" ({frame.f_code.co_qualname})"
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(_PACKAGE):
             module = Path(code.co_filename).relative_to(_PACKAGE).with_suffix("").as_posix()
-            return f"{module.replace('/', '.')}: {code.co_qualname}"
+            return f"{module.replace('/', '.')}: {code.co_qualname}{called}"
         frame = frame.f_back
-    return "outside the exporter"
+    return f"outside the exporter{called}"
 
 
 def _timed(self: asyncio.Handle) -> None:

@@ -5,10 +5,11 @@ from exporter.server.blocked import Blocked, BlockedSet
 
 
 def read(blocked: BlockedSet, checkpoint: Checkpoint | None) -> Blocked:
-    """The set of a small store, which is computed without yielding."""
-    try:
-        blocked.read(checkpoint).send(None)
-    except StopIteration as done:
-        found: Blocked = done.value
-        return found
-    raise AssertionError("it yielded")
+    """The set, computed to its end without an event loop: whenever it yields, it goes on."""
+    reading = blocked.read(checkpoint)
+    while True:
+        try:
+            reading.send(None)
+        except StopIteration as done:
+            found: Blocked = done.value
+            return found

@@ -9,7 +9,7 @@ from exporter.engine.drain import DrainOutcome
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy, Why
 from exporter.health import Health
-from exporter.server.answers import describe_status, list_evacuations
+from exporter.server.answers import count_held, describe_status, list_evacuations
 from exporter.server.schemas import (
     BlockedAnswer,
     BlockedVmi,
@@ -86,7 +86,7 @@ def status_of(
         health,
         vmis=100,
         drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
-        blocked=blocked,
+        held=count_held(blocked),
         now=now,
     )
     evacuations = list_evacuations(

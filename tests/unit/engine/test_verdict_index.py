@@ -386,9 +386,9 @@ def check(played: Play) -> None:
     now, dead = played.now, played.dead
     summary = played.index.read(now, dead=dead)
     assert told(summary) == told(looked(played.store, played.policy, now, dead=dead))
-    loud = {evidence.vmi for evidence in played.index.find_blocked(now, dead=dead)}
+    loud = played.index.find_blocked(now, dead=dead)
     for evidence in played.store.all_evidence():
-        if evidence.vmi not in loud:
+        if (evidence.vmi.namespace, evidence.vmi.name) not in loud:
             assert is_plain(replace(evidence, kept=None), played.policy, now, dead=dead)
 
 

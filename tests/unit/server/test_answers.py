@@ -25,7 +25,7 @@ from exporter.engine.model import (
 )
 from exporter.engine.rules import decide
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
-from exporter.server.answers import describe_status, explain_vmi, write_verdict
+from exporter.server.answers import count_held, describe_status, explain_vmi, write_verdict
 from exporter.server.schemas import (
     BlockedVmi,
     CheckpointStatus,
@@ -485,7 +485,7 @@ class TestStatus:
         health = some_health(
             synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
         )
-        answer = describe_status(health, vmis=0, drain={}, blocked=(), now=NOW)
+        answer = describe_status(health, vmis=0, drain={}, held={}, now=NOW)
 
         assert answer.resources[1] == ResourceAnswer(
             resource=Resource.VMIMS,
@@ -503,7 +503,7 @@ class TestStatus:
 
     def test_before_it_is_ready_counts_nothing(self) -> None:
         """What is awaited is named, and no number is told that would soon be another."""
-        answer = describe_status(some_health(synced=False), vmis=7, drain={}, blocked=(), now=NOW)
+        answer = describe_status(some_health(synced=False), vmis=7, drain={}, held={}, now=NOW)
 
         assert (answer.ready, answer.vmis) == (False, None)
         assert answer.waiting_for == ["virtualmachineinstancemigrations"]
@@ -527,7 +527,9 @@ class TestStatus:
             held("a", Checkpoint.PRE_EVICTION, Reason.COOLDOWN),
             held("b", Checkpoint.PRE_EVICTION, Reason.COOLDOWN),
         ]
-        counts = describe_status(some_health(), vmis=5, drain={}, blocked=blocked, now=NOW).vmis
+        counts = describe_status(
+            some_health(), vmis=5, drain={}, held=count_held(blocked), now=NOW
+        ).vmis
 
         assert counts is not None
         assert (counts.known, counts.allowed) == (5, 3)
@@ -540,7 +542,7 @@ class TestStatus:
     def test_tells_how_keeping_the_checkpoint_goes(self) -> None:
         """Where one is kept: who writes it, since when something waits, what went wrong."""
         health = some_health()
-        assert describe_status(health, vmis=0, drain={}, blocked=(), now=NOW).checkpoint is None
+        assert describe_status(health, vmis=0, drain={}, held={}, now=NOW).checkpoint is None
         health.checkpoint = CheckpointHealth(
             may_write=lambda: True,
             find_unwritten=lambda: NOW - 7.0,
@@ -552,7 +554,7 @@ class TestStatus:
         health.checkpoint.faults[CheckpointFault.DAMAGED] = 0
 
         assert describe_status(
-            health, vmis=0, drain={}, blocked=(), now=NOW
+            health, vmis=0, drain={}, held={}, now=NOW
         ).checkpoint == CheckpointStatus(
             writes=True,
             written_at="2027-01-15T07:59:51Z",

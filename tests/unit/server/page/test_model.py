@@ -195,7 +195,7 @@ class TestTheSame:
         inputs = busy_inputs()
         shown = build_model(inputs, now=NOW + 200).status
         status = describe_status(
-            inputs.health, vmis=len(inputs.store), drain={}, blocked=inputs.blocked, now=NOW + 200
+            inputs.health, vmis=len(inputs.store), drain={}, held={}, now=NOW + 200
         )
 
         assert (shown.ready, shown.staleness) == (status.ready, Staleness.STALE)
