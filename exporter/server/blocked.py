@@ -199,6 +199,12 @@ class BlockedSet:
     ) -> None:
         """Wait until the set changes, at most `left` seconds."""
         queue = self._queues.get(checkpoint)
+        if queue is not None and queue.etag != blocked.etag:
+            self._release(checkpoint)
+            queue = None
+        if blocked.inputs != self._read_inputs(self.clock()):
+            # It changed while the set was computed. The check for that may have found no queue.
+            self.note_change()
         if queue is None:
             queue = self._queues[checkpoint] = _Queue(blocked.etag)
             self._schedule_check(checkpoint, queue, blocked)

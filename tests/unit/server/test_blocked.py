@@ -314,6 +314,39 @@ class TestManyVmis:
         assert "v0000" not in names
         assert keys(await scene.blocked.read(None)) == keys(await scene.afresh().read(None))
 
+    async def test_a_change_while_it_is_computed_releases(self) -> None:
+        """Also if the check for that change came before anybody waited."""
+        scene = self.scene()
+        known = (await scene.blocked.read(None)).etag
+        scene.store.put(a_vmi(name="quiet", uid="q"))
+        waiting = asyncio.create_task(scene.blocked.wait(None, known, 3600.0))
+        for _ in range(self.MANY // SLICE - 1):
+            await asyncio.sleep(0)
+        scene.cool("a")
+        async with asyncio.timeout(PATIENCE):
+            blocked = await waiting
+
+        assert keys(blocked)[0] == ("a", "preEviction")
+
+    async def test_who_comes_with_another_set_does_not_wait_with_the_others(self) -> None:
+        """The set may become theirs again, and is news to the newcomer then."""
+        scene = Scene()
+        none = (await scene.blocked.read(None)).etag
+        first = asyncio.create_task(scene.blocked.wait(None, none, 3600.0))
+        await asyncio.sleep(0)
+        scene.cool()
+        one = (await scene.blocked.read(None)).etag
+        second = asyncio.create_task(scene.blocked.wait(None, one, 3600.0))
+        await asyncio.sleep(0)
+        scene.cool(left=-1.0)
+        scene.blocked.note_change()
+        async with asyncio.timeout(PATIENCE):
+            answer = await second
+        scene.blocked.close()
+        await first
+
+        assert answer.etag == none
+
 
 class TestWait:
     """Being told of a change."""
