@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so none waits for another's lib
 import argparse
 import asyncio
 import errno
+import gc
 import json
 import os
 import signal
@@ -210,7 +211,13 @@ def watch(arguments: argparse.Namespace) -> Exit:
         from exporter import app
         from exporter.kube.client import Login
     login = Login(kubeconfig=arguments.kubeconfig)
-    return serve(settings, lambda settings, stop: app.run(settings, login, stop))
+
+    # What exists when the watches begin stays. The garbage collector would visit it again and
+    # again: modules, and every key of the store's dictionaries, 20 ms at 100,000 VMIs.
+    return serve(
+        settings,
+        lambda settings, stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze()),
+    )
 
 
 def read_settings_for(arguments: argparse.Namespace) -> Settings:
