@@ -1,7 +1,8 @@
 """The benchmark's table, as it is printed and as it stands in docs/performance.md."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.bench.processes import ROOT
@@ -38,24 +39,56 @@ def render(
     return "\n".join(lines).rstrip() + "\n"
 
 
+GROWING: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "start to ready": ("ready", show_seconds),
+    "CPU until then": ("cpu", show_seconds),
+    "RSS": ("rss_used", show_mib),
+    "first scrape": ("first_scrape", show_milli),
+    "later ones": ("scrape", show_milli),
+    "one verdict": ("verdict", show_micro),
+}
+"""The columns of the second table: what was measured, and how it is written."""
+
+
 def describe(raw: Mapping[str, Any]) -> str:
-    """How cost grows with the cluster: one line per size."""
+    """How cost grows with the cluster: one line per size, the exponents, and a plot.
+
+    An exponent is that of the size in the last step, from a tenth of the VMIs to all: 1 is linear.
+    """
     sizes: Mapping[int, Mapping[str, float]] = raw.get("scale", {})
     lines = [
-        (
-            "| VMIs | VMIMs | start to ready | CPU until then | RSS | first scrape | later ones"
-            " | one verdict |"
-        ),
-        "|---|---|---|---|---|---|---|---|",
+        f"| VMIs | VMIMs | {' | '.join(GROWING)} |",
+        f"|---|---|{'---|' * len(GROWING)}",
     ]
     for vmis, one in sizes.items():
-        lines.append(
-            f"| {vmis:,} | {3 * vmis:,} | {show_seconds(one['ready'])}"
-            f" | {show_seconds(one['cpu'])} | {show_mib(one['rss_used'])}"
-            f" | {show_milli(one['first_scrape'])} | {show_milli(one['scrape'])}"
-            f" | {show_micro(one['verdict'])} |"
+        written = (show(one[name]) for name, show in GROWING.values())
+        lines.append(f"| {vmis:,} | {3 * vmis:,} | {' | '.join(written)} |")
+    if sizes:
+        many = max(sizes)
+        before = max(vmis for vmis in sizes if vmis <= many / 10)
+        grown = (
+            math.log(sizes[many][name] / sizes[before][name]) / math.log(many / before)
+            for name, _ in GROWING.values()
         )
+        exponents = " | ".join(f"{exponent:.2f}" for exponent in grown)
+        lines += [f"| exponent, {before:,} to {many:,} | | {exponents} |", "", *_plot(sizes)]
     return "\n".join(lines) + "\n"
+
+
+def _plot(sizes: Mapping[int, Mapping[str, float]]) -> list[str]:
+    """Each column as a multiple of its first value, both axes logarithmic, for Mermaid."""
+    first = sizes[min(sizes)]
+    names = ", ".join(f'"{vmis:,}"' for vmis in sizes)
+    lines = [
+        "```mermaid",
+        "xychart-beta",
+        f'    title "log10 of the multiple of {min(sizes):,} VMIs: {", ".join(GROWING)}"',
+        f"    x-axis [{names}]",
+    ]
+    for name, _ in GROWING.values():
+        points = ", ".join(f"{math.log10(one[name] / first[name]):.2f}" for one in sizes.values())
+        lines.append(f"    line [{points}]")
+    return [*lines, "```"]
 
 
 def write_document(table: str, scale: str) -> None:
