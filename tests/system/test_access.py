@@ -5,7 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -315,9 +315,15 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
 
 
 def busy_or_starved(*pids: int) -> float:
-    """For how many seconds these processes have run, or were ready to and had no processor."""
-    stats = (Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii") for pid in pids)
-    return sum(sum(map(int, stat.split()[:2])) for stat in stats) / 1e9
+    """For how many seconds threads of these processes have run, or were ready and had no processor.
+
+    All threads count: one of them reads what the exporter logs, and may keep it waiting.
+    """
+    nanoseconds = 0
+    for path in (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")):
+        with suppress(OSError):  # the thread has ended
+            nanoseconds += sum(map(int, path.read_text(encoding="ascii").split()[:2]))
+    return nanoseconds / 1e9
 
 
 def spent_elsewhere(*pids: int) -> float:
