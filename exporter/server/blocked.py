@@ -242,13 +242,16 @@ class BlockedSet:
     async def _check(self, checkpoint: Checkpoint | None) -> None:
         """Wake the callers if the set has changed, else check again later."""
         queue = self._queues.get(checkpoint)
-        if queue is not None and queue.callers:
+        if queue is None:
+            return
+        if queue.callers:
             blocked = await self.read(checkpoint)
+            if self._queues.get(checkpoint) is not queue:
+                return  # its callers were woken meanwhile
             if blocked.etag == queue.etag:
                 self._schedule_check(checkpoint, queue, blocked)
                 return
-        if queue is not None and self._queues.get(checkpoint) is queue:
-            self._release(checkpoint)
+        self._release(checkpoint)
 
     def _schedule_check(
         self, checkpoint: Checkpoint | None, queue: _Queue, blocked: Blocked

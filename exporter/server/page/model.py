@@ -22,6 +22,7 @@ from exporter.engine.model import Instant, Policy, Reason, Resource, StuckPolicy
 from exporter.engine.store import Store
 from exporter.health import Health, Staleness
 from exporter.server.answers import (
+    count_held,
     describe_drain,
     describe_status,
     explain_vmi,
@@ -243,7 +244,7 @@ def summarize_held(blocked: list[BlockedVmi], filters: PageFilter) -> HeldVms:
     held = [tuple(entries) for _, entries in groupby(blocked, key=_of_vmi)]
     matching = [entries for entries in held if _matches_held(filters, entries)]
     return HeldVms(
-        reasons=Counter(entries[0].reason for entries in held),
+        reasons=count_held(blocked),
         by_node=Counter((entries[0].node, entries[0].reason) for entries in held),
         namespaces={entries[0].namespace for entries in held},
         shown=tuple(_first_held(matching, filters.sort)),
