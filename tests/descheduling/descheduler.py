@@ -31,7 +31,7 @@ CYCLE_BEGAN = "Resetting pod evictor counters"
 CYCLE_ENDED = "Number of evictions/requests"
 EVICTED = "Eviction in background assumed"
 STALLED_AFTER = 20
-"""A descheduler has stalled if it evicted nothing in so many cycles but still counts evictions."""
+"""After this many cycles without an eviction, a descheduler that still counts some has stalled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class TestFollowing:
         assert changes.size == alone
 
     def test_many_vmis_are_encoded_in_slices(self) -> None:
-        """Each call encodes at most so many, and says whether some are left."""
+        """Each call encodes at most `most` VMIs, and returns whether some are left."""
         changes = some_changes()
         for number in range(5):
             changes.store.put(a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
