@@ -156,13 +156,22 @@ class ConfigMapWriter(CheckpointWriter):
         return False
 
     async def _write(self) -> None:
-        if not (self._lease.held and self._health.is_synced(Resource.CONFIGMAPS)):
+        if not self._health.is_synced(Resource.CONFIGMAPS):
+            return
+        if not self._lease.held:
+            await self._compare_changed()
             return
         try:
             for shard in sorted(self._changes.changed):
                 await self._write_shard(shard)
         except (ApiError, Refused) as error:
             self._note_fault(CheckpointFault.NOT_WRITTEN, str(error))
+
+    async def _compare_changed(self) -> None:
+        """Find what the holder of the Lease wrote before our own watch showed it."""
+        for shard in sorted(self._changes.changed):
+            self._compare(shard)
+            await asyncio.sleep(0)
 
     async def _write_shard(self, shard: int) -> None:
         """Write one shard; after a conflict, merge what another replica wrote and retry once.

@@ -1,11 +1,15 @@
 """The RBAC objects that let a user do what they say, and nothing more."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .client import Client
 from .objects import Object
+from .polling import poll
 from .resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, Resource
 from .users import User
+
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def role(name: str, rules: Iterable[Object]) -> Object:
@@ -18,22 +22,36 @@ def role(name: str, rules: Iterable[Object]) -> Object:
     }
 
 
-def reading_role(name: str, resources: Iterable[Resource]) -> Object:
-    """A ClusterRole of exactly `list` and `watch` on these resources."""
+def reading_rules(resources: Iterable[Resource]) -> list[Object]:
+    """Rules of exactly `list` and `watch` on these resources."""
     reads = ["list", "watch"]
-    return role(
-        name,
-        ({"apiGroups": [r.group], "resources": [r.plural], "verbs": reads} for r in resources),
-    )
+    return [{"apiGroups": [r.group], "resources": [r.plural], "verbs": reads} for r in resources]
 
 
 async def allow(
     admin: Client, user: User, name: str, *rules: Object, namespace: str | None = None
 ) -> None:
     """Give a user a role of that name with these rules, everywhere or in one namespace."""
+    await grant(admin, user.name, name, rules, (namespace,))
+
+
+async def grant(
+    admin: Client,
+    user: str,
+    name: str,
+    rules: Sequence[Object],
+    namespaces: Iterable[str | None] = (None,),
+) -> None:
+    """Give a user a role of that name in these namespaces; None stands for all.
+
+    Returns when the API server grants it: it reads roles by watches, so some time later.
+    """
     await admin.create(CLUSTER_ROLES, role(name, rules))
-    kind = ROLE_BINDINGS if namespace else CLUSTER_ROLE_BINDINGS
-    await admin.create(kind, binding(name, user.name, namespace))
+    for namespace in namespaces:
+        kind = ROLE_BINDINGS if namespace else CLUSTER_ROLE_BINDINGS
+        await admin.create(kind, binding(name, user, namespace))
+        for rule in rules:
+            await _until_granted(admin, user, rule, namespace)
 
 
 def binding(role: str, user: str, namespace: str | None = None) -> Object:
@@ -47,3 +65,29 @@ def binding(role: str, user: str, namespace: str | None = None) -> Object:
         "roleRef": {"apiGroup": kind.group, "kind": CLUSTER_ROLES.kind, "name": role},
         "subjects": [{"apiGroup": kind.group, "kind": "User", "name": user}],
     }
+
+
+async def _until_granted(admin: Client, user: str, rule: Object, namespace: str | None) -> None:
+    """Wait until a user may do what a rule says, judged by its last verb and resource."""
+    spec: Object = {"user": user}
+    if "nonResourceURLs" in rule:
+        spec["nonResourceAttributes"] = {
+            "path": rule["nonResourceURLs"][-1],
+            "verb": rule["verbs"][-1],
+        }
+    else:
+        resource, _, subresource = rule["resources"][-1].partition("/")
+        spec["resourceAttributes"] = {
+            "namespace": namespace or "",
+            "group": rule["apiGroups"][-1],
+            "resource": resource,
+            "subresource": subresource,
+            "name": rule.get("resourceNames", [""])[-1],
+            "verb": rule["verbs"][-1],
+        }
+
+    async def is_granted() -> bool:
+        answer = await admin.request("POST", _REVIEWS, json={"spec": spec})
+        return bool(answer["status"]["allowed"])
+
+    await poll(is_granted, what=f"{user} is granted {rule}")

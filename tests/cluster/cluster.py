@@ -9,20 +9,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from .access import binding, reading_role
+from .access import grant, reading_rules
 from .binaries import find_binary, find_crds
 from .client import ApiError, Client
 from .objects import Object, namespace
 from .polling import poll
 from .resources import (
-    CLUSTER_ROLE_BINDINGS,
-    CLUSTER_ROLES,
     CRDS,
     KUBEVIRTS,
     NAMESPACES,
     NODES,
     PODS,
-    ROLE_BINDINGS,
     SERVICE_ACCOUNTS,
     VMIMS,
     VMIS,
@@ -108,7 +105,7 @@ class RealCluster:
         full_name = f"system:serviceaccount:{_ACCOUNTS}:{name}"
         account = {"metadata": {"name": name, "namespace": _ACCOUNTS}}
         await self.admin.create(SERVICE_ACCOUNTS, account)
-        await self._allow(name, full_name, reads, namespaces)
+        await grant(self.admin, full_name, name, reading_rules(reads), namespaces or (None,))
         return await self.account(_ACCOUNTS, name)
 
     async def account(self, namespace: str, name: str, *, node: str | None = None) -> User:
@@ -158,16 +155,7 @@ class RealCluster:
     async def _equip(self) -> None:
         await self._apply_crds()
         await self.namespace(_ACCOUNTS)
-        await self._allow("exporter", "exporter", EXPORTER_READS)
-
-    async def _allow(
-        self, role: str, user: str, reads: Iterable[Resource], namespaces: Sequence[str] = ()
-    ) -> None:
-        await self.admin.create(CLUSTER_ROLES, reading_role(role, reads))
-        if not namespaces:
-            await self.admin.create(CLUSTER_ROLE_BINDINGS, binding(role, user))
-        for one in namespaces:
-            await self.admin.create(ROLE_BINDINGS, binding(role, user, one))
+        await grant(self.admin, "exporter", "exporter", reading_rules(EXPORTER_READS))
 
     async def _apply_crds(self) -> None:
         crds = json.loads(find_crds().read_bytes())

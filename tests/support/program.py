@@ -125,6 +125,10 @@ class Program:
         return await asyncio.wait_for(self.process.wait(), PATIENCE)
 
 
+LINES_SHOWN = 60
+"""Of the program's log, when a test fails."""
+
+
 @asynccontextmanager
 async def program(
     directory: Path,
@@ -156,6 +160,9 @@ async def program(
     running = Program(process, log)
     try:
         yield running
+    except BaseException:
+        print(*running.output.splitlines()[-LINES_SHOWN:], sep="\n")  # pytest shows it
+        raise
     finally:
         if process.returncode is None:
             process.kill()

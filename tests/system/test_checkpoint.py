@@ -10,8 +10,8 @@ import pytest
 
 from exporter.checkpoint.changes import PendingChanges
 from exporter.checkpoint.configmap import ConfigMapWriter
-from exporter.checkpoint.format import shard_of, unseal
-from exporter.engine.model import Resource
+from exporter.checkpoint.format import seal, shard_of, unseal
+from exporter.engine.model import ConfigMap, Resource
 from exporter.engine.store import Store
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
 from exporter.kube.client import Absent, ApiServer, Login
@@ -19,8 +19,9 @@ from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
 from tests.cluster import VMIS, vmi
 from tests.cluster.resources import CONFIG_MAPS
+from tests.support import builders
 from tests.support.api_servers import RealStage
-from tests.support.builders import KEEP, NOW, UID, a_state, a_vmi
+from tests.support.builders import KEEP, NAMESPACE, NOW, UID, a_state, a_vmi
 from tests.support.checkpoints import (
     NAME,
     a_keeper,
@@ -80,12 +81,11 @@ async def test_without_a_checkpoint_only_the_cluster_remembers(
         assert (await exporter.verdict(namespace, "db"))["migrationsInWindow"] == 1
 
 
-class Held:
-    """A Lease that is always held."""
+class FixedLease:
+    """A Lease that is held, or not, for good."""
 
-    held = True
-
-    def __init__(self) -> None:
+    def __init__(self, *, held: bool) -> None:
+        self.held = held
         self.changed = lambda: None
 
 
@@ -106,20 +106,19 @@ class Garbled:
 
 
 def a_config_map_writer(
-    api: Garbled | ApiServer, namespace: str = "x", uid: str = UID
+    api: Garbled | ApiServer, namespace: str = "x", uid: str = UID, *, may_write: bool = True
 ) -> tuple[ConfigMapWriter, PendingChanges, CheckpointHealth]:
-    """A writer that may write, with one VMI to write of, and no watch."""
-    state = a_state()
+    """A writer with one VMI to write of, and no watch."""
     store = Store(endings_kept=KEEP)
     changes = PendingChanges(store, window=86_400.0)
-    store.put(a_vmi(uid=uid, migration=state))
+    store.put(a_vmi(uid=uid, migration=a_state()))
     health = Health(180.0, 600.0, [Watched(Resource.CONFIGMAPS, namespace, synced=True)])
     writer = ConfigMapWriter(
         changes,
         health,
         cast("ApiServer", api),
         ConfigMaps(namespace, NAME),
-        lease=cast("Lease", Held()),
+        lease=cast("Lease", FixedLease(held=may_write)),
         interval=1.0,
         clock=lambda: NOW,
     )
@@ -136,6 +135,20 @@ async def test_an_answer_that_is_no_config_map() -> None:
     assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
     assert changes.changed == {shard_of(UID)}
     assert told.unwritten_since == NOW
+
+
+async def test_a_replica_that_lags_behind_the_writer() -> None:
+    """It reads the ConfigMap before its own watch: nothing is unwritten once that caught up."""
+    writer, changes, told = a_config_map_writer(Garbled(), may_write=False)
+    await writer.flush()
+    without_it = {"checkpoint": seal([])}
+    writer.put(
+        ConfigMap(namespace="x", name=f"{NAME}-{shard_of(UID):02d}", version="1", data=without_it)
+    )
+    assert told.unwritten_since == NOW
+    changes.store.remove(Resource.VMIS, NAMESPACE, builders.NAME)
+    await writer.flush()
+    assert told.unwritten_since is None
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
