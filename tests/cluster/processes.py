@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 
 _LOG_TAIL = 4_000
+_FROZEN_WITHIN = 60.0
+"""Seconds within which a stopped process stands still; usually some microseconds."""
 
 
 class ServerFailedError(Exception):
@@ -60,6 +63,20 @@ class Process:
             message = f"{self._arguments[0]} was never started"
             raise RuntimeError(message)
         self._child.send_signal(number)
+
+    def freeze(self) -> None:
+        """Stop the running process (SIGSTOP); returns when all its threads stand still."""
+        self.send(signal.SIGSTOP)
+        deadline = time.monotonic() + _FROZEN_WITHIN
+        while not self._is_frozen():
+            if time.monotonic() > deadline:
+                raise self.failure(f"still runs {_FROZEN_WITHIN:g} s after SIGSTOP")
+            time.sleep(0.001)
+
+    def _is_frozen(self) -> bool:
+        assert self._child is not None
+        threads = Path(f"/proc/{self._child.pid}/task").glob("*/stat")
+        return all(one.read_text().rpartition(")")[2].split()[0] == "T" for one in threads)
 
     def failure(self, reason: str) -> ServerFailedError:
         """Say what went wrong, and what the process said about it."""

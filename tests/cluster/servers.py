@@ -66,7 +66,7 @@ class Server(ABC):
 
     def freeze(self) -> None:
         """Stop the server in its tracks (SIGSTOP): connections stay open and say nothing."""
-        self._process.send(signal.SIGSTOP)
+        self._process.freeze()
 
     def thaw(self) -> None:
         """Let a frozen server go on."""
