@@ -3,7 +3,6 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 
 from msgspec import Struct, field
 
@@ -11,7 +10,7 @@ from exporter.checkpoint.changes import PendingChanges
 from exporter.checkpoint.format import LONGEST_SHARD, SHARDS, VERSION, Damaged, UnknownVersion
 from exporter.checkpoint.writer import CheckpointWriter
 from exporter.engine.model import ConfigMap, Fact, Instant, Resource, Seconds, Why
-from exporter.engine.store import Key, Store
+from exporter.engine.store import Names, Store
 from exporter.health import CheckpointFault, Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict
 from exporter.kube.kubevirt import CHECKPOINT_LABEL, Refused, parse_object
@@ -118,9 +117,9 @@ class ConfigMapWriter(CheckpointWriter):
             self._compare(shard)
             self.note_change()
 
-    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
         """Drop ConfigMaps that a complete list lacks; returns how many."""
-        listed = {name for _, name in keys}
+        listed = names.get(self._namespace, ())
         gone = [
             n
             for n, shard in self._shard_by_name.items()

@@ -15,7 +15,7 @@ handed off and has no proof: its VMI may be the next one of that name.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -50,34 +50,42 @@ class VmimIndex:
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
-        self._bindings: dict[_Key, Binding] = {}
+        self._bindings: dict[str, dict[str, Binding]] = {}
         self._unfinished: dict[_Key, Binding] = {}
         self._by_vmi: dict[_Key, tuple[Binding, ...]] = {}
         self._waiting: dict[_Key, dict[str, Binding]] = {}
 
-    @property
-    def bindings(self) -> Mapping[_Key, Binding]:
-        """The bindings of all existing VMIMs by namespace and name."""
-        return self._bindings
+    def __len__(self) -> int:
+        return sum(map(len, self._bindings.values()))
+
+    def keys(self) -> Iterator[_Key]:
+        """The namespaces and names of all existing VMIMs."""
+        return ((place, name) for place, names in self._bindings.items() for name in names)
+
+    def find(self, namespace: str, name: str) -> Binding | None:
+        """The binding of an existing VMIM."""
+        return self._bindings.get(namespace, {}).get(name)
 
     def put(self, vmim: Vmim) -> Binding:
         """Add or update a VMIM."""
-        key = (vmim.namespace, vmim.name)
-        binding = self._bindings.get(key)
+        binding = self.find(vmim.namespace, vmim.name)
         if binding is None:
-            binding = self._bindings[key] = Binding(vmim)
+            binding = Binding(vmim)
+            self._bindings.setdefault(vmim.namespace, {})[vmim.name] = binding
             self._by_vmi[binding.vmi_key] = (*self.naming(binding.vmi_key), binding)
         binding.vmim = vmim
         if vmim.finished:
-            self._unfinished.pop(key, None)
+            self._unfinished.pop((vmim.namespace, vmim.name), None)
         else:
-            self._unfinished[key] = binding
+            self._unfinished[vmim.namespace, vmim.name] = binding
         return binding
 
     def remove(self, binding: Binding) -> None:
         """Remove a VMIM that is in the index; it waits if its VMI may still be to come."""
         vmim, vmi_key = binding.vmim, binding.vmi_key
-        del self._bindings[vmim.namespace, vmim.name]
+        del self._bindings[vmim.namespace][vmim.name]
+        if not self._bindings[vmim.namespace]:
+            del self._bindings[vmim.namespace]
         self._unfinished.pop((vmim.namespace, vmim.name), None)
         others = tuple(one for one in self._by_vmi[vmi_key] if one is not binding)
         if others:

@@ -99,7 +99,7 @@ class ReasonTable:
             return True
         if isinstance(fact, Pod):
             return not fact.finished or fact.vmi_uid in self._evacuations
-        binding = self._vmims.bindings.get((fact.namespace, fact.name))
+        binding = self._vmims.find(fact.namespace, fact.name)
         owner = "" if binding is None else binding.owner
         is_early = bool(fact.evacuates) and (not owner or not fact.finished)
         return is_early or owner in self._evacuations

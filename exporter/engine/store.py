@@ -7,7 +7,7 @@ belong to a VMI, `launchers` which pods, and `evacuations` follows the evacuatio
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeAlias
 
@@ -38,6 +38,8 @@ from exporter.engine.vmi_record import VmiRecord
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name."""
+Names: TypeAlias = Mapping[str, AbstractSet[str]]
+"""Names by namespace. A tuple for each listed object would leave holes in the memory."""
 
 
 class Observer(Protocol):
@@ -104,7 +106,7 @@ class Store:
             case Resource.VMIS:
                 return len(self._vmis)
             case Resource.VMIMS:
-                return len(self._vmims.bindings)
+                return len(self._vmims)
             case Resource.PODS:
                 return len(self._launchers.pods)
             case Resource.KUBEVIRTS:
@@ -216,22 +218,24 @@ class Store:
             case Resource.CONFIGMAPS | Resource.LEASES:
                 pass
 
-    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
         """Remove what a complete list of `namespace` (None: of all) lacks; returns how many."""
-        known: Mapping[Key, object] = {}
+        known: Iterable[Key] = ()
         match resource:
             case Resource.VMIS:
                 known = self._vmis
             case Resource.VMIMS:
-                known = self._vmims.bindings
+                known = self._vmims.keys()
             case Resource.PODS:
                 known = self._launchers.pods
             case Resource.KUBEVIRTS:
-                self.kubevirt = self.kubevirt if keys else None
+                self.kubevirt = self.kubevirt if names else None
             case Resource.CONFIGMAPS | Resource.LEASES:
                 pass
         gone = [
-            key for key in known if key not in keys and (namespace is None or key[0] == namespace)
+            (place, name)
+            for place, name in known
+            if name not in names.get(place, ()) and namespace in (None, place)
         ]
         for key in gone:
             self.remove(resource, *key)
@@ -286,7 +290,7 @@ class Store:
 
     def put_vmim(self, vmim: Vmim) -> None:
         """Add or update a VMIM."""
-        known = self._vmims.bindings.get((vmim.namespace, vmim.name))
+        known = self._vmims.find(vmim.namespace, vmim.name)
         if known is not None and not _is_same(known.vmim, vmim):
             self.remove_vmim(vmim.namespace, vmim.name)
             known = None
@@ -304,7 +308,7 @@ class Store:
 
     def remove_vmim(self, namespace: str, name: str, uid: str = "") -> None:
         """Remove a VMIM. What it added to the history stays."""
-        binding = self._vmims.bindings.get((namespace, name))
+        binding = self._vmims.find(namespace, name)
         if binding is None or (uid and binding.vmim.uid and binding.vmim.uid != uid):
             return
         self._vmims.remove(binding)

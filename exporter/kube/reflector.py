@@ -244,7 +244,7 @@ class Reflector:
         self._note_contact()
         self._log.info(
             "listed",
-            objects=len(listing.keys),
+            objects=sum(map(len, listing.names.values())),
             gone=gone,
             how=how,
             seconds=round(self._clock() - listing.began, 3),

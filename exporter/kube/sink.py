@@ -1,14 +1,14 @@
 """Where a reflector puts the objects that it reads, the unusable ones included."""
 
+from collections import defaultdict
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
 from exporter.engine.model import Fact, Instant, Resource, Seconds, Vmi, Why
-from exporter.engine.store import Key, Store
+from exporter.engine.store import Names, Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
 from exporter.kube.migration_log import log_migration
@@ -32,18 +32,18 @@ class FactSink(Protocol):
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object."""
 
-    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
         """Remove all objects but these; returns how many."""
 
 
 @dataclass
 class Listing:
-    """A list in progress: the keys read so far.
+    """A list in progress: the names read so far, by namespace.
 
     `complete` is false if an item was so broken that not even its name could be read.
     """
 
-    keys: set[Key] = field(default_factory=set)
+    names: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     complete: bool = True
     began: Instant = 0.0
 
@@ -71,7 +71,7 @@ class Feed:
     def put(self, changed: Changed, listing: Listing | None) -> None:
         """Add or replace an object of a list or of the watch."""
         if listing is not None:
-            listing.keys.add((changed.namespace, changed.name))
+            listing.names[changed.namespace].add(changed.name)
         elif isinstance(changed.fact, Vmi):
             log_migration(self._known(changed.namespace, changed.name), changed.fact)
         self._sink.put(changed.fact, changed.reasons)
@@ -85,7 +85,7 @@ class Feed:
         if not listing.complete:
             self.log.warning("list_not_used_to_forget", why="an item could not be read at all")
             return 0
-        return self._sink.retain(self._watched.resource, listing.keys, self._watched.namespace)
+        return self._sink.retain(self._watched.resource, listing.names, self._watched.namespace)
 
     def refuse(self, refusal: Refused, listing: Listing | None) -> None:
         """Count and log an unusable object. Earlier facts about it are kept."""
@@ -94,7 +94,7 @@ class Feed:
             if refusal.name is None:
                 listing.complete = False
             else:
-                listing.keys.add((refusal.namespace or "", refusal.name))
+                listing.names[refusal.namespace or ""].add(refusal.name)
         self._put_bare_vmi(refusal)
         now = self._clock()
         last = self._refusal_logged_at

@@ -9,7 +9,6 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
-from exporter.engine.store import Key, Store
+from exporter.engine.store import Names, Store
 from exporter.health import Health
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.informers import Informers
@@ -133,9 +132,9 @@ class Recorder(Store):
             line = recording.write_deletion(self.heard_at, resource, namespace, name, uid)
             self._write(resource, Kind.DELETED, line)
 
-    def retain(self, resource: Resource, keys: AbstractSet[Key], namespace: str | None) -> int:
+    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
         """Remove all objects but those of a complete list, and record that it is complete."""
-        gone = super().retain(resource, keys, namespace)
+        gone = super().retain(resource, names, namespace)
         self._refused.discard(resource)
         line = recording.write_note(self.heard_at, Kind.SYNCED, resource)
         self._write(resource, Kind.SYNCED, line)

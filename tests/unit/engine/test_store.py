@@ -458,12 +458,12 @@ def test_limits() -> None:
     """The CR's limits are known while it is there."""
     store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
     assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 1))
-    store.retain(Resource.KUBEVIRTS, {("kubevirt", "kubevirt")}, None)
+    store.retain(Resource.KUBEVIRTS, {"kubevirt": {"kubevirt"}}, None)
     assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 1))
     store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
     assert store.kubevirt is None
     store.put(KubeVirtSettings(MigrationLimits(3, 1)))
-    assert store.retain(Resource.KUBEVIRTS, set(), None) == 0
+    assert store.retain(Resource.KUBEVIRTS, {}, None) == 0
     assert store.kubevirt is None
 
 
@@ -569,11 +569,11 @@ def test_a_list_replaces(namespace: str | None) -> None:
             )
         )
     )
-    kept = {(NAMESPACE, NAME)} | ({("elsewhere", NAME)} if namespace is None else set())
+    kept = {NAMESPACE: {NAME}} | ({"elsewhere": {NAME}} if namespace is None else {})
     gone = 1 if namespace else 2
     assert store.retain(Resource.VMIS, kept, namespace) == gone
-    assert store.retain(Resource.VMIMS, set(), namespace) == gone
-    assert store.retain(Resource.PODS, set(), namespace) == gone
+    assert store.retain(Resource.VMIMS, {}, namespace) == gone
+    assert store.retain(Resource.PODS, {}, namespace) == gone
     assert len(store) == (3 if namespace else 2)
     assert seen(store).vmims == ()
 
@@ -925,7 +925,7 @@ class Stream:
         self.rng.shuffle(listed)
         for fact in listed:
             store.put(fact)
-        store.retain(self.resource, {(NAMESPACE, name) for name in there}, None)
+        store.retain(self.resource, {NAMESPACE: there.keys()}, None)
 
 
 def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> Store:
