@@ -233,7 +233,8 @@ class Reflector:
 
     def _end_list(self, listing: Listing, *, how: str) -> None:
         self._feed.begin_batch()
-        gone = self._forget_unlisted(listing)
+        gone, objects = self._forget_unlisted(listing), len(listing)
+        listing.names.clear()  # the watch that follows keeps `listing` for as long as it lasts
         watched = self._watched
         watched.lists += 1
         if watched.refused:
@@ -244,7 +245,7 @@ class Reflector:
         self._note_contact()
         self._log.info(
             "listed",
-            objects=sum(map(len, listing.names.values())),
+            objects=objects,
             gone=gone,
             how=how,
             seconds=round(self._clock() - listing.began, 3),

@@ -47,6 +47,9 @@ class Listing:
     complete: bool = True
     began: Instant = 0.0
 
+    def __len__(self) -> int:
+        return sum(map(len, self.names.values()))
+
 
 class Feed:
     """Puts one resource's objects into a sink, and logs unusable objects and migrations."""

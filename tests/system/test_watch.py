@@ -1,6 +1,7 @@
 """The watcher on the wire, the same tests on the simulated and on the real API server."""
 
 import asyncio
+import gc
 import json
 import random
 import time
@@ -17,6 +18,7 @@ from exporter.kube.client import ApiServer, Login, Overloaded
 from exporter.kube.informers import NotSynced
 from exporter.kube.recovery import Backoff
 from exporter.kube.reflector import FUTILE_TRIES, KubeVirtMissing, Reflector
+from exporter.kube.sink import Listing
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.relay import Gate
@@ -88,6 +90,17 @@ class TestOnBothServers:
         assert [one.name for one in evidence.vmims] == ["m"]
         assert evidence.launcher is not None
         assert evidence.launcher.ready
+
+    async def test_the_names_of_a_list_do_not_outlive_it(self, stage: Stage) -> None:
+        """The watch that follows lasts for hours, and needs none of them."""
+        namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("old", namespace))
+        async with following(stage.login, namespaces=(namespace,)) as watch:
+            await watch.ready()
+            lists = [one for one in gc.get_objects() if isinstance(one, Listing)]
+
+        assert lists
+        assert not sum(map(len, lists))
 
     async def test_follows_creations_changes_and_deletions(self, stage: Stage) -> None:
         """What happens after the list arrives by the watch, without another list."""
