@@ -212,8 +212,8 @@ def watch(arguments: argparse.Namespace) -> Exit:
         from exporter.kube.client import Login
     login = Login(kubeconfig=arguments.kubeconfig)
 
-    # While a thread draws the page, the event loop gets the interpreter back only after this long,
-    # after each read and write of a socket. Python's default is 5 ms.
+    # While a thread draws the page, the event loop waits this long for the interpreter lock after
+    # each call to a socket. Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
     # What exists when the watches begin stays. The garbage collector would visit it again and
     # again: modules, and every key of the store's dictionaries, 20 ms at 100,000 VMIs.

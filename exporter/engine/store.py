@@ -39,7 +39,7 @@ from exporter.engine.vmi_record import VmiRecord
 Key: TypeAlias = tuple[str, str]
 """Namespace and name."""
 Names: TypeAlias = Mapping[str, AbstractSet[str]]
-"""Names by namespace. A tuple for each listed object would leave holes in the memory."""
+"""Names by namespace. A `Key` for each object of a list would fragment the memory."""
 
 
 class Observer(Protocol):

@@ -275,10 +275,10 @@ class Bench:
                         "ours_unix": f"unix:{ours.socket}", "bare_unix": unix,
                     },
                     "--path", "/v1/verdicts", "--body", body,
-                    used={"ours": ours, "bare": bare},
+                    servers={"ours": ours, "bare": bare},
                 )  # fmt: skip
         self.raw["verdict"] = asked
-        ours_cpu, bare_cpu = ([one["cpu"] for one in asked[n]] for n in ("ours", "bare"))
+        ours_cpu, bare_cpu = ([one["server_cpu"] for one in asked[n]] for n in ("ours", "bare"))
         rows = [
             compare("one verdict, CPU", "at most 1.2x a bare aiohttp handler", ours_cpu, bare_cpu,
                     show_micro, at_most=1.2)
@@ -301,14 +301,14 @@ class Bench:
         body = self._candidates(self.sizes.vmis, candidates)
         with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()
-            asked, cpus = [], []
-            for _ in range(self.sizes.repeats):
-                before = ours.cpu()
-                asked.append(self._ask(ours.query, "--path", "/v1/verdicts", "--body", body))
-                cpus.append((ours.cpu() - before) / asked[-1]["asked"] / candidates)
-        self.raw["batch"] = {"asked": asked, "cpu": cpus}
-        each = median([one["p50"] for one in asked]) / candidates
-        cpu = median(cpus)
+            asked = [
+                self._ask(ours.query, "--path", "/v1/verdicts", "--body", body, server=ours)
+                for _ in range(self.sizes.repeats)
+            ]
+        self.raw["batch"] = asked
+        each, cpu = (
+            median([one[what] for one in asked]) / candidates for what in ("p50", "server_cpu")
+        )
         return [
             Row(f"batch of {candidates:,} candidates, per candidate", "at most 2.2 us all told",
                 show_micro(each), "", f"CPU {show_micro(cpu)}", each <= 2.2e-6)
@@ -483,22 +483,23 @@ class Bench:
         self,
         targets: dict[str, str],
         *arguments: str,
-        used: Mapping[str, Running] = MappingProxyType({}),
+        servers: Mapping[str, Running] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """What the client measured, by target; with the CPU per answer of the processes `used`."""
+        """What `_ask` measured, by target; `servers` are those whose CPU counts."""
         asked: dict[str, Any] = {name: [] for name in targets}
         for _ in range(self.sizes.repeats):
             for name, address in targets.items():
-                before = used[name].cpu() if name in used else 0.0
-                one = self._ask(address, *arguments)
-                if name in used:
-                    one["cpu"] = (used[name].cpu() - before) / one["asked"]
-                asked[name].append(one)
+                asked[name].append(self._ask(address, *arguments, server=servers.get(name)))
         return asked
 
-    def _ask(self, address: str, *arguments: str) -> dict[str, Any]:
+    def _ask(self, address: str, *arguments: str, server: Running | None = None) -> dict[str, Any]:
+        """What the client measured; `server_cpu` is the server's CPU seconds per answer."""
         lasts = f"{self.sizes.asking}s"
-        return run_tool("ask", "--address", address, "--lasts", lasts, *arguments)[0]
+        before = 0.0 if server is None else server.cpu()
+        one = run_tool("ask", "--address", address, "--lasts", lasts, *arguments)[0]
+        if server is not None:
+            one["server_cpu"] = (server.cpu() - before) / one["asked"]
+        return one
 
     def _turned(self, ours: Exporter, load: Load, vmi: int) -> float:
         """Begin or end a VMI's migration; seconds from the server's write to a verdict of it."""

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from tests.cluster import PATIENCE, poll
+from tests.cluster.processes import freeze, state_of
 from tests.support.checkpoints import FAULTS, WRITER
 from tests.support.program import Program, program
 
@@ -69,12 +70,7 @@ class Replica:
 
     async def freeze(self) -> None:
         """SIGSTOP: the process keeps its connections and what it believes. Shows that it stands."""
-        self.now.process.send_signal(signal.SIGSTOP)
-
-        async def stands() -> bool:
-            return state_of(self.pid) == "T"
-
-        await poll(stands, what="a stopped process")
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -83,15 +79,6 @@ class Replica:
     async def close(self) -> None:
         """End whatever is left."""
         await self._stack.aclose()
-
-
-def state_of(pid: int) -> str | None:
-    """A process's state as the kernel tells it (T is stopped), or None where it has gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return None
-    return stat.rpartition(")")[2].split()[0]
 
 
 @asynccontextmanager

@@ -19,6 +19,26 @@ class ServerFailedError(Exception):
     """A server ended, or did not become ready; the message ends with the tail of its log."""
 
 
+def freeze(pid: int) -> None:
+    """Stop a process (SIGSTOP); returns when all its threads stand still."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _FROZEN_WITHIN
+    while {state_of(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()} != {"T"}:
+        if time.monotonic() > deadline:
+            message = f"process {pid} still runs {_FROZEN_WITHIN:g} s after SIGSTOP"
+            raise TimeoutError(message)
+        time.sleep(0.001)
+
+
+def state_of(pid: int) -> str | None:
+    """A process's or thread's state by the kernel (T is stopped), or None if it has gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return stat.rpartition(")")[2].split()[0]
+
+
 class Process:
     """One command line, started any number of times, its output appended to one log file."""
 
@@ -57,26 +77,20 @@ class Process:
             self._child.kill()
             self._child.wait()
 
+    @property
+    def pid(self) -> int:
+        """The process ID of what was started last."""
+        return self._started().pid
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the running process."""
+        self._started().send_signal(number)
+
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None:
             message = f"{self._arguments[0]} was never started"
             raise RuntimeError(message)
-        self._child.send_signal(number)
-
-    def freeze(self) -> None:
-        """Stop the running process (SIGSTOP); returns when all its threads stand still."""
-        self.send(signal.SIGSTOP)
-        deadline = time.monotonic() + _FROZEN_WITHIN
-        while not self._is_frozen():
-            if time.monotonic() > deadline:
-                raise self.failure(f"still runs {_FROZEN_WITHIN:g} s after SIGSTOP")
-            time.sleep(0.001)
-
-    def _is_frozen(self) -> bool:
-        assert self._child is not None
-        threads = Path(f"/proc/{self._child.pid}/task").glob("*/stat")
-        return all(one.read_text().rpartition(")")[2].split()[0] == "T" for one in threads)
+        return self._child
 
     def failure(self, reason: str) -> ServerFailedError:
         """Say what went wrong, and what the process said about it."""

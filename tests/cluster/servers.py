@@ -16,7 +16,7 @@ from .audit import POLICY
 from .binaries import find_binary
 from .polling import poll
 from .ports import free_port
-from .processes import Process
+from .processes import Process, freeze
 
 
 _START_SECONDS = 180.0
@@ -66,7 +66,7 @@ class Server(ABC):
 
     def freeze(self) -> None:
         """Stop the server in its tracks (SIGSTOP): connections stay open and say nothing."""
-        self._process.freeze()
+        freeze(self._process.pid)
 
     def thaw(self) -> None:
         """Let a frozen server go on."""

@@ -18,6 +18,8 @@ from tests.cluster import PATIENCE, poll
 
 
 ROOT = Path(__file__).parents[2]
+LINES_SHOWN = 60
+"""How many lines of the program's log a failing test shows."""
 ANYWHERE = {"listen": {"query": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}
 
 
@@ -123,10 +125,6 @@ class Program:
         if self.process.returncode is None:
             self.process.send_signal(number)
         return await asyncio.wait_for(self.process.wait(), PATIENCE)
-
-
-LINES_SHOWN = 60
-"""Of the program's log, when a test fails."""
 
 
 @asynccontextmanager

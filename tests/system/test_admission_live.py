@@ -21,6 +21,7 @@ import aiohttp
 import pytest
 
 from tests.cluster import poll
+from tests.cluster.processes import freeze
 from tests.cluster.users import kubeconfig
 from tests.support.admission import (
     PATH,
@@ -238,7 +239,7 @@ async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> N
         rows.append(f"  {fault:18} {answer.seconds * 1000:>8.0f} ms {failed:>14.0f}")
 
     async with ground.held_back() as exporter:
-        exporter.process.send_signal(signal.SIGSTOP)
+        freeze(exporter.process.pid)
         try:
             await pass_by("frozen", fails=True)
         finally:
