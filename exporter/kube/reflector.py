@@ -51,7 +51,8 @@ LIST_SILENCE: Seconds = 8.0
 A server that ignores `sendInitialEvents` never ends its list.
 """
 SHORT_LIVED: Seconds = 5.0
-"""A watch that the server ended sooner than this is reopened with a backoff."""
+"""A watch that the server ended sooner than this is reopened with a backoff. An event after this
+time resets the backoff."""
 FUTILE_TRIES = 8
 """List again after this many attempts in a row that the API server answered without an event (some
 20 s of backoff)."""
@@ -94,6 +95,7 @@ class Reflector:
         self._version: str | None = None
         self._streams_lists = True
         self._refusals = 0
+        self._connected_at = clock()
         self._log = self._feed.log
 
     async def run(self) -> None:
@@ -102,14 +104,14 @@ class Reflector:
         Raises `KubeVirtMissing` if there are no VMIs before the first list.
         """
         while True:
-            began = self._clock()
+            self._connected_at = self._clock()
             try:
                 await self._list_and_watch()
             except ApiError as error:
                 pause = await self._recover(error)
             else:
                 self._note_restart(Restart.ENDED)
-                lived = self._clock() - began
+                lived = self._clock() - self._connected_at
                 pause = 0.0 if lived >= SHORT_LIVED else self._backoff.next()
             await asyncio.sleep(pause)
 
@@ -156,7 +158,6 @@ class Reflector:
                 page = parse_page(body)
             except Refused as refusal:
                 raise Unreachable(refusal.why) from refusal
-            self._note_contact()
             self._feed.begin_batch()
             for raw in page.items:
                 try:
@@ -189,17 +190,22 @@ class Reflector:
                         listing = self._apply(event, listing)
             except ApiError:
                 if read:
-                    self._end_batch(revision)
+                    self._end_batch(revision, listing)
                 raise
-            self._end_batch(revision)
+            self._end_batch(revision, listing)
         if listing is not None:
             self._streams_lists = False
             raise incomplete_list()
 
-    def _end_batch(self, revision: int) -> None:
-        """Note progress, and announce changes since this revision."""
-        self._futile = 0
-        self._note_contact()
+    def _end_batch(self, revision: int, listing: Listing | None) -> None:
+        """Announce changes since this revision, and note progress, unless a list is unfinished.
+
+        What a list has not shown yet would otherwise count as seen just now.
+        """
+        if listing is None:
+            self._note_progress()
+            if self._clock() - self._connected_at >= SHORT_LIVED:
+                self._backoff.reset()
         if self._feed.revision != revision:
             self._changed()
 
@@ -239,10 +245,9 @@ class Reflector:
         watched.lists += 1
         if watched.refused:
             self._log.info("resource_permitted")
-        watched.synced, watched.refused, watched.trouble = True, "", ""
-        self._refusals = self._futile = 0
+        watched.synced, watched.refused = True, ""
+        self._note_progress()
         self._backoff.reset()
-        self._note_contact()
         self._log.info(
             "listed",
             objects=objects,
@@ -340,8 +345,10 @@ class Reflector:
         if self._refusals == BELIEVED_AFTER:
             self._log.warning("waiting_for_kubevirt", why=str(error))
 
-    def _note_contact(self) -> None:
+    def _note_progress(self) -> None:
         self._watched.contact = self._clock()
+        self._watched.trouble = ""
+        self._refusals = self._futile = 0
 
     def _watch_seconds(self) -> int:
         """Random within the second half of the limit, so that watches do not end together."""
