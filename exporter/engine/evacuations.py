@@ -23,6 +23,11 @@ class EvacuationTracker:
     def __contains__(self, uid: str) -> bool:
         return uid in self._records
 
+    def find_request(self, uid: str) -> Instant | None:
+        """When the evacuation of a VMI was requested, or None if it is not evacuating."""
+        record = self._records.get(uid)
+        return None if record is None or record.marker is None else record.marker.requested_at
+
     def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
         """Follow a change of the VMI's own evacuation fields."""
         vmi = record.vmi

@@ -47,13 +47,17 @@ class ReasonTable:
     def of(self, vmi: Vmi) -> tuple[Why, ...]:
         """The reasons of a VMI, newest first; those without a date apply now and come first.
 
-        Node selectors are reasons only if a target cannot be scheduled.
+        Attempts that ended before the evacuation was requested are none of them. Node selectors
+        are reasons only if a target cannot be scheduled.
         """
+        since = self._evacuations.find_request(vmi.uid)
         objects = [_key(vmi)]
         objects += [_key(vmim) for vmim in self._vmims.owned_by(vmi)]
         objects += [_key(pod) for pod in self._launchers.of(vmi)]
         present = (why for key in objects for why in self._present.get(key, ()))
-        reasons = [*present, *self._past.get(vmi.uid, ())]
+        failed = WhySource.FAILED_ATTEMPT
+        reasons = [why for why in present if why.source is not failed or _is_since(why, since)]
+        reasons += [why for why in self._past.get(vmi.uid, ()) if _is_since(why, since)]
         unscheduled = WhySource.POD_SCHEDULED
         if all(why.source is not unscheduled or why.reason in SELECTORS for why in reasons):
             reasons = [why for why in reasons if why.source is not unscheduled]
@@ -69,7 +73,7 @@ class ReasonTable:
     def remove(self, fact: Vmim | Pod, owner: str, now: Instant) -> None:
         """Remove a VMIM or pod, but keep its reasons while the VMI with this UID evacuates.
 
-        A reason without a date gets `now`, until when it applied.
+        `owner` is "" if it belongs to no known VMI. A reason without a date gets `now`, until when it applied.
         """
         reasons = self._present.pop(_key(fact), ())
         if reasons and owner in self._evacuations:
@@ -107,6 +111,10 @@ class ReasonTable:
 
 def _key(fact: Vmi | Vmim | Pod) -> _Object:
     return type(fact), fact.namespace, fact.name
+
+
+def _is_since(why: Why, since: Instant | None) -> bool:
+    return since is None or why.at is None or why.at >= since
 
 
 def _newest(reasons: Sequence[Why]) -> tuple[Why, ...]:

@@ -332,7 +332,8 @@ class Store:
         if pod is None or (uid and pod.uid and pod.uid != uid):
             return
         self._launchers.remove(pod)
-        self._reasons.remove(pod, pod.vmi_uid, self.heard_at)
+        owner = self._owner(pod)
+        self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, self.heard_at)
         self._note_pod_change(pod)
 
     def remember(self, uid: str) -> Remembered | None:

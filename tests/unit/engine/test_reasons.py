@@ -1,5 +1,7 @@
 """Which reasons the store holds for a VMI, for how long, and in which order."""
 
+from msgspec.structs import replace
+
 from exporter.engine.model import Fact, Resource, Why, WhySource
 from exporter.engine.reasons import REASONS_SHOWN
 from exporter.engine.store import Store
@@ -95,6 +97,29 @@ def test_whatever_comes_first() -> None:
     put(late, TARGET, FULL)
     put(late, EVACUATING)
     assert reasons(late) == (FULL,)
+
+
+def test_the_pod_of_another_namespace_gives_none() -> None:
+    """Whoever may create pods there could else write into this VMI's next step."""
+    store = a_store()
+    put(store, EVACUATING)
+    put(store, replace(TARGET, namespace="evil"), FULL)
+    assert reasons(store) == ()
+    store.remove(Resource.PODS, "evil", "target")
+    assert reasons(store) == ()
+
+
+def test_an_attempt_from_before_the_request_is_no_reason() -> None:
+    """KubeVirt keeps failed VMIMs of earlier evacuations, and a list brings them again."""
+    store = a_store(heard_at=NOW)
+    put(store, a_vmi())
+    put(store, FAILED, FAILURE)
+    put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5.0))
+    assert reasons(store) == ()
+    put(store, FAILED, FAILURE)
+    assert reasons(store) == ()
+    store.remove(Resource.VMIMS, "shop", "mig-1")
+    assert reasons(store) == ()
 
 
 def test_a_list_of_idle_vmis_leaves_nothing() -> None:
