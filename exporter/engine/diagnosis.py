@@ -12,8 +12,8 @@ The order of the states:
 3. Something prevents every attempt.
 4. Something delays the present attempt.
 
-A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods
-it is `unknown`.
+A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods,
+or while their watch is dead, it is `unknown`.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
@@ -27,6 +27,7 @@ last success.
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 
 from msgspec import Struct
@@ -38,6 +39,7 @@ from exporter.engine.model import (
     MigrationLimits,
     Pod,
     Priority,
+    Resource,
     Seconds,
     StuckPolicy,
     Vmim,
@@ -143,12 +145,22 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
 
 def diagnose(
-    evidence: Evidence, stuck: StuckPolicy, load: Load | None, now: Instant
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    *,
+    dead: AbstractSet[Resource] = frozenset(),
 ) -> Diagnosis | None:
-    """The diagnosis at `now`, or None if the VMI is not evacuating."""
+    """The diagnosis at `now`, or None if the VMI is not evacuating.
+
+    What was last read of `dead` resources says who requested the evacuation, and nothing else.
+    """
     marker = evidence.marker
     if marker is None:
         return None
+    source = _find_source(evidence, marker)
+    evidence = evidence.without(dead)
     attempt = evidence.unfinished()
     backoff = compute_backoff(evidence.vmims, stuck.retry_backoff)
     holds = backoff if backoff is not None and now < backoff.next_try else None
@@ -157,7 +169,7 @@ def diagnose(
     return Diagnosis(
         node=marker.node,
         requested_at=marker.requested_at,
-        source=_find_source(evidence, marker),
+        source=source,
         state=state,
         stuck_by=_find_causes(
             marker, stuck, now, state=state, began=_began(evidence, attempt), failed=failed

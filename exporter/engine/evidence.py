@@ -1,12 +1,13 @@
 """Everything that is known about one VMI: its objects, its history, its evacuation."""
 
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from exporter.engine.history import History, Migration
-from exporter.engine.model import CLOCK_SKEW, Instant, Pod, Vmi, Vmim
+from exporter.engine.model import CLOCK_SKEW, Instant, Pod, Resource, Vmi, Vmim
 
 
 FAILURES_KEPT = 64
@@ -150,6 +151,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         if self.marker is None:
             return self
         return replace(self, marker=replace(self.marker, failed=dict(self.marker.failed)))
+
+    def without(self, dead: AbstractSet[Resource]) -> "Evidence":
+        """The evidence as if the VMIMs or pods could not be watched, if they are `dead`."""
+        seen = self
+        if Resource.VMIMS in dead:
+            seen = replace(seen, vmims=(), vmims_seen=False)
+        if Resource.PODS in dead:
+            seen = replace(seen, launcher=None, pods=(), pods_seen=False)
+        return seen
 
     def unfinished(self) -> Vmim | None:
         """An unfinished VMIM of this VMI, if there is one."""

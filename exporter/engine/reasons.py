@@ -71,9 +71,10 @@ class ReasonTable:
             self._present.pop(_key(fact), None)
 
     def remove(self, fact: Vmim | Pod, owner: str, now: Instant) -> None:
-        """Remove a VMIM or pod, but keep its reasons while the VMI with this UID evacuates.
+        """Remove a VMIM or pod, but keep its reasons while the VMI with the UID `owner` evacuates.
 
-        `owner` is "" if it belongs to no known VMI. A reason without a date gets `now`, until when it applied.
+        `owner` is "" if that VMI is not known. A reason without a date gets `now`, until when it
+        applied.
         """
         reasons = self._present.pop(_key(fact), ())
         if reasons and owner in self._evacuations:

@@ -44,6 +44,9 @@ _SELECTORS = {
     Resource.CONFIGMAPS: {"labelSelector": CHECKPOINT_LABEL},
 }
 
+_MALFORMED = AssertionError, TypeError, KeyError, ValueError
+"""What kubernetes_asyncio raises for a kubeconfig with the wrong fields or broken base64."""
+
 _FUTURE_VERSION = "Too large resource version"
 """The message of a server, restored from a backup, about a resourceVersion that it has not reached
 (apimachinery `api/errors`, `NewTimeoutError` with cause ResourceVersionTooLarge)."""
@@ -299,14 +302,14 @@ class ApiServer:
     async def _current(self) -> _Session:
         async with self._lock:
             if self._session is None:
-                self._session = _Session(ApiClient(await self._log_in()))
+                self._session = _Session(await self._log_in())
                 self._logged_in = True
             return self._session
 
-    async def _log_in(self) -> Configuration:
+    async def _log_in(self) -> ApiClient:
         """Credentials that have worked once may be missing for a moment, which is retried."""
         try:
-            return await log_in(self._login)
+            return _make_client(await log_in(self._login), self._login)
         except NoCredentials as error:
             if self._logged_in:
                 raise Unreachable(str(error)) from error
@@ -335,9 +338,19 @@ def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
     return [line for line in lines if line.strip()], rest
 
 
+def _make_client(configuration: Configuration, login: Login) -> ApiClient:
+    """The client. It reads the CA and the client certificate, or raises `NoCredentials`."""
+    try:
+        return ApiClient(configuration)
+    except (OSError, ValueError) as error:
+        where = login.kubeconfig or configuration.ssl_ca_cert
+        raise NoCredentials(f"the certificates of {where} cannot be used: {_why(error)}") from error
+
+
 async def log_in(login: Login) -> Configuration:
     """Load the client configuration. Raises `NoCredentials`."""
     configuration = Configuration()
+    configuration.connection_pool_maxsize = 0  # unlimited: each watch keeps a connection open
     if login.url is not None:
         configuration.host = login.url
         return configuration
@@ -359,7 +372,7 @@ async def log_in(login: Login) -> Configuration:
             client_configuration=configuration,
             persist_config=False,
         )
-    except (ConfigException, OSError, yaml.YAMLError, AssertionError, TypeError, KeyError) as error:
+    except (ConfigException, OSError, yaml.YAMLError, *_MALFORMED) as error:
         looked = "" if login.kubeconfig else "no service account of a pod, and "
         raise NoCredentials(f"{looked}{where} cannot be used: {_why(error)}") from error
     return configuration

@@ -104,9 +104,10 @@ class EventWriter:
             return
         if not health.ready:
             return
-        stuck, load = set[str](), self._store.load()
+        stuck, load, dead = set[str](), self._store.load(), health.find_dead(now)
         for count, evidence in enumerate(list(self._store.evacuating()), 1):
-            diagnosis = diagnose(evidence, self._stuck, load, now)
+            gone = dead.of(evidence.vmi.namespace)
+            diagnosis = diagnose(evidence, self._stuck, load, now, dead=gone)
             if diagnosis is not None and diagnosis.stuck:
                 stuck.add(evidence.vmi.uid)
                 self._queue.note_stuck(evidence.vmi, diagnosis, now)

@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from exporter.engine.diagnosis import Diagnosis, Load, diagnose
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Vmi
+from exporter.engine.model import DeadResources, Vmi
 from exporter.engine.verdict_index import Cooling, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
@@ -77,7 +77,7 @@ def sample(view: View) -> Iterator[Piece]:
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(view, summary, evacuating, view.store.load()),
+        _sample_vmis(view, summary, evacuating, load=view.store.load(), dead=view.dead),
         [(MIGRATIONS, MIGRATIONS.sample(view))],
     )
 
@@ -196,7 +196,12 @@ def _is_refused(parameters: list[str]) -> bool:
 
 
 def _sample_vmis(
-    view: View, summary: VerdictSummary, evacuating: Sequence[Evidence], load: Load | None
+    view: View,
+    summary: VerdictSummary,
+    evacuating: Sequence[Evidence],
+    *,
+    load: Load | None,
+    dead: DeadResources,
 ) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating ones first, and of their totals.
 
@@ -208,7 +213,8 @@ def _sample_vmis(
         if diagnosed:
             yield VMIS, ()
         for evidence in some:
-            diagnosis = diagnose(evidence, view.stuck, load, view.now)
+            gone = dead.of(evidence.vmi.namespace)
+            diagnosis = diagnose(evidence, view.stuck, load, view.now, dead=gone)
             if diagnosis is not None:
                 diagnosed.append((evidence.vmi, diagnosis))
     yield from _sample_evacuations(diagnosed[: view.vmi_series])

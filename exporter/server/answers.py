@@ -93,8 +93,14 @@ def list_evacuations(
     reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
     """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
+    dead = health.find_dead(now)
     answers = [
-        _write_evacuation(evidence, stuck, load, now, reasons(evidence.vmi))
+        _write_evacuation(
+            evidence,
+            diagnose(evidence, stuck, load, now, dead=dead.of(evidence.vmi.namespace)),
+            now,
+            reasons(evidence.vmi),
+        )
         for evidence in evacuating
     ]
     found = [answer for answer in answers if answer is not None]
@@ -189,7 +195,9 @@ def explain_vmi(
         phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=_write_evacuation(evidence, stuck, load, now, why),
+        evacuation=_write_evacuation(
+            evidence, diagnose(evidence, stuck, load, now, dead=dead), now, why
+        ),
         drain=find_outcome(evidence, kubevirt, load),
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
@@ -370,13 +378,8 @@ def _without_uid(item: tuple[str, Migration]) -> bool:
 
 
 def _write_evacuation(
-    evidence: Evidence,
-    stuck: StuckPolicy,
-    load: Load | None,
-    now: Instant,
-    why: tuple[Why, ...],
+    evidence: Evidence, diagnosis: Diagnosis | None, now: Instant, why: tuple[Why, ...]
 ) -> EvacuationAnswer | None:
-    diagnosis = diagnose(evidence, stuck, load, now)
     if diagnosis is None:
         return None
     vmi = evidence.vmi

@@ -271,7 +271,7 @@ class Service:
             if count % SLICE == 0:
                 await asyncio.sleep(0)
             evidence = self.store.evidence(*key)
-            if evidence is None or not evidence.history:
+            if evidence is None or evidence.vmi.finished or not evidence.history:
                 continue
             duration = find_duration(evidence, self.store.kubevirt)
             if duration is not None:

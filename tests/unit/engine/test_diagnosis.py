@@ -16,7 +16,15 @@ from exporter.engine.diagnosis import (
     diagnose,
 )
 from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
-from exporter.engine.model import Hold, MigrationLimits, Priority, StuckPolicy, Trigger, Vmim
+from exporter.engine.model import (
+    Hold,
+    MigrationLimits,
+    Priority,
+    Resource,
+    StuckPolicy,
+    Trigger,
+    Vmim,
+)
 from tests.support.builders import (
     NOW,
     a_pod,
@@ -501,3 +509,11 @@ class TestDivergence:
         """Without pods nothing is said of it."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), pods_seen=False)
         assert not diagnosis(evidence).diverged
+
+    def test_pods_not_watched(self) -> None:
+        """Whether the annotation is still missing is not known while the watch is dead."""
+        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
+        dead = frozenset({Resource.PODS})
+        found = diagnose(evidence, STUCK, ROOM, NOW, dead=dead)
+        assert found is not None
+        assert (diagnosis(evidence).diverged, found.diverged) == (True, False)

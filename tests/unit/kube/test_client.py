@@ -1,12 +1,26 @@
-"""Which namespace the exporter takes for its own."""
+"""The exporter's own namespace, its certificates, and how many connections it may open."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from exporter.engine.model import Resource
 from exporter.kube import client
-from exporter.kube.client import Login, find_namespace
-from tests.cluster.users import User, kubeconfig
+from exporter.kube.client import (
+    ApiServer,
+    Login,
+    NoCredentials,
+    Unconnected,
+    Unreachable,
+    find_namespace,
+)
+from tests.cluster import PATIENCE
+from tests.cluster.users import User, kubeconfig, open_kubeconfig
 
 
 def test_a_pod_s_namespace_is_that_of_its_service_account(
@@ -35,3 +49,67 @@ def test_else_it_is_that_of_the_kubeconfig_s_context(tmp_path: Path) -> None:
 def test_a_server_without_credentials_has_the_default_one() -> None:
     """The demo's."""
     assert find_namespace(Login(url="http://127.0.0.1:1")) == "default"
+
+
+def _write_ca(file: Path, data: str | None) -> None:
+    """Put this CA into a kubeconfig, or take it out."""
+    document = yaml.safe_load(file.read_text())
+    cluster = document["clusters"][0]["cluster"]
+    cluster.pop("certificate-authority-data", None)
+    if data is not None:
+        cluster["certificate-authority-data"] = data
+    file.write_text(yaml.safe_dump(document))
+
+
+NO_PEM = "aGFsZiBhIGNlcnRpZmljYXRl"
+BROKEN = pytest.mark.parametrize("data", [NO_PEM, "%"], ids=["no-pem", "no-base64"])
+
+
+@BROKEN
+async def test_a_broken_ca_is_no_credential(tmp_path: Path, data: str) -> None:
+    """The error names the kubeconfig, and ends a start."""
+    file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
+    _write_ca(file, data)
+    with pytest.raises(NoCredentials, match=str(file)):
+        async with ApiServer(Login(kubeconfig=file), read_timeout=1.0):
+            pass
+
+
+@BROKEN
+async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: str) -> None:
+    """Half a file at the moment of a rotation is an error like any other of the API server."""
+    file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
+    async with ApiServer(Login(kubeconfig=file), read_timeout=1.0) as api:
+        _write_ca(file, data)
+        await api.renew()
+        with pytest.raises(Unreachable, match=str(file)):
+            await api.read(Resource.CONFIGMAPS, "shop", "checkpoint")
+        _write_ca(file, None)
+        with pytest.raises(Unconnected):
+            await api.read(Resource.CONFIGMAPS, "shop", "checkpoint")
+
+
+async def test_each_watch_has_a_connection() -> None:
+    """With `namespaces` there are three watches for each, and requests besides."""
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if "watch" in request.query:
+            await over.wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with (
+        TestServer(app) as server,
+        ApiServer(Login(url=str(server.make_url("")).rstrip("/")), read_timeout=5.0) as api,
+        AsyncExitStack() as stack,
+    ):
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(150):
+                watch = api.watch(Resource.VMIS, "shop", resource_version="1", seconds=60)
+                await stack.enter_async_context(watch)
+            assert await api.read(Resource.CONFIGMAPS, "shop", "checkpoint") == b""
+        over.set()

@@ -1201,7 +1201,7 @@ class TestNodes:
 
     @pytest.fixture
     def drained(self, desk: Desk) -> Desk:
-        """Two nodes with VMs of every outcome on the first."""
+        """Two nodes with VMs of every outcome on the first, and one that has ended."""
         strategies: dict[str, dict[str, Any]] = {
             "leaves": {"eviction_strategy": "LiveMigrate", "migratable": True},
             "stays": {"eviction_strategy": "LiveMigrate"},
@@ -1217,6 +1217,11 @@ class TestNodes:
         desk.store.put(stays, (why,))
         desk.store.put(a_vmim(vmi_name="waits", name="of-waits", uid="of-waits"))
         desk.store.put(a_vmi(name="alone", uid="alone", node="n0"))
+        ended = a_state(uid="of-ended", start=NOW - 9000.0)
+        movable = strategies["leaves"]
+        desk.store.put(
+            a_vmi(name="ended", uid="ended", phase="Succeeded", migration=ended, **movable)
+        )
         desk.store.put(KubeVirtSettings(eviction_strategy="LiveMigrate"))
         return desk
 
