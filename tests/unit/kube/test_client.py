@@ -108,7 +108,7 @@ async def test_each_watch_has_a_connection() -> None:
         AsyncExitStack() as stack,
     ):
         async with asyncio.timeout(PATIENCE):
-            for _ in range(150):
+            for _ in range(110):
                 watch = api.watch(Resource.VMIS, "shop", resource_version="1", seconds=60)
                 await stack.enter_async_context(watch)
             assert await api.read(Resource.CONFIGMAPS, "shop", "checkpoint") == b""
