@@ -83,7 +83,7 @@ class Store:
         self._sees_all = sees_all
         self._started_at = started_at
         self._keep = endings_kept
-        self._load: tuple[int, Load | None] = (-1, None)
+        self._load: tuple[tuple[int, bool, bool] | None, Load | None] = (None, None)
         self._visibility: tuple[object, ...] = ()
         self._vmis: dict[Key, VmiRecord] = {}
         self._by_uid: dict[str, VmiRecord] = {}
@@ -178,10 +178,11 @@ class Store:
 
     def load(self) -> Load | None:
         """How many migrations run, or None if not all of them are visible."""
-        revision, load = self._load
-        if revision != self.revision:
+        measured, load = self._load
+        basis = (self.revision, self.vmims_seen, self.pods_seen)
+        if measured != basis:
             load = self._measure_load()
-            self._load = (self.revision, load)
+            self._load = (basis, load)
         return load
 
     def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:

@@ -88,8 +88,10 @@ class VerdictIndex:
 
     def __len__(self) -> int:
         """The size of all containers together."""
-        sizes = map(len, (self._entries, self._expiries, self._always_outdated, self._may_block))
-        return sum(sizes)
+        containers = (
+            self._entries, self._expiries, self._always_outdated, self._may_block, self._blocked
+        )  # fmt: skip
+        return sum(map(len, containers))
 
     def note_change(self, key: Key) -> None:
         """Mark a VMI as changed."""
@@ -110,7 +112,7 @@ class VerdictIndex:
     def read(self, now: Instant, *, dead: DeadResources) -> VerdictSummary:
         """The summary at `now`, with these resources `dead`."""
         self._evaluate_all(now, dead=dead)
-        verdicts = +self._blocked
+        verdicts = self._blocked.copy()
         for node, vmis in self._store.nodes.items():
             allowed = vmis - sum(self._blocked[reason, node] for reason in Reason)
             if allowed:
@@ -159,11 +161,16 @@ class VerdictIndex:
         if evidence is not None:
             self._replace(key, _evaluate_vmi(evidence, self._policy, now, dead=dead), now)
 
+    def _count_out(self, reason: str, node: str) -> None:
+        self._blocked[reason, node] -= 1
+        if not self._blocked[reason, node]:
+            del self._blocked[reason, node]
+
     def _replace(self, key: Key, entry: _Entry | None, now: Instant) -> None:
         """Replace the entry of a VMI; an entry without effect is dropped."""
         known = self._entries.pop(key, None)
         if known is not None and known.reason is not None:
-            self._blocked[known.reason, known.node] -= 1
+            self._count_out(known.reason, known.node)
         may_block = entry is not None and entry.may_block
         if may_block != (known is not None and known.may_block):
             place = bisect_left(self._may_block, key)

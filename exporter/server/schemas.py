@@ -188,7 +188,10 @@ class CooldownAnswer(Struct, rename="camel", kw_only=True):
         means("the base, doubled for each further migration in the window"),
     ]
     effective_seconds: Annotated[float, means("the same, at most the cap")]
-    not_before: Annotated[InstantText, means("endedAt plus effectiveSeconds")]
+    not_before: Annotated[
+        InstantText,
+        means("endedAt plus effectiveSeconds; earlier if older migrations leave the window first"),
+    ]
 
 
 class MigrationAnswer(Struct, rename="camel", kw_only=True):

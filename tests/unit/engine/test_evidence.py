@@ -616,6 +616,15 @@ class TestLoad:
             store.put(KubeVirtSettings())
         assert store.load() is None
 
+    def test_seen_later(self) -> None:
+        """Permission that is given changes no object, and the number is known at once."""
+        store = a_store()
+        store.put(KubeVirtSettings())
+        store.vmims_seen = False
+        assert store.load() is None
+        store.vmims_seen = True
+        assert store.load() == Load(0, {}, MigrationLimits())
+
 
 class TestFinished:
     """Migrations that ended later than our start, once each."""
