@@ -79,7 +79,7 @@ check: needs-python needs-go $(DEVELOPMENT)
 	    (cd $$folder && $(GO_ENV) go vet ./... && $(GO_ENV) PATH="$(CURDIR)/.tools/bin:$$PATH" staticcheck ./...) || exit 1; \
 	done
 
-# What the exporter costs beside what it is measured against, as a table; ten minutes, and the
+# What the exporter costs beside what it is measured against, as a table; 25 minutes, and the
 # machine should do nothing else. `make bench BENCH=--write` puts the tables into docs/performance.md.
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)

@@ -192,7 +192,7 @@ class Health:
         return Staleness.STALE if age < self.stale_after + self.dead_after else Staleness.DEAD
 
     def is_stale(self, now: Instant, namespaces: Iterable[str]) -> bool:
-        """Whether an answer about VMIs of these namespaces is stale, as if one is refused."""
+        """Whether an answer about VMIs of these namespaces is stale; also if one is refused."""
         if self.staleness(now) is not Staleness.FRESH:
             return True
         lost = self.lost_namespaces

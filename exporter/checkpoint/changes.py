@@ -64,8 +64,8 @@ class PendingChanges:
     def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> None:
         """Forget VMIs that are in the checkpoint but no longer in the cluster.
 
-        A VMI is gone if the watch of its namespace, by `seen_through`, has been current for
-        `AWAITED_FOR` since the checkpoint named it and has not shown it.
+        A VMI is gone if `AWAITED_FOR` after the checkpoint named it, the watch of its namespace
+        still has contact (`seen_through`) and has not shown it.
         """
         recalled = {remembered.uid: remembered.namespace for remembered in self.store.recalled()}
         self._awaited = {uid: self._awaited.get(uid, now) for uid in recalled}

@@ -80,13 +80,13 @@ class ConfigMapWriter(CheckpointWriter):
         return self._store.revision
 
     @property
-    def heard_at(self) -> Instant:
-        """When what is put next was heard."""
-        return self._store.heard_at
+    def read_at(self) -> Instant:
+        """When the next objects to be put were read."""
+        return self._store.read_at
 
-    @heard_at.setter
-    def heard_at(self, instant: Instant) -> None:
-        self._store.heard_at = instant
+    @read_at.setter
+    def read_at(self, instant: Instant) -> None:
+        self._store.read_at = instant
 
     def put(self, fact: Fact, _reasons: tuple[Why, ...] = ()) -> None:
         """Merge a ConfigMap that was added or modified."""

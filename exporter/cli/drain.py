@@ -57,8 +57,8 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
 def write_bound(answer: DrainAnswer) -> str:
     """The lower bound with its arithmetic, from the last durations of the VMs that migrate.
 
-    If limits are reached, those that migrate already cannot be told from those that wait; the
-    number at once is then left out unless it fits.
+    If limits are reached, running and waiting migrations look the same here; the parallel limit is
+    then named only if it fits.
     """
     bound = answer.at_least_seconds
     moved = [one for one in answer.candidates if one.outcome in MOVED]

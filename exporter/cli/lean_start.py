@@ -1,4 +1,4 @@
-"""Imports the main job in two thirds of the time.
+"""Imports the main job in three quarters of the time.
 
 Its libraries do things when they are imported that are never used here. The tests say which of
 these measures can be dropped.
@@ -18,7 +18,7 @@ def lean_imports() -> Iterator[None]:
     - aiohttp reads the machine's CA certificates twice, for default TLS contexts. Every connection
       here has a context of its own.
     - structlog loads rich, if it is installed, for tracebacks that we print plainly.
-    - The garbage collector would search a hundred times through what stays.
+    - The garbage collector would run a hundred times over objects that stay.
     """
     certificates = os.environ.get("SSL_CERT_FILE")
     gc.disable()

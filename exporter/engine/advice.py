@@ -11,7 +11,7 @@ QUOTED = 240
 
 _BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
-"""The phases in which an attempt fails without words of its own."""
+"""An attempt that fails in one of these phases gives no reason."""
 
 
 def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) -> str:
@@ -32,9 +32,9 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
 def find_cause(why: tuple[Why, ...]) -> Why | None:
     """The newest reason that says why attempts fail, or None.
 
-    An attempt that failed before its hand-off has no words of its own: the scheduler's, its
-    container's or its condition's count, which are older than its end. After the hand-off the
-    target's container ends because the migration has failed, so its words are no cause.
+    An attempt that failed before its hand-off gives no reason: that of the scheduler, container or
+    condition counts, although it is older. After the hand-off the target's container ends because
+    the migration has failed, so its reason does not count.
     """
     failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
     bare = failed is None or failed.reason in _BEFORE_HAND_OFF
@@ -102,7 +102,7 @@ _SOURCES = {
     State.TARGET_UNSCHEDULABLE: WhySource.POD_SCHEDULED,
     State.TARGET_NOT_READY: WhySource.TARGET_CONTAINER,
 }
-"""Whose words explain a state; of the others, those of the last cause."""
+"""The source to quote for a state; other states quote the last cause."""
 
 _ADVICE = {
     State.EXTERNAL: "Strategy External: whoever drains the node must move or stop this VM;"

@@ -129,7 +129,7 @@ def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldo
 
 
 def holds_until(evidence: Evidence, policy: Policy, now: Instant) -> Instant:
-    """Until when time alone cannot change the result of `now`; `now` if it may change at once."""
+    """Until when time alone keeps the result of `now`; `now` if it may change at once."""
     return memo_at(evidence, policy, now).until
 
 

@@ -170,9 +170,9 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
 
 
 def _bound(durations: Iterable[Seconds], settings: KubeVirtSettings | None) -> Seconds | None:
-    """A lower bound of the time in which migrations that take this long can be over.
+    """A lower bound of the time for migrations of these durations; None without any.
 
-    The longest takes its time, and no more than KubeVirt's limits allow run at once.
+    The longest, or the sum divided by KubeVirt's parallel limit if that is more.
     """
     known = tuple(durations)
     if not known:

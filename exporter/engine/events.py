@@ -30,7 +30,7 @@ PER_SECOND = 1.0
 MOST_HELD = 20_000
 """How many VMIs can have a `HeldEpisode` at once."""
 SLICE = 500
-"""How many episodes are looked at without yielding: about 1 ms."""
+"""How many episodes are checked without yielding: about 1 ms."""
 
 
 class Episode(Struct, kw_only=True):
@@ -98,7 +98,7 @@ class EventQueue:
         self._filled_at = -math.inf
 
     def note_held(self, vmi: Vmi, verdict: Verdict, now: Instant) -> None:
-        """An eviction of this VMI was held."""
+        """Count a held eviction of this VMI; queue its Event if due."""
         known = self._held.get(vmi.uid)
         if known is not None and (known.is_over(now) or known.verdict.reason != verdict.reason):
             self._drop_held(known)
@@ -116,7 +116,7 @@ class EventQueue:
             self._outcomes[EventReason.EVICTION_HELD, EventOutcome.DROPPED] += 1
 
     def note_stuck(self, vmi: Vmi, diagnosis: Diagnosis, now: Instant) -> None:
-        """The evacuation of this VMI is stuck at `now`."""
+        """Note a stuck evacuation at `now`; queue its Event if due."""
         reason = EventReason.EVACUATION_STUCK
         known = self._stuck.get(vmi.uid)
         if known is not None and not known.is_same(diagnosis):
@@ -134,12 +134,12 @@ class EventQueue:
             self._due[reason][vmi.uid] = known
 
     def note_ended(self, stuck: AbstractSet[str], now: Instant) -> None:
-        """Only the evacuations of these VMIs, by UID, are stuck at `now`; others have ended."""
+        """End every reported evacuation of a VMI whose UID is not in `stuck`."""
         for uid in self._stuck.keys() - stuck:
             self._end_evacuation(self._stuck[uid], now)
 
     def forget_evacuations(self) -> None:
-        """Another replica writes about evacuations."""
+        """Drop all about evacuations: another replica reports them."""
         self._stuck.clear()
         self._due[EventReason.EVACUATION_STUCK].clear()
         self._due[EventReason.EVACUATION_ENDED].clear()
@@ -169,7 +169,7 @@ class EventQueue:
         return None
 
     def note_outcome(self, episode: Episode, outcome: EventOutcome, now: Instant) -> None:
-        """What became of an Event; one that did not reach the API server stays due."""
+        """Count an Event's outcome; one that did not reach the API server stays due."""
         self._outcomes[episode.reason, outcome] += 1
         due = self._due[episode.reason]
         if outcome is EventOutcome.UNREACHABLE:

@@ -180,7 +180,7 @@ class MigrationState(Struct, frozen=True, gc=False):
 
 
 class Mobility(NamedTuple):
-    """What a VMI itself shows of how a drain would treat it.
+    """The facts of a VMI that decide how a drain treats it.
 
     `strategy` is its own evictionStrategy, "" if it has none; `migrating`: a migration is running.
     """

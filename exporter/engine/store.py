@@ -58,7 +58,7 @@ class Store:
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched, and migrations that ended before `started_at` are not counted.
 
-    `revision` grows with every change that could change an answer. `heard_at` is when the
+    `revision` grows with every change that could change an answer. `read_at` is when the
     objects of the current batch were read; the caller sets it. `finished` counts ended
     migrations. `vmims_seen` and `pods_seen` are true if these resources are visible at all, `blind`
     lists the namespaces where they are not. `touched` collects the UIDs of VMIs whose checkpoint
@@ -71,7 +71,7 @@ class Store:
         self, *, endings_kept: int, sees_all: bool = True, started_at: Instant = 0.0
     ) -> None:
         self.revision = 0
-        self.heard_at: Instant = 0.0
+        self.read_at: Instant = 0.0
         self.touched: set[str] | None = None
         self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
         self.mobilities: Counter[tuple[str, Mobility]] = Counter()
@@ -254,7 +254,7 @@ class Store:
             migration_uids_changed = True
             before = None
         elif record.vmi == vmi:
-            record.seen_at = self.heard_at
+            record.seen_at = self.read_at
             return
         else:
             before = record.vmi
@@ -271,10 +271,10 @@ class Store:
         if migration_uids_changed:
             self._bind_all(record)
         was_evacuating = before is None or record.marker is not None
-        self._evacuations.update(record, before, self.heard_at)
+        self._evacuations.update(record, before, self.read_at)
         if was_evacuating and record.marker is None:
             self._reasons.end(vmi)
-        record.seen_at = self.heard_at
+        record.seen_at = self.read_at
         recalled = self._recalled.pop(vmi.uid, None)
         if recalled is not None:
             self._recall(record, recalled)
@@ -313,7 +313,7 @@ class Store:
         if binding is None or (uid and binding.vmim.uid and binding.vmim.uid != uid):
             return
         self._vmims.remove(binding)
-        self._reasons.remove(binding.vmim, binding.owner, self.heard_at)
+        self._reasons.remove(binding.vmim, binding.owner, self.read_at)
         self._drop_evidence(self._vmis.get(binding.vmi_key))
         self.revision += 1
 
@@ -334,7 +334,7 @@ class Store:
             return
         self._launchers.remove(pod)
         owner = self._owner(pod)
-        self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, self.heard_at)
+        self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, self.read_at)
         self._note_pod_change(pod)
 
     def remember(self, uid: str) -> Remembered | None:
@@ -389,8 +389,8 @@ class Store:
             changed.append(marker.join(recalled))
         if any(changed):
             self._bind_all(record)
-            self._evacuations.note_success(record, self.heard_at)
-            self._evacuations.note_attempts(record, self.heard_at)
+            self._evacuations.note_success(record, self.read_at)
+            self._evacuations.note_attempts(record, self.read_at)
             self.revision += 1
 
     def _touch(self, uid: str) -> None:
@@ -467,7 +467,7 @@ class Store:
 
     def _note_pod_change(self, pod: Pod) -> None:
         self._drop_evidence(self._owner(pod))
-        self._evacuations.note_launcher(pod.vmi_uid, self.heard_at)
+        self._evacuations.note_launcher(pod.vmi_uid, self.read_at)
         self.revision += 1
 
     def _bind_all(self, record: VmiRecord) -> None:
@@ -479,8 +479,8 @@ class Store:
         vmim = binding.vmim
         if vmim.handed_off or binding.proven:
             record.history.put(vmim.uid, _migration_of_vmim(vmim), keep=self._keep)
-        note_attempt(record, vmim, self.heard_at)
-        self._evacuations.note_success(record, self.heard_at)
+        note_attempt(record, vmim, self.read_at)
+        self._evacuations.note_success(record, self.read_at)
         self._touch(record.vmi.uid)
 
     def _count_finished(self, vmim: Vmim) -> None:

@@ -39,7 +39,7 @@ from exporter.text import write_instant, write_span
 
 
 CHECKED_EVERY: Seconds = 15.0
-"""How often stuck evacuations are looked for."""
+"""How often to check for stuck evacuations."""
 PAUSE: Seconds = 1.0
 SLICE = 100
 """How many evacuations are diagnosed without yielding: about 2 ms."""
@@ -216,9 +216,9 @@ def write_stuck(
     diagnosis = episode.diagnosis
     age = write_span(now - diagnosis.requested_at, units=2)
     step = advise(evidence, diagnosis, reasons)
-    told = f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}. {step}"
+    text = f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}. {step}"
     others = (why for why in reasons if why.message not in step)
-    return told + "".join(f" {why.source}: {why.reason}: {why.message}" for why in others)
+    return text + "".join(f" {why.source}: {why.reason}: {why.message}" for why in others)
 
 
 def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:

@@ -91,7 +91,7 @@ class Informers:
         )
 
     def _update_visibility(self) -> None:
-        """Tell the store what is visible, after every change."""
+        """Set in the store what is visible, after every change."""
         store, health = self._store, self._health
         store.vmims_seen = health.is_seen(Resource.VMIMS)
         store.pods_seen = health.is_seen(Resource.PODS)

@@ -169,7 +169,7 @@ def parse_status_message(body: bytes) -> str:
 
 
 def _mend(raw: bytes | msgspec.Raw) -> bytes | None:
-    """JSON with broken text in it, such as half a surrogate pair, made readable; None: it is not.
+    """Repair broken text in JSON, such as half a surrogate pair; None: nothing to repair.
 
     Half a pair becomes its escape as text, and broken UTF-8 the replacement character.
     """
@@ -249,7 +249,7 @@ class _Decoder(Generic[_Object, _Fact]):
         self.event = msgspec.json.Decoder(_Event[wire]).decode  # type: ignore[valid-type]
 
     def changed(self, found: _Object, *, modified: bool = False) -> Changed:
-        """The change that a decoded object is. Raises `Refused`."""
+        """The `Changed` for a decoded object. Raises `Refused`."""
         metadata, fact = found.metadata, self._read(found)
         namespace, name = metadata.namespace or "", metadata.name
         if isinstance(fact, str):

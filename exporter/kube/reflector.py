@@ -57,7 +57,7 @@ FUTILE_TRIES = 8
 """List again after this many attempts in a row that the API server answered without an event (some
 20 s of backoff)."""
 BELIEVED_AFTER = 4
-"""After this many 403s or 404s in a row they count as final. An API server that has just
+"""After this many 401s, 403s or 404s in a row they count as final. An API server that has just
 started returns some until it has loaded its roles and custom resources."""
 BELIEVED_AFTER_SYNC = 7
 """The same for a resource that was listed before: some 20 s of backoff."""

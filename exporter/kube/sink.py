@@ -20,7 +20,7 @@ REFUSALS_LOGGED_EVERY: Seconds = 60.0
 class FactSink(Protocol):
     """Receives facts; the `Store` is one."""
 
-    heard_at: Instant
+    read_at: Instant
 
     @property
     def revision(self) -> int:
@@ -69,7 +69,7 @@ class Feed:
 
     def begin_batch(self) -> None:
         """Record the present time as that at which the next objects were read."""
-        self._sink.heard_at = self._clock()
+        self._sink.read_at = self._clock()
 
     def put(self, changed: Changed, listing: Listing | None) -> None:
         """Add or replace an object of a list or of the watch."""

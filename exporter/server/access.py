@@ -54,7 +54,7 @@ class Forbidden(Exception):
     """The user may not call this path (403); the message says who and what."""
 
 
-class CannotTell(Exception):
+class ReviewUnavailable(Exception):
     """The API server did not answer (503)."""
 
 
@@ -82,7 +82,7 @@ class _AccessReview(Struct):
     status: _AccessStatus = field(default_factory=_AccessStatus)
 
 
-class _Memory(Generic[_Answer]):
+class _Cache(Generic[_Answer]):
     """A bounded cache of answers and when they were given."""
 
     def __init__(self, clock: Callable[[], Seconds]) -> None:
@@ -107,7 +107,7 @@ class _Memory(Generic[_Answer]):
         self._answers.pop(key, None)
 
 
-class _Asked(Generic[_Answer]):
+class _ReviewCache(Generic[_Answer]):
     """The cached answers of the API server to one kind of review.
 
     A yes counts for `keep` seconds, and for up to `outage` while a renewal fails; a no counts for
@@ -119,8 +119,8 @@ class _Asked(Generic[_Answer]):
     def __init__(self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]) -> None:
         self._keep = keep
         self._outage = max(keep, outage)
-        self._yes = _Memory[_Answer](clock)
-        self._no = _Memory[bool](clock)
+        self._yes = _Cache[_Answer](clock)
+        self._no = _Cache[bool](clock)
         self._renewals = asyncio.Semaphore(ASKED_AT_ONCE)
         self._first_questions = asyncio.Semaphore(ASKED_AT_ONCE)
         self._under_way: dict[Hashable, asyncio.Task[_Answer | None]] = {}
@@ -133,7 +133,7 @@ class _Asked(Generic[_Answer]):
     async def ask(
         self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]], *, began: Seconds
     ) -> _Answer | None:
-        """The cached or new answer for a key; None is a no. Raises `CannotTell`.
+        """The cached or new answer for a key; None is a no. Raises `ReviewUnavailable`.
 
         `began` is the start of the check on the event loop's clock.
         """
@@ -155,7 +155,7 @@ class _Asked(Generic[_Answer]):
         if task.done():
             return task.result()
         if kept is None:
-            raise CannotTell(_NO_ANSWER)
+            raise ReviewUnavailable(_NO_ANSWER)
         return kept
 
     async def _find_out(
@@ -167,11 +167,11 @@ class _Asked(Generic[_Answer]):
                 await slots.acquire()
         except TimeoutError:
             if kept is None:
-                raise CannotTell(_NO_ANSWER) from None
+                raise ReviewUnavailable(_NO_ANSWER) from None
             return kept
         try:
             answer = await ask()
-        except CannotTell:
+        except ReviewUnavailable:
             if kept is None:
                 raise
             self._failed_until = self._clock() + RETRY
@@ -202,8 +202,8 @@ class Access:
         self, api: ApiServer, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]
     ) -> None:
         self._api = api
-        self._users = _Asked[_User](keep=keep, outage=outage, clock=clock)
-        self._permissions = _Asked[bool](keep=keep, outage=outage, clock=clock)
+        self._users = _ReviewCache[_User](keep=keep, outage=outage, clock=clock)
+        self._permissions = _ReviewCache[bool](keep=keep, outage=outage, clock=clock)
         self._trouble = Trouble("callers_not_reviewed")
 
     @property
@@ -214,7 +214,7 @@ class Access:
     async def check(self, authorization: str | None, method: str, path: str) -> None:
         """Return if the caller may make this request.
 
-        Raises `Unauthenticated`, `Forbidden` or `CannotTell`.
+        Raises `Unauthenticated`, `Forbidden` or `ReviewUnavailable`.
         """
         token = _read_token(authorization)
         digest = hashlib.sha256(token.encode()).digest()
@@ -261,7 +261,7 @@ class Access:
                 read = msgspec.json.decode(await self._api.create(path, body), type=answer)
         except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
             self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
-            raise CannotTell(_NO_ANSWER) from None
+            raise ReviewUnavailable(_NO_ANSWER) from None
         self._trouble.end()
         return read
 

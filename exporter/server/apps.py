@@ -13,7 +13,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from exporter.counters import Counters
-from exporter.server.access import Access, CannotTell, Forbidden, Unauthenticated
+from exporter.server.access import Access, Forbidden, ReviewUnavailable, Unauthenticated
 from exporter.server.api import Service
 from exporter.server.openapi import ROUTES
 from exporter.server.problems import answer_problem
@@ -134,12 +134,12 @@ def _guarded(handler: Handler, access: Access) -> Handler:
             )
         except Unauthenticated as refusal:
             challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: "Bearer"}
-            raise Refusal(401, "Who are you?", str(refusal), challenge) from None
+            raise Refusal(401, "Unauthenticated", str(refusal), challenge) from None
         except Forbidden as refusal:
             raise Refusal(403, "Not allowed", str(refusal)) from None
-        except CannotTell as trouble:
+        except ReviewUnavailable as trouble:
             retry: dict[str, str] = {hdrs.RETRY_AFTER: str(RETRY_AFTER)}
-            raise Refusal(503, "Nobody to ask", str(trouble), retry) from None
+            raise Refusal(503, "API server unavailable", str(trouble), retry) from None
         return await handler(request)
 
     return guarded

@@ -221,7 +221,7 @@ class BlockedSet:
             queue.callers.pop(caller, None)
 
     def _time_to_check(self, blocked: Blocked) -> Seconds:
-        """How long the set cannot change without a call of `note_change`."""
+        """Seconds until the set may change without a call of `note_change`."""
         now = self.clock()
         turns_at = self.health.turns_at(now)
         turns = (blocked.changes_at, math.inf if turns_at is None else turns_at)

@@ -26,7 +26,7 @@ class UnusableCertificate(Exception):
 class Certificates:
     """One listener's TLS. `context` goes to the server; call `renew` regularly.
 
-    `not_after` is when the certificate in use ends, or None if it is none for a server.
+    `not_after` is when the certificate in use ends, or None if it is not for a server.
     """
 
     def __init__(self, listener: str, tls: Tls) -> None:
@@ -75,7 +75,7 @@ class Certificates:
         return context
 
     def _read_not_after(self) -> Instant | None:
-        """What a client sees of the certificate, in a handshake in memory.
+        """When the certificate ends, from a TLS handshake in memory.
 
         The standard library decodes a certificate only for a client that trusts it: this one
         trusts that very certificate, even after its end.

@@ -172,19 +172,19 @@ def write_answer(
 def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Instant) -> str:
     """Which VMI is held, why and until when."""
     vmi = evidence.vmi
-    told = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
+    text = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
     if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:
-        return f"{told}{_write_progress(evidence)}"
+        return f"{text}{_write_progress(evidence)}"
     left = math.ceil(verdict.not_before) - now
     until = write_instant(math.ceil(verdict.not_before))
     if left < _DAY:
         until = until.partition("T")[2]
-    told += f" until {until} (in {write_span(max(1, math.ceil(left)))})"
+    text += f" until {until} (in {write_span(max(1, math.ceil(left)))})"
     count = verdict.migrations_in_window
     if count:
         window = format_duration(policy.migration_history_window)
-        told += f", after {count} migration{'' if count == 1 else 's'} in {window}"
-    return told
+        text += f", after {count} migration{'' if count == 1 else 's'} in {window}"
+    return text
 
 
 def _write_progress(evidence: Evidence) -> str:

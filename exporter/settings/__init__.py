@@ -58,7 +58,7 @@ PositiveDuration: TypeAlias = Annotated[Seconds, parse_positive_duration]
 Names: TypeAlias = Annotated[tuple[str, ...], parse_names]
 
 LONGEST_WAIT: Seconds = 60.0
-"""The longest long poll (design 5)."""
+"""The longest time that a long poll waits."""
 
 _RETRIES_AT_ONCE = re.compile(r"\bkured\b|machine-api")
 """Users that retry a denied eviction without a pause: kured and OpenShift's machine-api."""
@@ -352,8 +352,7 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
     if listed and not addresses:
         remarks.append("admission: listen.admission is not set, so no eviction is judged")
     remarks += [
-        f"admission.users: {user} is known to repeat a denied eviction without a pause: better"
-        " not listed"
+        f"admission.users: {user} retries a denied eviction without a pause: do not list it"
         for user in admission.users
         if _RETRIES_AT_ONCE.search(user)
     ]

@@ -108,7 +108,7 @@ def parse_address(value: object) -> Address:
     if host.startswith("[") and host.endswith("]"):
         return Address(host[1:-1], int(port))
     if ":" in host:
-        raise ValueError(f"an IPv6 address stands in brackets, as in [::1]:9810, got {value!r}")
+        raise ValueError(f"an IPv6 address needs brackets, as in [::1]:9810, got {value!r}")
     return Address(host or "0.0.0.0", int(port))
 
 

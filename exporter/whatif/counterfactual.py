@@ -107,7 +107,7 @@ class Counterfactual:
     def _decide(self, vmi: Vmi) -> None:
         """Decide about a new eviction."""
         former = self._evictions.pop(vmi.uid, None)
-        now = self._store.heard_at
+        now = self._store.read_at
         evidence = self._store.evidence(vmi.namespace, vmi.name)
         if evidence is None:
             return
@@ -150,7 +150,7 @@ class Counterfactual:
         self._put_visible(vmi, eviction)
 
     def _hide_new_migration(self, eviction: _Eviction, vmi: Vmi, before: Vmi | None) -> None:
-        """Hide a migration that begins during a refused evacuation, unless its VMIM differs."""
+        """Hide a migration that begins during a refused evacuation and may belong to it."""
         state = vmi.migration
         if not eviction.node or eviction.reason is None or state is None or not state.uid:
             return

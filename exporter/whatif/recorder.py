@@ -122,21 +122,21 @@ class Recorder(Store):
         if self.revision == revision:
             return
         kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
-        self._write(resource, kind, recording.write_fact(self.heard_at, kind, resource, fact))
+        self._write(resource, kind, recording.write_fact(self.read_at, kind, resource, fact))
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object, and record that if it was there."""
         known = self.count(resource)
         super().remove(resource, namespace, name, uid)
         if self.count(resource) < known:
-            line = recording.write_deletion(self.heard_at, resource, namespace, name, uid)
+            line = recording.write_deletion(self.read_at, resource, namespace, name, uid)
             self._write(resource, Kind.DELETED, line)
 
     def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
         """Remove all objects but those of a complete list, and record that it is complete."""
         gone = super().retain(resource, names, namespace)
         self._refused.discard(resource)
-        line = recording.write_note(self.heard_at, Kind.SYNCED, resource)
+        line = recording.write_note(self.read_at, Kind.SYNCED, resource)
         self._write(resource, Kind.SYNCED, line)
         return gone
 

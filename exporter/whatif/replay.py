@@ -204,7 +204,7 @@ class _World:
     def begin(self, now: Instant) -> None:
         """The first lists are complete: count from here on."""
         self._has_begun = True
-        self.store.heard_at = now
+        self.store.read_at = now
         for timeline in self._account.timelines:
             timeline.began = now
         for evidence in list(self.store.all_evidence()):
@@ -213,7 +213,7 @@ class _World:
     def advance(self, now: Instant) -> None:
         """Move the clock."""
         self._timers.advance(now)
-        self.store.heard_at = now
+        self.store.read_at = now
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
         """A recorded VMI changed."""
@@ -232,7 +232,7 @@ class _World:
 
     def remove_vmi(self, vmi: Vmi) -> None:
         """A recorded VMI was deleted."""
-        now = self.store.heard_at
+        now = self.store.read_at
         self._counterfactual.remove_vmi(vmi)
         self._totals.complete(vmi.uid, now)
         self._timers.end(vmi.uid, now)
@@ -260,8 +260,8 @@ class _World:
             return
         self._totals.count_migration(before, evidence.vmi)
         if self._has_begun:
-            self._totals.measure_cooldown(evidence, self.store.heard_at)
-            self._timers.check(evidence, self.store.heard_at)
+            self._totals.measure_cooldown(evidence, self.store.read_at)
+            self._timers.check(evidence, self.store.read_at)
 
 
 def play(events: Iterable[Recorded], contenders: Iterable[Contender]) -> Comparison:

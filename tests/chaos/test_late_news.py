@@ -11,11 +11,11 @@ FAILED = a_vmim(
 MARKED = a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 30)
 
 
-def attempts(*facts: Fact, heard_at: Instant = NOW) -> tuple[Instant, int]:
+def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
     """When the evacuation was requested, and how often it failed, as these facts tell at once."""
     store = Store(endings_kept=KEEP)
     store.vmims_seen = True
-    store.heard_at = heard_at
+    store.read_at = read_at
     for fact in facts:
         store.put(fact)
     [evidence] = store.evacuating()

@@ -145,7 +145,7 @@ async def test_both_reviews_are_needed(
 
         (told,) = exporter.events("callers_not_reviewed")
 
-    assert (status, problem["title"]) == (503, "Nobody to ask")
+    assert (status, problem["title"]) == (503, "API server unavailable")
     assert resource in told["why"]
     assert resource not in problem["detail"], "a stranger learns nothing of the cluster"
 

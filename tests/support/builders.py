@@ -211,11 +211,11 @@ def transitions_json(**instants: Instant) -> list[Json]:
     ]
 
 
-def a_store(*facts: Fact, keep: int = KEEP, heard_at: Instant = 0.0) -> Store:
+def a_store(*facts: Fact, keep: int = KEEP, read_at: Instant = 0.0) -> Store:
     """A store with full permissions and these facts, put in this order."""
     store = Store(endings_kept=keep)
     store.vmims_seen = store.pods_seen = True
-    store.heard_at = heard_at
+    store.read_at = read_at
     for fact in facts:
         store.put(fact)
     return store

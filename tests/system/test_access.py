@@ -20,8 +20,8 @@ from exporter.server.access import (
     LONGEST_TOKEN,
     RETRY,
     Access,
-    CannotTell,
     Forbidden,
+    ReviewUnavailable,
     Unauthenticated,
 )
 from tests.cluster import RealCluster, User, poll
@@ -179,11 +179,11 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
         for _ in range(20):
             await access.check(bearer(caller), "GET", "/metrics")
         assert asked.failures == 2, "one for the token, one for the permission"
-        with pytest.raises(CannotTell) as refused:
+        with pytest.raises(ReviewUnavailable) as refused:
             await access.check("Bearer new", "GET", "/metrics")
         assert str(refused.value) == "the cluster's API server could not check who you are"
         clock.now = OUTAGE
-        with pytest.raises(CannotTell):
+        with pytest.raises(ReviewUnavailable):
             await access.check(bearer(caller), "GET", "/metrics")
         asked.fails = False
         clock.now += RETRY
@@ -205,7 +205,7 @@ async def test_an_account_that_may_not_ask(real: RealStage) -> None:
     """Without permission for reviews nobody is let in, and the reason is told."""
     async with ApiServer(real.login, read_timeout=UNHURRIED) as api:
         access = Access(api, keep=KEEP, outage=OUTAGE, clock=Clock())
-        with pytest.raises(CannotTell), capture_logs() as logs:
+        with pytest.raises(ReviewUnavailable), capture_logs() as logs:
             await access.check("Bearer x", "GET", "/metrics")
     assert "403" in logs[0]["why"]
 

@@ -232,7 +232,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
         evacuation_node="n1",
         eviction_requested_at=now - 4000,
     )
-    store = a_store(leaving, heard_at=now)
+    store = a_store(leaving, read_at=now)
     store.put(leaving, (Why(WhySource.LIVE_MIGRATABLE, "Disks", "ü" * 1024),))
     health = Health(180, 600, [Watched(Resource.VMIS, None, synced=True)])
     queue = EventQueue(Counter())

@@ -146,24 +146,24 @@ def describe_health(page: PageModel) -> tuple[str, str]:
     if not status.ready:
         waiting = ", ".join(status.waiting_for) or "the first list"
         return "no", f"Not ready: waiting for {waiting}. Until then verdicts are answered 503."
-    heard = "never"
+    contact = "never"
     if status.observed_at is not None:
-        heard = _ago(page.now - read_instant(status.observed_at))
+        contact = _ago(page.now - read_instant(status.observed_at))
     match status.staleness:
         case Staleness.FRESH if status.losses:
             refused = ", ".join(loss.resource for loss in status.losses)
-            return "mostly", f"Synced, last contact {heard}; but it may not read {refused}."
+            return "mostly", f"Synced, last contact {contact}; but it may not read {refused}."
         case Staleness.FRESH:
-            return "yes", f"Synced, last contact {heard}."
+            return "yes", f"Synced, last contact {contact}."
         case Staleness.STALE:
             dies = (
                 ""
                 if status.dies_at is None
                 else f" In {write_duration(status.dies_at - page.now)} only cooldowns still block."
             )
-            return "barely", f"Stale: the last contact was {heard}.{dies}"
+            return "barely", f"Stale: the last contact was {contact}.{dies}"
         case Staleness.DEAD:
-            return "no", f"Dead: the last contact was {heard}; only cooldowns still block."
+            return "no", f"Dead: the last contact was {contact}; only cooldowns still block."
 
 
 def write_duration(seconds: Seconds) -> str:

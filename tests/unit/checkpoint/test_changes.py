@@ -34,7 +34,7 @@ LIVES = 300
 
 def some_changes(*facts: Fact) -> PendingChanges:
     """A changes of such a store, which it has followed."""
-    changes = PendingChanges(store=a_store(heard_at=NOW), window=WINDOW)
+    changes = PendingChanges(store=a_store(read_at=NOW), window=WINDOW)
     for fact in facts:
         changes.store.put(fact)
     changes.encode_touched(NOW)
@@ -191,9 +191,9 @@ class TestRecalling:
     def test_a_request(self, *, late: bool) -> None:
         """It never moves later, and the failures that KubeVirt deleted are counted on."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(70)))
-        later = a_store(heard_at=NOW)
+        later = a_store(read_at=NOW)
         heir = PendingChanges(later, WINDOW)
-        later.heard_at = NOW + 5_000
+        later.read_at = NOW + 5_000
         facts: list[Fact] = [a_vmi(evacuation_node="n1"), *failures(range(68, 72))]
         for reads in (not late, late):
             if reads:
@@ -226,9 +226,9 @@ class TestRecalling:
     def test_another_evacuation(self, now: Vmi) -> None:
         """What failed in an evacuation that is over is none of the next one's attempts."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(4)))
-        later = a_store(heard_at=NOW)
+        later = a_store(read_at=NOW)
         heir = PendingChanges(later, WINDOW)
-        later.heard_at = NOW + 5_000
+        later.read_at = NOW + 5_000
         take(heir, shards(before))
         later.put(now)
         assert evacuation(later).failed_since_request() == 0
@@ -267,7 +267,7 @@ class Life:
         """A step of this life, of which these hear."""
         self.now += self.rng.choice([1.0, 30.0, 900.0])
         for store in stores:
-            store.heard_at = self.now
+            store.read_at = self.now
         for fact in self.step():
             for store in stores:
                 store.put(fact)
@@ -355,7 +355,7 @@ def test_killed_anywhere(prove: Callable[[str], None]) -> None:
         shown = life.objects()
         heir, stranger = some_changes(), some_changes()
         for changes in (heir, stranger):
-            changes.store.heard_at = life.now
+            changes.store.read_at = life.now
         put(stranger.store, shown)
         is_read_first = life.rng.random() < 0.5
         for reads in (is_read_first, not is_read_first):

@@ -289,10 +289,12 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("app", "said"),
     [
-        pytest.param(refusing(401, "Who are you?", "no token"), "--token-file FILE", id="no-token"),
+        pytest.param(
+            refusing(401, "Unauthenticated", "no token"), "--token-file FILE", id="no-token"
+        ),
         pytest.param(refusing(403, "Not allowed", "no"), "-exporter-caller", id="no-role"),
         pytest.param(
-            refusing(503, "Nobody to ask", "the API server is away"),
+            refusing(503, "API server unavailable", "the API server is away"),
             "the API server is away; try again",
             id="nobody-to-ask",
         ),
@@ -316,7 +318,7 @@ async def test_what_is_no_answer_is_told(app: web.Application, said: str) -> Non
 async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
     """Who gave one already is not told to give one."""
     (tmp_path / "token").write_text("old")
-    async with serving(refusing(401, "Who are you?", "unknown token")) as url:
+    async with serving(refusing(401, "Unauthenticated", "unknown token")) as url:
         said = await trouble(Endpoint(url, token_file=tmp_path / "token"))
 
     assert "may have expired" in said

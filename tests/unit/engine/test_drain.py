@@ -243,7 +243,7 @@ def test_failed_attempts() -> None:
 
 def test_failed_attempts_of_an_evacuation() -> None:
     """What the evacuation counts, also those that KubeVirt has deleted."""
-    store = a_store(a_movable(evacuation_node="n1"), heard_at=NOW - 1000.0)
+    store = a_store(a_movable(evacuation_node="n1"), read_at=NOW - 1000.0)
     for number in range(7):
         store.put(a_failure(number, NOW - 900.0 + number, created=NOW - 950.0))
         store.remove(Resource.VMIMS, NAMESPACE, f"f{number}")

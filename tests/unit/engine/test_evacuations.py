@@ -32,8 +32,8 @@ def an_attempt(**overrides: object) -> Vmim:
 
 def test_a_success_that_only_the_vmi_shows() -> None:
     """The VMI left the node and is back with a new request: the evacuation begins again."""
-    store = a_store(a_vmi(evacuation_node="n1"), heard_at=NOW - 900)
-    store.heard_at = NOW
+    store = a_store(a_vmi(evacuation_node="n1"), read_at=NOW - 900)
+    store.read_at = NOW
     store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
     assert marker_of(store).seen_at == NOW
 
@@ -41,7 +41,7 @@ def test_a_success_that_only_the_vmi_shows() -> None:
 def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
     """The attempt that dated the request was an earlier evacuation's."""
     attempt = an_attempt(uid="e1", created=NOW - 700)
-    store = a_store(a_vmi(evacuation_node="n1"), attempt, heard_at=NOW - 500)
+    store = a_store(a_vmi(evacuation_node="n1"), attempt, read_at=NOW - 500)
     assert marker_of(store).requested_at == NOW - 700
     store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
     assert marker_of(store).requested_at == NOW - 500
@@ -50,7 +50,7 @@ def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
 def test_an_attempt_of_the_second_of_a_success() -> None:
     """It is the earlier evacuation's: KubeVirt creates the next one after the success."""
     vmi = a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600))
-    store = a_store(vmi, heard_at=NOW)
+    store = a_store(vmi, read_at=NOW)
     store.put(an_attempt(uid="e1", created=NOW - 600))
     assert marker_of(store).requested_at == NOW
 
@@ -82,15 +82,15 @@ class TestLackingTheAnnotation:
             a_vmi(evacuation_node="n1"),
         )
         assert marker_of(store).lacking_since is None
-        store.heard_at = NOW
+        store.read_at = NOW
         store.put(a_vmi(evacuation_node="n1", node="n2"))
         assert marker_of(store).lacking_since == NOW
 
     def test_an_evacuation_that_begins_again(self) -> None:
         """A success that a VMIM shows begins it again, and the pod lacks it from then on."""
-        store = a_store(a_pod(), a_vmi(evacuation_node="n1"), heard_at=NOW - 900)
+        store = a_store(a_pod(), a_vmi(evacuation_node="n1"), read_at=NOW - 900)
         assert marker_of(store).lacking_since == NOW - 900
-        store.heard_at = NOW
+        store.read_at = NOW
         success = {"phase": "Succeeded", "finished": True, "handed_off": True}
         store.put(a_vmim(end=NOW - 600, outcome=a_state().outcome, **success))
         assert marker_of(store).lacking_since == NOW

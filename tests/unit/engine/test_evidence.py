@@ -37,7 +37,7 @@ def a_store(*, sees_all: bool = True, started_at: float = 0.0) -> Store:
     """An empty store that may see everything."""
     store = Store(endings_kept=KEEP, sees_all=sees_all, started_at=started_at)
     store.vmims_seen = store.pods_seen = True
-    store.heard_at = NOW
+    store.read_at = NOW
     return store
 
 
@@ -77,7 +77,7 @@ class TestRequest:
         """Without a condition and without an attempt it is when we first saw it."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
-        store.heard_at = NOW + 60
+        store.read_at = NOW + 60
         store.put(a_vmi(evacuation_node="n1", migratable=True))
         assert marker_of(store).requested_at == NOW
 
@@ -104,9 +104,9 @@ class TestRequest:
         store = a_store()
         store.put(a_vmi())
         store.put(an_ended_vmim(uid="ok", name="ok", end=NOW - 1000.0, finished_at=NOW - 999.0))
-        store.heard_at = NOW - 500
+        store.read_at = NOW - 500
         store.put(a_vmi(migratable=True))
-        store.heard_at = NOW
+        store.read_at = NOW
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW - 2000))
         store.put(an_attempt(2, created=NOW - 700))
@@ -133,7 +133,7 @@ class TestRequest:
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW - 50, failed_at=NOW - 10))
-        store.heard_at = NOW + 60
+        store.read_at = NOW + 60
         store.put(a_vmi(node="n2", evacuation_node="n2"))
         assert marker_of(store).requested_at == NOW + 60
         assert marker_of(store).failed_since_request() == 0
@@ -142,11 +142,11 @@ class TestRequest:
         """Cancelled and asked for again it begins anew."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
-        store.heard_at = NOW + 10
+        store.read_at = NOW + 10
         store.put(a_vmi())
         assert seen(store).marker is None
         assert list(store.evacuating()) == []
-        store.heard_at = NOW + 20
+        store.read_at = NOW + 20
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).requested_at == NOW + 20
 
@@ -156,7 +156,7 @@ class TestRequest:
         store.put(a_pod())
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
         store.put(an_attempt(1, created=NOW, failed_at=NOW + 20))
-        store.heard_at = NOW + 60
+        store.read_at = NOW + 60
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 30))
         assert marker_of(store).requested_at == NOW + 30
         assert marker_of(store).seen_at == NOW + 60
@@ -170,10 +170,10 @@ class TestRequest:
         """KubeVirt takes it away as the marker is cleared: the marker was set again since."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
-        store.heard_at = NOW + 60
+        store.read_at = NOW + 60
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).requested_at == NOW + 60
-        store.heard_at = NOW + 61
+        store.read_at = NOW + 61
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 55))
         assert marker_of(store).requested_at == NOW + 55
 
@@ -184,7 +184,7 @@ class TestRequest:
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=before))
         store.put(an_attempt(1, created=NOW - 400, failed_at=NOW - 300))
         marker = marker_of(store)
-        store.heard_at = NOW + 3600
+        store.read_at = NOW + 3600
         at = NOW + 3000 if before is None else before
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=at, migratable=True))
         assert marker_of(store) is marker
@@ -207,7 +207,7 @@ class TestRequest:
         vmi = a_vmi(
             evacuation_node="n1", migratable=True, migration=state if told_by == "vmi" else None
         )
-        store.heard_at = NOW + 300
+        store.read_at = NOW + 300
         facts: dict[str, list[Fact]] = {
             "vmi": [vmi, *later],
             "vmim-first": [moved, *later, vmi],
@@ -225,7 +225,7 @@ class TestRequest:
         assert marker.requested_at == NOW + 200
         assert marker.failed_since_request() == 2
         assert (marker.seen_at, marker.not_before) == (NOW + 300, NOW + 100)
-        store.heard_at = NOW + 310
+        store.read_at = NOW + 310
         store.put(vmi)
         store.put(an_attempt(4, created=NOW + 305))
         assert marker_of(store) is marker
@@ -237,7 +237,7 @@ class TestRequest:
         store.put(a_vmi(evacuation_node="n1"))
         marker = marker_of(store)
         assert marker.requested_at == NOW
-        store.heard_at = NOW + 50
+        store.read_at = NOW + 50
         store.put(a_vmi(evacuation_node="n1", migratable=True))
         assert marker_of(store) is marker
 
@@ -521,7 +521,7 @@ class TestLacking:
         store.put(a_pod())
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).lacking_since == NOW
-        store.heard_at = NOW + 30
+        store.read_at = NOW + 30
         store.put(a_pod(ready=False))
         assert marker_of(store).lacking_since == NOW
         store.put(a_pod(eviction_in_progress=True))

@@ -49,7 +49,7 @@ def test_a_later_version_replaces_them() -> None:
 
 def test_the_cause_outlives_its_pod() -> None:
     """KubeVirt deletes an unschedulable pod and waits: its reason stays until the VM has moved."""
-    store = a_store(heard_at=NOW)
+    store = a_store(read_at=NOW)
     put(store, EVACUATING)
     put(store, WAITING)
     put(store, TARGET, FULL, PULL)
@@ -111,7 +111,7 @@ def test_the_pod_of_another_namespace_gives_none() -> None:
 
 def test_an_attempt_from_before_the_request_is_no_reason() -> None:
     """KubeVirt keeps failed VMIMs of earlier evacuations, and a list brings them again."""
-    store = a_store(heard_at=NOW)
+    store = a_store(read_at=NOW)
     put(store, a_vmi())
     put(store, FAILED, FAILURE)
     put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5.0))

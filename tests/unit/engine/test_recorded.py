@@ -43,7 +43,7 @@ def load(path: Path, *, limits: bool = True) -> tuple[Store, Evidence, float]:
     assert now is not None
     store = Store(endings_kept=16)
     store.vmims_seen = store.pods_seen = True
-    store.heard_at = now
+    store.read_at = now
     vmi = recorded["vmi"]
     sets = [vmi, *recorded["vmims"], *recorded["pods"], *recorded.get("others", [])]
     if limits and recorded["kubevirt_cr"] is not None:

@@ -399,7 +399,7 @@ def test_pods_change_and_go() -> None:
 
 def test_a_pod_of_another_namespace_changes_nothing() -> None:
     """Whatever VMI a pod names, it belongs to none outside of its namespace."""
-    store = a_store(a_vmi(evacuation_node="n1"), a_pod(), heard_at=NOW)
+    store = a_store(a_vmi(evacuation_node="n1"), a_pod(), read_at=NOW)
     before = seen(store)
     foreign = a_pod(namespace="other", created=NOW, eviction_in_progress=True)
     store.put(foreign)
@@ -1037,10 +1037,10 @@ def test_pods_of_a_namespace_are_all_known_unless_it_is_refused() -> None:
 
 def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
     """No attempt from before that instant belongs to the evacuation that follows."""
-    store = a_store(a_vmi(), heard_at=NOW)
-    store.heard_at = NOW + 60
+    store = a_store(a_vmi(), read_at=NOW)
+    store.read_at = NOW + 60
     store.put(a_vmi())
-    store.heard_at = NOW + 120
+    store.read_at = NOW + 120
     store.put(a_vmi(evacuation_node="n1"))
     marker = seen(store).marker
     assert marker is not None
@@ -1064,7 +1064,7 @@ def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
 )
 def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at: float) -> None:
     """The checkpoint's request is the earlier one of the same evacuation, and no other's."""
-    store = a_store(a_vmi(evacuation_node="n1"), heard_at=NOW)
+    store = a_store(a_vmi(evacuation_node="n1"), read_at=NOW)
     stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
     store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
     marker = seen(store).marker

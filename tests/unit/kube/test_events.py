@@ -98,8 +98,8 @@ def leaving(**overrides: Any) -> Vmi:
 
 def stuck_store() -> Store:
     """A store with that VMI, read since it has to leave; what is put next is read at `NOW`."""
-    store = a_store(leaving(), a_pod(), heard_at=NOW - 2400.0)
-    store.heard_at = NOW
+    store = a_store(leaving(), a_pod(), read_at=NOW - 2400.0)
+    store.read_at = NOW
     return store
 
 

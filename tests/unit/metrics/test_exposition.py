@@ -80,7 +80,7 @@ def a_view() -> View:
     store.put(a_vmi())
     store.put(a_vmi(name="db2", uid="2", node="n2"))
     store.vmims_seen = store.pods_seen = True
-    store.heard_at = NOW - 5000.0
+    store.read_at = NOW - 5000.0
     store.put(
         a_vmi(
             name="db3",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from exporter.kube.client import ApiServer, Login
-from exporter.server.access import ASKED_AT_ONCE, Access, CannotTell
+from exporter.server.access import ASKED_AT_ONCE, Access, ReviewUnavailable
 from tests.support.skipped_time import in_its_own_time, now
 
 
@@ -58,4 +58,4 @@ async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
     assert now() <= began + 0.25
     assert api.asked == [(began, "known"), (now(), "alice")], "the token, then the permission"
     refusals = await asyncio.gather(*strangers, return_exceptions=True)
-    assert {type(refusal) for refusal in refusals} == {CannotTell}
+    assert {type(refusal) for refusal in refusals} == {ReviewUnavailable}

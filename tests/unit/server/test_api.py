@@ -128,7 +128,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.store.vmims_seen = self.store.pods_seen = True
-        self.store.heard_at = NOW
+        self.store.read_at = NOW
         stuck = StuckPolicy()
         self.service = Service(
             store=self.store,
@@ -1096,7 +1096,7 @@ class TestEvacuations:
 
     async def test_one(self, desk: Desk) -> None:
         """Everything of one evacuation: diagnosis, next step, and the request that cancels it."""
-        desk.store.heard_at = NOW
+        desk.store.read_at = NOW
         desk.store.put(evacuating())
         desk.store.put(a_pod(eviction_in_progress=True))
         answer = await desk.get("/v1/evacuations")

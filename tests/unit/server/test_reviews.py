@@ -44,7 +44,7 @@ def a_store(**vmi: Any) -> Store:
     """db1, which migrated ten minutes ago and cools down for five more, and its pod."""
     store = Store(endings_kept=KEEP)
     store.vmims_seen = store.pods_seen = True
-    store.heard_at = NOW
+    store.read_at = NOW
     store.put(a_vmi(**{"migration": a_state(), **vmi}))
     store.put(a_pod())
     return store

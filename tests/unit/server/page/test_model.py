@@ -59,7 +59,7 @@ def a_health(*watched: Watched) -> Health:
 
 def make_inputs(*facts: Fact, now: Instant = NOW, **overrides: Any) -> PageInputs:
     """A cluster of these facts, everything of it to be seen."""
-    store = a_store(*facts, heard_at=NOW)
+    store = a_store(*facts, read_at=NOW)
     fields: dict[str, Any] = {
         "store": store,
         "health": a_health(),
