@@ -57,7 +57,7 @@ def make_ssl_context(
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
             option = f"--cert-file {cert_file}, --key-file {key_file}"
-            context.load_cert_chain(cert_file, key_file, password=_no_password)
+            context.load_cert_chain(cert_file, key_file, password=no_password)
     except (ssl.SSLError, ValueError):
         raise UnusableFile(f"{option}: not in PEM, not a pair, or locked by a password") from None
     except OSError as error:
@@ -92,6 +92,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _no_password() -> str:
+def no_password() -> str:
     """For an encrypted key: without this, OpenSSL would prompt on the terminal."""
     return ""

@@ -1,6 +1,7 @@
 """Logging: readable lines on a terminal, JSON elsewhere."""
 
 import logging
+import math
 import sys
 from collections.abc import Hashable
 from typing import TextIO
@@ -102,7 +103,7 @@ class Throttle:
 
     def lets_through(self, key: Hashable, now: Instant) -> bool:
         """Whether the event of this key is due at `now`; if so, it counts as logged."""
-        if now - self._logged_at.get(key, 0.0) < LOGGED_EVERY:
+        if 0.0 <= now - self._logged_at.get(key, -math.inf) < LOGGED_EVERY:
             return False
         self._logged_at.pop(key, None)
         self._logged_at[key] = now

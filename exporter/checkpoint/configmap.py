@@ -12,7 +12,15 @@ from exporter.checkpoint.writer import CheckpointWriter
 from exporter.engine.model import ConfigMap, Fact, Instant, Resource, Seconds, Why
 from exporter.engine.store import Names, Store
 from exporter.health import CheckpointFault, Health
-from exporter.kube.client import Absent, ApiError, ApiServer, Conflict
+from exporter.kube.client import (
+    Absent,
+    ApiError,
+    ApiServer,
+    Conflict,
+    Overloaded,
+    Silent,
+    Unreachable,
+)
 from exporter.kube.kubevirt import CHECKPOINT_LABEL, Refused, parse_object
 from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
@@ -21,6 +29,8 @@ from exporter.settings import ConfigMaps
 DATA_KEY = "checkpoint"
 """The key in `binaryData` that holds the shard. A shard of another format version stays beside it,
 under a key with that version, such as `checkpoint.v2`."""
+REFUSALS = 3
+"""After this many refused shards the rest waits for the next interval."""
 OWNER = "kubevirt-eviction-exporter"
 """Our field manager for server-side apply."""
 
@@ -160,11 +170,26 @@ class ConfigMapWriter(CheckpointWriter):
         if not self._lease.held:
             await self._compare_changed()
             return
-        try:
-            for shard in sorted(self._changes.changed):
+        await self._write_changed()
+
+    async def _write_changed(self) -> None:
+        """Write what has changed, existing ConfigMaps first: a quota only prevents new ones.
+
+        A shard that is refused does not keep the others waiting.
+        """
+        refused: list[ApiError | Refused] = []
+        for shard in sorted(self._changes.changed, key=lambda one: (one not in self._stored, one)):
+            try:
                 await self._write_shard(shard)
-        except (ApiError, Refused) as error:
-            self._note_fault(CheckpointFault.NOT_WRITTEN, str(error))
+            except (Unreachable, Silent, Overloaded) as error:
+                refused.append(error)
+                break
+            except (ApiError, Refused) as error:
+                refused.append(error)
+                if len(refused) >= REFUSALS:
+                    break
+        if refused:
+            self._note_fault(CheckpointFault.NOT_WRITTEN, str(refused[0]))
 
     async def _compare_changed(self) -> None:
         """Find what the holder of the Lease wrote before our own watch showed it."""
@@ -185,8 +210,9 @@ class ConfigMapWriter(CheckpointWriter):
             if not self._lease.held or self._compare(shard):
                 return
             raw = self._changes.seal(shard)
-            if len(raw) > LONGEST_SHARD:
-                why = f"{len(raw)} bytes, and a ConfigMap takes {LONGEST_SHARD}"
+            size = len(raw) + self._measure_others(shard)
+            if size > LONGEST_SHARD:
+                why = f"{size} bytes, and a ConfigMap takes {LONGEST_SHARD}"
                 self._note_fault(CheckpointFault.TOO_LARGE, why, shard=shard)
                 return
             try:
@@ -194,6 +220,11 @@ class ConfigMapWriter(CheckpointWriter):
             except Conflict as conflict:
                 self._note_fault(CheckpointFault.CONFLICT, str(conflict), shard=shard)
                 await self._read_again(shard)
+
+    def _measure_others(self, shard: int) -> int:
+        """The size of what a ConfigMap has for other versions of the format."""
+        stored = self._stored.get(shard)
+        return 0 if stored is None else sum(map(len, stored.others.values()))
 
     async def _apply(self, shard: int, raw: bytes) -> None:
         name, stored = self._name_of(shard), self._stored.get(shard)

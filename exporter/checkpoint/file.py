@@ -25,8 +25,8 @@ class FileWriter(CheckpointWriter):
     """Writes the checkpoint to one file, which only one process may write.
 
     The file is replaced atomically: the new content is synced to disk under another name and then
-    renamed. A file of another format version is copied to a name with that version, such as
-    `history.v2`, where a program of that version reads it.
+    renamed. A file of another format version is renamed before that, to a name with its version
+    such as `history.v2`, where a program of that version reads it.
     """
 
     def __init__(
@@ -41,14 +41,20 @@ class FileWriter(CheckpointWriter):
         super().__init__(changes, health, interval=interval, clock=clock)
         self._path = path
         self._copy_of_ours = _copy_path(path, VERSION)
+        self._to_rename: dict[Path, Path] = {}
         self._writing: asyncio.Future[None] | None = None
         self._status.may_write = lambda: True
 
     def read(self) -> None:
         """Read what is intact in the file. Raises `CheckpointUnwritable`."""
-        if not self._path.parent.is_dir():
-            raise CheckpointUnwritable(f"checkpoint: file:{self._path}: there is no such directory")
-        found = [path for path in (self._path, self._copy_of_ours) if path.exists()]
+        try:
+            if not self._path.parent.is_dir():
+                raise CheckpointUnwritable(
+                    f"checkpoint: file:{self._path}: there is no such directory"
+                )
+            found = [path for path in (self._path, self._copy_of_ours) if path.exists()]
+        except OSError as error:
+            raise CheckpointUnwritable(f"checkpoint: file:{self._path}: {error}") from error
         for path in found:
             self._read(path)
         self._changes.encode_touched(self._clock())
@@ -72,16 +78,10 @@ class FileWriter(CheckpointWriter):
                 self._note_fault(
                     CheckpointFault.UNKNOWN_VERSION, str(unknown), path=str(path), kept=str(copy)
                 )
-                self._save_copy(copy, raw)
+                self._to_rename[path] = copy
                 return
             except Damaged as damage:
                 self._note_fault(CheckpointFault.DAMAGED, str(damage), path=str(path))
-
-    def _save_copy(self, path: Path, raw: bytes) -> None:
-        try:
-            path.write_bytes(raw)
-        except OSError as error:
-            self._note_fault(CheckpointFault.NOT_WRITTEN, str(error), path=str(path))
 
     async def _write(self) -> None:
         changes = self._changes
@@ -105,6 +105,9 @@ class FileWriter(CheckpointWriter):
 
     def _replace(self, content: bytes) -> None:
         """Replace the file atomically and durably: after a crash it is the old or the new one."""
+        for path, copy in list(self._to_rename.items()):
+            path.replace(copy)
+            del self._to_rename[path]
         part = self._path.with_name(f"{self._path.name}.part")
         try:
             with open(part, "wb", opener=_open_private) as file:

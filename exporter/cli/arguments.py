@@ -255,7 +255,9 @@ def _add_shared(parser: argparse.ArgumentParser, *, top: bool) -> None:
 
 def _vmi(text: str) -> tuple[str, str]:
     namespace, _, name = text.partition("/")
-    if not namespace or not name or "/" in name or name in (".", "..") or not text.isprintable():
+    dots = {".", ".."}  # a URL would go elsewhere
+    valid = namespace and name and "/" not in name and not {namespace, name} & dots
+    if not valid or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAMESPACE/NAME")
     return namespace, name
 

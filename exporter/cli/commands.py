@@ -58,7 +58,7 @@ EXIT_MEANINGS = {
     Exit.KUBEVIRT_MISSING: "the API server has no VMI resource, and kube.waitForKubeVirt is off",
     Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
     Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
-    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... does not exist",
+    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... cannot be used",
     Exit.CANNOT_ASK: "no usable answer from the exporter; the message says what helps",
     Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",

@@ -10,6 +10,7 @@ local time as UTC, measures by the wall clock, and does not release the Lease at
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -159,7 +160,7 @@ class Lease:
         now = write_micro_time(self._wall())
         spec = _Spec(
             holderIdentity=self._identity,
-            leaseDurationSeconds=max(1, round(self._duration)),
+            leaseDurationSeconds=math.ceil(self._duration),
             acquireTime=was.acquireTime if is_renewal else now,
             renewTime=now,
             leaseTransitions=(was.leaseTransitions or 0) + (not is_renewal and seen is not None),

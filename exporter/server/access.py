@@ -271,6 +271,7 @@ def _read_token(authorization: str | None) -> str:
         raise Unauthenticated("expected the header Authorization: Bearer TOKEN")
     scheme, _, token = authorization.partition(" ")
     token = token.strip()
-    if scheme.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
+    usable = token.isascii() and 0 < len(token) <= LONGEST_TOKEN
+    if scheme.lower() != "bearer" or not usable:
         raise Unauthenticated("expected the header Authorization: Bearer TOKEN")
     return token

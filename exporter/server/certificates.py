@@ -1,7 +1,8 @@
 """The TLS context of a listener, reloaded when its files change.
 
-Certificates are short-lived and renewed in place, for example by cert-manager. Each handshake uses
-the last context that could be loaded; open connections keep theirs.
+Certificates are short-lived and renewed in place, for example by cert-manager. Each new connection
+uses the last context that could be loaded; open ones keep theirs. A TLS session cannot be resumed
+with another context, so every caller is verified with the present client CA.
 """
 
 import ssl
@@ -9,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from exporter.credentials import no_password
 from exporter.engine.model import Instant
 from exporter.settings import Tls
 
@@ -24,7 +26,7 @@ class UnusableCertificate(Exception):
 
 
 class Certificates:
-    """One listener's TLS. `context` goes to the server; call `renew` regularly.
+    """One listener's TLS. `context` is for the next connection; call `renew` regularly.
 
     `not_after` is when the certificate in use ends, or None if it is not for a server.
     """
@@ -34,10 +36,8 @@ class Certificates:
         self._listener = listener
         self._tls = tls
         self._version = self._read_version()
-        self._newest = self._load()
-        self.not_after = self._read_not_after()
         self.context = self._load()
-        self.context.sni_callback = self._choose
+        self.not_after = self._read_not_after()
 
     def renew(self) -> bool:
         """Reload the files if they have changed; True if they had.
@@ -47,16 +47,10 @@ class Certificates:
         version = self._read_version()
         if version == self._version:
             return False
-        self._newest = self._load()
+        self.context = self._load()
         self.not_after = self._read_not_after()
         self._version = version
         return True
-
-    def _choose(
-        self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
-    ) -> None:
-        """Called at each handshake, with or without a server name."""
-        connection.context = self._newest
 
     def _load(self) -> ssl.SSLContext:
         tls = self._tls
@@ -65,7 +59,7 @@ class Certificates:
         context.set_alpn_protocols(["http/1.1"])
         try:
             if tls.cert_file is not None:
-                context.load_cert_chain(tls.cert_file, tls.key_file)
+                context.load_cert_chain(tls.cert_file, tls.key_file, password=no_password)
             if tls.client_ca_file is not None:
                 context.load_verify_locations(tls.client_ca_file)
                 context.verify_mode = ssl.CERT_REQUIRED
@@ -88,7 +82,7 @@ class Certificates:
         trusting.load_verify_locations(self._tls.cert_file)
         sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = trusting.wrap_bio(received, sent)
-        server = self._newest.wrap_bio(sent, received, server_side=True)
+        server = self.context.wrap_bio(sent, received, server_side=True)
         try:
             for side in (client, server, client):
                 with suppress(ssl.SSLWantReadError):

@@ -10,6 +10,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 
 from exporter.counters import Counters
 from exporter.engine.model import Seconds
+from exporter.server.certificates import Certificates
 from exporter.server.problems import answer_problem
 from exporter.server.schemas import Problem
 from exporter.settings import Limits
@@ -47,8 +48,8 @@ class Connections:
         self._counters = counters
         self._greeted: set[asyncio.Task[None]] = set()
 
-    async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Accept connections on a listening socket until cancelled."""
+    async def accept(self, listening: socket.socket, certificates: Certificates | None) -> None:
+        """Accept connections on a listening socket until cancelled; None: without TLS."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -61,6 +62,7 @@ class Connections:
                 connection.close()
                 self._counters.refused_connections[self._listener] += 1
                 continue
+            tls = None if certificates is None else certificates.context
             greeting = loop.create_task(self._greet(connection, tls))
             self._greeted.add(greeting)
             greeting.add_done_callback(self._greeted.discard)

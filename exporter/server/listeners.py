@@ -66,9 +66,9 @@ class Listener:
             for address in self.addresses:
                 listening = await self._bind(address)
                 bound += listening
-                tls = None if certificates is None or address.path else certificates.context
-                jobs += [asyncio.create_task(connections.accept(one, tls)) for one in listening]
-                urls.append(_url(address, listening[0], secure=tls is not None))
+                secured = None if address.path else certificates
+                jobs += [asyncio.create_task(connections.accept(one, secured)) for one in listening]
+                urls.append(_url(address, listening[0], secure=secured is not None))
             if certificates is not None:
                 self._note_end(certificates)
                 jobs.append(asyncio.create_task(self._renew(certificates)))
@@ -116,7 +116,7 @@ class Listener:
             if await _is_served(address.path):
                 raise CannotListen(f"{address}: another process listens there")
             return [_bind_path(Path(address.path), self.auth.socket_mode, self.auth.socket_group)]
-        except (OSError, LookupError) as error:
+        except (OSError, LookupError, ValueError, OverflowError) as error:
             if not address.path and getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise CannotListen(
                     f"listen.{self.name}: {address} is in use: is another exporter (or `make"
@@ -127,7 +127,10 @@ class Listener:
 
 
 async def _bind_port(address: Address) -> list[socket.socket]:
-    """Bind all IP addresses of a host; port 0 picks one free port for all. Raises OSError."""
+    """Bind all IP addresses of a host; port 0 picks one free port for all.
+
+    Raises OSError, or UnicodeError for a host that can be no name.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -148,7 +151,8 @@ async def _bind_port(address: Address) -> list[socket.socket]:
 def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
     """Bind a unix socket that nobody else can open before its mode and group are set.
 
-    A socket left behind by another process is replaced. Raises OSError or LookupError.
+    A socket left behind by another process is replaced. Raises OSError, LookupError or
+    OverflowError.
     """
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         path.unlink()
@@ -161,7 +165,7 @@ def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
         path.chmod(mode)
         listening.listen(BACKLOG)
         listening.settimeout(0.0)
-    except (OSError, LookupError):
+    except (OSError, LookupError, OverflowError):
         listening.close()
         raise
     finally:

@@ -21,8 +21,9 @@ _NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
 _DAYS = re.compile(r"(\d{1,6})d", re.ASCII)
 _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
-_CONFIG_MAP = re.compile(r"[a-z0-9]([-.a-z0-9]{0,60}[a-z0-9])?", re.ASCII)
-"""At most as long as a label's value, because the checkpoint's name becomes one."""
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_CONFIG_MAP = re.compile(rf"(?=.{{1,62}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
+"""A DNS subdomain, as long as a label's value at most: the checkpoint's name becomes one."""
 
 
 @dataclass(frozen=True)

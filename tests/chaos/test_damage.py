@@ -211,6 +211,31 @@ async def test_a_file_of_another_version_is_kept_for_it(real: RealStage, tmp_pat
     assert not ours.exists()
 
 
+async def test_a_file_of_another_version_that_cannot_be_kept(
+    real: RealStage, tmp_path: Path
+) -> None:
+    """Nothing is written over it until it can be renamed."""
+    namespace = await real.make_namespace()
+    path, theirs = tmp_path / "history", tmp_path / "history.v2"
+    newer = another_version(b"what a later version knows")
+    path.write_bytes(newer)
+    theirs.mkdir()
+    (made,) = await some_vmis(real, namespace, 1)
+    login = str(real.login.kubeconfig)
+    async with program(
+        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
+    ) as exporter:
+        await exporter.ready()
+        await migrate(real.admin, namespace, made["metadata"]["name"], ago=[30])
+        assert await until_fault(exporter, "not_written")
+        assert path.read_bytes() == newer
+        theirs.rmdir()
+        await until_written(exporter)
+        assert await exporter.end() == 0
+    assert sorted(counted_in(path).values()) == [1]
+    assert theirs.read_bytes() == newer
+
+
 async def test_damage_in_every_region_of_a_configmap(
     real: RealStage, tmp_path: Path, prove: Prove
 ) -> None:

@@ -131,8 +131,9 @@ async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
         "Basic dXNlcjpwYXNz",
         "token",
         f"Bearer {'x' * (LONGEST_TOKEN + 1)}",
+        "Bearer \udcff",
     ],
-    ids=["none", "empty", "no-token", "blank", "basic", "no-scheme", "too-long"],
+    ids=["none", "empty", "no-token", "blank", "basic", "no-scheme", "too-long", "no-ascii"],
 )
 async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
     """It is not even asked about; what was expected is said, and nothing of what was sent."""

@@ -2,17 +2,27 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
+from exporter.counters import Counters
 from exporter.server.certificates import Certificates, UnusableCertificate
-from exporter.settings import Tls
+from exporter.server.connections import Connections
+from exporter.settings import Limits, Tls
+from tests.cluster import PATIENCE
 from tests.cluster.cluster import write_certificates
+
+
+REQUEST = b"GET / HTTP/1.0\r\n\r\n"
 
 
 def a_pair(directory: Path, name: str = "localhost") -> Path:
@@ -31,13 +41,20 @@ def tls_of(directory: Path, *, callers: Path | None = None, name: str = "localho
 async def serving(certificates: Certificates) -> AsyncIterator[int]:
     """A server that says ok; its port."""
 
-    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"ok")
-        writer.close()
+    async def greet(_: web.BaseRequest) -> web.Response:
+        return web.Response(text="ok")
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=certificates.context)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    server = web.Server(greet)
+    connections = Connections("query", server, Limits(), Counters())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.0)
+        accepting = asyncio.create_task(connections.accept(listening, certificates))
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+            await server.shutdown(0.0)
 
 
 def trusting(directory: Path, client: Path | None = None) -> ssl.SSLContext:
@@ -53,9 +70,24 @@ async def ask(port: int, context: ssl.SSLContext) -> bytes:
     """What the server says. Raises ssl.SSLError or OSError where there is no handshake."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
-        return await reader.read()
+        writer.write(REQUEST)
+        return (await reader.read()).rpartition(b"\r\n")[2]
     finally:
         writer.close()
+
+
+def resume(
+    port: int, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[bytes, ssl.SSLSession | None]:
+    """What the server says in a TLS session, and that session for the next connection."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain,
+        context.wrap_socket(plain, session=session) as secured,
+    ):
+        secured.sendall(REQUEST)
+        with secured.makefile("rb") as answer:
+            said = answer.read().rpartition(b"\r\n")[2]
+        return said, secured.session
 
 
 async def try_to_ask(port: int, context: ssl.SSLContext) -> bytes:
@@ -107,6 +139,48 @@ async def test_callers_show_a_certificate(tmp_path: Path) -> None:
         shutil.copy(stranger / "ca.crt", callers / "ca.crt")
         assert certificates.renew()
         assert await ask(port, trusting(files, stranger)) == b"ok"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_ends_with_the_authority(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    """OpenSSL does not verify a resumed session again, so a renewal must end it."""
+    files, callers = a_pair(tmp_path / "a"), a_pair(tmp_path / "c", "client")
+    stranger = a_pair(tmp_path / "d", "client")
+    certificates = Certificates("query", tls_of(files, callers=callers / "ca.crt"))
+    context = trusting(files, callers)
+    context.maximum_version = version
+    async with serving(certificates) as port:
+        said, session = await asyncio.to_thread(resume, port, context, None)
+        assert (said, session is None) == (b"ok", False)
+        shutil.copy(stranger / "ca.crt", callers / "ca.crt")
+        assert certificates.renew()
+        try:
+            said, _ = await asyncio.to_thread(resume, port, context, session)
+        except OSError:
+            said = b""
+        assert said == b""
+
+
+async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
+    """OpenSSL would ask for its password on the terminal, and block everything meanwhile."""
+    files = a_pair(tmp_path)
+    key = files / "locked.key"
+    lock = ("openssl", "pkey", "-aes256", "-passout", "pass:secret", "-out", key)
+    subprocess.run((*lock, "-in", files / "localhost.key"), check=True)
+    load = f"Certificates('query', Tls(Path('{files}/localhost.crt'), Path('{key}')))"
+    code = (
+        "from pathlib import Path; from exporter.settings import Tls\n"
+        f"from exporter.server.certificates import Certificates; {load}"
+    )
+    begun = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(PATIENCE):
+        assert begun.stderr is not None
+        said = await begun.stderr.read()
+        await begun.wait()
+    assert b"UnusableCertificate: tls.query:" in said
+    assert b"pass phrase" not in said
 
 
 async def test_no_old_protocol(tmp_path: Path) -> None:

@@ -1,20 +1,22 @@
 """The checkpoint as kept: in a file and in ConfigMaps, by processes on a real API server."""
 
+import json
 import signal
 from base64 import b64decode
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from exporter.checkpoint.changes import PendingChanges
 from exporter.checkpoint.configmap import ConfigMapWriter
+from exporter.checkpoint.file import CheckpointUnwritable, FileWriter
 from exporter.checkpoint.format import seal, shard_of, unseal
 from exporter.engine.model import ConfigMap, Resource
 from exporter.engine.store import Store
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
-from exporter.kube.client import Absent, ApiServer, Login
+from exporter.kube.client import Absent, ApiServer, Forbidden, Login
 from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
 from tests.cluster import VMIS, vmi
@@ -105,8 +107,32 @@ class Garbled:
         return b"[]"
 
 
+class Full:
+    """An API server with a quota: ConfigMaps that exist are applied, and no new ones."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.applied: dict[str, Any] = {}
+
+    async def read(self, _resource: Resource, _namespace: str, name: str) -> bytes:
+        """A ConfigMap that was applied."""
+        if name not in self.applied:
+            raise Absent("404")
+        return json.dumps(self.applied[name]).encode()
+
+    async def apply(
+        self, _resource: Resource, _namespace: str, name: str, body: dict[str, Any], **_: object
+    ) -> bytes:
+        """Keep the ConfigMap, or refuse a new one."""
+        if self.full and name not in self.applied:
+            raise Forbidden("403 exceeded quota: count/configmaps")
+        body["metadata"] |= {"resourceVersion": "1", "uid": "u"}
+        self.applied[name] = body
+        return json.dumps(body).encode()
+
+
 def a_config_map_writer(
-    api: Garbled | ApiServer, namespace: str = "x", uid: str = UID, *, may_write: bool = True
+    api: Garbled | Full | ApiServer, namespace: str = "x", uid: str = UID, *, may_write: bool = True
 ) -> tuple[ConfigMapWriter, PendingChanges, CheckpointHealth]:
     """A writer with one VMI to write of, and no watch."""
     store = Store(endings_kept=KEEP)
@@ -137,6 +163,25 @@ async def test_an_answer_that_is_no_config_map() -> None:
     assert told.unwritten_since == NOW
 
 
+async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
+    """A shard that cannot be created is counted, and those that exist are written on."""
+    api = Full()
+    writer, changes, told = a_config_map_writer(api)
+    await writer.flush()
+    (name,), before = api.applied, json.dumps(api.applied)
+    api.full = True
+    for number in range(64):
+        changes.store.put(a_vmi(name=f"new-{number}", uid=f"{number}", migration=a_state()))
+    again = a_state(uid="again", start=NOW - 60.0, end=NOW - 5.0)
+    changes.store.put(a_vmi(uid=UID, migration=again))
+    await writer.flush()
+
+    assert list(api.applied) == [name]
+    assert json.dumps(api.applied) != before
+    assert shard_of(UID) not in changes.changed
+    assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
+
+
 async def test_a_replica_that_lags_behind_the_writer() -> None:
     """It reads the ConfigMap before its own watch: nothing is unwritten once that caught up."""
     writer, changes, told = a_config_map_writer(Garbled(), may_write=False)
@@ -149,6 +194,16 @@ async def test_a_replica_that_lags_behind_the_writer() -> None:
     changes.store.remove(Resource.VMIS, NAMESPACE, builders.NAME)
     await writer.flush()
     assert told.unwritten_since is None
+
+
+@pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
+def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
+    """The start ends with the file that the configuration names."""
+    changes = PendingChanges(Store(endings_kept=KEEP), window=86_400.0)
+    path = tmp_path / name
+    writer = FileWriter(changes, Health(180.0, 600.0), path, interval=1.0, clock=lambda: NOW)
+    with pytest.raises(CheckpointUnwritable, match=f"checkpoint: file:{path}: "):
+        writer.read()
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,22 @@ async def test_a_group_that_nobody_has(tmp_path: Path) -> None:
             pass
 
 
+async def test_a_group_that_no_system_can_have(tmp_path: Path) -> None:
+    """Its number is beyond what fits into one."""
+    auth = AuthSettings(socket_group="99999999999")
+    with pytest.raises(CannotListen, match=r"unix:.*q\.sock: "):
+        async with a_listener(f"unix:{tmp_path}/q.sock", auth=auth).served():
+            pass
+
+
+@pytest.mark.parametrize("host", ["foo..bar", "x" * 64])
+async def test_a_host_that_can_be_no_name(host: str) -> None:
+    """DNS knows no empty label, and none of more than 63 characters."""
+    with pytest.raises(CannotListen, match=f"{host}:9810: "):
+        async with a_listener(f"{host}:9810").served():
+            pass
+
+
 async def test_a_socket_that_was_left_behind(tmp_path: Path) -> None:
     """A killed process's socket is replaced, a living one's is not, nor is a plain file."""
     path = tmp_path / "q.sock"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from exporter.logs import configure_logging
+from exporter.logs import Throttle, configure_logging
 
 
 TOKEN = "s3cret-token"
@@ -161,3 +161,12 @@ def test_chatty_libraries_keep_their_requests_to_themselves() -> None:
     logging.getLogger("kubernetes_asyncio.client.rest").debug("response body: s3cret")
 
     assert stream.getvalue() == ""
+
+
+def test_a_clock_that_was_ahead_silences_nothing() -> None:
+    """What was logged in a future that is over is logged again."""
+    throttle = Throttle(2)
+    assert throttle.lets_through("vm", 86_400.0)
+    assert throttle.lets_through("vm", 10.0)
+    assert not throttle.lets_through("vm", 20.0)
+    assert throttle.lets_through("vm", 70.0)

@@ -364,6 +364,11 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
             id="checkpoint-name",
         ),
         pytest.param(
+            {"checkpoint": "configmap:x/a..b"},
+            "checkpoint: expected the name of a ConfigMap, got 'a..b' in 'configmap:x/a..b'",
+            id="checkpoint-dots",
+        ),
+        pytest.param(
             {"admission": {"mode": "deny"}},
             "admission.mode: expected one of warn, enforce, got 'deny'",
             id="admission-mode",

@@ -361,6 +361,7 @@ async def test_status_before_the_sync_is_an_answer() -> None:
         pytest.param(("a/b/c",), Exit.USAGE, "expected NAMESPACE/NAME", id="three"),
         pytest.param(("/b",), Exit.USAGE, "expected NAMESPACE/NAME", id="empty-namespace"),
         pytest.param(("a/..",), Exit.USAGE, "expected NAMESPACE/NAME", id="a-path"),
+        pytest.param(("../status",), Exit.USAGE, "expected NAMESPACE/NAME", id="another-path"),
         pytest.param(("a/\udcff",), Exit.USAGE, "expected NAMESPACE/NAME", id="no-text"),
     ],
 )

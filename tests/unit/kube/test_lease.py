@@ -184,14 +184,18 @@ async def test_the_holder_renews() -> None:
     assert "leaseTransitions" not in server.spec
 
 
-@in_its_own_time
-async def test_a_duration_below_a_second_is_written_as_one() -> None:
-    """A Lease counts in whole seconds, and 0 is none."""
-    server = Server()
-    Candidate(server, duration=0.4).begin(listening=False)
-    await asyncio.sleep(0.1)
+@pytest.mark.parametrize(("duration", "written"), [(0.4, 1), (1.0, 1), (1.49, 2), (15.0, 15)])
+def test_a_duration_is_written_in_whole_seconds(duration: float, written: int) -> None:
+    """Rounded up: with less, another would take the Lease over before the holder lets go."""
 
-    assert server.spec["leaseDurationSeconds"] == 1
+    @in_its_own_time
+    async def play() -> None:
+        server = Server()
+        Candidate(server, duration=duration).begin(listening=False)
+        await asyncio.sleep(0.1)
+        assert server.spec["leaseDurationSeconds"] == written
+
+    play()
 
 
 @in_its_own_time
