@@ -94,8 +94,11 @@ def of_endpoints(series: str, endpoints: str) -> str:
 
 
 def per_day(recorded: str) -> str:
-    """The number within the last day of what a recording rule has per second."""
-    return f"86400 * avg_over_time({select_other(recorded)}{DAY})"
+    """The number within the last day of what a recording rule has per second, once a minute.
+
+    Not an average: a counter has no series before its first event.
+    """
+    return f"60 * sum_over_time({select_other(recorded)}{DAY})"
 
 
 def of_node(vector: str) -> str:
