@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from typing import Any
 
 import structlog
 from aiohttp import hdrs, web
@@ -36,7 +37,8 @@ class Connections:
 
     Any more are counted and closed at once, before they cost a TLS handshake with 256 kB of
     buffers. A connection that is idle or has not sent a complete request head for
-    `limits.idleTimeout` is closed.
+    `limits.idleTimeout` is closed, and so is one that does not take its answer within
+    `limits.requestTimeout`.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Connections:
     def _make_protocol(self) -> asyncio.Protocol:
         return _Connection(
             self._server,
+            answered_within=self._limits.request_timeout,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # as AppRunner does
             keepalive_timeout=self._limits.idle_timeout,
@@ -94,8 +97,13 @@ class Connections:
 class _Connection(web.RequestHandler):
     """aiohttp's handler, but broken HTTP gets a problem+json and no traceback in the log.
 
-    It answers 415 to a content encoding that it cannot read, with those that it can.
+    It answers 415 to a content encoding that it cannot read, with those that it can. A caller has
+    `answered_within` to read an answer, which is kept in memory meanwhile.
     """
+
+    def __init__(self, server: web.Server, *, answered_within: Seconds, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._answered_within = answered_within
 
     def handle_error(
         self,
@@ -127,4 +135,10 @@ class _Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         # Otherwise aiohttp names itself and Python, with their versions.
         resp.headers.setdefault(hdrs.SERVER, SERVER)
-        return await super().finish_response(request, resp, start_time)
+        try:
+            async with asyncio.timeout(self._answered_within):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            if self.transport is not None:
+                self.transport.abort()
+            return resp, True

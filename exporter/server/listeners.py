@@ -24,7 +24,7 @@ from exporter.settings import Address, AuthSettings, Limits, Tls
 
 
 DRAIN: Seconds = 5.0
-"""How long running requests may take at shutdown."""
+"""How long running requests may take at shutdown; aiohttp waits for half of it twice."""
 CERTIFICATES_READ_EVERY: Seconds = 10.0
 BACKLOG = 1024
 
@@ -53,7 +53,7 @@ class Listener:
         """Serve within the block; yields the bound URLs. Raises `CannotListen`."""
         certificates = self._read_certificates()
         runner = web.AppRunner(
-            self.app, access_log=None, shutdown_timeout=DRAIN, handler_cancellation=True
+            self.app, access_log=None, shutdown_timeout=DRAIN / 2, handler_cancellation=True
         )
         await runner.setup()
         if runner.server is None:

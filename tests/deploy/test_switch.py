@@ -1,6 +1,7 @@
 """From one installation to another in place: nothing half applied, never two that evict."""
 
 import itertools
+import re
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.cluster.processes import Process
 from tests.deploy.server import Paths, account, apply, delete
 from tests.deploy.test_descheduler import arguments
 from tests.generate.manifests import PLAIN, Object, only, render
+from tests.support.program import ROOT
 
 
 MODES = ("base", PLAIN, "overlays/sidecar", "overlays/standalone")
@@ -31,6 +33,20 @@ async def test_each_can_be_applied_over_any_other(
     await delete(cluster.admin, [deployment])
 
     assert switched["spec"] == wanted["spec"]
+
+
+@pytest.mark.parametrize("before", ["sidecar", "standalone", "admission"])
+def test_the_documented_lines_remove_what_a_mode_leaves(before: str) -> None:
+    """What would still grant, select or block something; an unbound role does not."""
+    left = {(one["kind"].lower(), one["metadata"]["name"]) for one in render(f"overlays/{before}")}
+    left -= {(one["kind"].lower(), one["metadata"]["name"]) for one in render("base")}
+    left = {(kind, name) for kind, name in left if kind not in ("configmap", "clusterrole")}
+    text = (ROOT / "docs" / "install.md").read_text()
+    lines = re.findall(
+        r"^kubectl (?:-n \S+ )?delete (\S+) (\S+) --ignore-not-found$", text, re.MULTILINE
+    )
+    assert left
+    assert left <= {(kind, name) for kinds, name in lines for kind in kinds.split(",")}
 
 
 async def _applied(cluster: RealCluster, folder: str) -> Object:

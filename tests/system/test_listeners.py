@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from exporter.counters import Counters
 from exporter.health import Health
 from exporter.server import listeners
+from exporter.server.connections import Connections
 from exporter.server.listeners import CannotListen, Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
 from tests.cluster import PATIENCE, poll
@@ -143,6 +144,32 @@ async def test_a_socket_that_was_left_behind(tmp_path: Path) -> None:
         async with a_listener(f"unix:{path}").served():
             pass
     assert path.read_text() == "precious"
+
+
+async def test_a_caller_that_does_not_read_its_answer() -> None:
+    """It is cut off, and the answer is not kept for it."""
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        answered.set()
+        return web.Response(body=bytes(2**26))
+
+    answered = asyncio.Event()
+    server = web.Server(answer)
+    connections = Connections("query", server, Limits(request_timeout=0.5), Counters())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.0)
+        accepting = asyncio.create_task(connections.accept(listening, None))
+        with socket.create_connection(listening.getsockname(), timeout=PATIENCE) as caller:
+            caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(PATIENCE):
+                await answered.wait()
+
+            async def is_cut_off() -> bool:
+                return not server.connections
+
+            await poll(is_cut_off, what="an end of the connection")
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
 
 
 async def test_a_port_that_is_taken() -> None:

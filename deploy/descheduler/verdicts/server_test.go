@@ -25,6 +25,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // exporter is a query API over HTTP that blocks the VMIs shop/NAME in its sets.
@@ -422,6 +424,46 @@ func TestClosedKeptConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		server.CloseClientConnections()
+	}
+}
+
+// A server that accepts and never shakes hands collects no connections: each is given up.
+func TestNoHandshake(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	closed := make(chan struct{})
+	go func() {
+		for {
+			accepted, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(io.Discard, accepted)
+				accepted.Close()
+				closed <- struct{}{}
+			}()
+		}
+	}()
+	timeout := metav1.Duration{Duration: 50 * time.Millisecond}
+	client := clientOf(t, makeArgs(func(a *Args) {
+		a.URLPrefix, a.HTTPTimeout = "https://"+listener.Addr().String(), &timeout
+	}))
+	const asked = 5
+	for range asked {
+		if _, _, err := client.ask(t.Context(), atFilter, candidate{Namespace: "shop", Name: "db1"}); err == nil {
+			t.Fatal("a verdict without a handshake")
+		}
+	}
+	for range asked {
+		select {
+		case <-closed:
+		case <-time.After(10 * dialTimeout):
+			t.Fatal("a connection is still open")
+		}
 	}
 }
 

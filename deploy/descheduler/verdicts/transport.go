@@ -13,12 +13,18 @@ import (
 	"time"
 )
 
-const idleConnTimeout = 60 * time.Second
+const (
+	idleConnTimeout = 60 * time.Second
+
+	// A connection is made for longer than the request that wants it: another may use it. Without
+	// this a server that accepts and says nothing would collect them.
+	dialTimeout = 5 * time.Second
+)
 
 // newTransport makes the way to the exporter: over its socket or the network, never a proxy. The
 // token is read for each request and the certificates for each connection, so both may rotate.
 func newTransport(at endpoint, args *Args) http.RoundTripper {
-	dialer := &net.Dialer{}
+	dialer := &net.Dialer{Timeout: dialTimeout}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if at.socket != "" {
@@ -31,6 +37,8 @@ func newTransport(at endpoint, args *Args) http.RoundTripper {
 			if err != nil {
 				return nil, err
 			}
+			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+			defer cancel()
 			return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, network, address)
 		},
 		DisableCompression:     true,
