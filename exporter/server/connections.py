@@ -85,7 +85,7 @@ class Connections:
             self._server,
             answered_within=self._limits.request_timeout,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # as AppRunner does
+            access_log=None,
             keepalive_timeout=self._limits.idle_timeout,
             max_line_size=LONGEST_LINE,
             max_field_size=LONGEST_LINE,

@@ -18,8 +18,10 @@ from tests.generate.manifests import (
     NAME,
     NAMESPACE,
     Object,
+    only,
     overlay,
 )
+from tests.support.program import ROOT
 
 
 KUBERNETES = "1.36.3"
@@ -181,6 +183,26 @@ def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
 
     assert refused.returncode != 0
     assert said in refused.stderr
+
+
+async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
+    cluster: RealCluster,
+) -> None:
+    """Else the exporter would never see their evictions; the API server compiles the condition."""
+    group = "system:serviceaccounts:kube-system"
+    values = {
+        "mode": "standalone",
+        "admission": {"enabled": True},
+        "config": {"admission": {"groups": [group]}},
+    }
+    objects = charted(values=json.dumps(values))
+    (webhook,) = only(tuple(objects), "MutatingWebhookConfiguration")["webhooks"]
+    conditions = {one["name"]: one["expression"] for one in webhook["matchConditions"]}
+    in_group = f"request.userInfo.groups.exists(group, group in ['{group}'])"
+    assert conditions["listed-users"].endswith(f"] || {in_group}")
+    page = (ROOT / "docs" / "hold-evictions.md").read_text()
+    assert in_group.replace(group, "GROUP") in page
+    await apply(cluster.admin, objects, dryRun="All")
 
 
 def test_own_settings_are_merged_over_those_of_the_mode() -> None:
