@@ -164,6 +164,9 @@ def _add_replay(commands: "_Commands") -> None:
         "instead of a recording: KubeVirt's metrics in a Prometheus"
     )
     prometheus.add_argument("--prometheus", metavar="URL", help="its address")
+    prometheus.add_argument(
+        "--cluster", metavar="NAME", help="the label `cluster`, if it has several clusters"
+    )
     for flag, name, meaning in (("--from", "began", "first"), ("--to", "ended", "last")):
         prometheus.add_argument(
             flag, dest=name, type=_instant, metavar="T", help=f"the {meaning} instant, RFC 3339"

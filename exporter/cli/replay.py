@@ -164,7 +164,9 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Source:
     """A source from the metrics in a Prometheus, all read first. Raises `CannotReplay`."""
     from exporter.whatif import prometheus as metrics
 
-    server = metrics.Prometheus(arguments.prometheus, arguments.token_file, arguments.ca_file)
+    server = metrics.Prometheus(
+        arguments.prometheus, arguments.cluster, arguments.token_file, arguments.ca_file
+    )
     began, ended = arguments.began, arguments.ended
     with _progress(errors) as progress:
         task = progress.add_task("reading", total=ended - began, status="")

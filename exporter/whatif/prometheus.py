@@ -83,9 +83,10 @@ class QueryFailed(Exception):
 
 @dataclass(frozen=True)
 class Prometheus:
-    """The address of a Prometheus, with a token and a CA."""
+    """The address of a Prometheus, with a token and a CA; `cluster`: the value of that label."""
 
     url: str
+    cluster: str | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
 
@@ -156,11 +157,14 @@ async def fetch(
     step: Seconds,
     progress: Callable[[Instant], None] = lambda _now: None,
 ) -> Spans:
-    """Read every migration of that time. Raises `QueryFailed`.
+    """Read every migration of that time.
 
-    `progress` is called with the instant read so far.
+    `progress` is called with the instant read so far. Raises `QueryFailed`, also if there are
+    several clusters and none is chosen: their VMs may have the same names.
     """
     spans: Spans = {}
+    clusters: set[str] = set()
+    chosen = "" if prometheus.cluster is None else f"{{cluster={_quote(prometheus.cluster)}}}"
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     try:
         check_url(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
@@ -174,13 +178,19 @@ async def fetch(
         for since, until in cut_windows(began, ended, step):
             for metric in METRICS:
                 fields = {
-                    "query": metric,
+                    "query": metric + chosen,
                     "start": write_instant(since),
                     "end": write_instant(until),
                     "step": f"{step:g}",
                 }
                 for series in await _ask(session, prometheus.url, fields):
+                    clusters.add(series.metric.get("cluster", ""))
                     note_series(spans, metric, series.metric, series.values)
+            if len(clusters) > 1:
+                names = ", ".join(map(_quote, sorted(clusters)))
+                raise QueryFailed(
+                    f"{prometheus.url} has several clusters ({names}): choose one with --cluster"
+                )
             progress(until)
     if not spans:
         raise QueryFailed(
@@ -400,6 +410,11 @@ def _begin_of(span: Span) -> Instant:
 
 
 _STATUSES = {"succeeded": Outcome.SUCCEEDED, "failed": Outcome.FAILED}
+
+
+def _quote(text: str) -> str:
+    """A string literal of PromQL."""
+    return msgspec.json.encode(text).decode()
 
 
 def _number(text: str) -> float | None:

@@ -1,9 +1,11 @@
 """Migrations read from a Prometheus: the real one, with KubeVirt's metrics put into its past."""
 
+import json
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -263,8 +265,11 @@ def test_windows_cover_the_range_once(steps: int) -> None:
     assert points == [NOW + number * 60 for number in range(steps + 1)]
 
 
-def _samples(began: float) -> Iterator[str]:
-    """Three hours of one VM: evacuated, evacuated again five minutes later, one failure."""
+def _samples(began: float, clusters: tuple[str, ...]) -> Iterator[str]:
+    """Three hours of a VM: evacuated, evacuated again five minutes later, one failure.
+
+    The same in each cluster; "" has no label.
+    """
     lives = [
         ("kubevirt-evacuation-a", 600, 660, "succeeded", 1000),
         ("kubevirt-evacuation-b", 1000, 1090, "succeeded", 7200),
@@ -272,10 +277,11 @@ def _samples(began: float) -> Iterator[str]:
     ]
     for metric in (STARTS, ENDS, SUCCEEDED, FAILED):
         yield f"# TYPE {metric} gauge"
-        for name, start, end, status, gone in lives:
+        for cluster, (name, start, end, status, gone) in product(clusters, lives):
+            place = f"cluster={json.dumps(cluster)}," * bool(cluster) + 'namespace="shop"'
             for at in range(0, 10800, 60):
-                labels = f'namespace="shop",name="db1",node="n1",migration_name="{name}"'
-                by_vmim = f'namespace="shop",vmi="db1",vmim="{name}"'
+                labels = f'{place},name="db1",node="n1",migration_name="{name}"'
+                by_vmim = f'{place},vmi="db1",vmim="{name}"'
                 if metric == STARTS and start <= at < gone:
                     yield f"{metric}{{{labels}}} {began + start:.0f} {began + at:.0f}"
                 elif metric == ENDS and end <= at < gone:
@@ -287,10 +293,12 @@ def _samples(began: float) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def remembering(directory: Path, began: float) -> AsyncIterator[str]:
+async def remembering(
+    directory: Path, began: float, *, clusters: tuple[str, ...] = ("",)
+) -> AsyncIterator[str]:
     """A real Prometheus that remembers these hours."""
     file = directory / "past.om"
-    file.write_text("\n".join(_samples(began)) + "\n")
+    file.write_text("\n".join(_samples(began, clusters)) + "\n")
     subprocess.run(
         [
             str(find_binary("promtool")),
@@ -326,6 +334,19 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
     ours, none = play(events, [BUILTIN["ours"], BUILTIN["none"]]).accounts
     assert (ours.allowed, ours.refused_in_all, ours.migrations.ended) == (2, 1, 2)
     assert (none.allowed, none.migrations.ended, none.migrations.failed) == (3, 3, 1)
+
+
+async def test_several_clusters_are_not_mixed(tmp_path: Path) -> None:
+    """Their VMs may have the same names: one has to be chosen."""
+    began = (time.time() - 6 * HOUR) // 60 * 60
+    async with remembering(tmp_path, began, clusters=("", 'east "1"')) as url:
+        with pytest.raises(QueryFailed, match=r'clusters \("", "east \\"1\\""\): .*--cluster'):
+            await fetch(Prometheus(url), began, began + 3 * HOUR, step=60.0)
+        for cluster in ("", 'east "1"'):
+            place = Prometheus(url, cluster=cluster)
+            assert len(await fetch(place, began, began + 3 * HOUR, step=60.0)) == 3
+        with pytest.raises(QueryFailed, match="does it scrape KubeVirt"):
+            await fetch(Prometheus(url, cluster="west"), began, began + 3 * HOUR, step=60.0)
 
 
 async def test_what_prometheus_refuses_is_told_in_its_words(tmp_path: Path) -> None:
