@@ -40,6 +40,7 @@ MODULES = {
     ),
     "exporter/engine/history.py": ("engine/test_history",),
     "exporter/engine/store.py": (
+        "engine/test_reasons",
         "engine/test_store",
         "engine/test_evidence",
         "engine/test_verdict_index",
@@ -57,6 +58,7 @@ MODULES = {
     "exporter/engine/evacuations.py": (
         "engine/test_evacuations",
         "engine/test_evidence",
+        "engine/test_reasons",
         "engine/test_store",
     ),
     "exporter/engine/vmi_record.py": ("engine/test_store",),

@@ -487,6 +487,14 @@ class TestBackoff:
         assert (found.backoff, found.state) == (None, State.TARGET_NOT_READY)
 
 
+def test_what_dead_vmims_showed_is_no_state() -> None:
+    """While their watch is dead, whether there is an attempt is not known."""
+    evidence = an_evacuation(vmims=(a_vmim(evacuates="n1"),))
+    found = diagnose(evidence, STUCK, ROOM, NOW, dead=frozenset({Resource.VMIMS}))
+    assert found is not None
+    assert (diagnosis(evidence).state is State.UNKNOWN, found.state) == (False, State.UNKNOWN)
+
+
 class TestDivergence:
     """KubeVirt evacuates, and the descheduler's annotation is not on the pod."""
 

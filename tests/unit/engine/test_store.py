@@ -225,6 +225,7 @@ def test_a_migration_is_counted_when_it_ends() -> None:
     store.put(a_vmim())
     assert store.finished.total() == 0
     store.put(an_ended_vmim())
+    assert store.finished.total() == 1
     store.put(an_ended_vmim(deleting=True))
     assert store.finished.total() == 1
     store.put(an_ended_vmim(name="mig-2", uid="m2", end=NOW - 700.0))
