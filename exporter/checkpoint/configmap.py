@@ -175,18 +175,16 @@ class ConfigMapWriter(CheckpointWriter):
     async def _write_changed(self) -> None:
         """Write what has changed, existing ConfigMaps first: a quota only prevents new ones.
 
-        A shard that is refused does not keep the others waiting.
+        One refused shard does not keep the others waiting; after `REFUSALS` the rest waits.
         """
         refused: list[ApiError | Refused] = []
         for shard in sorted(self._changes.changed, key=lambda one: (one not in self._stored, one)):
             try:
                 await self._write_shard(shard)
-            except (Unreachable, Silent, Overloaded) as error:
-                refused.append(error)
-                break
             except (ApiError, Refused) as error:
                 refused.append(error)
-                if len(refused) >= REFUSALS:
+                is_away = isinstance(error, Unreachable | Silent | Overloaded)
+                if is_away or len(refused) >= REFUSALS:
                     break
         if refused:
             self._note_fault(CheckpointFault.NOT_WRITTEN, str(refused[0]))

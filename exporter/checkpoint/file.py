@@ -40,7 +40,7 @@ class FileWriter(CheckpointWriter):
     ) -> None:
         super().__init__(changes, health, interval=interval, clock=clock)
         self._path = path
-        self._copy_of_ours = _copy_path(path, VERSION)
+        self._left_for_us = _path_of_version(path, VERSION)
         self._to_rename: dict[Path, Path] = {}
         self._writing: asyncio.Future[None] | None = None
         self._status.may_write = lambda: True
@@ -52,7 +52,7 @@ class FileWriter(CheckpointWriter):
                 raise CheckpointUnwritable(
                     f"checkpoint: file:{self._path}: there is no such directory"
                 )
-            found = [path for path in (self._path, self._copy_of_ours) if path.exists()]
+            found = [path for path in (self._path, self._left_for_us) if path.exists()]
         except OSError as error:
             raise CheckpointUnwritable(f"checkpoint: file:{self._path}: {error}") from error
         for path in found:
@@ -74,11 +74,11 @@ class FileWriter(CheckpointWriter):
             try:
                 self._changes.load_shard(piece)
             except UnknownVersion as unknown:
-                copy = _copy_path(path, unknown.version)
+                kept = _path_of_version(path, unknown.version)
                 self._note_fault(
-                    CheckpointFault.UNKNOWN_VERSION, str(unknown), path=str(path), kept=str(copy)
+                    CheckpointFault.UNKNOWN_VERSION, str(unknown), path=str(path), kept=str(kept)
                 )
-                self._to_rename[path] = copy
+                self._to_rename[path] = kept
                 return
             except Damaged as damage:
                 self._note_fault(CheckpointFault.DAMAGED, str(damage), path=str(path))
@@ -105,8 +105,8 @@ class FileWriter(CheckpointWriter):
 
     def _replace(self, content: bytes) -> None:
         """Replace the file atomically and durably: after a crash it is the old or the new one."""
-        for path, copy in list(self._to_rename.items()):
-            path.replace(copy)
+        for path, kept in list(self._to_rename.items()):
+            path.replace(kept)
             del self._to_rename[path]
         part = self._path.with_name(f"{self._path.name}.part")
         try:
@@ -123,10 +123,10 @@ class FileWriter(CheckpointWriter):
             os.fsync(directory)
         finally:
             os.close(directory)
-        self._copy_of_ours.unlink(missing_ok=True)
+        self._left_for_us.unlink(missing_ok=True)
 
 
-def _copy_path(path: Path, version: int) -> Path:
+def _path_of_version(path: Path, version: int) -> Path:
     return path.with_name(f"{path.name}.v{version}")
 
 

@@ -106,8 +106,8 @@ class EventWriter:
             return
         stuck, load, dead = set[str](), self._store.load(), health.find_dead(now)
         for count, evidence in enumerate(list(self._store.evacuating()), 1):
-            gone = dead.of(evidence.vmi.namespace)
-            diagnosis = diagnose(evidence, self._stuck, load, now, dead=gone)
+            dead_here = dead.of(evidence.vmi.namespace)
+            diagnosis = diagnose(evidence, self._stuck, load, now, dead=dead_here)
             if diagnosis is not None and diagnosis.stuck:
                 stuck.add(evidence.vmi.uid)
                 self._queue.note_stuck(evidence.vmi, diagnosis, now)

@@ -213,8 +213,8 @@ def _sample_vmis(
         if diagnosed:
             yield VMIS, ()
         for evidence in some:
-            gone = dead.of(evidence.vmi.namespace)
-            diagnosis = diagnose(evidence, view.stuck, load, view.now, dead=gone)
+            dead_here = dead.of(evidence.vmi.namespace)
+            diagnosis = diagnose(evidence, view.stuck, load, view.now, dead=dead_here)
             if diagnosis is not None:
                 diagnosed.append((evidence.vmi, diagnosis))
     yield from _sample_evacuations(diagnosed[: view.vmi_series])

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from exporter.engine.model import Instant, Policy, Resource, Verdict
 from exporter.engine.rules import decide
@@ -19,6 +20,14 @@ from tests.cluster import PATIENCE
 
 
 QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, refused_retry=0.3)
+
+
+class Paging(Reflector):
+    """A reflector that never asks for a streamed list."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._streams_lists = False
 
 
 @dataclass

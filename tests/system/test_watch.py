@@ -22,20 +22,12 @@ from exporter.kube.sink import Listing
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.relay import Gate
-from tests.support.watching import following
+from tests.support.watching import Paging, following
 
 
 def rfc3339(instant: float) -> str:
     """An instant as KubeVirt writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant))
-
-
-class _Paging(Reflector):
-    """A reflector that never asks for a streamed list."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._streams_lists = False
 
 
 def _has_moved(watched: Watched, contact: float | None) -> bool:
@@ -125,7 +117,7 @@ class TestOnBothServers:
         for number in range(5):
             await stage.admin.create(VMIS, vmi(f"v{number}", namespace))
         async with following(
-            stage.login, namespaces=(namespace,), reflector=_Paging, page_size=2
+            stage.login, namespaces=(namespace,), reflector=Paging, page_size=2
         ) as watch:
             await watch.ready()
             assert watch.names(namespace) == {f"v{number}" for number in range(5)}

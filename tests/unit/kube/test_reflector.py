@@ -19,13 +19,14 @@ from exporter.kube.reflector import BELIEVED_AFTER_SYNC, Reflector
 from exporter.settings import KubeSettings
 from tests.cluster import vmi
 from tests.support.skipped_time import in_its_own_time, now
+from tests.support.watching import Paging
 
 
 MINUTE = 60.0
 HOUR = 60 * MINUTE
 
 Step: TypeAlias = float | Exception | dict[str, Any]
-"""Of a connection: wait for so many seconds, fail, or send this event."""
+"""One step of a connection: wait this many seconds, fail, or send this event."""
 Page: TypeAlias = dict[str, Any] | Exception
 
 
@@ -99,20 +100,12 @@ async def _play(steps: list[Step] | None) -> AsyncIterator[list[bytes]]:
                 await asyncio.sleep(step)
 
 
-class _Paging(Reflector):
-    """A reflector that never asks for a streamed list."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._streams_lists = False
-
-
 async def follow(
     api: Scripted,
     *,
     lasts: Seconds,
     each: Callable[[Watched], None] = lambda _: None,
-    reflector: type[Reflector] = _Paging,
+    reflector: type[Reflector] = Paging,
 ) -> Watched:
     """Run a reflector for so long; `each` is called every ten seconds of it."""
     watched = Watched(Resource.VMIS, None)
