@@ -1,7 +1,10 @@
 """The command `node`: what a drain of a node would do to the VMs on it."""
 
+from exporter.cli.instants import read_instant
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
+from exporter.engine.advice import find_cause
 from exporter.engine.drain import GRAVEST, MOVED, DrainOutcome
+from exporter.engine.model import Why, WhySource
 from exporter.server.schemas import DrainAnswer, NodeAnswer, NodeCandidate, NodesAnswer
 from exporter.text import write_span
 
@@ -93,11 +96,16 @@ def _candidate_row(one: NodeCandidate) -> list[Cell]:
 
 
 def write_why(one: NodeCandidate) -> str:
-    """The newest thing that the cluster says about a VM."""
-    if not one.why:
+    """Why a VM does not move: the cause that `explain` names."""
+    reasons = tuple(
+        Why(why.source, why.reason, why.message, None if why.at is None else read_instant(why.at))
+        for why in one.why
+    )
+    own = (why for why in reasons if why.source is WhySource.LIVE_MIGRATABLE)
+    cause = next(own, None) or find_cause(reasons)
+    if cause is None:
         return ""
-    newest = one.why[0]
-    return ": ".join(text for text in (newest.source, newest.reason, newest.message) if text)
+    return ": ".join(text for text in (cause.source, cause.reason, cause.message) if text)
 
 
 def _node_row(one: NodeAnswer) -> list[Cell]:

@@ -1,11 +1,6 @@
 """The command `explain`: why a VM may or may not be moved now, and what that is based on."""
 
-from shlex import quote
-
-import msgspec
-
 from exporter.cli.instants import (
-    Unreadable,
     read_instant,
     write_distance,
     write_past,
@@ -15,7 +10,6 @@ from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.server.schemas import (
-    CancelAnswer,
     CooldownAnswer,
     EvacuationAnswer,
     HeldEvictionAnswer,
@@ -49,9 +43,11 @@ _UNMOVED = {
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     """Why a VM may or may not be moved now, and what that is based on. Raises `Unreadable`."""
     sheet = Sheet(screen)
-    sheet.say(*_judge(vmi))
     if vmi.evacuation is not None and vmi.evacuation.stuck:
-        sheet.say(("Its evacuation is stuck. ", BAD), vmi.evacuation.next_step)
+        sheet.say(*_say_stuck(vmi.evacuation))
+        _list_action(sheet, vmi.evacuation, vmi.as_of)
+        sheet.say()
+    sheet.say(*_judge(vmi))
     sheet.warn(_doubts(vmi))
     sheet.head("Rules, in the order in which they are checked")
     sheet.rows([_rule(rule) for rule in vmi.rules])
@@ -65,12 +61,15 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if vmi.evacuation is not None:
         sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
         sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
+        if not vmi.evacuation.stuck:
+            _list_action(sheet, vmi.evacuation, vmi.as_of)
         if vmi.evacuation.cancel is not None:
             sheet.rows([("to cancel it (KubeVirt 1.7), unless it has turned post-copy, run",)])
-            sheet.command(write_cancel(vmi.evacuation.cancel))
-        if vmi.evacuation.why:
-            sheet.head("What the cluster says about it, newest first")
-            sheet.rows([_why(one, vmi.as_of) for one in vmi.evacuation.why])
+            sheet.command(vmi.evacuation.cancel.command)
+        others = [one for one in vmi.evacuation.why if one != vmi.evacuation.cause]
+        if others:
+            sheet.head("What else the cluster says about it, newest first")
+            sheet.rows([_why(one, vmi.as_of) for one in others])
     if vmi.held_evictions:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
@@ -79,17 +78,33 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     return sheet.text()
 
 
-def write_cancel(cancel: CancelAnswer) -> str:
-    """The request that cancels an evacuation, as a shell command. Raises `Unreadable`."""
-    body = msgspec.json.encode(cancel.body).decode()
-    verb = {"PUT": "replace", "POST": "create"}.get(cancel.method)
-    if verb is None:
-        raise Unreadable(f"kubectl has no verb for the method {cancel.method!r}")
-    return f"echo {quote(body)} | kubectl {verb} --raw {quote(cancel.path)} -f -"
+def _say_stuck(one: EvacuationAnswer) -> list[Cell]:
+    asked = f": its evacuation from {one.evacuation_node_name} was requested"
+    age = write_span(int(one.age_seconds), units=2)
+    failed = ""
+    if one.failed_attempts:
+        failed = f"; failed attempts: at least {one.failed_attempts}"
+    return [f"{one.namespace}/{one.name}", (" is stuck", BAD), f"{asked} {age} ago{failed}."]
+
+
+def _list_action(sheet: Sheet, one: EvacuationAnswer, as_of: str) -> None:
+    """The cause, what to do, where to read more, and the command to begin with."""
+    rows: list[list[Cell]] = []
+    if one.cause is not None:
+        source, when, text = _why(one.cause, as_of)
+        rows.append(["cause", f"{source}, {when}: {text}"])
+    rows += [["next step", one.next_step], ["runbook", one.runbook]]
+    sheet.rows(rows)
+    sheet.command(one.command)
+
+
+def write_reason(one: WhyAnswer) -> str:
+    """The word and the message of a reason."""
+    return ": ".join(part for part in (one.reason, one.message) if part)
 
 
 def _judge(vmi: VmiAnswer) -> list[Cell]:
-    """The first sentence: whether the VM may be moved now."""
+    """Whether the VM may be moved now."""
     name = f"{vmi.namespace}/{vmi.name}"
     verdicts = (vmi.verdicts.filter, vmi.verdicts.pre_eviction)
     verdict = next((one for one in verdicts if one.reason is not None), None)
@@ -212,13 +227,12 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
         rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
     if one.diverged:
         rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
-    rows.append(["next step", one.next_step])
     return rows
 
 
-def _why(one: WhyAnswer, as_of: str) -> list[Cell]:
+def _why(one: WhyAnswer, as_of: str) -> tuple[str, str, str]:
     when = "now" if one.at is None else write_past(one.at, as_of)
-    return [one.source, when, ": ".join(part for part in (one.reason, one.message) if part)]
+    return one.source, when, write_reason(one)
 
 
 def _held_eviction(one: HeldEvictionAnswer, as_of: str) -> list[Cell]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from exporter.cli.explain import write_reason
 from exporter.cli.instants import read_instant, write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain import GRAVEST
@@ -138,19 +139,26 @@ _EVACUATION_HEAD = ("VM", "FROM", "AGE", "STATE", "FAILED")
 def _list_evacuations(
     sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], limit: int | None
 ) -> None:
-    """List evacuations, and below them each next step with the VMs that it is for."""
+    """List evacuations, and below them each action with its cause and the VMs that it is for.
+
+    The command is the one for the first of them.
+    """
     shown = found[:limit]
     sheet.head(head)
     sheet.rows([_evacuation_row(one) for one in shown], _EVACUATION_HEAD)
     sheet.note_hidden(len(found), limit)
-    steps = dict[str, list[str]]()
+    alike = dict[tuple[str, str], list[EvacuationAnswer]]()
     for one in shown:
-        steps.setdefault(one.next_step, []).append(f"{one.namespace}/{one.name}")
-    sheet.rows([((f"{_name_some(names)}:", FAINT), step) for step, names in steps.items()])
-
-
-def _name_some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        said = "" if one.cause is None else write_reason(one.cause)
+        alike.setdefault((one.next_step, said), []).append(one)
+    for (step, said), ones in alike.items():
+        first = ones[0]
+        more = "" if len(ones) == 1 else f" and {len(ones) - 1} more"
+        sheet.rows([((f"{first.namespace}/{first.name}{more}:", FAINT), step)])
+        if first.stuck:
+            sheet.rows([(f"cause: {said}",)] if said else [])
+            sheet.rows([(f"runbook: {first.runbook}",)])
+            sheet.command(first.command)
 
 
 def _evacuation_row(one: EvacuationAnswer) -> list[Cell]:

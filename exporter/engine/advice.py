@@ -1,32 +1,192 @@
-"""The next step for a person whose VM does not move, with the cause in the cluster's own words."""
+"""What whoever is on call does about an evacuation: one action for each obstacle.
 
-from exporter.engine.diagnosis import Cause, Diagnosis, State
+`ACTIONS` is the only table: the API, `explain`, `status`, the page, the Events and the runbooks
+take their words from it. The action follows the last cause, not the state of the retries, which
+changes every few seconds.
+"""
+
+from enum import StrEnum
+from shlex import quote
+
+import msgspec
+from msgspec import Struct
+
+from exporter.engine.diagnosis import Diagnosis, State
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Why, WhySource
 from exporter.engine.reasons import SELECTORS
 
 
-QUOTED = 240
-"""The longest quotation in a sentence; `why` of the API has the whole text."""
-
+_STUCK = "KubeVirtEvacuationStuck"
+_FAILING = "KubeVirtEvacuationFailingRepeatedly"
 _BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """An attempt that fails in one of these phases gives no reason."""
+_ABORTED = "has been aborted"
+"""In KubeVirt's words for a migration that took too long (`live-migration-source.go`)."""
 
 
-def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) -> str:
-    """The next step, in a few sentences; `why` are the VMI's reasons, newest first.
+class Obstacle(StrEnum):
+    """What keeps a VM from moving; each has one action."""
 
-    Retries change the state every few seconds, so if the evacuation is stuck by failures, these
-    are described first and the present state after them.
+    EXTERNAL = "external"
+    STALE_MARKER = "stale_marker"
+    STALLED = "stalled"
+    POST_COPY = "post_copy"
+    ZOMBIE_STATE = "zombie_state"
+    NOT_MIGRATABLE = "not_migratable"
+    MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
+    QUOTA = "quota"
+    BACKUP = "backup"
+    UTILITY_VOLUMES = "utility_volumes"
+    UNSCHEDULABLE = "unschedulable"
+    TARGET_NOT_STARTED = "target_not_started"
+    NOT_CONVERGING = "not_converging"
+    MIGRATION_ERROR = "migration_error"
+    CAPACITY = "capacity"
+    NOT_VISIBLE = "not_visible"
+    UNEXPLAINED = "unexplained"
+    NONE = "none"
+    """KubeVirt is at work, and nothing is wrong."""
+
+
+class Action(Struct, frozen=True):
+    """One sentence of what to do, one shell command, and the runbook with more.
+
+    Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
+    (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM).
     """
-    step = _step(evidence, diagnosis, why)
-    if Cause.FAILURES not in diagnosis.stuck_by:
-        return step
-    cause = _quote(find_cause(why))
-    words = f"The last cause: {cause}." if cause else _UNKNOWN_CAUSE
-    failed = f"Failed attempts: at least {diagnosis.failed_attempts}. {words}"
-    return f"{failed} {_MEANWHILE.get(diagnosis.state, step)}"
+
+    sentence: str
+    command: str
+    runbook: str = _STUCK
+
+
+class Advice(Struct, frozen=True):
+    """An action for one VM, and the reason that it follows from, if the cluster gives one."""
+
+    sentence: str
+    command: str
+    runbook: str
+    cause: Why | None
+
+
+_VMI = "kubectl -n {namespace} get virtualmachineinstance {name}"
+_ATTEMPTS = (
+    "kubectl -n {namespace} get virtualmachineinstancemigrations -l kubevirt.io/vmi-name={name}"
+)
+_CONDITIONS = (
+    """ -o jsonpath='{{range .status.conditions[?(@.status=="False")]}}"""
+    """{{.type}} {{.reason}}: {{.message}}{{"\\n"}}{{end}}'"""
+)
+_EVENTS = "kubectl -n {namespace} get events --field-selector involvedObject.name={name}"
+_LOG = "kubectl -n {namespace} logs -l vmi.kubevirt.io/id={name} -c compute --tail=200 --prefix"
+_PODS = "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o wide"
+
+ACTIONS = {
+    Obstacle.EXTERNAL: Action(
+        "Have whoever manages this VM move or stop it: its strategy is External, so KubeVirt"
+        " never will.",
+        _VMI + " --show-labels",
+    ),
+    Obstacle.STALE_MARKER: Action(
+        "Cancel the evacuation: the VM has left that node already.", "{cancel}"
+    ),
+    Obstacle.STALLED: Action(
+        "Abort the migration by deleting its VMIM: it has outlived stuck.migrationTimeout, and is"
+        " not post-copy.",
+        "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
+    ),
+    Obstacle.POST_COPY: Action(
+        "Let the migration end, and read the launcher's log: it has outlived"
+        " stuck.migrationTimeout, but it is post-copy, and aborting it kills the VM.",
+        _LOG,
+    ),
+    Obstacle.ZOMBIE_STATE: Action(
+        "Restart the VM, which interrupts it, or upgrade KubeVirt to 1.9: its last hand-off never"
+        " ended (KubeVirt #18087).",
+        "virtctl -n {namespace} restart {name}",
+    ),
+    Obstacle.NOT_MIGRATABLE: Action(
+        "Remove what makes the VM non-migratable, or shut it down so that its node can be emptied.",
+        _VMI + _CONDITIONS,
+    ),
+    Obstacle.MULTIPLE_ACTIVE_PODS: Action(
+        "Wait ten minutes; if more than one launcher pod is then still active, delete the stale"
+        " one, never {launcher}, which runs the VM.",
+        _PODS,
+    ),
+    Obstacle.QUOTA: Action(
+        "Raise the ResourceQuota of the namespace: it refuses the target pod.",
+        "kubectl -n {namespace} describe resourcequotas",
+    ),
+    Obstacle.BACKUP: Action(
+        "Wait for the backup of this VM, or end it: until then KubeVirt does not migrate the VM.",
+        _VMI + """ -o jsonpath='{{.status.changedBlockTracking}}{{"\\n"}}'""",
+    ),
+    Obstacle.UTILITY_VOLUMES: Action(
+        "Detach the VM's utility volumes, or wait for whoever attached them: until then KubeVirt"
+        " does not migrate the VM.",
+        _VMI + """ -o jsonpath='{{.spec.utilityVolumes}}{{"\\n"}}'""",
+    ),
+    Obstacle.UNSCHEDULABLE: Action(
+        "Make room on another node, or relax what the VM requires of a node: none can take its"
+        " target pod.",
+        "kubectl describe nodes -l kubevirt.io/schedulable=true",
+    ),
+    Obstacle.TARGET_NOT_STARTED: Action(
+        "Repair what keeps the target pod from starting, such as its image or a volume.",
+        "kubectl -n {namespace} describe pods -l vmi.kubevirt.io/id={name}",
+    ),
+    Obstacle.NOT_CONVERGING: Action(
+        "Allow auto-converge or post-copy with a MigrationPolicy, or give migrations more"
+        " bandwidth: the VM writes memory faster than it is copied.",
+        "kubectl get kubevirts -A"
+        """ -o jsonpath='{{.items[*].spec.configuration.migrations}}{{"\\n"}}'""",
+        _FAILING,
+    ),
+    Obstacle.MIGRATION_ERROR: Action(
+        "Read the launcher's log around the error of libvirt or QEMU, and repair what it names.",
+        _LOG,
+        _FAILING,
+    ),
+    Obstacle.CAPACITY: Action(
+        "Wait for other migrations to end: KubeVirt's limits are reached; if none ends, raise"
+        " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
+        "kubectl get virtualmachineinstancemigrations -A",
+        "KubeVirtEvacuationsStuckMany",
+    ),
+    Obstacle.NOT_VISIBLE: Action(
+        "Give the exporter the permission that it lacks, or repair its watch: it cannot see what"
+        " holds this VM up.",
+        "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
+        "KubeVirtEvictionExporterPermissionMissing",
+    ),
+    Obstacle.UNEXPLAINED: Action(
+        "Read the VM's events: no object says why it does not move.", _EVENTS, _FAILING
+    ),
+    Obstacle.NONE: Action("Wait: KubeVirt is moving the VM.", _ATTEMPTS),
+}
+
+
+def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) -> Advice:
+    """What to do about an evacuation; `why` are the VMI's reasons, newest first."""
+    source = _SOURCES.get(diagnosis.state)
+    own = (one for one in why if one.source is source and one.reason not in SELECTORS)
+    cause = next(own, find_cause(why))
+    action = ACTIONS[_find_obstacle(evidence, diagnosis, cause)]
+    vmi, attempt = evidence.vmi, diagnosis.attempt
+    return Advice(
+        action.sentence.format(launcher=_name_launcher(evidence)),
+        action.command.format(
+            namespace=quote(vmi.namespace),
+            name=quote(vmi.name),
+            attempt=quote("" if attempt is None else attempt.name),
+            cancel=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
+        ),
+        action.runbook,
+        cause,
+    )
 
 
 def find_cause(why: tuple[Why, ...]) -> Why | None:
@@ -57,112 +217,81 @@ def may_cancel(evidence: Evidence) -> bool:
     return state is None or not (state.running and state.mode == "PostCopy")
 
 
-def _step(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...]) -> str:
+def write_cancel(namespace: str, name: str, node: str) -> str:
+    """The shell command that cancels an evacuation from a node."""
+    body = msgspec.json.encode({"evacuationNodeName": node}).decode()
+    path = (
+        f"/apis/subresources.kubevirt.io/v1/namespaces/{namespace}"
+        f"/virtualmachineinstances/{name}/evacuate/cancel"
+    )
+    return f"echo {quote(body)} | kubectl replace --raw {quote(path)} -f -"
+
+
+def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis, cause: Why | None) -> Obstacle:
     state = diagnosis.state
-    source = _SOURCES.get(state)
-    cause = find_cause(why)
-    if source is not None:
-        found = (one for one in why if one.source is source and one.reason not in SELECTORS)
-        cause = next(found, None)
-    words = _quote(cause)
-    match state:
-        case State.MULTIPLE_ACTIVE_PODS:
-            return f"{_ADVICE[state]} ({_place(evidence)})."
-        case State.MIGRATION_STALLED if not may_cancel(evidence):
-            return _POST_COPY
-        case State.MIGRATING if evidence.vmi.migration is not None and evidence.vmi.migration.mode:
-            return f"Wait: a migration is under way ({evidence.vmi.migration.mode})."
-    if not words or state not in _QUOTING:
-        return _ADVICE[state]
-    return _QUOTING[state].format(words)
+    if state is State.MIGRATION_STALLED:
+        if not may_cancel(evidence):
+            return Obstacle.POST_COPY
+        return Obstacle.UNEXPLAINED if diagnosis.attempt is None else Obstacle.STALLED
+    if state in _OBSTACLES:
+        return _OBSTACLES[state]
+    if cause is not None:
+        return _judge_cause(cause)
+    if diagnosis.failed_attempts:
+        return Obstacle.UNEXPLAINED
+    is_moving = state is State.MIGRATING or not diagnosis.stuck
+    return _WAITING.get(state, Obstacle.NONE if is_moving else Obstacle.UNEXPLAINED)
 
 
-def _quote(why: Why | None) -> str:
-    """A reason as a quotation, or ""."""
-    text = "" if why is None else ": ".join(part for part in (why.reason, why.message) if part)
-    if not text:
-        return ""
-    return f'"{text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"}"'
+def _judge_cause(cause: Why) -> Obstacle:
+    if cause.source is WhySource.POD_SCHEDULED:
+        return Obstacle.UNSCHEDULABLE
+    if cause.source is WhySource.TARGET_CONTAINER:
+        return Obstacle.TARGET_NOT_STARTED
+    if cause.source is WhySource.MIGRATION_CONDITION:
+        return _CONDITIONED.get(cause.reason, Obstacle.QUOTA)
+    if _ABORTED in cause.message:
+        return Obstacle.NOT_CONVERGING
+    is_bare = cause.reason in _BEFORE_HAND_OFF
+    return Obstacle.UNEXPLAINED if is_bare else Obstacle.MIGRATION_ERROR
 
 
-def _place(evidence: Evidence) -> str:
-    """Where the VM runs: the pod if it is unambiguous, else only the node."""
+def _name_launcher(evidence: Evidence) -> str:
+    """The pod that runs the VM if it is unambiguous, else its node."""
     node, launcher = evidence.vmi.node, evidence.launcher
     active = [pod for pod in evidence.pods if not pod.finished and pod.node == node]
-    return (
-        f"on {node}" if launcher is None or active != [launcher] else f"{launcher.name} on {node}"
-    )
+    if launcher is None or active != [launcher]:
+        return f"the one on {node}"
+    return f"{launcher.name} on {node}"
 
 
+_OBSTACLES = {
+    State.EXTERNAL: Obstacle.EXTERNAL,
+    State.STALE_MARKER: Obstacle.STALE_MARKER,
+    State.ZOMBIE_STATE: Obstacle.ZOMBIE_STATE,
+    State.NOT_MIGRATABLE: Obstacle.NOT_MIGRATABLE,
+    State.QUOTA: Obstacle.QUOTA,
+    State.BACKUP: Obstacle.BACKUP,
+    State.UTILITY_VOLUMES: Obstacle.UTILITY_VOLUMES,
+    State.TARGET_UNSCHEDULABLE: Obstacle.UNSCHEDULABLE,
+    State.UNKNOWN: Obstacle.NOT_VISIBLE,
+}
+"""The states with an obstacle of their own, whatever the last cause was."""
+_WAITING = {
+    State.MULTIPLE_ACTIVE_PODS: Obstacle.MULTIPLE_ACTIVE_PODS,
+    State.CAPACITY: Obstacle.CAPACITY,
+}
+"""The states that are obstacles only before the first failure: retries pass through them."""
 _SOURCES = {
     State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
     State.QUOTA: WhySource.MIGRATION_CONDITION,
     State.BACKUP: WhySource.MIGRATION_CONDITION,
     State.UTILITY_VOLUMES: WhySource.MIGRATION_CONDITION,
     State.TARGET_UNSCHEDULABLE: WhySource.POD_SCHEDULED,
-    State.TARGET_NOT_READY: WhySource.TARGET_CONTAINER,
 }
-"""The source to quote for a state; other states quote the last cause."""
-
-_ADVICE = {
-    State.EXTERNAL: "Strategy External: whoever drains the node must move or stop this VM;"
-    " KubeVirt never will.",
-    State.STALE_MARKER: "The VM has left that node already; cancel the evacuation to clear the"
-    " marker.",
-    State.MIGRATION_STALLED: "The migration under way has outlived stuck.migrationTimeout: look at"
-    " its VMIM and at the launcher's log; abort it by deleting the VMIM, unless it is post-copy.",
-    State.MIGRATING: "Wait: a migration is under way.",
-    State.ZOMBIE_STATE: "The last hand-off was never ended (KubeVirt #18087): only stopping and"
-    " starting the VM helps, or KubeVirt 1.9.",
-    State.NOT_MIGRATABLE: "The VM cannot be migrated, and KubeVirt gives no reason. Shut it down,"
-    " or cancel the evacuation.",
-    State.MULTIPLE_ACTIVE_PODS: "More than one launcher pod of this VM is active. Between attempts"
-    " that passes by itself: wait, and delete nothing. Only if it stays so for ten minutes, delete"
-    " the stale one, and never the one that runs the VM",
-    State.QUOTA: "A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.",
-    State.BACKUP: "A backup of this VM is running: wait for it, or end it.",
-    State.UTILITY_VOLUMES: "Utility volumes are attached: detach them, or wait for their owner.",
-    State.BACKOFF: "KubeVirt pauses after a failure and tries again by itself. It gives no reason"
-    " for the failure: see the VM's events.",
-    State.TARGET_UNSCHEDULABLE: "No node can take the target pod (resources, affinity, CPU model,"
-    " node selectors), and the scheduler has not said why yet.",
-    State.TARGET_NOT_READY: "The target pod is not running yet: look at its events (images,"
-    " volumes).",
-    State.CAPACITY: "KubeVirt's migration limits are reached: wait for other migrations, or raise"
-    " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
-    State.NO_MIGRATION: "Nothing moves this VM now. After a failure KubeVirt may take two minutes"
-    " to try again; if it stays so, look at virt-controller and at the VM's events.",
-    State.UNKNOWN: "The exporter may not see what it would need to tell: see its blind"
-    " spots, and whether it watches only some namespaces.",
+"""The source that says more of a state; in other states the last cause does."""
+_CONDITIONED = {
+    "BackupInProgress": Obstacle.BACKUP,
+    "UtilityVolumesPresent": Obstacle.UTILITY_VOLUMES,
 }
-_QUOTING = {
-    State.NOT_MIGRATABLE: "The VM cannot be migrated: {}. Change that, shut it down, or cancel the"
-    " evacuation.",
-    State.BACKUP: "A backup of this VM is running: {}. Wait for it, or end it.",
-    State.UTILITY_VOLUMES: "Utility volumes are attached: {}. Detach them, or wait for their"
-    " owner.",
-    State.BACKOFF: "KubeVirt pauses after a failure and tries again by itself. The last cause: {}.",
-    State.TARGET_UNSCHEDULABLE: "No node can take the target pod: {}. Make room, or change what"
-    " the VM requires.",
-    State.TARGET_NOT_READY: "The target pod is not running yet: {}.",
-    State.NO_MIGRATION: "Nothing moves this VM now. After a failure KubeVirt may take two minutes"
-    " to try again; if it stays so, look at virt-controller and at the VM's events. The last"
-    " cause: {}.",
-}
-"""The same with the cluster's words."""
-_POST_COPY = (
-    "The migration under way has outlived stuck.migrationTimeout. It is post-copy: aborting it"
-    " kills the VM, so let it end, and look at the launcher's log."
-)
-_UNKNOWN_CAUSE = (
-    "KubeVirt gives no reason: the events do, see the runbook KubeVirtEvacuationFailingRepeatedly."
-)
-_MEANWHILE = {
-    State.MIGRATING: "Now the next attempt is under way.",
-    State.BACKOFF: "Now KubeVirt pauses before the next attempt.",
-    State.TARGET_NOT_READY: "Now the next attempt waits for its target pod.",
-    State.CAPACITY: "Now the next attempt waits for others: KubeVirt's migration limits are"
-    " reached.",
-    State.NO_MIGRATION: "Now there is no attempt; KubeVirt may take two minutes to make the next.",
-}
-"""The states of a retry, added to the description of the failures."""
+"""The reasons of a VMIM's conditions; the quota's has none."""

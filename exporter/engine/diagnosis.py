@@ -1,4 +1,4 @@
-"""Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the next step.
+"""Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the action.
 
 `status.evacuationNodeName` makes KubeVirt move a VMI off its node. KubeVirt then creates
 evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries

@@ -212,13 +212,19 @@ def write_held(verdict: Verdict) -> str:
 def write_stuck(
     evidence: Evidence, episode: EvacuationEpisode, reasons: tuple[Why, ...], now: Instant
 ) -> str:
-    """The state of a stuck evacuation, the next step, and the reasons that it does not quote."""
+    """The state of a stuck evacuation, the action, its cause, and the other reasons."""
     diagnosis = episode.diagnosis
     age = write_span(now - diagnosis.requested_at, units=2)
-    step = advise(evidence, diagnosis, reasons)
-    text = f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}. {step}"
-    others = (why for why in reasons if why.message not in step)
-    return text + "".join(f" {why.source}: {why.reason}: {why.message}" for why in others)
+    advice = advise(evidence, diagnosis, reasons)
+    cause = advice.cause
+    said = [] if cause is None else [cause]
+    said += [why for why in reasons if why != cause]
+    return (
+        f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}, failed attempts:"
+        f" {diagnosis.failed_attempts}. {advice.sentence} Begin with: {advice.command} (runbook"
+        f" {advice.runbook})"
+        + "".join(f" {why.source}: {why.reason}: {why.message}" for why in said)
+    )
 
 
 def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:

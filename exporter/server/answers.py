@@ -6,7 +6,7 @@ from typing import Any
 
 from exporter import __version__
 from exporter.counters import HeldEviction
-from exporter.engine.advice import advise, may_cancel
+from exporter.engine.advice import advise, may_cancel, write_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
 from exporter.engine.diagnosis import Diagnosis, Load, diagnose
 from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast, find_outcome
@@ -383,6 +383,7 @@ def _write_evacuation(
     if diagnosis is None:
         return None
     vmi = evidence.vmi
+    advice = advise(evidence, diagnosis, why)
     return EvacuationAnswer(
         namespace=vmi.namespace,
         name=vmi.name,
@@ -402,7 +403,10 @@ def _write_evacuation(
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
         mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
         why=[write_why(one) for one in why],
-        next_step=advise(evidence, diagnosis, why),
+        cause=None if advice.cause is None else write_why(advice.cause),
+        next_step=advice.sentence,
+        command=advice.command,
+        runbook=advice.runbook,
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
     )
 
@@ -455,6 +459,7 @@ def _write_cancel(evidence: Evidence, diagnosis: Diagnosis) -> CancelAnswer:
         path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
         f"/virtualmachineinstances/{vmi.name}/evacuate/cancel",
         body={"evacuationNodeName": diagnosis.node},
+        command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
     )
 
 

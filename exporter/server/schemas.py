@@ -271,6 +271,7 @@ class CancelAnswer(Struct, rename="camel", kw_only=True):
     method: Annotated[str, means("the HTTP method")]
     path: Annotated[str, means("the path on the API server")]
     body: Annotated[dict[str, str], means("the JSON body; it must match the stored value")]
+    command: Annotated[str, means("the same as a shell command with kubectl")]
 
 
 class WhyAnswer(Struct, rename="camel", kw_only=True):
@@ -330,7 +331,13 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         list[WhyAnswer],
         means("what the cluster itself says about it, newest first; at most eight"),
     ]
-    next_step: Annotated[str, means("what an operator can do")]
+    cause: Annotated[
+        WhyAnswer | None,
+        means("the one of `why` that nextStep follows from; null: the cluster gives none"),
+    ]
+    next_step: Annotated[str, means("what to do, in one sentence")]
+    command: Annotated[str, means("the shell command to begin with, for this VM")]
+    runbook: Annotated[str, means("the name of the runbook that has more")]
     cancel: Annotated[
         CancelAnswer | None,
         means("the request that cancels it; null if that could harm the VM"),

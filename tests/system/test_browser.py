@@ -45,6 +45,13 @@ READ_ROWS = """selector => [...document.querySelectorAll(selector)].map(row => (
 }))"""
 
 
+def words(evacuation: dict[str, Any]) -> list[str]:
+    """Each reason of an evacuation, the cause first."""
+    others = [one for one in evacuation["why"] if one != evacuation["cause"]]
+    said = [evacuation["cause"], *others] if evacuation["cause"] else others
+    return [": ".join(filter(None, (one["reason"], one["message"]))) for one in said]
+
+
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
     """One Chromium for all tests of this file; they do not run without, but in CI they must."""
@@ -133,13 +140,15 @@ class TestTheSame:
                 "evictionStrategy": one["evictionStrategy"] or None,
                 "failedAttempts": str(one["failedAttempts"]),
                 "nextStep": one["nextStep"],
-                "why": [": ".join(filter(None, (w["reason"], w["message"]))) for w in one["why"]],
+                "why": words(one),
                 "reason": next((v["reason"] for v in verdicts if v["reason"]), None),
                 "stuckBy": ", ".join(one["stuckBy"]) or None,
                 "nextTryAt": backoff and backoff["nextTryAt"],
                 "backoff": backoff and str(backoff["seconds"]),
                 "phase": attempt and (attempt["phase"] or "new"),
-                "cancel": cancel and f"{cancel['method']} {cancel['path']}",
+                "command": one["command"],
+                "runbook": one["runbook"],
+                "cancel": cancel and cancel["command"],
                 "rules": [rule["why"] for rule in vmi["rules"]],
                 "holding": [rule["rule"] for rule in vmi["rules"] if rule["blocks"]],
             }
@@ -167,7 +176,7 @@ class TestTheSame:
             "requestedAt": one["requestedAt"],
             "failedAttempts": str(one["failedAttempts"]),
             "nextStep": one["nextStep"],
-            "why": [": ".join(filter(None, (w["reason"], w["message"]))) for w in one["why"]],
+            "why": words(one),
             "rules": [rule["why"] for rule in vmi["rules"]],
         }
         assert {key: shown.get(key) for key in expected} == expected

@@ -136,7 +136,7 @@ async def a_stuck_vm(admin: Client, namespace: str, name: str) -> None:
 async def test_kubectl_shows_them(
     real: RealStage, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A stuck evacuation: state, next step, the scheduler's words; then its end. And a hold."""
+    """A stuck evacuation: state, action, the scheduler's words; then its end. And a hold."""
     namespace = await real.make_namespace()
     login = await a_reporter(real.cluster, namespace, CREATE)
     await a_stuck_vm(real.admin, namespace, "db1")
@@ -164,8 +164,10 @@ async def test_kubectl_shows_them(
     row = r"\s+Warning\s+EvacuationStuck\s+\d+s\s+kubevirt-eviction-exporter\s+(.*)"
     stuck = re.search(row, described)
     assert stuck is not None
-    assert "target_unschedulable. No node can take the target pod: " in stuck[1]
-    assert '"Unschedulable: 0/3 nodes are available: 3 Insufficient memory."' in stuck[1]
+    assert "target_unschedulable, failed attempts: 0. Make room on another node" in stuck[1]
+    assert (
+        "PodScheduled: Unschedulable: 0/3 nodes are available: 3 Insufficient memory." in stuck[1]
+    )
     assert re.search(r"Normal\s+EvacuationEnded.*n1 ended after .*: the VM is now on n2", told[0])
     until = verdict["notBefore"][:16]
     assert re.search(rf"Normal\s+EvictionHeld.*Eviction held: cooldown until {until}", told[1])

@@ -105,12 +105,14 @@ VMs: 100
 Stuck evacuations: 1
   VM         FROM  AGE  STATE  FAILED
   shop/web2  n1    2h   quota  1
-  shop/web2:  A ResourceQuota refuses the target pod: raise it, or cancel the evacuation.
+  shop/web2:  Raise the ResourceQuota of the namespace: it refuses the target pod.
+  runbook: KubeVirtEvacuationStuck
+    kubectl -n shop describe resourcequotas
 
 Other evacuations: 1
   VM         FROM  AGE  STATE      FAILED
   shop/web1  n1    1m   migrating  0
-  shop/web1:  Wait: a migration is under way.
+  shop/web1:  Wait: KubeVirt is moving the VM.
 
 Held VMs: 3
   VM      ON  BECAUSE                UNTIL
@@ -130,8 +132,8 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
     )
     text = status_of(first, second, third, everything=True)
 
-    assert text.count("  shop/web1 and 1 more:  Wait: a migration is under way.\n") == 1
-    assert text.count("  shop/web3:  Failed attempts: at least 14. ") == 1
+    assert text.count("  shop/web1 and 1 more:  Wait: KubeVirt is moving the VM.\n") == 1
+    assert text.count("  shop/web3:  Read the VM's events: ") == 1
 
 
 def test_a_vm_held_twice_is_one_row() -> None:

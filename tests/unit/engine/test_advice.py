@@ -1,12 +1,20 @@
-"""The next step for a person, and the cluster's own words in it."""
+"""The action for whoever is on call: one per obstacle, stable while KubeVirt retries."""
 
-import re
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exporter.engine.advice import QUOTED, advise, find_cause, may_cancel
+from exporter.engine.advice import (
+    ACTIONS,
+    Obstacle,
+    advise,
+    find_cause,
+    may_cancel,
+    write_cancel,
+)
 from exporter.engine.diagnosis import State
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Hold, Pod, Why, WhySource
@@ -23,7 +31,6 @@ from tests.unit.engine.test_diagnosis import (
 )
 
 
-RUNBOOKS = Path(__file__).parents[3] / "alerts" / "runbooks"
 STAYS = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
 FULL_NODES = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW - 300.0)
 SELECTOR = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
@@ -32,53 +39,9 @@ BACKUP = Why(WhySource.MIGRATION_CONDITION, "BackupInProgress", "backup b1 is in
 EARLY = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Pending 1s, Scheduling 5m", NOW)
 CRASHED = Why(WhySource.TARGET_CONTAINER, "Error", "exit code 1", NOW + 1.0)
 NEWER = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW + 60.0)
+QUOTA = Why(WhySource.MIGRATION_CONDITION, "migrationRejectedByResourceQuota", "", NOW)
+ABORTED = Why(WhySource.FAILED_ATTEMPT, "Running", "Live migration has been aborted", NOW)
 LATE = Why(WhySource.FAILED_ATTEMPT, "Running", "qemu crashed", NOW)
-
-
-@pytest.mark.parametrize("evidence", [case for _, case in CASES.values()], ids=CASES)
-def test_every_state_has_a_next_step(evidence: Evidence) -> None:
-    """Whatever the situation and whatever is known of it, a person is told what to do."""
-    found = diagnosis(evidence)
-    for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
-        step = advise(evidence, found, why)
-        assert step.endswith((".", ";"))
-        assert "condition says why" not in step
-
-
-@pytest.mark.parametrize(
-    ("case", "why", "sentence"),
-    [
-        ("not-migratable", STAYS, 'cannot be migrated: "DisksNotLiveMigratable: PVC db1 is not'),
-        ("unschedulable", FULL_NODES, '"Unschedulable: 0/3 nodes are available". Make room'),
-        ("not-ready", PULL, 'is not running yet: "ImagePullBackOff: no such image".'),
-        ("backup", BACKUP, 'is running: "BackupInProgress: backup b1 is in progress".'),
-        ("backoff", LATE, 'The last cause: "Running: qemu crashed".'),
-        ("nothing-begun", LATE, 'The last cause: "Running: qemu crashed".'),
-    ],
-)
-def test_the_sentence_instead_of_its_place(case: str, why: Why, sentence: str) -> None:
-    """The words that belong to the state are quoted, and not where to find them."""
-    state, evidence = CASES[case]
-    found = diagnosis(evidence)
-    assert found.state is state
-    others = (SELECTOR, STAYS)
-    assert sentence in advise(evidence, found, (*others, why))
-
-
-def test_a_quotation_is_short() -> None:
-    """The whole text is in `why`."""
-    _, evidence = CASES["not-migratable"]
-    long = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "x" * 1024)
-    step = advise(evidence, diagnosis(evidence), (long,))
-    assert len(step) < QUOTED + 100
-    assert "x…" in step
-
-
-def test_braces_are_only_characters() -> None:
-    """A text is not a template."""
-    _, evidence = CASES["not-migratable"]
-    odd = Why(WhySource.LIVE_MIGRATABLE, "{0}", "{x} %s {{y}}")
-    assert '"{0}: {x} %s {{y}}"' in advise(evidence, diagnosis(evidence), (odd,))
 
 
 @pytest.mark.parametrize(
@@ -98,94 +61,116 @@ def test_the_last_cause(why: tuple[Why, ...], cause: Why | None) -> None:
     assert find_cause(why) is cause
 
 
-def test_post_copy_is_never_to_be_aborted() -> None:
-    """A stalled migration in post-copy is left alone; in pre-copy its VMIM may be deleted."""
-    stalled = {"start": NOW - 10_000.0}
-    for mode, word in (("PostCopy", "kills the VM"), ("PreCopy", "abort it by deleting")):
-        evidence = an_evacuation(vmi={"migration": a_running_state(**stalled, mode=mode)})
-        found = diagnosis(evidence)
-        assert found.state is State.MIGRATION_STALLED
-        assert word in advise(evidence, found)
-
-
-def test_a_running_migration_has_its_mode() -> None:
-    """PreCopy, PostCopy and Paused are KubeVirt's words."""
-    evidence = an_evacuation(vmi={"migration": a_running_state(mode="Paused")})
-    assert advise(evidence, diagnosis(evidence)) == "Wait: a migration is under way (Paused)."
-
-
 FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
+STALLED = {"start": NOW - 10_000.0}
+
+
+def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> Obstacle:
+    """The obstacle whose action is given."""
+    advice = advise(evidence, diagnosis(evidence, **seen), why)
+    found = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("evidence", [case for _, case in CASES.values()], ids=CASES)
+def test_every_state_has_an_action(evidence: Evidence) -> None:
+    """Whatever the situation and whatever is known of it: one sentence and one command."""
+    found = diagnosis(evidence)
+    for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
+        advice = advise(evidence, found, why)
+        assert advice.sentence.endswith(".")
+        assert ". " not in advice.sentence
+        assert "{" not in advice.sentence
+        assert "\n" not in advice.command
 
 
 @pytest.mark.parametrize(
-    ("overrides", "now"),
+    ("evidence", "why", "obstacle", "cause"),
     [
-        pytest.param(
-            {"vmi": {"migration": a_running_state()}},
-            "Now the next attempt is under way.",
-            id="migrating",
-        ),
-        pytest.param(
-            {"vmims": (a_failed_attempt(1, 12), an_attempt())},
-            "Now KubeVirt pauses before the next attempt.",
-            id="backoff",
-        ),
-        pytest.param(
-            {"vmims": (an_attempt(),)},
-            "Now the next attempt waits for its target pod.",
-            id="target-not-ready",
-        ),
-        pytest.param({}, "Now there is no attempt;", id="no-migration"),
-        pytest.param(
-            {"vmims": (an_attempt(hold=Hold.QUOTA),)},
-            "A ResourceQuota refuses the target pod:",
-            id="what-has-a-remedy-keeps-it",
-        ),
+        ("not-migratable", (SELECTOR, STAYS), Obstacle.NOT_MIGRATABLE, STAYS),
+        ("unschedulable", (SELECTOR, FULL_NODES), Obstacle.UNSCHEDULABLE, FULL_NODES),
+        ("not-ready", (PULL,), Obstacle.TARGET_NOT_STARTED, PULL),
+        ("backup", (BACKUP,), Obstacle.BACKUP, BACKUP),
+        ("backoff", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
+        ("backoff", (ABORTED,), Obstacle.NOT_CONVERGING, ABORTED),
+        ("backoff", (QUOTA,), Obstacle.QUOTA, QUOTA),
+        ("backoff", (EARLY,), Obstacle.UNEXPLAINED, EARLY),
+        ("backoff", (EARLY, PULL), Obstacle.TARGET_NOT_STARTED, PULL),
+        ("nothing-begun", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
+        ("nothing-begun", (), Obstacle.NONE, None),
     ],
 )
-def test_advice_after_failures_begins_with_them(overrides: dict[str, Any], now: str) -> None:
-    """How many have failed and where it says why stands first, however the state flips."""
+def test_the_cause_decides(
+    evidence: str, why: tuple[Why, ...], obstacle: Obstacle, cause: Why | None
+) -> None:
+    """The action follows from the reason that counts, and names it."""
+    _, case = CASES[evidence]
+
+    assert find(case, why) is obstacle
+    assert advise(case, diagnosis(case), why).cause == cause
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param({"vmi": {"migration": a_running_state()}}, id="migrating"),
+        pytest.param({"vmims": (a_failed_attempt(1, 12), an_attempt())}, id="backoff"),
+        pytest.param({"vmims": (an_attempt(),)}, id="target-not-ready"),
+        pytest.param({"pods": (SOURCE, a_target(migration_uid="older"))}, id="more-active-pods"),
+        pytest.param({}, id="no-migration"),
+    ],
+)
+def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> None:
+    """After failures it is that of the last cause, in whatever state the next attempt is."""
     evidence = an_evacuation(marker=FAILING, **overrides)
-    told = advise(evidence, diagnosis(evidence))
 
-    assert told.startswith(
-        "Failed attempts: at least 14. KubeVirt gives no reason: the events do, see the runbook"
-        " KubeVirtEvacuationFailingRepeatedly. "
-    )
-    assert now in told
-    known = advise(evidence, diagnosis(evidence), (EARLY, PULL))
-    assert known.startswith(
-        'Failed attempts: at least 14. The last cause: "ImagePullBackOff: no such image". '
-    )
-    assert now in known
-    assert "Wait" not in told
+    assert find(evidence, (LATE,)) is Obstacle.MIGRATION_ERROR
+    assert find(evidence, (EARLY, PULL)) is Obstacle.TARGET_NOT_STARTED
+    assert find(evidence) is Obstacle.UNEXPLAINED
+    assert find(evidence, (LATE,), load=FULL) is Obstacle.MIGRATION_ERROR
 
 
-def test_advice_after_failures_while_the_limits_are_reached() -> None:
-    """Others are waited for, and that is not why the attempts before have failed."""
-    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(),))
-    told = advise(evidence, diagnosis(evidence, load=FULL))
+def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
+    """A quota that refuses the next attempt comes before the failures."""
+    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(hold=Hold.QUOTA),))
 
-    assert told.startswith("Failed attempts: at least 14.")
-    assert told.endswith("waits for others: KubeVirt's migration limits are reached.")
+    assert find(evidence, (LATE,)) is Obstacle.QUOTA
 
 
-def test_the_runbook_that_advice_names_is_there() -> None:
-    """What a person is sent to exists under that name."""
-    evidence = an_evacuation(marker=FAILING)
-    named = re.findall(r"the runbook (\w+)", advise(evidence, diagnosis(evidence)))
+def test_a_queue_is_waited_for() -> None:
+    """Without a failure, KubeVirt's limits are the obstacle, and before them nothing is."""
+    evidence = an_evacuation(vmims=(an_attempt(),))
 
-    assert named
-    assert all((RUNBOOKS / f"{name}.md").exists() for name in named)
+    assert find(evidence, load=FULL) is Obstacle.CAPACITY
+    assert find(an_evacuation(vmi={"migration": a_running_state()})) is Obstacle.NONE
 
 
-def test_advice_before_too_many_failures() -> None:
-    """Two failures are no reason yet to tell of them before what is so now."""
+def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
+    """Waiting is no action for a VM that nothing moves."""
+    assert find(an_evacuation(age=7200.0)) is Obstacle.UNEXPLAINED
+
+
+@pytest.mark.parametrize(
+    ("mode", "attempt", "obstacle"),
+    [
+        ("PostCopy", True, Obstacle.POST_COPY),
+        ("PreCopy", True, Obstacle.STALLED),
+        ("PreCopy", False, Obstacle.UNEXPLAINED),
+    ],
+)
+def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Obstacle) -> None:
+    """A stalled migration in post-copy is left alone; in pre-copy its VMIM may be deleted."""
     evidence = an_evacuation(
-        marker={"failed": {"f1": NOW, "f2": NOW}}, vmi={"migration": a_running_state()}
+        vmi={"migration": a_running_state(**STALLED, mode=mode)},
+        vmims=(an_attempt(phase="Running"),) if attempt else (),
     )
+    found = diagnosis(evidence)
 
-    assert advise(evidence, diagnosis(evidence)) == "Wait: a migration is under way."
+    assert found.state is State.MIGRATION_STALLED
+    assert find(evidence) is obstacle
+    deletes = " delete virtualmachineinstancemigration kubevirt-evacuation-1"
+    assert advise(evidence, found).command.endswith(deletes) is (obstacle is Obstacle.STALLED)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +180,9 @@ def test_advice_before_too_many_failures() -> None:
             (SOURCE, a_target(migration_uid="older")), "virt-launcher-db1-x on n1", id="elsewhere"
         ),
         pytest.param(
-            (SOURCE, a_target(migration_uid="older", node="n1")), "on n1", id="both-on-its-node"
+            (SOURCE, a_target(migration_uid="older", node="n1")),
+            "the one on n1",
+            id="both-on-its-node",
         ),
         pytest.param(
             (SOURCE, a_target(migration_uid="older"), a_target(node="n1", phase="Failed")),
@@ -204,17 +191,37 @@ def test_advice_before_too_many_failures() -> None:
         ),
     ],
 )
-def test_advice_on_more_pods_names_the_one_that_runs_the_vm(
-    pods: tuple[Pod, ...], place: str
-) -> None:
+def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], place: str) -> None:
     """The one not to delete is named where it can be only one, and its node always."""
     evidence = an_evacuation(pods=pods)
+    sentence = advise(evidence, diagnosis(evidence)).sentence
 
-    assert advise(evidence, diagnosis(evidence)) == (
-        "More than one launcher pod of this VM is active. Between attempts that passes by itself:"
-        " wait, and delete nothing. Only if it stays so for ten minutes, delete the stale one, and"
-        f" never the one that runs the VM ({place})."
-    )
+    assert sentence.endswith(f"delete the stale one, never {place}, which runs the VM.")
+
+
+def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
+    """Whatever is in a name, the shell passes it on as it is."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\nfor one in "$@"; do echo "$one"; done; cat\n')
+    kubectl.chmod(0o755)
+    odd = "n'1 $(id)"
+    evidence = an_evacuation(age=7200.0, vmi={"name": odd})
+    command = advise(evidence, diagnosis(evidence)).command
+    ran = [
+        subprocess.run(
+            ["sh", "-c", one],
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            input="",
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for one in (command, write_cancel("shop", odd, odd))
+    ]
+
+    assert ran[0][-1] == f"involvedObject.name={odd}"
+    assert ran[1][-1] == f'{{"evacuationNodeName":"{odd}"}}'
+    assert ran[1][2].endswith(f"/virtualmachineinstances/{odd}/evacuate/cancel")
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ async def test_a_series_has_another_name_and_a_count() -> None:
 
 
 async def test_a_stuck_evacuation_and_its_end() -> None:
-    """The state, the next step, what the cluster says; then where the VM is."""
+    """The state, the action, its cause, what else the cluster says; then where the VM is."""
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
@@ -198,10 +198,10 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
         "Evacuate",
     )
     assert stuck["note"].startswith(
-        "Evacuation from n1 stuck for 40m: no_migration. Nothing moves this VM now."
+        "Evacuation from n1 stuck for 40m: no_migration, failed attempts: 0. Make room on another"
     )
     assert stuck["note"].endswith(
-        ' The last cause: "Unschedulable: 0/3 nodes are available".'
+        " (runbook KubeVirtEvacuationStuck) PodScheduled: Unschedulable: 0/3 nodes are available"
         " LiveMigratable: Disks: not shared"
     )
     assert (ended["type"], ended["reason"]) == ("Normal", "EvacuationEnded")

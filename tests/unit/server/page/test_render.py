@@ -226,9 +226,9 @@ class TestRows:
         assert row.startswith("bank/old on n2 Stuck by age not_migratable 1 h 6 min ago 06:53:20")
         assert "by unknown" in row
         assert "0 failed" in row
-        assert "The VM cannot be migrated" in row
-        assert "PUT /apis/subresources.kubevirt.io/v1/namespaces/bank/" in row
-        assert "Stuck" not in page.text("e-uid-of-young")
+        assert "Remove what makes the VM non-migratable" in row
+        assert "kubectl replace --raw /apis/subresources.kubevirt.io/v1/namespaces/bank/" in row
+        assert "Stuck by" not in page.text("e-uid-of-young")
         assert "held by migration_in_progress" in page.text("e-uid-of-young")
         assert page.text("count-stuck") == "1"
 

@@ -29,22 +29,25 @@ def fields(page: Document, name: str) -> list[str]:
 
 
 def test_it_says_why_in_the_cluster_s_words() -> None:
-    """Each reason with its source and date; the next step quotes the one that counts."""
+    """Each reason once, with its source and date: the one that counts beside the action."""
     page = shown(an_evacuation(vmi={"migratable": False}), STAYS, FAILED)
     text = page.text("evacuation")
 
     assert fields(page, "whySource") == ["LiveMigratable", "FailedAttempt"]
-    assert "DisksNotLiveMigratable: PVC db1 is not shared" in text
+    assert text.count("DisksNotLiveMigratable: PVC db1 is not shared") == 1
     assert "Scheduling: after Scheduling 5m 1 min ago" in text
-    assert fields(page, "nextStep")[0].startswith(
-        'The VM cannot be migrated: "DisksNotLiveMigratable: PVC db1 is not shared".'
-    )
+    assert fields(page, "nextStep")[0].startswith("Remove what makes the VM non-migratable")
+    assert fields(page, "command")[0].startswith("kubectl -n shop get virtualmachineinstance db1")
+    assert fields(page, "runbook") == ["KubeVirtEvacuationStuck"]
     assert fields(page, "state") == ["not_migratable"]
 
 
-def test_it_says_when_the_cluster_says_nothing() -> None:
-    """An empty list is a sentence."""
-    assert "What the cluster says Nothing." in shown(stuck()).text("evacuation")
+def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
+    """Above whether it may be moved: that it is stuck, since when, and the action."""
+    text = shown(stuck()).text("main")
+
+    assert text.index("Stuck by age") < text.index("Raise the ResourceQuota") < text.index("Held")
+    assert text.count("Raise the ResourceQuota") == 1
 
 
 def test_a_vm_that_cools_down() -> None:
@@ -60,7 +63,7 @@ def test_a_vm_that_cools_down() -> None:
 def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
     """Where post-copy runs there is no command at all."""
     (command,) = fields(shown(stuck()), "cancel")
-    assert command.startswith("PUT /apis/subresources.kubevirt.io/v1/namespaces/shop/")
+    assert command.startswith('echo \'{"evacuationNodeName":"n1"}\' | kubectl replace --raw /apis')
     assert "never in post-copy, which kills the VM" in shown(stuck()).text("evacuation")
 
     running = an_evacuation(vmi={"migration": a_running_state(mode="PostCopy")})
