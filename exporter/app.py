@@ -37,7 +37,7 @@ from exporter.server.api import Service
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
 from exporter.server.listeners import DRAIN, Listener
-from exporter.settings import Authentication, ConfigMaps, Settings
+from exporter.settings import Authentication, ConfigMaps, Settings, Tls
 
 
 LINGER: Seconds = 2.0
@@ -53,6 +53,7 @@ class Listening:
     query: tuple[str, ...]
     metrics: tuple[str, ...]
     admission: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
 
 
 async def run(
@@ -130,6 +131,7 @@ async def run(
                 query=listening.query,
                 metrics=listening.metrics,
                 admission=listening.admission,
+                local=listening.local,
                 namespaces=settings.namespaces or "all",
                 checkpoint=str(settings.checkpoint or "none"),
                 policy=asdict(settings.policy),
@@ -259,6 +261,7 @@ async def _listeners(
     auth = settings.auth
     access = Access(api, keep=auth.cache, outage=settings.kube.dead_after, clock=time.monotonic)
     shared = (auth, settings.limits, service.counters, service.health)
+    own = replace(auth, socket_mode=0o600, socket_group=None)
     query = Listener(
         "query",
         make_query_app(service, access if auth.query is Authentication.KUBERNETES else None),
@@ -291,4 +294,9 @@ async def _listeners(
                 *shared,
             )
             urls["admission"] = await stack.enter_async_context(admission.served())
+        if settings.listen.local is not None:
+            addresses = (settings.listen.local,)
+            app = make_query_app(service)
+            local = Listener("local", app, addresses, Tls(), own, *shared[1:])
+            urls["local"] = await stack.enter_async_context(local.served())
         yield Listening(**urls)

@@ -4,7 +4,7 @@ Error messages say what happened and which option helps.
 """
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:9810"
 """The default of `listen.query`."""
+SOCKET = Path("/run/kubevirt-eviction-exporter/local.sock")
+"""`listen.local` of the manifests."""
 TIMEOUT: Seconds = 15.0
 
 _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
@@ -84,6 +86,12 @@ class Endpoint:
     def base(self) -> str:
         """The URL that paths are appended to."""
         return "http://localhost" if self.socket else self.url.rstrip("/")
+
+
+def find_url(environment: Mapping[str, str], socket: Path = SOCKET) -> str:
+    """Where the exporter is, unless --url says so: in its pod, the socket that needs no token."""
+    url = environment.get("KUBEVIRT_EVICTION_EXPORTER_URL")
+    return url or (f"unix:{socket}" if socket.is_socket() else DEFAULT_URL)
 
 
 class Exporter:

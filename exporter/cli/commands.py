@@ -297,13 +297,13 @@ Ctrl-C ends it.
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
     """Query the exporter named by the arguments, and print the answer."""
     from exporter.cli.client import (
-        DEFAULT_URL,
         CannotAsk,
         Endpoint,
         InvalidEndpoint,
         NoSuchNode,
         NoSuchVmi,
         connect,
+        find_url,
     )
     from exporter.cli.instants import Unreadable
 
@@ -311,7 +311,7 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         async with connect(endpoint) as exporter:
             return await ask(exporter)
 
-    url = arguments.url or os.environ.get("KUBEVIRT_EVICTION_EXPORTER_URL") or DEFAULT_URL
+    url = arguments.url or find_url(os.environ)
     try:
         endpoint = Endpoint(
             url,

@@ -28,6 +28,7 @@ from exporter.settings.values import (
     parse_namespaces,
     parse_one_of,
     parse_positive_duration,
+    parse_socket,
 )
 from exporter.text import format_duration
 
@@ -70,13 +71,15 @@ class Listen:
     """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
 
     `page`: the page of `metrics` names single VMs. `admission` serves the admission webhook;
-    empty: no such listener.
+    empty: no such listener. `local`, a unix socket for who may run programs in the pod, serves
+    everything without authentication; None: no such socket.
     """
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
     metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)
     page: bool = False
     admission: tuple[Address, ...] = ()
+    local: Annotated[Address | None, parse_socket] = None
 
 
 @dataclass(frozen=True)
@@ -298,6 +301,8 @@ def _read_stuck(section: Section, kube: Section) -> StuckPolicy:
 def _read_listen(section: Section) -> Listen:
     listen = _read(section, Listen)
     listeners = listen.query + listen.metrics + listen.admission
+    if listen.local is not None:
+        listeners += (listen.local,)
     addresses = [address for address in listeners if address.port or address.path]
     for twice in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
         section.report("", f"{twice} is listed twice")

@@ -121,6 +121,13 @@ def parse_addresses(value: object) -> tuple[Address, ...]:
     return _each(value, parse_address)
 
 
+def parse_socket(value: object) -> Address:
+    address = parse_address(value)
+    if not address.path:
+        raise ValueError(f"expected unix:/path, got {value!r}")
+    return address
+
+
 def parse_checkpoint(value: object) -> Path | ConfigMaps | None:
     expected = f"expected none, file:/path or configmap:[namespace/]name, got {value!r}"
     if value == "none":

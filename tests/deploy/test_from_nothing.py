@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import VMIS, RealCluster, poll, vmi
+from tests.cluster import VMIS, RealCluster, vmi
 from tests.deploy.secured import Caller, Pair, playable
 from tests.deploy.server import apply, delete
 from tests.deploy.test_install import (
@@ -144,33 +144,18 @@ class Adopter:
         mounted = await self._cluster.admin.request("GET", f"{maps}/{volume}")
         mounted["kind"], mounted["metadata"]["name"] = "ConfigMap", f"{NAME}-config"
         user = await self._cluster.account(self._namespace, NAME)
-        token = self._directory / "token"
-        token.write_text(user.token or "")
+        config = playable(config_of((mounted,)), self._pair)
+        config["listen"] = {**config["listen"], "local": f"unix:{self._directory}/local.sock"}
         async with program(
             self._directory,
             *("--kubeconfig", str(self._cluster.kubeconfig(user))),
-            config=playable(config_of((mounted,)), self._pair),
+            config=config,
         ) as exporter:
             await Caller(exporter, self._pair.trust).ready()
-            query = exporter.query.replace("127.0.0.1", "localhost")
-            places = {
-                "python ": f"{sys.executable} ",
-                "https://localhost:9810": query,
-                "/etc/kubevirt-eviction-exporter-tls/ca.crt": str(self._pair.authority),
-                "/var/run/secrets/kubernetes.io/serviceaccount/token": str(token),
-            }
-            for there, here in places.items():
-                command = command.replace(there, here)
-
-            async def answered() -> str | None:
-                try:
-                    return await shell(command, KUBEVIRT_EVICTION_EXPORTER_URL=query)
-                except AssertionError as error:
-                    if "may not" in str(error):  # the role is not in force yet
-                        return None
-                    raise
-
-            return await poll(answered, what=command)
+            return await shell(
+                command.replace("python ", f"{sys.executable} "),
+                KUBEVIRT_EVICTION_EXPORTER_URL=config["listen"]["local"],
+            )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from exporter.cli.client import SOCKET
 from exporter.metrics.families import FAMILIES
 from exporter.server.admission import PATH
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
@@ -182,9 +183,22 @@ def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
     assert template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] in (
         containers(template)
     )
-    assert ports == {9810, 9811}
+    assert ports == {9811}
     assert {9810} == {address.port for address in settings.listen.query if address.port}
     assert {9811} == {address.port for address in settings.listen.metrics}
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_commands_in_the_pod_need_no_flag(folder: str) -> None:
+    """The socket that the CLI looks for is opened, in a volume that the container may write."""
+    template = pod_templates(render(folder))[0]
+    mounts = {one["mountPath"]: one for one in containers(template)["exporter"]["volumeMounts"]}
+    mount = mounts[str(SOCKET.parent)]
+    volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+
+    assert str(settings_of(folder).listen.local) == f"unix:{SOCKET}"
+    assert "readOnly" not in mount
+    assert "emptyDir" in volumes[mount["name"]]
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)

@@ -87,6 +87,7 @@ def test_the_defaults_are_the_program_s() -> None:
     assert {key for key, value in rows.items() if value is None} == {
         "stuck.external",
         "listen.admission",
+        "listen.local",
         "log.format",
         "auth.socketGroup",
         *(f"tls.{one}.{file}" for one in ("query", "metrics", "admission") for file in TLS_FILES),

@@ -4,7 +4,6 @@ The VMs are stand-ins: their launcher pods run, and nothing is in them.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,12 +17,9 @@ from tests.e2e.documents import CERTIFICATE, type_section
 from tests.e2e.kubevirt import KubeVirt
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAMESPACE
-from tests.generate.rules import fenced
 
 
 STUCK = "KubeVirtEvacuationStuck"
-OVER_TLS = re.compile("https://localhost:1?9810")
-"""In the blocks for installations whose query listener has TLS."""
 EXAMPLE = "kubevirt-evacuation-x1x1x"
 """Where a reader puts the name of the attempt."""
 OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
@@ -46,23 +42,16 @@ def typed() -> set[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("overlay", ["sidecar", "standalone"])
 async def test_every_command_runs(
-    cluster: Cluster, kubevirt: KubeVirt, terminal: Terminal, typed: set[str], overlay: str
+    cluster: Cluster, kubevirt: KubeVirt, terminal: Terminal, typed: set[str]
 ) -> None:
-    """With the sidecar; and with two replicas those that are for a query listener with TLS."""
-    over_tls = overlay == "standalone"
-    way = "Standalone" if over_tls else "A descheduler with its sidecar"
-    if not over_tls:
-        cluster.run_pause("kube-system", "descheduler")
-    await asyncio.to_thread(type_section, terminal, f"{way}, by kustomize")
+    """Beside two replicas, whose query listener asks for a token that no command needs."""
+    await asyncio.to_thread(type_section, terminal, "Standalone, by kustomize")
     terminal.type_unlisted("kubectl apply --server-side -k deploy/overlays/monitoring")
     for name, text in TEXTS.items():
-        attempt = EXAMPLE
-        if name == STUCK and not over_tls:
-            attempt = await make_stuck(kubevirt)
+        attempt = await make_stuck(kubevirt) if name == STUCK else EXAMPLE
         with cluster.terminal(Path(terminal.type_unlisted("echo $TMPDIR").strip())) as shell:
-            for command in blocks(text, over_tls=over_tls):
+            for command in commands(text):
                 line = command.replace(EXAMPLE, attempt)
                 for example, own in OURS.items():
                     line = line.replace(example, own)
@@ -70,7 +59,7 @@ async def test_every_command_runs(
                 typed.add(command)
                 if "rollout restart" in line:
                     await asyncio.to_thread(cluster.rolled_out)
-        if name == STUCK and not over_tls:
+        if name == STUCK:
             assert not await kubevirt.is_marked()
         await kubevirt.calm()
 
@@ -79,16 +68,6 @@ def test_none_was_left_out(typed: set[str], prove: Callable[[str], None]) -> Non
     """All of them were typed."""
     assert typed == set(EVERY_COMMAND)
     prove(f"runbooks: {len(typed)} of {len(EVERY_COMMAND)} commands run as they are written")
-
-
-def blocks(text: str, *, over_tls: bool) -> Iterator[str]:
-    """A runbook's commands, without the blocks for the other kind of installation."""
-    for block in fenced(text, "bash"):
-        lines = commands(f"```bash\n{block}```\n")
-        if bool(OVER_TLS.search(block)) == over_tls:
-            yield from lines
-        elif over_tls:
-            yield from (line for line in lines if line.startswith("export "))
 
 
 async def make_stuck(kubevirt: KubeVirt) -> str:

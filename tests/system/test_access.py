@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import stat
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,7 +30,7 @@ from tests.cluster import RealCluster, User, poll
 from tests.cluster.access import allow
 from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
 from tests.support.api_servers import RealStage
-from tests.support.program import Program, program
+from tests.support.program import ANYWHERE, ROOT, Program, program
 from tests.support.relay import Gate
 
 
@@ -238,6 +240,31 @@ async def guarded(real: RealStage, directory: Path) -> AsyncIterator[Program]:
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
         await exporter.ready()
         yield exporter
+
+
+async def test_who_runs_a_command_in_the_pod_needs_no_token(
+    real: RealStage, tmp_path: Path
+) -> None:
+    """`listen.local` answers without one, to its owner alone; the query listener does not."""
+    path = tmp_path / "local.sock"
+    config = {
+        "auth": {"query": "kubernetes"},
+        "listen": {**ANYWHERE["listen"], "local": f"unix:{path}"},
+    }
+    login = real.cluster.kubeconfig(real.cluster.administrator)
+    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.ready()
+        async with aiohttp.ClientSession() as session:
+            assert await ask(session, exporter, "invented") == 401
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        status = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "exporter", "status", "--url", f"unix:{path}"),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await status.communicate()
+
+    assert said.startswith(b"Healthy: ")
 
 
 @asynccontextmanager

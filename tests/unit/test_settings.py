@@ -96,6 +96,7 @@ listen:
   metrics: "[::]:2"
   page: true
   admission: "[::1]:3"
+  local: unix:/run/l.sock
 checkpoint: none
 namespaces: [b, a, b]
 kube:
@@ -156,6 +157,7 @@ def test_every_key(tmp_path: Path) -> None:
         metrics=(Address("::", 2),),
         page=True,
         admission=(Address("::1", 3),),
+        local=Address(path="/run/l.sock"),
     )
     assert settings.namespaces == ("b", "a")
     assert settings.kube == KubeSettings(
@@ -228,7 +230,7 @@ def test_all_errors_at_once() -> None:
                 "guards": {"pendingMigrations": 1, "others": True},
             },
             "stuck": {"failedAttempts": 0, "after": None},
-            "listen": {"query": [], "metrics": ["here", 5], "page": "yes"},
+            "listen": {"query": [], "metrics": ["here", 5], "page": "yes", "local": ":9"},
             "checkpoint": "disk",
             "namespaces": ["a", "B", 5],
             "kube": {"pageSize": True, "syncTimeout": 0},
@@ -248,6 +250,7 @@ def test_all_errors_at_once() -> None:
         "listen.query: expected at least one address",
         f"listen.metrics: {expected_address}, got 'here'; {expected_address}, got 5",
         "listen.page: expected true or false, got 'yes'",
+        "listen.local: expected unix:/path, got ':9'",
         "checkpoint: expected none, file:/path or configmap:[namespace/]name, got 'disk'",
         f"namespaces: {expected_name}, got 'B'; {expected_name}, got 5",
         "kube.syncTimeout: must be longer than 0, got 0",

@@ -1,6 +1,7 @@
 """What asking a running exporter takes, and what is said where it does not answer."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from exporter.cli.client import (
     NoSuchVmi,
     connect,
     decode,
+    find_url,
 )
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.problems import answer_problem
@@ -141,6 +143,16 @@ async def test_asks_over_http(slash: str) -> None:
 
     assert status.ready
     assert vmi.verdicts.pre_eviction.reason == "cooldown"
+
+
+def test_finds_the_socket_of_its_own_pod(tmp_path: Path) -> None:
+    """Without --url: what the environment says, else the socket if there is one, else loopback."""
+    path = tmp_path / "local.sock"
+    assert find_url({}, path) == "http://127.0.0.1:9810"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        assert find_url({}, path) == f"unix:{path}"
+        assert find_url({"KUBEVIRT_EVICTION_EXPORTER_URL": "http://a"}, path) == "http://a"
 
 
 @pytest.mark.parametrize("slashes", ["", "//"], ids=["one-slash", "three-slashes"])
