@@ -77,7 +77,7 @@ class Demo:
             nodes=nodes,
             seed=seed,
             rules=Rules(faster=SHORTENED * speed),
-            pace=Pace(speed=speed),
+            pace=Pace(speed=speed, exit=Pace().exit / SHORTENED),
         )
         self.server = SimulatedApiServer(self.cluster.store)
 

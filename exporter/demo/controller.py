@@ -135,12 +135,29 @@ def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
         if objects.phase(obj) == "Running" and not pods:
             # Its pod was evicted or deleted.
             status["phase"] = "Failed"
+        if first is not None:
+            status.setdefault(
+                "launcherContainerImageVersion", first["spec"]["containers"][0]["image"]
+            )
+            _copy_ready(obj, first, now)
 
     return objects.changed(vmi, sync)
 
 
-def sync_pod(vmi: Object, pod: Object) -> Object:
-    """The annotations of the VMI's current pod (`lifecycle.go: sync`, `descheduler.go`).
+def _copy_ready(vmi: Object, pod: Object, now: datetime) -> None:
+    """`syncReadyConditionFromPod`, in place: the VMI is Ready as its current pod is."""
+    why = {"reason": "GuestNotRunning", "message": "Guest VM is not reported as running"}
+    found = {"type": "Ready", "status": "False", "lastProbeTime": None} | why
+    if objects.phase(vmi) == "Running":
+        found = objects.condition(pod, "Ready") or found
+    objects.set_condition(vmi, found | {"lastTransitionTime": objects.format_time(now)})
+
+
+def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:
+    """The marks of the VMI's current pod (`lifecycle.go: sync`, `descheduler.go`).
+
+    A target pod has the label of the source's node until the VMI is there. The pod's readiness
+    gate is met as soon as its VM runs.
 
     Since 1.7 the eviction-in-progress annotation follows `evacuationNodeName`. It survives failed
     attempts, and stays on the pod that a VMI has left.
@@ -151,10 +168,26 @@ def sync_pod(vmi: Object, pod: Object) -> Object:
     def sync(obj: Object) -> None:
         notes = obj["metadata"].setdefault("annotations", {})
         notes[objects.EVICT_ONLY] = ""
+        obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = vmi["status"]["nodeName"]
         if objects.evacuated_node(vmi):
             notes[objects.EVICTION_IN_PROGRESS] = "true"
         else:
             notes.pop(objects.EVICTION_IN_PROGRESS, None)
+        state = _state(vmi)
+        if state.get("targetPod") == pod["metadata"]["name"]:
+            ready = objects.parse_time(state["targetNodeDomainReadyTimestamp"])
+            notes[objects.TARGET_READY] = f"{ready:%Y-%m-%d %H:%M:%S} +0000 UTC"
+        if objects.phase(vmi) == "Running" and not objects.is_true(obj, objects.UNPAUSED):
+            stamped = objects.format_time(now)
+            unpaused = {
+                "type": objects.UNPAUSED,
+                "status": "True",
+                "reason": "NotPaused",
+                "message": "the virtual machine is not paused",
+                "lastProbeTime": stamped,
+                "lastTransitionTime": stamped,
+            }
+            objects.set_condition(obj, unpaused)
 
     return objects.changed(pod, sync)
 
@@ -265,7 +298,8 @@ def migration_configuration(rules: Rules) -> Object:
         "progressTimeout": 150,
         "unsafeMigrationOverride": False,
         "allowPostCopy": False,
-        "allowWorkloadDisruption": False,
+        "allowWorkloadDisruption": True,
+        "utilityVolumesTimeout": 150,
     }
 
 

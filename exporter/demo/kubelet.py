@@ -35,6 +35,8 @@ class Kubelet:
             self._after(pace.start_pod, pod, "start", lambda: self._start(key))
         elif waiting and not objects.is_unschedulable(pod):
             self._after(pace.schedule, pod, "bind", lambda: self._bind(key))
+        elif node.meets_readiness_gates(pod):
+            self._after(pace.ready, pod, "ready", lambda: self._ready(key))
 
     def exit(self, namespace: str, name: str, phase: str) -> None:
         """Finish a pod, as its launcher's exit does."""
@@ -78,6 +80,11 @@ class Kubelet:
         self._addresses = self._addresses % 65_000 + 1
         address = f"10.244.{self._addresses // 250}.{self._addresses % 250 + 1}"
         self._client.write(PODS, pod, node.start_pod(pod, address, self._queue.now))
+
+    def _ready(self, key: str) -> None:
+        pod = self._find(key)
+        if pod is not None and node.meets_readiness_gates(pod):
+            self._client.write(PODS, pod, node.ready_pod(pod, self._queue.now))
 
     def _remove(self, key: str) -> None:
         if self._find(key) is not None:

@@ -8,31 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Literal
 
 from exporter.demo import objects
 from exporter.demo.objects import Object
+
+
+ABORTED = "Live migration aborted "
+"""The failure reason of a cancelled migration, as virt-launcher 1.8.4 writes it."""
 
 
 # Scheduler and kubelet
 
 
 def bind_pod(pod: Object, node: str, now: datetime) -> Object:
-    """The scheduler binds the pod to a node."""
+    """The scheduler binds the pod to a node, whose kubelet has not started it yet."""
+    waiting = {
+        "reason": "ContainersNotReady",
+        "message": "containers with unready status: [compute]",
+    }
 
     def bind(obj: Object) -> None:
         obj["spec"]["nodeName"] = node
-        obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = node
         objects.set_condition(obj, _condition("PodScheduled", "True", now))
+        objects.set_condition(obj, _condition("Ready", "False", now) | waiting)
 
     return objects.changed(pod, bind)
 
 
 def leave_unscheduled(pod: Object, nodes: int, now: datetime) -> Object:
-    """The scheduler finds no node."""
+    """The scheduler finds no node: the VMI is on one, and the others are cordoned."""
+    others = nodes - 1
     message = (
-        f"0/{nodes} nodes are available: {nodes} node(s) didn't match Pod's node "
-        f"affinity/selector. preemption: 0/{nodes} nodes are available: {nodes} Preemption is "
-        "not helpful for scheduling."
+        f"0/{nodes} nodes are available: 1 node(s) didn't match pod anti-affinity rules, {others} "
+        f"node(s) were unschedulable. no new claims to deallocate, preemption: 0/{nodes} nodes are "
+        "available: 1 No preemption victims found for incoming pod, "
+        f"{others} Preemption is not helpful for scheduling."
     )
     refused = _condition("PodScheduled", "False", now)
     refused |= {"reason": "Unschedulable", "message": message}
@@ -40,7 +51,7 @@ def leave_unscheduled(pod: Object, nodes: int, now: datetime) -> Object:
 
 
 def start_pod(pod: Object, address: str, now: datetime) -> Object:
-    """The compute container runs and is ready."""
+    """The compute container runs; the pod is Ready only once its readiness gates are met."""
 
     def start(obj: Object) -> None:
         obj["status"] |= {
@@ -59,14 +70,32 @@ def start_pod(pod: Object, address: str, now: datetime) -> Object:
                 }
             ],
         }
-        for kind in ("Initialized", "Ready", "ContainersReady"):
+        for kind in ("Initialized", "ContainersReady"):
             objects.set_condition(obj, _condition(kind, "True", now))
+        gate = f'corresponding condition of pod readiness gate "{objects.UNPAUSED}" does not exist.'
+        unmet = {"reason": "ReadinessGatesNotReady", "message": gate}
+        objects.set_condition(obj, _condition("Ready", "False", now) | unmet)
 
     return objects.changed(pod, start)
 
 
+def meets_readiness_gates(pod: Object) -> bool:
+    """Whether a running pod is to become Ready: virt-controller says that its VM is not paused."""
+    return (
+        objects.is_pod_ready(pod)
+        and objects.is_true(pod, objects.UNPAUSED)
+        and not objects.is_true(pod, "Ready")
+    )
+
+
+def ready_pod(pod: Object, now: datetime) -> Object:
+    """The kubelet sees that the readiness gates are met."""
+    ready = _condition("Ready", "True", now)
+    return objects.changed(pod, lambda obj: objects.set_condition(obj, ready))
+
+
 def finish_pod(pod: Object, phase: str, now: datetime) -> Object:
-    """The launcher exits: `Succeeded` after a migration to another node, `Failed` after a crash."""
+    """The launcher exits: `Succeeded` after a migration, also a failed one; `Failed` at a crash."""
     code = 0 if phase == "Succeeded" else 1
     reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
 
@@ -93,6 +122,12 @@ def _condition(kind: str, status: str, now: datetime) -> Object:
 
 # virt-handler: a VMI of its own
 
+BRIDGE = (
+    "cannot migrate VMI which does not use masquerade or a migratable plugin to connect to the "
+    "pod network"
+)
+"""Why a VMI with a bridge interface cannot be migrated."""
+
 
 def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
     """The VM's domain runs."""
@@ -103,43 +138,36 @@ def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
             "migrationMethod": "LiveMigration",
             "migrationTransport": "Unix",
             "guestOSInfo": {},
+            "machine": {"type": "pc-q35-10.0"},
             "qosClass": "Burstable",
             # Without it virt-controller creates no target pod (`setTargetPodSELinuxLevel`).
             "selinuxContext": "none",
         }
         passed = obj["status"].setdefault("phaseTransitionTimestamps", [])
         passed.append({"phase": "Running", "phaseTransitionTimestamp": objects.format_time(now)})
-        objects.set_condition(obj, _condition("Ready", "True", now))
 
     return set_migratable(objects.changed(vmi, run), migratable=migratable)
 
 
 def set_migratable(vmi: Object, *, migratable: bool) -> Object:
     """`calculateLiveMigrationCondition`; its `lastTransitionTime` is always null."""
-    found: Object = {
-        "type": "LiveMigratable",
-        "status": "True" if migratable else "False",
-        "lastProbeTime": None,
-        "lastTransitionTime": None,
-    }
-    if not migratable:
-        found |= {
-            "reason": "DisksNotLiveMigratable",
-            "message": (
-                "cannot migrate VMI: PVC data is not shared, live migration requires that all "
-                "PVCs must be shared (using ReadWriteMany access mode)"
-            ),
-        }
-    shared = {
-        "type": "StorageLiveMigratable",
-        "status": "True",
-        "lastProbeTime": None,
-        "lastTransitionTime": None,
+    found = {
+        "LiveMigratable": {"reason": "InterfaceNotLiveMigratable", "message": BRIDGE},
+        "StorageLiveMigratable": {
+            "reason": "NotMigratable",
+            "message": f"InterfaceNotLiveMigratable: {BRIDGE}",
+        },
     }
 
     def judge(obj: Object) -> None:
-        objects.set_condition(obj, found)
-        objects.set_condition(obj, shared)
+        for kind, why in found.items():
+            judged: Object = {
+                "type": kind,
+                "status": str(migratable),
+                "lastProbeTime": None,
+                "lastTransitionTime": None,
+            }
+            objects.set_condition(obj, judged if migratable else judged | why)
 
     return objects.changed(vmi, judge)
 
@@ -163,29 +191,33 @@ def detect_domain(vmi: Object) -> Object:
     return _with_state(vmi, {"targetNodeDomainDetected": True})
 
 
+def pause_guest(vmi: Object) -> Object:
+    """The guest is paused, so that the copy can end (`allowWorkloadDisruption`)."""
+    return _with_state(vmi, {"mode": "Paused"})
+
+
+def ready_domain(vmi: Object, now: datetime) -> Object:
+    """The domain runs on the target."""
+    return _with_state(vmi, {"targetNodeDomainReadyTimestamp": objects.format_time(now)})
+
+
 def end_migration(vmi: Object, now: datetime) -> Object:
-    """The VMI runs on its target (`ackMigrationCompletion`); `completed` comes later.
+    """The target takes the VMI over (`ackMigrationCompletion`); `completed` comes later.
 
     This ends the evacuation: `evacuationNodeName` and the eviction source are removed.
     """
     state = objects.state_of(vmi)
     target = "" if state is None else str(state["targetNode"])
-    ended = _with_state(
-        vmi,
-        {
-            "targetNodeDomainDetected": True,
-            "targetNodeDomainReadyTimestamp": objects.format_time(now),
-            "endTimestamp": objects.format_time(now),
-        },
-    )
 
     def move(obj: Object) -> None:
         obj["status"]["nodeName"] = target
         obj["status"].pop("evacuationNodeName", None)
+        # virt-controller writes the new launcher's.
+        obj["status"].pop("launcherContainerImageVersion", None)
         obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = target
         obj["metadata"].get("annotations", {}).pop(objects.EVICTION_SOURCE, None)
 
-    return objects.changed(ended, move)
+    return objects.changed(_with_state(vmi, {"endTimestamp": objects.format_time(now)}), move)
 
 
 def finalise_migration(vmi: Object) -> Object:
@@ -202,19 +234,35 @@ def clean_up_target(vmi: Object) -> Object:
     return objects.changed(vmi, clean)
 
 
+def begin_abort(vmi: Object) -> Object:
+    """The source's launcher is asked to abort."""
+    return _with_state(vmi, {"abortStatus": "Aborting"})
+
+
 def fail_migration(
     vmi: Object, now: datetime, reason: str, abort_status: str | None = None
 ) -> Object:
-    """The migration fails after its start (source virt-handler); the evacuation goes on."""
+    """The migration fails after its start (source virt-handler); the evacuation goes on.
+
+    `completed` is never written for such a failure.
+    """
     broken: Object = {
         "endTimestamp": objects.format_time(now),
-        "completed": True,
         "failed": True,
         "failureReason": reason,
     }
     if abort_status is not None:
         broken["abortStatus"] = abort_status
     return _with_state(vmi, broken)
+
+
+def phase_of_failed_target(vmi: Object) -> Literal["Succeeded", "Failed"]:
+    """How the target pod of a failed migration ends: `Failed` if the domain never arrived."""
+    return "Succeeded" if _state(vmi).get("targetNodeDomainDetected") else "Failed"
+
+
+def _state(vmi: Object) -> Object:
+    return objects.state_of(vmi) or {}
 
 
 def _with_state(vmi: Object, fields: Object) -> Object:

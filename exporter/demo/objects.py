@@ -29,6 +29,9 @@ STORAGE_VERSION = "kubevirt.io/storage-observed-api-version"
 EVICT_ONLY = "descheduler.alpha.kubernetes.io/request-evict-only"
 EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 PREFER_NO_EVICTION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
+TARGET_READY = "kubevirt.io/migration-target-ready-timestamp"
+# A condition of launcher pods, and their readiness gate
+UNPAUSED = "kubevirt.io/virtual-machine-unpaused"
 # Finalizers
 MIGRATION_FINALIZER = "kubevirt.io/migrationJobFinalize"
 VMI_FINALIZER = "kubevirt.io/foregroundDeleteVirtualMachine"
@@ -48,6 +51,7 @@ PRIORITIES = {"system-critical": 100, "user-triggered": 50, "system-maintenance"
 def build_kubevirt(namespace: str = "kubevirt", name: str = "kubevirt") -> Object:
     """The KubeVirt CR, with the built-in limits."""
     migrations = {
+        "allowWorkloadDisruption": True,
         "parallelMigrationsPerCluster": PARALLEL_PER_CLUSTER,
         "parallelOutboundMigrationsPerNode": PARALLEL_OUTBOUND_PER_NODE,
     }
@@ -126,6 +130,7 @@ def build_launcher_pod(vmi: Object, migration: Object | None = None) -> Object:
         "spec": {
             "containers": [{"name": "compute", "image": "virt-launcher"}],
             "nodeSelector": {"kubevirt.io/schedulable": "true"},
+            "readinessGates": [{"conditionType": UNPAUSED}],
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 45,
         },
@@ -315,8 +320,11 @@ def changed(obj: Object, *changes: Callable[[Object], None]) -> Object:
 
 
 def set_condition(obj: Object, new: Object) -> None:
-    """Add a condition or replace it, in place."""
+    """Add a condition or replace it, in place; its transition is when its status changed."""
     status = obj.setdefault("status", {})
+    old = condition(obj, new["type"]) or {}
+    if new.get("lastTransitionTime") and old.get("status") == new["status"]:
+        new = new | {"lastTransitionTime": old["lastTransitionTime"]}
     others = [found for found in status.get("conditions", []) if found["type"] != new["type"]]
     status["conditions"] = [*others, new]
 

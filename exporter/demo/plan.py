@@ -22,6 +22,8 @@ class Fate:
     """Seconds from its start to its end."""
     reason: str = ""
     """Its failure reason."""
+    pauses: bool = False
+    """Whether the guest is paused halfway, so that the copy can end."""
 
 
 class Plan(Protocol):
@@ -36,7 +38,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many seconds each small step takes; all are divided by the speed."""
+    """How many seconds each small step takes, as on real nodes; all are divided by the speed."""
 
     speed: float = 1.0
     reconcile: float = 0.05
@@ -46,10 +48,13 @@ class Pace:
     prepare: float = 0.6
     start: float = 0.5
     detect: float = 0.2
+    take_over: float = 0.3
     finalise: float = 0.5
+    ready: float = 0.8
     clean_up: float = 0.5
-    exit: float = 0.8
-    abort: float = 1.0
+    exit: float = 9.0
+    abort: float = 0.6
+    aborted: float = 1.0
 
 
 class Fates:

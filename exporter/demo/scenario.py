@@ -152,7 +152,7 @@ class Scenario:
                 copying = self._chance.uniform(shortest, longest)
                 if role is Role.FAILING:
                     return Fate("fails", copying, BROKEN)
-                return Fate("succeeds", copying)
+                return Fate("succeeds", copying, pauses=role is Role.SLOW)
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
         """Any free node; the same one for all queued VMs."""

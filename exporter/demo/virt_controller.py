@@ -141,7 +141,7 @@ class VirtController:
         self._client.write(VMIS, vmi, synced)
         pod = objects.current_pod(synced, pods)
         if pod is not None:
-            self._client.write(PODS, pod, controller.sync_pod(synced, pod))
+            self._client.write(PODS, pod, controller.sync_pod(synced, pod, self._queue.now))
         self._collect_pods(pods)
         if controller.needs_evacuation(synced, self._client.migrations(key), pods):
             evacuation = webhooks.admit_migration(objects.build_evacuation(synced))

@@ -46,7 +46,7 @@ class VirtHandler:
             return
         job = state["migrationUid"]
         if state.get("abortRequested"):
-            self._queue.after(self._pace.abort, lambda: self._abort(key, job), f"abort {job}")
+            self._abort(key, job, state)
         elif self._started.get(uid) != job and "startTimestamp" not in state:
             self._started[uid] = job
             self._migrate(key, job, self._fates.of(vmi, job))
@@ -66,8 +66,8 @@ class VirtHandler:
         if fate.outcome == "loses target":
             queue.after(pace.prepare, lambda: self._lose_target(key, job))
             return
-        ports = {str(self._random.randrange(30_000, 60_000)): port for port in (0, 49152, 49153)}
-        host = f"192.168.10.{self._random.randrange(2, 250)}"
+        ports = {str(self._random.randrange(30_000, 60_000)): port for port in (0, 49152)}
+        host = f"10.244.0.{self._random.randrange(2, 250)}"
         queue.after(
             pace.prepare,
             lambda: self._change(key, job, lambda vmi: node.prepare_target(vmi, host, ports)),
@@ -82,10 +82,16 @@ class VirtHandler:
         )
         queue.after(started + pace.detect, lambda: self._change(key, job, node.detect_domain))
         ended = started + max(fate.copying, pace.detect)
+        if fate.pauses:
+            paused = started + fate.copying / 2
+            queue.after(paused, lambda: self._change(key, job, node.pause_guest))
         if fate.outcome == "fails":
             queue.after(ended, lambda: self._fail(key, job, fate.reason, None))
         else:
-            queue.after(ended, lambda: self._end(key, job))
+            queue.after(
+                ended, lambda: self._change(key, job, lambda vmi: node.ready_domain(vmi, queue.now))
+            )
+            queue.after(ended + pace.take_over, lambda: self._end(key, job))
 
     def _lose_target(self, key: str, job: str) -> None:
         vmi = self._client.vmi(key)
@@ -105,8 +111,20 @@ class VirtHandler:
         )
         self._clean_up_later(key, job, self._pace.finalise + self._pace.clean_up)
 
-    def _abort(self, key: str, job: str) -> None:
-        self._fail(key, job, "Live migration has been aborted", "Succeeded")
+    def _abort(self, key: str, job: str, state: Object) -> None:
+        """Queue the next step of an abort; a migration that ends first has succeeded."""
+        if "abortStatus" not in state:
+            begin = lambda: self._change(key, job, node.begin_abort)  # noqa: E731
+            self._queue.after(self._pace.abort, begin, f"abort {job}")
+        else:
+            fail = lambda: self._finish_abort(key, job)  # noqa: E731
+            self._queue.after(self._pace.aborted, fail, f"aborted {job}")
+
+    def _finish_abort(self, key: str, job: str) -> None:
+        vmi = self._client.vmi(key)
+        state = (objects.state_of(vmi) if vmi else None) or {}
+        if "targetNodeDomainReadyTimestamp" not in state:
+            self._fail(key, job, node.ABORTED, "Succeeded")
 
     def _fail(self, key: str, job: str, reason: str, abort_status: str | None) -> None:
         failed = self._change(
@@ -116,7 +134,8 @@ class VirtHandler:
         )
         if failed is None:
             return
-        self._exit_later(key, failed["status"]["migrationState"]["targetPod"], "Failed")
+        target = failed["status"]["migrationState"]["targetPod"]
+        self._exit_later(key, target, node.phase_of_failed_target(failed))
         self._clean_up_later(key, job, self._pace.clean_up)
 
     def _exit_later(self, key: str, pod: str, phase: str) -> None:

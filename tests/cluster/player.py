@@ -61,7 +61,12 @@ class Fate:
     Less than one may upset KubeVirt: it orders migrations by the second of their creation, so that
     a failure and the next attempt within one second escape the backoff.
     """
-    reason: str = "Live migration failed: operation failed: migration out job: unexpectedly failed"
+    reason: str = (
+        "virError(Code=9, Domain=10, Message='operation failed: migration failed. Message from the "
+        "source host: operation failed: job 'migration out' failed: Unable to write to socket: "
+        "Connection reset by peer')"
+    )
+    """As a real libvirt said it when the target's QEMU was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Player:
         nodes: Sequence[str] = ("node-1", "node-2", "node-3"),
         *,
         pace: float = 0.1,
+        leaves_after: float = 9.0,
         heartbeat: float = 60.0,
         allocatable: Mapping[str, str] | None = None,
         choose: Choice | None = None,
@@ -100,6 +106,11 @@ class Player:
         """The scheduler's choice among the nodes that are free for a pod, its home first."""
         self.pace = pace
         """Seconds that a small step takes: binding, starting, preparing."""
+        self.leaves_after = leaves_after
+        """
+        Seconds from a migration's end to the end of the launcher that it leaves, 8 to 11 on real
+        nodes. Until then KubeVirt makes no further VMIM.
+        """
         self.heartbeat = heartbeat
         """
         Seconds between a virt-handler's signs of life on its node, 60 to 132 in a real cluster.
@@ -193,6 +204,10 @@ class Player:
         address = f"10.244.{number // 250}.{number % 250 + 1}"
         return await self._kubelet(pod, rules.start_pod(pod, address, _now()))
 
+    async def ready_pod(self, pod: Object) -> Object:
+        """See that a pod's readiness gates are met."""
+        return await self._kubelet(pod, rules.ready_pod(pod, _now()))
+
     async def finish_pod(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> Object:
         """End a pod's container."""
         return await self._kubelet(pod, rules.finish_pod(pod, phase, _now()))
@@ -218,8 +233,8 @@ class Player:
 
     async def prepare_target(self, vmi: Object) -> Object:
         """Listen on the target."""
-        ports = {"40001": 0, "40002": 49152, "40003": 49153}
-        return await self._target(vmi, rules.prepare_target(vmi, "192.168.10.20", ports))
+        ports = {"40001": 0, "40002": 49152}
+        return await self._target(vmi, rules.prepare_target(vmi, "10.244.0.20", ports))
 
     async def start_migration(self, vmi: Object) -> Object:
         """Begin to copy."""
@@ -228,6 +243,10 @@ class Player:
     async def detect_domain(self, vmi: Object) -> Object:
         """See the domain arrive."""
         return await self._target(vmi, rules.detect_domain(vmi))
+
+    async def ready_domain(self, vmi: Object) -> Object:
+        """See the domain run on the target."""
+        return await self._target(vmi, rules.ready_domain(vmi, _now()))
 
     async def end_migration(self, vmi: Object) -> Object:
         """Take the VMI over; what marked it for eviction is cleared."""
@@ -240,6 +259,10 @@ class Player:
     async def clean_up_target(self, vmi: Object) -> Object:
         """Take the target's label off the VMI."""
         return await self._target(vmi, rules.clean_up_target(vmi))
+
+    async def begin_abort(self, vmi: Object) -> Object:
+        """Ask the source's launcher to abort."""
+        return await self._source(vmi, rules.begin_abort(vmi))
 
     async def fail_migration(
         self, vmi: Object, reason: str, abort_status: str | None = None
@@ -390,7 +413,8 @@ class Player:
         if objects.is_deleting(pod):
             return _Step("remove", self.pace, self.remove_pod) if is_bound else None
         if objects.phase(pod) != "Pending":
-            return None
+            is_due = rules.meets_readiness_gates(pod)
+            return _Step("ready", self.pace, self.ready_pod) if is_due else None
         if not is_bound:
             return self._schedule(pod, key, fate.outcome)
         if fate.outcome == "never ready":
@@ -434,31 +458,37 @@ class Player:
         fate = self.fate(job, objects.key(vmi))
         if "endTimestamp" in state:
             yield from self._after_end(vmi, state, job)
+        elif "targetNodeDomainReadyTimestamp" in state:
+            yield _Step(f"end {job}", self.pace, self.end_migration)
+        elif state.get("abortStatus"):
+            yield _Step(f"aborted {job}", self.pace, self._abort)
         elif state.get("abortRequested"):
-            yield _Step(f"abort {job}", self.pace, self._abort)
+            yield _Step(f"abort {job}", self.pace, self.begin_abort)
         elif "startTimestamp" in state:
             yield from self._copying(state, job, fate)
-        elif fate.outcome == "loses target":
-            yield _Step(f"lose {job}", fate.seconds, self._lose_target)
-        elif "targetNodeAddress" not in state:
-            yield _Step(f"prepare {job}", self.pace, self.prepare_target)
-        elif fate.outcome == "loses ready target":
-            yield _Step(f"lose {job}", fate.seconds, self._lose_target)
         else:
-            yield _Step(f"begin {job}", self.pace, self.start_migration)
+            yield self._preparing(state, job, fate)
+
+    def _preparing(self, state: Object, job: str, fate: Fate) -> _Step:
+        is_prepared = "targetNodeAddress" in state
+        if fate.outcome == ("loses ready target" if is_prepared else "loses target"):
+            return _Step(f"lose {job}", fate.seconds, self._lose_target)
+        if not is_prepared:
+            return _Step(f"prepare {job}", self.pace, self.prepare_target)
+        return _Step(f"begin {job}", self.pace, self.start_migration)
 
     def _copying(self, state: Object, job: str, fate: Fate) -> Iterator[_Step]:
-        if fate.outcome == "fails":
+        if not state.get("targetNodeDomainDetected"):
+            yield _Step(f"detect {job}", self.pace, self.detect_domain)
+        elif fate.outcome == "fails":
             fail = lambda vmi: self.fail_migration(vmi, fate.reason)  # noqa: E731
             yield _Step(f"fail {job}", fate.seconds, fail)
-        elif not state.get("targetNodeDomainDetected"):
-            yield _Step(f"detect {job}", self.pace, self.detect_domain)
         elif fate.outcome != "hangs":
-            yield _Step(f"end {job}", fate.seconds, self.end_migration)
+            yield _Step(f"ready {job}", fate.seconds, self.ready_domain)
 
     def _after_end(self, vmi: Object, state: Object, job: str) -> Iterator[_Step]:
         failed = bool(state.get("failed"))
-        if not state.get("completed"):
+        if not failed and not state.get("completed"):
             yield _Step(f"finalise {job}", self.pace, self.finalise_migration)
         elif objects.MIGRATION_TARGET_NODE in objects.labels(vmi):
             yield _Step(f"clean {job}", self.pace, self.clean_up_target)
@@ -466,11 +496,11 @@ class Player:
             return
         left = self._pod(state.get("targetPod" if failed else "sourcePod"), vmi)
         if left is not None and not objects.is_final(left):
-            phase: Literal["Succeeded", "Failed"] = "Failed" if failed else "Succeeded"
-            yield _Step(f"exit {job}", self.pace, lambda _: self._exit(left, phase))
+            phase = rules.phase_of_failed_target(vmi) if failed else "Succeeded"
+            yield _Step(f"exit {job}", self.leaves_after, lambda _: self._exit(left, phase))
 
     async def _abort(self, vmi: Object) -> None:
-        await self.fail_migration(vmi, "Live migration has been aborted", "Succeeded")
+        await self.fail_migration(vmi, rules.ABORTED, "Succeeded")
 
     async def _lose_target(self, vmi: Object) -> None:
         target = self._pod(_state(vmi)["targetPod"], vmi)

@@ -2,96 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 import pytest
 
-from exporter.demo import objects
+from exporter.demo import node, objects
 from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Pace
-from exporter.demo.store import MIGRATIONS, NAMESPACES, PODS, VMIS, decode_body
+from exporter.demo.store import MIGRATIONS, PODS, VMIS
 
 from .facts import NOW, at
-
-
-class Plan:
-    """Every migration meets the one fate given, on the first node that is free."""
-
-    def __init__(self, fate: Fate) -> None:
-        self.given = fate
-
-    def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002
-        """Always the one given."""
-        return self.given
-
-    def choose_node(self, vmi: Object, free: Sequence[str]) -> str:  # noqa: ARG002
-        """The first that is free."""
-        return free[0]
-
-
-class Lab:
-    """A cluster with running VMs, and what its store was told."""
-
-    def __init__(
-        self,
-        *names: str,
-        strategy: str = "LiveMigrate",
-        rules: Rules | None = None,
-        fate: Fate | None = None,
-    ) -> None:
-        plan = Plan(fate or Fate())
-        self.cluster = Cluster(NOW, plan, rules=rules)
-        self.store = self.cluster.store
-        self.store.create(NAMESPACES, objects.build_namespace("shop"))
-        for name in names:
-            self.create(name, strategy)
-        self.run(5)
-
-    def create(self, name: str, strategy: str = "LiveMigrate") -> None:
-        """Create a VM."""
-        self.cluster.create_vmi(objects.build_vmi("shop", name, strategy=strategy, annotations={}))
-
-    def run(self, seconds: float) -> None:
-        """Let time pass."""
-        self.cluster.step(self.cluster.instant + timedelta(seconds=seconds))
-
-    def until(self, holds: Callable[[], object], within: float = 1000) -> None:
-        """Let time pass until something holds."""
-        for _ in range(int(within * 10)):
-            if holds():
-                return
-            self.run(0.1)
-        raise AssertionError("it never came to pass")
-
-    def vmi(self, name: str = "db1") -> Object:
-        """One VMI."""
-        return self.store.get(VMIS, "shop", name)
-
-    def state(self, name: str = "db1") -> Object:
-        """Its `migrationState`."""
-        return objects.state_of(self.vmi(name)) or {}
-
-    def migrations(self, name: str = "db1") -> list[Object]:
-        """Its migrations, the newest first."""
-        found = [
-            migration
-            for migration in self.store.objects(MIGRATIONS)
-            if migration["spec"]["vmiName"] == name
-        ]
-        return objects.newest_first(found)
-
-    def phases(self, name: str = "db1") -> list[str]:
-        """Their phases."""
-        return [objects.phase(migration) for migration in self.migrations(name)]
-
-    def told(self, resource: object = VMIS) -> list[Object]:
-        """Every object that a watcher of this resource has been told of."""
-        cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
-        return [decode_body(change.body) for change in cache.changes]
+from .lab import Lab, Plan
 
 
 def test_a_new_vmi_comes_up() -> None:
@@ -199,7 +123,8 @@ def test_five_finished_migrations_are_kept() -> None:
     """However many have been, the newest five stay, beside the one that is open."""
     lab = Lab("db1", rules=Rules(faster=100), fate=Fate("fails", 1.0))
     lab.cluster.evict_vmi("shop", "db1")
-    lab.run(300)
+    lab.run(120)
+    lab.until(lambda: len(lab.migrations()) == 6)
     first = lab.told(MIGRATIONS)[0]["metadata"]["uid"]
 
     assert lab.phases().count("Failed") == 5
@@ -317,22 +242,40 @@ def test_a_free_place_is_taken_at_once() -> None:
 
 
 def test_deleting_a_running_migration_aborts_it() -> None:
-    """The launcher reports the abort, the VMIM goes, and the evacuation tries again at once."""
+    """The launcher aborts, the VMIM goes, and once the target pod has ended the next one comes."""
     lab = Lab("db1", fate=Fate("succeeds", 60.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.until(lambda: lab.phases() == ["Running"])
     (first,) = lab.migrations()
     lab.store.delete(MIGRATIONS, "shop", first["metadata"]["name"])
-    lab.run(3)
+    lab.until(lambda: lab.state().get("abortStatus") == "Aborting")
+    assert "failed" not in lab.state()
+    lab.until(lambda: lab.state().get("abortStatus") == "Succeeded")
     state = lab.state()
-    lab.run(3)
+    lab.run(12)
 
     assert state["abortRequested"] is True
-    assert state["abortStatus"] == "Succeeded"
-    assert state["failureReason"] == "Live migration has been aborted"
+    assert state["failureReason"] == node.ABORTED
     assert [one["metadata"]["uid"] == first["metadata"]["uid"] for one in lab.migrations()] == [
         False
     ]
+
+
+def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:
+    """It ends before the abort does: the VM has moved, and the deleted VMIM has succeeded."""
+    lab = Lab("db1", fate=Fate("succeeds", 3.0))
+    lab.cluster.evict_vmi("shop", "db1")
+    lab.until(lambda: lab.phases() == ["Running"])
+    lab.run(2.5)
+    (first,) = lab.migrations()
+    lab.store.delete(MIGRATIONS, "shop", first["metadata"]["name"])
+    lab.until(lambda: "completed" in lab.state())
+    lab.run(3)
+
+    assert lab.state()["abortRequested"] is True
+    assert "failed" not in lab.state()
+    assert lab.vmi()["status"]["nodeName"] == lab.state()["targetNode"]
+    assert lab.told(MIGRATIONS)[-1]["status"]["phase"] == "Succeeded"
 
 
 def test_a_deleted_vmi_takes_everything_with_it() -> None:

@@ -518,8 +518,8 @@ class TestVmi:
         """The current pod says that its eviction is in progress, until the mark goes."""
         vmi = make_vmi()
         pod = make_pod(vmi)
-        marked = controller.sync_pod(evict(vmi, pod), pod)
-        freed = controller.sync_pod(vmi, marked)
+        marked = controller.sync_pod(evict(vmi, pod), pod, NOW)
+        freed = controller.sync_pod(vmi, marked, NOW)
 
         assert objects.annotations(marked)[objects.EVICTION_IN_PROGRESS] == "true"
         assert objects.EVICTION_IN_PROGRESS not in objects.annotations(freed)
@@ -529,10 +529,10 @@ class TestVmi:
         """The pod that the VMI has left is not written any more."""
         vmi = make_vmi()
         pod = make_pod(vmi)
-        marked = controller.sync_pod(evict(vmi, pod), pod)
+        marked = controller.sync_pod(evict(vmi, pod), pod, NOW)
         done = node.finish_pod(marked, "Succeeded", NOW)
 
-        assert controller.sync_pod(vmi, done) == done
+        assert controller.sync_pod(vmi, done, NOW) == done
 
     def test_active_pods_include_finished_ones(self) -> None:
         """`status.activePods` lists every pod of the VMI, as KubeVirt does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.demo import node, objects
+from exporter.demo import controller, node, objects
 
 from .facts import NOW, Play, at, make_pod, make_vmi
 
@@ -70,23 +70,22 @@ def test_a_success_looks_like_the_example() -> None:
 
 
 def test_a_failure_looks_like_the_example() -> None:
-    """Example C: completed and failed at once, on its old node and still marked."""
+    """A failure that the source reports is never completed; the VMI stays marked on its node."""
     play = handed_off()
     play.prepare()
     started = node.start_migration(play.vmi, at(25))
-    failed = node.fail_migration(started, at(180), "Live migration has been aborted", "Succeeded")
+    failed = node.fail_migration(started, at(180), node.ABORTED, "Succeeded")
     state = objects.state_of(failed) or {}
 
     assert {
-        field: state[field]
-        for field in ("endTimestamp", "completed", "failed", "failureReason", "abortStatus")
+        field: state[field] for field in ("endTimestamp", "failed", "failureReason", "abortStatus")
     } == {
         "endTimestamp": "2026-08-22T10:03:00Z",
-        "completed": True,
         "failed": True,
-        "failureReason": "Live migration has been aborted",
+        "failureReason": node.ABORTED,
         "abortStatus": "Succeeded",
     }
+    assert "completed" not in state
     assert failed["status"]["nodeName"] == failed["status"]["evacuationNodeName"] == "n1"
 
 
@@ -112,12 +111,20 @@ def test_nothing_is_changed_in_place() -> None:
 
 
 def test_a_pod_begins_and_ends() -> None:
-    """Ready while its compute container runs; neither before nor after."""
-    pod = make_pod(make_vmi())
-    done = node.finish_pod(pod, "Succeeded", NOW)
-
+    """Its container runs first; Ready it is once virt-controller says that the VM is not paused."""
+    vmi = make_vmi()
+    pod = make_pod(vmi)
     assert objects.is_pod_ready(pod)
-    assert (objects.condition(pod, "Ready") or {})["status"] == "True"
+    assert not objects.is_true(pod, "Ready")
+    assert not node.meets_readiness_gates(pod)
+
+    unpaused = controller.sync_pod(vmi, pod, NOW)
+    assert node.meets_readiness_gates(unpaused)
+    ready = node.ready_pod(unpaused, NOW)
+    assert objects.is_true(ready, "Ready")
+    assert not node.meets_readiness_gates(ready)
+
+    done = node.finish_pod(ready, "Succeeded", NOW)
     assert not objects.is_pod_ready(done)
     assert (objects.condition(done, "Ready") or {})["status"] == "False"
 

@@ -1,0 +1,91 @@
+"""A simulated cluster with a few VMs, and every version of its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from exporter.demo import objects
+from exporter.demo.cluster import Cluster
+from exporter.demo.controller import Rules
+from exporter.demo.objects import Object
+from exporter.demo.plan import Fate
+from exporter.demo.store import MIGRATIONS, NAMESPACES, VMIS, decode_body
+
+from .facts import NOW
+
+
+class Plan:
+    """Every migration meets the one fate given, on the first node that is free."""
+
+    def __init__(self, fate: Fate) -> None:
+        self.given = fate
+
+    def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002
+        """Always the one given."""
+        return self.given
+
+    def choose_node(self, vmi: Object, free: Sequence[str]) -> str:  # noqa: ARG002
+        """The first that is free."""
+        return free[0]
+
+
+class Lab:
+    """A cluster with running VMs, and what its store was told."""
+
+    def __init__(
+        self,
+        *names: str,
+        strategy: str = "LiveMigrate",
+        rules: Rules | None = None,
+        fate: Fate | None = None,
+    ) -> None:
+        plan = Plan(fate or Fate())
+        self.cluster = Cluster(NOW, plan, rules=rules)
+        self.store = self.cluster.store
+        self.store.create(NAMESPACES, objects.build_namespace("shop"))
+        for name in names:
+            self.create(name, strategy)
+        self.run(5)
+
+    def create(self, name: str, strategy: str = "LiveMigrate") -> None:
+        """Create a VM."""
+        self.cluster.create_vmi(objects.build_vmi("shop", name, strategy=strategy, annotations={}))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        self.cluster.step(self.cluster.instant + timedelta(seconds=seconds))
+
+    def until(self, holds: Callable[[], object], within: float = 1000) -> None:
+        """Let time pass until something holds."""
+        for _ in range(int(within * 10)):
+            if holds():
+                return
+            self.run(0.1)
+        raise AssertionError("it never came to pass")
+
+    def vmi(self, name: str = "db1") -> Object:
+        """One VMI."""
+        return self.store.get(VMIS, "shop", name)
+
+    def state(self, name: str = "db1") -> Object:
+        """Its `migrationState`."""
+        return objects.state_of(self.vmi(name)) or {}
+
+    def migrations(self, name: str = "db1") -> list[Object]:
+        """Its migrations, the newest first."""
+        found = [
+            migration
+            for migration in self.store.objects(MIGRATIONS)
+            if migration["spec"]["vmiName"] == name
+        ]
+        return objects.newest_first(found)
+
+    def phases(self, name: str = "db1") -> list[str]:
+        """Their phases."""
+        return [objects.phase(migration) for migration in self.migrations(name)]
+
+    def told(self, resource: object = VMIS) -> list[Object]:
+        """Every object that a watcher of this resource has been told of."""
+        cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
+        return [decode_body(change.body) for change in cache.changes]

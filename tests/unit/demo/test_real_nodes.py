@@ -1,0 +1,113 @@
+"""The simulated migrations beside those of real nodes, field by field."""
+
+from pathlib import Path
+
+import pytest
+
+from exporter.demo import objects, webhooks
+from exporter.demo.objects import Object
+from exporter.demo.plan import Fate
+from exporter.demo.store import MIGRATIONS, PODS, VMIS
+from tests.support.sequences import find_written, read_sequence
+
+from .lab import Lab, Plan
+
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "1.8.4-nodes"
+LIBVIRT = "virError(Code=9, Domain=10, Message='operation failed: migration failed')"
+STATES = {
+    "success": [
+        *("migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"),
+        *("endTimestamp", "completed"),
+    ],
+    "failure": [
+        *("migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"),
+        *("endTimestamp", "failed", "failureReason"),
+    ],
+    "cancelled": [
+        *("migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"),
+        *("abortRequested", "abortStatus", "endTimestamp", "failed", "failureReason"),
+    ],
+    "unschedulable": [],
+}
+"""The fields of `migrationState` that say how far it is, in the order in which they are written."""
+ONLY_REAL = {
+    "cancelled": {"VMI.status.migrationState.migrationConfiguration.bandwidthPerMigration"},
+    "unschedulable": {"pod.metadata.deletionGracePeriodSeconds", "pod.metadata.deletionTimestamp"},
+}
+"""Not simulated: a setting that was changed, and the last version of a pod deleted at once."""
+
+
+def simulate(name: str) -> list[Object]:
+    """Play a recorded scenario in the simulated cluster; it begins where the recording does."""
+    lab = Lab("db1", fate=Fate("fails" if name == "failure" else "succeeds", 6.0, LIBVIRT))
+    migrate(lab)
+    lab.run(30)
+    if name == "failure":
+        migrate(lab)
+        lab.until(lambda: lab.phases()[0] == "Scheduling")
+        lab.run(0.5)
+    before = {resource: len(lab.told(resource)) for resource in (VMIS, MIGRATIONS, PODS)}
+    match name:
+        case "success":
+            lab.cluster.evict_vmi("shop", "db1", descheduler=True)
+        case "cancelled":
+            migrate(lab)
+            lab.run(1)
+            lab.until(lambda: lab.phases()[0] == "Running")
+            lab.run(1)
+            lab.store.delete(MIGRATIONS, "shop", lab.migrations()[0]["metadata"]["name"])
+        case "unschedulable":
+            lab.cluster.fates.plan = Plan(Fate("unschedulable"))
+            lab.cluster.evict_vmi("shop", "db1", descheduler=True)
+            lab.run(5)
+            lab.cluster.change_vmi("shop", "db1", webhooks.cancel_evacuation)
+            lab.run(0.5)
+            lab.store.delete(MIGRATIONS, "shop", lab.migrations()[0]["metadata"]["name"])
+    lab.run(20)
+    return [
+        one for resource, seen in before.items() for one in _with_latest(lab.told(resource), seen)
+    ]
+
+
+def migrate(lab: Lab) -> None:
+    """Create a VMIM, as a user does."""
+    migration = webhooks.admit_migration(objects.build_migration(lab.vmi()))
+    lab.store.create(MIGRATIONS, migration)
+
+
+def _with_latest(versions: list[Object], seen: int) -> list[Object]:
+    """The versions from `seen` on, and before them the latest of each object."""
+    latest = {one["metadata"]["uid"]: one for one in versions[:seen]}
+    return [*latest.values(), *versions[seen:]]
+
+
+def _comparable(versions: list[Object]) -> set[str]:
+    """Without what the hand-off removes: that depends on how the migration before it ended."""
+    return {path for path in find_written(versions) if "-VMI.status.migrationState" not in path}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_simulated_migration_writes_what_a_real_one_does(name: str) -> None:
+    """The simulated virt-handlers and controllers write the fields of the real ones, no others."""
+    recorded = read_sequence(RECORDED / f"{name}.jsonl")
+    real = _comparable(recorded) - ONLY_REAL.get(name, set())
+    simulated = _comparable(simulate(name))
+
+    assert sorted(real - simulated) == []
+    assert sorted(simulated - real) == []
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> None:
+    """The fields that say how far a migration is appear in the order of the real nodes."""
+    for versions in (read_sequence(RECORDED / f"{name}.jsonl"), simulate(name)):
+        vmis = [one for one in versions if one["kind"] == "VirtualMachineInstance"]
+        written = [path.removeprefix("VMI.status.migrationState.") for path in find_written(vmis)]
+        assert [field for field in written if field in STATES[name]] == STATES[name]
+
+
+def test_a_pod_of_a_failed_migration_ends_succeeded() -> None:
+    """The launcher exits cleanly, unless its domain had not arrived yet."""
+    for versions in (read_sequence(RECORDED / "failure.jsonl"), simulate("failure")):
+        assert "Failed" not in {objects.phase(one) for one in versions if one["kind"] == "Pod"}
