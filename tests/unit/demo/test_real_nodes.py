@@ -49,6 +49,8 @@ def simulate(name: str) -> list[Object]:
         lab.run(0.5)
     before = {resource: len(lab.told(resource)) for resource in (VMIS, MIGRATIONS, PODS)}
     match name:
+        case "failure":
+            pass
         case "success":
             lab.cluster.evict_vmi("shop", "db1", descheduler=True)
         case "cancelled":
@@ -57,7 +59,7 @@ def simulate(name: str) -> list[Object]:
             lab.until(lambda: lab.phases()[0] == "Running")
             lab.run(1)
             lab.store.delete(MIGRATIONS, "shop", lab.migrations()[0]["metadata"]["name"])
-        case "unschedulable":
+        case _:
             lab.cluster.fates.plan = Plan(Fate("unschedulable"))
             lab.cluster.evict_vmi("shop", "db1", descheduler=True)
             lab.run(5)
