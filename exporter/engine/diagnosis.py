@@ -21,6 +21,10 @@ row). Once stuck it stays stuck, without stored state: failures only grow, and a
 to migrate after `stuck.after` shows that the evacuation was stuck by then. External evacuations
 wait for somebody else and are stuck only if `stuck.external` sets an age.
 
+A VM that waits for KubeVirt's migration limits is in a queue, which is not stuck while it moves:
+its age counts from the newest success out of its node, or of any migration where the limit of the
+cluster is reached. When its turn has come, its age counts from the newest success before that.
+
 Retry backoff (`migration.go: handleMigrationBackoff`): the newest evacuation or workload-update
 VMIM of a VMI stays Pending for 20 s * 2^(n-1) after the last failure, with n failures since the
 last success.
@@ -37,11 +41,13 @@ from exporter.engine.model import (
     Hold,
     Instant,
     MigrationLimits,
+    Outcome,
     Pod,
     Priority,
     Resource,
     Seconds,
     StuckPolicy,
+    Vmi,
     Vmim,
 )
 
@@ -51,6 +57,9 @@ DIVERGED_AFTER: Seconds = 120.0
 SAME_REQUEST: Seconds = 5.0
 """An attempt that is up to this much older than the request still belongs to it: KubeVirt writes
 whole seconds, and may create the VMIM before it sets the condition EvictionRequested."""
+NEXT_ATTEMPT: Seconds = 120.0
+"""KubeVirt may take this long to use a place that a finished migration has left, or to clear the
+marker of a VMI that has left its node."""
 RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
 """The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
@@ -99,12 +108,15 @@ class Load(Struct, frozen=True):
     """The running migrations in the cluster and out of each node, and their limits.
 
     A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. Known
-    only if every VMIM of the cluster and the KubeVirt object are visible.
+    only if every VMIM of the cluster and the KubeVirt object are visible. `departures` has when the
+    newest successful migration out of each node ended, and `newest_success` when that of any did.
     """
 
     running: int
     outbound: Mapping[str, int]
     limits: MigrationLimits
+    departures: Mapping[str, Instant] = {}
+    newest_success: Instant | None = None
 
     def is_full(self, node: str) -> bool:
         """Whether KubeVirt would start no migration out of this node now."""
@@ -112,6 +124,11 @@ class Load(Struct, frozen=True):
             self.running >= self.limits.cluster
             or self.outbound.get(node, 0) >= self.limits.outbound_per_node
         )
+
+    def moved_at(self, node: str) -> Instant | None:
+        """When the queue of this node's VMs last moved, or None if that is unknown."""
+        cluster_full = self.running >= self.limits.cluster
+        return self.newest_success if cluster_full else self.departures.get(node)
 
 
 class Backoff(Struct, frozen=True):
@@ -125,7 +142,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """The state of one evacuation.
 
     `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
-    started. `backoff` is None if there is none or it cannot be known.
+    started. `backoff` is None if there is none or it cannot be known. After `due_at` it is stuck by
+    its age; None means never.
     """
 
     node: str
@@ -133,6 +151,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     source: Source
     state: State
     stuck_by: tuple[Cause, ...]
+    due_at: Instant | None
     failed_attempts: int
     backoff: Backoff | None
     diverged: bool
@@ -166,14 +185,16 @@ def diagnose(
     holds = backoff if backoff is not None and now < backoff.next_try else None
     state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds)
     failed = marker.failed_since_request()
+    due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
     return Diagnosis(
         node=marker.node,
         requested_at=marker.requested_at,
         source=source,
         state=state,
         stuck_by=_find_causes(
-            marker, stuck, now, state=state, began=_began(evidence, attempt), failed=failed
+            stuck, now, state=state, due=due, began=_began(evidence, attempt), failed=failed
         ),
+        due_at=due,
         failed_attempts=failed,
         backoff=holds,
         diverged=_is_diverged(evidence, marker, now),
@@ -341,25 +362,68 @@ def _find_source(evidence: Evidence, marker: Marker) -> Source:
 
 
 def _find_causes(
-    marker: Marker,
     stuck: StuckPolicy,
     now: Instant,
     *,
     state: State,
+    due: Instant | None,
     began: Instant | None,
     failed: int,
 ) -> tuple[Cause, ...]:
-    if state is State.EXTERNAL:
-        waits = stuck.external is not None and now - marker.requested_at > stuck.external
-        return (Cause.AGE,) if waits else ()
     causes = []
-    due = marker.requested_at + stuck.after
-    in_time = state is State.MIGRATING and (began is None or began <= due)
-    if now > due and not in_time:
-        causes.append(Cause.AGE)
-    if failed >= stuck.failed_attempts:
+    if due is not None and now > due:
+        in_time = state is State.MIGRATING and (began is None or began <= due)
+        if not in_time:
+            causes.append(Cause.AGE)
+    if state is not State.EXTERNAL and failed >= stuck.failed_attempts:
         causes.append(Cause.FAILURES)
     return tuple(causes)
+
+
+def _find_due(
+    evidence: Evidence,
+    marker: Marker,
+    attempt: Vmim | None,
+    stuck: StuckPolicy,
+    *,
+    state: State,
+    load: Load | None,
+) -> Instant | None:
+    """When the evacuation is stuck by its age, if nothing changes until then."""
+    if state is State.EXTERNAL:
+        return None if stuck.external is None else marker.requested_at + stuck.external
+    due = marker.requested_at + stuck.after
+    moved: Instant | None = None
+    allowed = stuck.after
+    if state is State.STALE_MARKER:
+        moved, allowed = _find_departure(evidence.vmi), NEXT_ATTEMPT
+    elif state is State.CAPACITY and load is not None:
+        moved = load.moved_at(evidence.vmi.node)
+    elif state in _IN_TURN and load is not None and load.newest_success is not None:
+        turn = _find_turn(evidence, marker, attempt)
+        if turn is None:
+            moved, allowed = load.newest_success, NEXT_ATTEMPT
+        else:
+            moved = min(load.newest_success, turn)
+    return due if moved is None else max(due, moved + allowed)
+
+
+def _find_departure(vmi: Vmi) -> Instant | None:
+    """When a VMI left the node that it was to leave, if its last migration succeeded."""
+    state = vmi.migration
+    return state.end if state is not None and state.outcome is Outcome.SUCCEEDED else None
+
+
+def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Instant | None:
+    """When KubeVirt first had a place for this VM, as far as known; None if it has had none."""
+    turns = marker.failures_since_request()
+    if attempt is not None:
+        target = _target_of(attempt, evidence.pods)
+        if target is not None and target.created is not None:
+            turns.append(target.created)
+        elif attempt.phase != "Pending" and attempt.created is not None:
+            turns.append(attempt.created)
+    return min(turns, default=None)
 
 
 def _began(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
@@ -380,6 +444,8 @@ def _is_diverged(evidence: Evidence, marker: Marker, now: Instant) -> bool:
     return now - marker.lacking_since >= DIVERGED_AFTER
 
 
+_IN_TURN = frozenset({State.NO_MIGRATION, State.TARGET_NOT_READY, State.MIGRATING})
+"""The states of a VM whose turn comes after it has waited for KubeVirt's limits."""
 _HOLDS = {
     Hold.QUOTA: State.QUOTA,
     Hold.BACKUP: State.BACKUP,

@@ -84,7 +84,7 @@ class Marker(Struct, kw_only=True):
         )
         union = sorted((self.failed | other.failed).items(), key=_by_end)
         self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
-        self.forgotten = counted - self._count_kept()
+        self.forgotten = counted - len(self.failures_since_request())
         return before != (self.requested_at, self.seen_at, self.failed, self.forgotten)
 
     def _is_ours(self, instant: Instant) -> bool:
@@ -110,10 +110,11 @@ class Marker(Struct, kw_only=True):
 
     def failed_since_request(self) -> int:
         """The number of attempts that failed since the request: a lower bound."""
-        return self.forgotten + self._count_kept()
+        return self.forgotten + len(self.failures_since_request())
 
-    def _count_kept(self) -> int:
-        return sum(end >= self.requested_at for end in self.failed.values())
+    def failures_since_request(self) -> list[Instant]:
+        """The ends of the failed attempts that are kept and belong to this request."""
+        return [end for end in self.failed.values() if end >= self.requested_at]
 
 
 class Remembered(Struct, frozen=True, kw_only=True):

@@ -20,9 +20,9 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.diagnosis import RUNNING_PHASES, Load
+from exporter.engine.diagnosis import RUNNING_PHASES
 from exporter.engine.launchers import LauncherIndex
-from exporter.engine.model import MigrationLimits, Vmi, Vmim
+from exporter.engine.model import Vmi, Vmim
 from exporter.engine.vmi_record import VmiRecord
 
 
@@ -121,13 +121,12 @@ class VmimIndex:
             if not binding.proven:
                 self._waiting.setdefault(key, {})[uid] = binding
 
-    def measure_load(
-        self,
-        launchers: LauncherIndex,
-        limits: MigrationLimits,
-        vmi_of: Callable[[_Key], Vmi | None],
-    ) -> Load:
-        """Count running migrations as KubeVirt's `findRunningMigrations`: Pending with a target.
+    def count_running(
+        self, launchers: LauncherIndex, vmi_of: Callable[[_Key], Vmi | None]
+    ) -> tuple[int, Counter[str]]:
+        """Count running migrations, of all and by node, as KubeVirt's `findRunningMigrations`.
+
+        A Pending one counts if it has a target pod.
 
         Only unfinished VMIMs are visited, because there are up to five finished ones per VMI.
         """
@@ -144,7 +143,7 @@ class VmimIndex:
             vmi = vmi_of(binding.vmi_key)
             if vmi is not None:
                 outbound.update(_source_nodes(vmi))
-        return Load(running, outbound, limits)
+        return running, outbound
 
     def _let_wait(self, binding: Binding) -> None:
         waiting = self._waiting.setdefault(binding.vmi_key, {})

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeAlias
 
+from exporter.engine.departures import Departures
 from exporter.engine.diagnosis import Load
 from exporter.engine.evacuations import EvacuationTracker, note_attempt
 from exporter.engine.evidence import Evidence, Remembered
@@ -84,6 +85,7 @@ class Store:
         self._started_at = started_at
         self._keep = endings_kept
         self._load: tuple[tuple[int, bool, bool] | None, Load | None] = (None, None)
+        self._departures = Departures()
         self._visibility: tuple[object, ...] = ()
         self._vmis: dict[Key, VmiRecord] = {}
         self._by_uid: dict[str, VmiRecord] = {}
@@ -267,6 +269,7 @@ class Store:
         if migration_uids_changed:
             record.prove(_migration_uids(vmi), keep=self._keep)
         if vmi.migration is not None:
+            self._departures.note(vmi.migration, self.read_at)
             record.history.put(vmi.migration.uid, _migration_of_vmi(vmi.migration), keep=self._keep)
         if migration_uids_changed:
             self._bind_all(record)
@@ -491,7 +494,10 @@ class Store:
     def _measure_load(self) -> Load | None:
         if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.kubevirt is None:
             return None
-        return self._vmims.measure_load(self._launchers, self.kubevirt.limits, self._vmi)
+        running, outbound = self._vmims.count_running(self._launchers, self._vmi)
+        departures = self._departures.latest.copy()
+        newest = max(departures.values(), default=None)
+        return Load(running, outbound, self.kubevirt.limits, departures, newest)
 
     def _vmi(self, key: Key) -> Vmi | None:
         record = self._vmis.get(key)

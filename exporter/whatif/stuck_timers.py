@@ -73,9 +73,10 @@ class StuckTimers:
     def _diagnose(
         self, uid: str, evidence: Evidence | None, now: Instant, reported_at: Instant
     ) -> None:
-        found = None if evidence is None else diagnose(evidence, self._policy, None, now)
+        load = self._store.load()
+        found = None if evidence is None else diagnose(evidence, self._policy, load, now)
         one = self._running.get(uid)
-        if one is not None and (found is None or _is_another(found, one)):
+        if one is not None and (found is None or _is_over(one, found)):
             self.end(uid, reported_at)
             one = None
         if found is None or evidence is None:
@@ -86,7 +87,7 @@ class StuckTimers:
         fires_at = math.inf if one.stuck_at is None else one.stuck_at + ALERT_FOR
         if found.stuck and (one.stuck_at is None or one.timer <= fires_at < now):
             one.stuck_at = reported_at if one.stuck_at is None else one.stuck_at
-            one.diagnosis = diagnose(evidence, self._policy, self._store.load(), now)
+            one.diagnosis = found
         timers = self._timers(evidence, found, one.stuck_at)
         one.timer = min((at for at in timers if at >= now), default=math.inf)
         self._next_timer = min(self._next_timer, one.timer)
@@ -99,9 +100,8 @@ class StuckTimers:
             yield stuck_at + ALERT_FOR
             return
         policy, state = self._policy, evidence.vmi.migration
-        yield found.requested_at + policy.after
-        if policy.external is not None:
-            yield found.requested_at + policy.external
+        if found.due_at is not None:
+            yield found.due_at
         for instant in () if state is None else (state.start, state.end):
             if instant is not None:
                 yield instant + policy.migration_timeout
@@ -136,9 +136,12 @@ class StuckTimers:
         (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)
 
 
-def _is_another(found: Diagnosis, one: _Evacuation) -> bool:
-    """Whether an evacuation is a new one: of another node, or requested again since.
+def _is_over(one: _Evacuation, found: Diagnosis) -> bool:
+    """Whether it is another evacuation now (of another node, requested again), or stuck no more.
 
-    A request is never dated later while it lasts (`engine.evidence.Marker`).
+    A request is never dated later while it lasts (`engine.evidence.Marker`). A queue that moves
+    again is not stuck.
     """
-    return found.node != one.node or found.requested_at > one.requested_at
+    if found.node != one.node or found.requested_at > one.requested_at:
+        return True
+    return one.stuck_at is not None and not found.stuck

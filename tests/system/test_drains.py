@@ -1,15 +1,18 @@
-"""Drains of a simulated cluster, node after node, and what GET /v1/nodes had forecast of each.
+"""Drains: what GET /v1/nodes had forecast of each, and that a queue that moves is not stuck.
 
-The cluster's time passes only between two questions, so that the machine's speed plays no part. A
-drain does what `kubectl drain` does: no new pod on the node, and every pod evicted every 5 seconds.
+The forecasts are of a simulated cluster, whose time passes only between two questions, so that the
+machine's speed plays no part. A drain there does what `kubectl drain` does: no new pod on the node,
+and every pod evicted every 5 seconds. The queue is that of KubeVirt's own controllers.
 """
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,21 +20,25 @@ import pytest
 from msgspec import Struct
 
 from exporter import app
-from exporter.demo import node, objects
+from exporter.demo import node, objects, plan
 from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
-from exporter.demo.plan import Fate
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
 from exporter.kube.client import Login
 from exporter.settings import read_settings
 from exporter.text import write_span
 from tests.cluster import poll
+from tests.cluster.player import Fate
+from tests.cluster.rig import Rig
+from tests.support.program import Program, program
 
 
 NAMESPACE = "shop"
 START = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
 EVICTED_EVERY = 5.0
+SETTLED = 10.0
+"""KubeVirt clears the mark of a VM at most so long after it has left."""
 ROUNDED = 1.0
 """KubeVirt writes whole seconds, so a duration may be this much too long."""
 HAPPENS = {
@@ -88,10 +95,10 @@ class Fleet:
         self.cordoned = ""
         self._chance = random.Random(61)
 
-    def fate(self, vmi: Object, attempt: int) -> Fate:
+    def fate(self, vmi: Object, attempt: int) -> plan.Fate:
         """A VM's migrations all take as long; the first ones may fail."""
         vm = self.vms[vmi["metadata"]["name"]]
-        return Fate("fails" if attempt < vm.fails else "succeeds", vm.seconds, "a broken pipe")
+        return plan.Fate("fails" if attempt < vm.fails else "succeeds", vm.seconds, "a broken pipe")
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
         """Home, else any."""
@@ -311,3 +318,60 @@ async def test_forecasts_come_true(nodes: int, movable: int, prove: Callable[[st
         assert drained.took >= bound - ROUNDED * (movable + 2)
     assert [one.forecast["canBeEmptied"] for one in drains] == [*[False] * (nodes - 1), True]
     assert [one.remaining for one in drains] == [*[2] * (nodes - 1), 0]
+
+
+async def test_a_queue_that_moves_is_not_stuck(
+    tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """A drain of 20 VMs, of which KubeVirt moves two at a time: stuck only once it has stopped."""
+    after, vms = 30.0, 20
+    left, left_at, waited = vms, 0.0, 0.0
+
+    async def read(exporter: Program) -> list[dict[str, Any]]:
+        status, body = await exporter.get("/v1/evacuations")
+        assert status == 200
+        found: list[dict[str, Any]] = body["evacuations"]
+        return found
+
+    async with Rig.opened() as rig:
+        control = rig.cluster.control
+        await control.namespace("queue")
+        keys = [f"queue/vm-{number}" for number in range(1, vms + 1)]
+        await asyncio.gather(*(rig.start(key, Fate(seconds=7.0)) for key in keys))
+        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
+        config = {"stuck": {"after": f"{after:g}s"}}
+        async with program(tmp_path, *login, config=config) as exporter:
+            await exporter.ready()
+            for key in keys:
+                await rig.evict(key, descheduler=False)
+            left_at = time.monotonic()
+
+            async def is_mostly_gone() -> bool:
+                nonlocal left, left_at, waited
+                found, now = await read(exporter), time.monotonic()
+                if len(found) < left:
+                    left, left_at = len(found), now
+                ages = [one["ageSeconds"] for one in found if one["state"] == "capacity"]
+                waited = max([waited, *ages])
+                if now - left_at < after - SETTLED:
+                    assert [one for one in found if one["stuck"]] == []
+                return left <= 6
+
+            await poll(is_mostly_gone, within=900.0, what="14 VMs moved")
+            assert waited > after
+            for key in keys:
+                rig.player.plan(key, "hangs")
+
+            async def is_stuck() -> list[dict[str, Any]]:
+                found = await read(exporter)
+                waiting = [one for one in found if one["state"] == "capacity"]
+                hanging = len(found) - len(waiting) == 2
+                return found if hanging and all(one["stuck"] for one in waiting) else []
+
+            found = await poll(is_stuck, within=300.0, what="the queue stuck")
+    states = Counter(f"{one['state']}{', stuck' * one['stuck']}" for one in found)
+    prove(
+        f"rig: {vms - left} of {vms} VMs moved, none stuck, though VMs waited up to {waited:.0f} s"
+        f" with stuck.after {after:g}s; the queue stopped: {dict(states)}"
+    )
+    assert set(states) == {"migrating", "capacity, stuck"}

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.engine.diagnosis import (
+    NEXT_ATTEMPT,
     Backoff,
     Cause,
     Diagnosis,
@@ -19,6 +21,7 @@ from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
 from exporter.engine.model import (
     Hold,
     MigrationLimits,
+    Outcome,
     Priority,
     Resource,
     StuckPolicy,
@@ -356,6 +359,81 @@ class TestStuck:
         found = diagnosis(evidence)
         assert found.stuck_by == causes
         assert found.stuck == bool(causes)
+
+    @pytest.mark.parametrize(
+        ("departure", "newest", "stuck"),
+        [
+            pytest.param(NOW - 1800, NOW - 1800, False, id="out-of-its-node"),
+            pytest.param(NOW - 1801, NOW - 60, True, id="out-of-other-nodes-alone"),
+            pytest.param(None, NOW - 60, True, id="never-out-of-its-node"),
+        ],
+    )
+    def test_a_queue_of_a_node(
+        self, departure: float | None, newest: float, *, stuck: bool
+    ) -> None:
+        """It is not stuck while VMs leave the node, however old the evacuation is."""
+        departures = {} if departure is None else {"n1": departure}
+        load = replace(OUTBOUND_FULL, departures=departures, newest_success=newest)
+        assert diagnosis(an_evacuation(age=9000), load=load).stuck == stuck
+        waiting = an_evacuation(age=9000, vmims=(an_attempt(created=NOW - 8990),))
+        assert diagnosis(waiting, load=load).stuck == stuck
+
+    @pytest.mark.parametrize(("newest", "stuck"), [(NOW - 1800, False), (NOW - 1801, True)])
+    def test_a_queue_of_the_cluster(self, newest: float, *, stuck: bool) -> None:
+        """Where the cluster's limit is reached, any migration moves the queue."""
+        load = replace(FULL, departures={"n1": NOW - 9000}, newest_success=newest)
+        assert diagnosis(an_evacuation(age=9000), load=load).stuck == stuck
+
+    @pytest.mark.parametrize(
+        ("seconds", "newest", "stuck"),
+        [
+            pytest.param(1799, NOW - 2000, True, id="the-queue-had-stopped-for-too-long"),
+            pytest.param(1799, NOW - 1800, False, id="the-queue-moved-before-its-turn"),
+            pytest.param(1800, NOW, False, id="the-queue-moves-on"),
+            pytest.param(1801, NOW, True, id="its-turn-was-too-long-ago"),
+        ],
+    )
+    def test_its_turn(self, seconds: float, newest: float, *, stuck: bool) -> None:
+        """After a queue the age counts from the VM's turn, not from the request."""
+        load = replace(ROOM, newest_success=newest)
+        target = a_target(created=NOW - seconds, scheduled=True)
+        evacuation = an_evacuation(
+            age=9000,
+            vmims=(an_attempt(created=NOW - 8990, phase="Scheduling"),),
+            pods=(SOURCE, target),
+        )
+        found = diagnosis(evacuation, load=load)
+        assert (found.state, found.stuck) == (State.TARGET_NOT_READY, stuck)
+
+    def test_it_migrates_after_the_queue(self) -> None:
+        """A VM whose migration begins as soon as its turn has come is not stuck."""
+        evacuation = an_evacuation(
+            age=9000,
+            vmi={"migration": a_running_state(start=NOW - 50)},
+            vmims=(an_attempt(created=NOW - 60, scheduled_at=NOW - 55, phase="Running"),),
+        )
+        assert not diagnosis(evacuation, load=replace(ROOM, newest_success=NOW - 61)).stuck
+        assert diagnosis(evacuation, load=ROOM).stuck
+
+    def test_a_failure_is_a_turn(self) -> None:
+        """What failed a while ago has had its turn, whatever moved since."""
+        load = replace(ROOM, newest_success=NOW)
+        for ended, stuck in ((1800.0, False), (1801.0, True)):
+            failed = {"f1": NOW - ended, "f2": NOW - 60}
+            evacuation = an_evacuation(age=9000, marker={"failed": failed})
+            assert diagnosis(evacuation, load=load).stuck == stuck
+
+    @pytest.mark.parametrize(
+        ("seconds", "stuck"), [(NEXT_ATTEMPT, False), (NEXT_ATTEMPT + 1, True)]
+    )
+    def test_between_two_turns(self, seconds: float, *, stuck: bool) -> None:
+        """KubeVirt takes a while to use a place, and to clear the marker of a VM that has left."""
+        moved = NOW - seconds
+        load = replace(ROOM, newest_success=moved)
+        assert diagnosis(an_evacuation(age=9000), load=load).stuck == stuck
+        left = a_state(uid="e1", start=moved - 9, end=moved, outcome=Outcome.SUCCEEDED)
+        gone = diagnosis(an_evacuation(age=9000, vmi={"node": "n2", "migration": left}))
+        assert (gone.state, gone.stuck) == (State.STALE_MARKER, stuck)
 
     def test_external_for_a_day(self) -> None:
         """An External VMI that evacuates for a day is visible and not stuck by default."""

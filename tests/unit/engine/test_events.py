@@ -31,6 +31,7 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
         "source": Source.UNKNOWN,
         "state": State.TARGET_UNSCHEDULABLE,
         "stuck_by": ("age",),
+        "due_at": NOW - 200.0,
         "failed_attempts": 2,
         "backoff": None,
         "diverged": False,

@@ -9,6 +9,7 @@ from exporter.engine.diagnosis import Load
 from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import (
+    CLOCK_SKEW,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
@@ -596,6 +597,32 @@ class TestLoad:
         assert store.load() == Load(2, {"n1": 1, "n2": 2}, MigrationLimits())
         store.put(an_ended_vmim(uid="a", name="a"))
         assert store.load() == Load(1, {"n2": 1}, MigrationLimits())
+
+    def test_departures(self) -> None:
+        """The newest success out of each node, and of any, stay known when the VMI moves on."""
+        store = a_store()
+        store.put(KubeVirtSettings())
+        store.read_at = NOW
+
+        def migrated(uid: str, source: str, end: float, outcome: Outcome) -> None:
+            state = MigrationState(
+                uid=uid, start=NOW - 900, ended=True, end=end, outcome=outcome, source_node=source
+            )
+            store.put(a_vmi(node="n3", migration=state))
+
+        migrated("a", "n1", NOW - 60, Outcome.SUCCEEDED)
+        migrated("b", "n2", NOW - 30, Outcome.SUCCEEDED)
+        migrated("c", "n1", NOW - 10, Outcome.FAILED)
+        migrated("d", "n1", NOW - 90, Outcome.SUCCEEDED)
+        migrated("e", "n1", NOW + CLOCK_SKEW + 1, Outcome.SUCCEEDED)
+        load = store.load()
+        assert load is not None
+        assert load.departures == {"n1": NOW - 60, "n2": NOW - 30}
+        assert load.newest_success == NOW - 30
+        migrated("f", "n1", NOW + CLOCK_SKEW, Outcome.SUCCEEDED)
+        load = store.load()
+        assert load is not None
+        assert load.newest_success == load.departures["n1"] == NOW
 
     def test_a_target_pod_of_another_namespace(self) -> None:
         """It is no target pod of this migration, whatever its labels say."""
