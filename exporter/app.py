@@ -18,12 +18,13 @@ from exporter import __version__
 from exporter.checkpoint.changes import PendingChanges
 from exporter.checkpoint.configmap import ConfigMapWriter
 from exporter.checkpoint.file import FileWriter
+from exporter.checkpoint.reader import ConfigMapReader
 from exporter.checkpoint.writer import CheckpointWriter
 from exporter.counters import Counters
 from exporter.engine.events import EventQueue
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
-from exporter.health import Health, Watched
+from exporter.health import CheckpointHealth, Health, Watched
 from exporter.kube.client import ApiServer, Login, find_namespace
 from exporter.kube.events import EventWriter
 from exporter.kube.informers import Informers
@@ -153,15 +154,15 @@ async def run(
 
 @dataclass(frozen=True)
 class _Keeping:
-    """The checkpoint's writer and the reader of its ConfigMaps, if there are any."""
+    """The checkpoint's writer and the watch of its ConfigMaps, if there are any."""
 
     changed: Callable[[], None]
     writer: CheckpointWriter | None = None
-    reader: Reflector | None = None
+    watch: Reflector | None = None
 
     def jobs(self) -> list[Coroutine[None, None, None]]:
         """The jobs to run beside the watch."""
-        return [job.run() for job in (self.writer, self.reader) if job is not None]
+        return [job.run() for job in (self.writer, self.watch) if job is not None]
 
     def note_change(self) -> None:
         """The store has changed."""
@@ -195,8 +196,9 @@ def _prepare_keeping(
     if place is None:
         return _Keeping(changed)
     changes = PendingChanges(store, settings.policy.migration_history_window)
+    status = health.checkpoint = CheckpointHealth(find_unwritten=lambda: changes.unwritten_since)
     if isinstance(place, Path):
-        file = FileWriter(changes, health, place, interval=interval, clock=clock)
+        file = FileWriter(changes, health, status, place, interval=interval, clock=clock)
         file.read()
         return _Keeping(changed, file)
     watched = Watched(Resource.CONFIGMAPS, place.namespace)
@@ -210,11 +212,16 @@ def _prepare_keeping(
         rng=rng,
         wall=clock,
     )
+    reader = ConfigMapReader(changes, watched, status, place, clock=clock)
     writer = ConfigMapWriter(
-        changes, health, api, place, lease=lease, interval=interval, clock=clock
+        changes, health, status, api, reader, lease=lease, interval=interval, clock=clock
     )
-    reader = Reflector(api, watched, writer, settings.kube, clock=clock, rng=rng, changed=changed)
-    return _Keeping(changed, writer, reader)
+    watch = Reflector(
+        api, watched, reader, settings.kube, clock=clock, rng=rng, changed=reader.wake
+    )
+    keeping = _Keeping(changed, writer, watch)
+    reader.merged = keeping.note_change
+    return keeping
 
 
 def _report_events(

@@ -84,13 +84,15 @@ def _nothing() -> None:
 class CheckpointHealth:
     """The state of the checkpoint.
 
-    `may_write`: whether this process writes it. `find_unwritten`: when the oldest unwritten
+    `may_write`: whether this process writes it. `loaded`: what was stored at our start has been
+    merged. `find_unwritten`: when the oldest unwritten
     change was made. `written_at`: when this process last saw it fully written. It holds `vmis`
     VMIs in `size` bytes.
     """
 
     may_write: Callable[[], bool] = _never
     find_unwritten: Callable[[], Instant | None] = _nothing
+    loaded: bool = True
     written_at: Instant | None = None
     vmis: int = 0
     size: int = 0
@@ -142,7 +144,8 @@ class Health:
     def ready(self) -> bool:
         """Whether VMIs are synced in any namespace, and everything else is synced or refused."""
         vmis = self.of(Resource.VMIS)
-        return any(one.synced for one in vmis) and all(one.settled for one in self.watched)
+        is_settled = any(one.synced for one in vmis) and all(one.settled for one in self.watched)
+        return is_settled and not self._is_loading
 
     def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
         """The last contact of the watch of this namespace; None: not watched or not synced."""
@@ -165,7 +168,8 @@ class Health:
 
     def waiting_for(self) -> list[str]:
         """What is neither synced nor refused yet, in words."""
-        return [_place(one) for one in self.watched if not one.settled]
+        waiting = [_place(one) for one in self.watched if not one.settled]
+        return waiting or ["the checkpoint"] * self._is_loading
 
     def refused_resources(self) -> dict[str, str]:
         """The refused resources, and why."""
@@ -224,6 +228,12 @@ class Health:
         observed = self.observed_at
         dies = None if observed is None else observed + self.stale_after + self.dead_after
         return dies if dies is not None and dies > now else None
+
+    @property
+    def _is_loading(self) -> bool:
+        """Whether the checkpoint's content has been listed and not merged yet."""
+        loaded = self.checkpoint is None or self.checkpoint.loaded
+        return not loaded and not self.is_refused(Resource.CONFIGMAPS)
 
     @property
     def lost_namespaces(self) -> frozenset[str]:

@@ -9,9 +9,9 @@ import structlog
 
 from exporter.checkpoint.changes import PendingChanges
 from exporter.checkpoint.format import SHARDS, VERSION, Damaged, UnknownVersion, split
-from exporter.checkpoint.writer import CheckpointWriter
+from exporter.checkpoint.writer import CheckpointWriter, note_fault
 from exporter.engine.model import Instant, Seconds
-from exporter.health import CheckpointFault, Health
+from exporter.health import CheckpointFault, CheckpointHealth, Health
 
 
 log = structlog.stdlib.get_logger()
@@ -33,12 +33,13 @@ class FileWriter(CheckpointWriter):
         self,
         changes: PendingChanges,
         health: Health,
+        status: CheckpointHealth,
         path: Path,
         *,
         interval: Seconds,
         clock: Callable[[], Instant],
     ) -> None:
-        super().__init__(changes, health, interval=interval, clock=clock)
+        super().__init__(changes, health, status, interval=interval, clock=clock)
         self._path = path
         self._left_for_us = _path_of_version(path, VERSION)
         self._to_rename: dict[Path, Path] = {}
@@ -57,7 +58,8 @@ class FileWriter(CheckpointWriter):
             raise CheckpointUnwritable(f"checkpoint: file:{self._path}: {error}") from error
         for path in found:
             self._read(path)
-        self._changes.encode_touched(self._clock())
+        for _ in self._changes.encode_touched(self._clock()):
+            pass  # nobody waits for us yet
         if not found:
             log.info("checkpoint_missing", path=str(self._path))
             return
@@ -68,24 +70,29 @@ class FileWriter(CheckpointWriter):
         try:
             raw = path.read_bytes()
         except OSError as error:
-            self._note_fault(CheckpointFault.UNREADABLE, str(error), path=str(path))
+            note_fault(self._status, CheckpointFault.UNREADABLE, str(error), path=str(path))
             return
         for piece in split(raw):
             try:
-                self._changes.load_shard(piece)
+                for _ in self._changes.merge(piece, self._clock()):
+                    pass
             except UnknownVersion as unknown:
                 kept = _path_of_version(path, unknown.version)
-                self._note_fault(
-                    CheckpointFault.UNKNOWN_VERSION, str(unknown), path=str(path), kept=str(kept)
+                note_fault(
+                    self._status,
+                    CheckpointFault.UNKNOWN_VERSION,
+                    str(unknown),
+                    path=str(path),
+                    kept=str(kept),
                 )
                 self._to_rename[path] = kept
                 return
             except Damaged as damage:
-                self._note_fault(CheckpointFault.DAMAGED, str(damage), path=str(path))
+                note_fault(self._status, CheckpointFault.DAMAGED, str(damage), path=str(path))
 
     async def _write(self) -> None:
         changes = self._changes
-        if not changes.changed:
+        if not changes.unwritten:
             return
         content = bytearray()
         for shard in range(SHARDS):
@@ -98,7 +105,7 @@ class FileWriter(CheckpointWriter):
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._replace, bytes(content)))
             await asyncio.shield(self._writing)
         except OSError as error:
-            self._note_fault(CheckpointFault.NOT_WRITTEN, str(error), path=str(self._path))
+            note_fault(self._status, CheckpointFault.NOT_WRITTEN, str(error), path=str(self._path))
             return
         for shard in range(SHARDS):
             changes.note_written(shard)

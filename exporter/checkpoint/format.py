@@ -11,18 +11,18 @@ ConfigMap holds one. Damage costs only the shard that it is in.
 """
 
 import hashlib
-import math
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
-from exporter.engine.history import Migration
+from exporter.engine.history import Migration, join
 from exporter.engine.model import Instant, Outcome, Seconds
 
 
@@ -36,7 +36,10 @@ LONGEST_SHARD = 2**20 - 2**13
 _MAGIC = b"KVEC"
 _HEAD = struct.Struct(">4sHI16s")
 _UUID_BYTES = 16
-_Time: TypeAlias = int | float | None
+_YEARS = Meta(ge=-62_135_596_800, lt=253_402_300_800)
+"""The years 1 to 9999: what RFC 3339 can write."""
+_Instant: TypeAlias = Annotated[int, _YEARS] | Annotated[float, _YEARS]
+_Time: TypeAlias = _Instant | None
 
 
 class Damaged(Exception):
@@ -62,16 +65,16 @@ class _Migration(Struct, array_like=True, gc=False):
 
 class _Failure(Struct, array_like=True, gc=False):
     uid: bytes
-    end: int | float
+    end: _Instant
 
 
 class _Marker(Struct, array_like=True):
     node: str
-    requested_at: int | float
-    seen_at: int | float
+    requested_at: _Instant
+    seen_at: _Instant
     not_before: _Time
-    failed: list[_Failure]
-    forgotten: int
+    failed: Annotated[list[_Failure], Meta(max_length=FAILURES_KEPT)]
+    forgotten: Annotated[int, Meta(ge=0)]
 
 
 class _Entry(Struct, array_like=True):
@@ -82,7 +85,8 @@ class _Entry(Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[_Entry])
+_decoder = msgspec.msgpack.Decoder(_Entry)
+_splitter = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def shard_of(uid: str) -> int:
@@ -131,8 +135,8 @@ def seal(entries: Iterable[bytes]) -> bytes:
     return _HEAD.pack(_MAGIC, VERSION, len(payload), digest) + payload
 
 
-def unseal(raw: bytes) -> list[Remembered]:
-    """Decode a sealed shard. Raises `Damaged` or `UnknownVersion`."""
+def unseal(raw: bytes) -> list[bytes]:
+    """The encoded entries of a sealed shard. Raises `Damaged` or `UnknownVersion`."""
     magic, version, length, digest = _read_head(raw)
     if magic != _MAGIC:
         raise Damaged(f"expected a checkpoint, which begins with {_MAGIC!r}, got {magic!r}")
@@ -144,9 +148,47 @@ def unseal(raw: bytes) -> list[Remembered]:
     if version != VERSION:
         raise UnknownVersion(version, raw)
     try:
-        return [_read_entry(entry) for entry in _decoder.decode(payload)]
-    except (msgspec.DecodeError, ValueError) as error:
+        return [bytes(entry) for entry in _splitter.decode(payload)]
+    except msgspec.DecodeError as error:
         raise Damaged(f"the content cannot be read: {error}") from error
+
+
+def decode(entry: bytes) -> Remembered:
+    """Decode the entry of one VMI. Raises `Damaged`."""
+    try:
+        wire = _decoder.decode(entry)
+        return Remembered(
+            uid=_read_uid(wire.uid),
+            namespace=wire.namespace,
+            migrations={_read_uid(m.key): _read_migration(m) for m in wire.migrations},
+            marker=None if wire.marker is None else _read_marker(wire.marker),
+        )
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Damaged(f"an entry cannot be read: {error}") from error
+
+
+def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
+    """Whether a stored entry has all that `entry` has, however it was encoded.
+
+    Both are empty or valid. It may have more migrations: those that no longer matter.
+    """
+    if stored == entry:
+        return True
+    if not stored or not entry:
+        return False
+    one, other = decode(stored), decode(entry)
+    return one.marker == other.marker and all(
+        key in one.migrations and _includes(one.migrations[key], migration, now)
+        for key, migration in other.migrations.items()
+    )
+
+
+def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
+    """Whether joining `migration` adds nothing; a substitute for an end that is past is nothing."""
+    joined = join(stored, migration)
+    if _is_past(stored.end, now):
+        joined = replace(joined, finished_at=stored.finished_at)
+    return joined == stored
 
 
 def split(raw: bytes) -> Iterator[bytes]:
@@ -210,13 +252,7 @@ def _pack_instant(instant: Instant) -> int | float:
 
 
 def _read_time(instant: _Time) -> Instant | None:
-    return None if instant is None else _read_instant(instant)
-
-
-def _read_instant(instant: float) -> Instant:
-    if not math.isfinite(instant):
-        raise ValueError(f"expected an instant, got {instant}")
-    return float(instant)
+    return None if instant is None else float(instant)
 
 
 def _pack_marker(marker: Marker) -> _Marker:
@@ -233,15 +269,6 @@ def _pack_marker(marker: Marker) -> _Marker:
     )
 
 
-def _read_entry(entry: _Entry) -> Remembered:
-    return Remembered(
-        uid=_read_uid(entry.uid),
-        namespace=entry.namespace,
-        migrations={_read_uid(m.key): _read_migration(m) for m in entry.migrations},
-        marker=None if entry.marker is None else _read_marker(entry.marker),
-    )
-
-
 def _read_migration(wire: _Migration) -> Migration:
     return Migration(
         start=_read_time(wire.start),
@@ -253,16 +280,12 @@ def _read_migration(wire: _Migration) -> Migration:
 
 
 def _read_marker(wire: _Marker) -> Marker:
-    if len(wire.failed) > FAILURES_KEPT or wire.forgotten < 0:
-        raise ValueError(
-            "expected at most 64 failures and a count of the others that is not negative"
-        )
     return Marker(
         node=wire.node,
-        requested_at=_read_instant(wire.requested_at),
-        seen_at=_read_instant(wire.seen_at),
+        requested_at=float(wire.requested_at),
+        seen_at=float(wire.seen_at),
         not_before=_read_time(wire.not_before),
-        failed={_read_uid(one.uid): _read_instant(one.end) for one in wire.failed},
+        failed={_read_uid(one.uid): float(one.end) for one in wire.failed},
         forgotten=wire.forgotten,
     )
 

@@ -8,6 +8,7 @@ Every failure is logged, counted and retried; verdicts do not depend on it.
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 import structlog
 
@@ -16,10 +17,13 @@ from exporter.engine.model import Instant, Resource, Seconds
 from exporter.health import CheckpointFault, CheckpointHealth, Health
 
 
-SLICE = 200
-"""How many VMIs are encoded without yielding: 2 ms."""
-
 log = structlog.stdlib.get_logger()
+
+
+def note_fault(status: CheckpointHealth, fault: CheckpointFault, why: str, **place: object) -> None:
+    """Count and log a fault of the checkpoint."""
+    status.faults[fault] += 1
+    log.warning("checkpoint_fault", fault=str(fault), why=why, **place)
 
 
 class CheckpointWriter:
@@ -32,19 +36,18 @@ class CheckpointWriter:
         self,
         changes: PendingChanges,
         health: Health,
+        status: CheckpointHealth,
         *,
         interval: Seconds,
         clock: Callable[[], Instant],
     ) -> None:
         self._changes = changes
-        self._health = health
+        self._seen_through = partial(health.seen_through, Resource.VMIS)
         self._interval = interval
         self._clock = clock
         self._awake = asyncio.Event()
         self._hurried = asyncio.Event()
-        self._status = health.checkpoint = CheckpointHealth(
-            find_unwritten=lambda: changes.unwritten_since
-        )
+        self._status = status
 
     def note_change(self) -> None:
         """Wake the writer: there may be something to write."""
@@ -56,20 +59,19 @@ class CheckpointWriter:
             await self._awake.wait()
             self._awake.clear()
             await self.flush()
-            if self._changes.changed or self._changes.awaits_vmis:
+            if self._changes.unwritten or self._changes.awaits_vmis:
                 self._awake.set()
             await self._rest()
 
     async def flush(self) -> None:
         """Write the pending changes now, if this process may write."""
         changes, now = self._changes, self._clock()
-        changes.prune(partial(self._health.seen_through, Resource.VMIS), now)
-        while changes.encode_touched(now, most=SLICE):  # noqa: ASYNC110 (it yields)
+        for _ in chain(changes.prune(self._seen_through), changes.encode_touched(now)):
             await asyncio.sleep(0)
         await self._write()
         self._status.vmis = len(changes)
         self._status.size = changes.size
-        if self._status.writes and not changes.changed:
+        if self._status.writes and not changes.unwritten:
             self._status.written_at = now
 
     async def close(self) -> None:
@@ -91,7 +93,3 @@ class CheckpointWriter:
 
     async def _write(self) -> None:
         raise NotImplementedError
-
-    def _note_fault(self, fault: CheckpointFault, why: str, **place: object) -> None:
-        self._status.faults[fault] += 1
-        log.warning("checkpoint_fault", fault=str(fault), why=why, **place)

@@ -1,13 +1,14 @@
 """Everything that is known about one VMI: its objects, its history, its evacuation."""
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from exporter.engine.history import History, Migration
-from exporter.engine.model import CLOCK_SKEW, Instant, Pod, Resource, Vmi, Vmim
+from exporter.engine.history import History, Migration, join
+from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, Vmi, Vmim
 
 
 FAILURES_KEPT = 64
@@ -71,7 +72,7 @@ class Marker(Struct, kw_only=True):
         counted plus what only the other side can have counted, and the reverse. True if anything
         changed.
         """
-        before = (self.requested_at, self.seen_at, dict(self.failed), self.forgotten)
+        before = replace(self, failed=dict(self.failed))
         self.seen_at = min(self.seen_at, other.seen_at)
         bounds = [b for b in (self.not_before, other.not_before) if b is not None]
         self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
@@ -85,7 +86,7 @@ class Marker(Struct, kw_only=True):
         union = sorted((self.failed | other.failed).items(), key=_by_end)
         self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
         self.forgotten = counted - len(self.failures_since_request())
-        return before != (self.requested_at, self.seen_at, self.failed, self.forgotten)
+        return before != self
 
     def _is_ours(self, instant: Instant) -> bool:
         """Whether an event at this instant belongs to this evacuation."""
@@ -124,6 +125,16 @@ class Remembered(Struct, frozen=True, kw_only=True):
     namespace: str
     migrations: dict[str, Migration] = {}
     marker: Marker | None = None
+
+    def join(self, other: "Remembered") -> "Remembered":
+        """Merge what two replicas, or two runs, remembered of one VMI."""
+        migrations = self.migrations | other.migrations
+        for key in self.migrations.keys() & other.migrations.keys():
+            migrations[key] = join(self.migrations[key], other.migrations[key])
+        ends = [m.known_end for m in migrations.values() if m.outcome is Outcome.SUCCEEDED]
+        return replace(
+            self, migrations=migrations, marker=_join_markers(self.marker, other.marker, ends)
+        )
 
 
 class Evidence(Struct, frozen=True, kw_only=True, gc=False):
@@ -165,6 +176,25 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     def unfinished(self) -> Vmim | None:
         """An unfinished VMIM of this VMI, if there is one."""
         return next((vmim for vmim in self.vmims if not vmim.finished), None)
+
+
+def _join_markers(
+    one: Marker | None, other: Marker | None, successes: Iterable[Instant | None]
+) -> Marker | None:
+    """The later evacuation; both joined if no success off that node lies between them."""
+    if one is None or other is None:
+        return other if one is None else one
+    early, late = sorted((one, other), key=_by_first_sight)
+    if early.node == late.node and not any(
+        end is not None and early.seen_at <= end <= late.seen_at for end in successes
+    ):
+        late = replace(late, failed=dict(late.failed))
+        late.join(early)
+    return late
+
+
+def _by_first_sight(marker: Marker) -> Instant:
+    return marker.seen_at
 
 
 def _count_both(one: Marker, other: Marker, since: Instant) -> int:

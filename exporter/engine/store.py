@@ -359,24 +359,28 @@ class Store:
         """Merge what a checkpoint stored of a VMI, or keep it until that VMI is seen."""
         uid = remembered.uid
         record = self._by_uid.get(uid)
-        if record is None:
-            self._recalled[uid] = remembered
-        else:
-            self._recall(record, remembered)
-        self._touch(uid)
+        if record is not None:
+            if self._recall(record, remembered):
+                self._touch(uid)
+            return
+        known = self._recalled.get(uid)
+        joined = remembered if known is None else known.join(remembered)
+        if joined != known:
+            self._recalled[uid] = joined
+            self._touch(uid)
 
-    def recalled(self) -> list[Remembered]:
-        """What was recalled about VMIs that have not been seen yet."""
-        return list(self._recalled.values())
+    def recalled(self, uid: str) -> Remembered | None:
+        """What was recalled about a VMI that has not been seen yet."""
+        return self._recalled.get(uid)
 
     def forget(self, uid: str) -> None:
         """Drop what was recalled about a VMI that has not been seen."""
         if self._recalled.pop(uid, None) is not None:
             self._touch(uid)
 
-    def _recall(self, record: VmiRecord, remembered: Remembered) -> None:
+    def _recall(self, record: VmiRecord, remembered: Remembered) -> bool:
+        """Merge what was recalled about a VMI; True if that changed anything."""
         migrations = remembered.migrations
-        self._drop_evidence(record)
         record.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
         changed = [
             record.history.put("" if is_end_key(key) else key, migration, keep=self._keep)
@@ -390,11 +394,14 @@ class Store:
             and not recalled.is_over(vmi, record.history.newest_success())
         ):
             changed.append(marker.join(recalled))
-        if any(changed):
-            self._bind_all(record)
-            self._evacuations.note_success(record, self.read_at)
-            self._evacuations.note_attempts(record, self.read_at)
-            self.revision += 1
+        if not any(changed):
+            return False
+        self._drop_evidence(record)
+        self._bind_all(record)
+        self._evacuations.note_success(record, self.read_at)
+        self._evacuations.note_attempts(record, self.read_at)
+        self.revision += 1
+        return True
 
     def _touch(self, uid: str) -> None:
         if self.touched is not None:

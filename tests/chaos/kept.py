@@ -7,12 +7,13 @@ from base64 import b64decode
 from collections.abc import Iterable
 from pathlib import Path
 
-from exporter.checkpoint.configmap import DATA_KEY
-from exporter.checkpoint.format import encode, seal, shard_of, split, unseal
+from exporter.checkpoint.format import encode, seal, shard_of, split
+from exporter.checkpoint.reader import DATA_KEY
 from exporter.engine.evidence import Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import Outcome
 from tests.cluster.objects import Object
+from tests.support.checkpoints import read_shard
 
 
 DAY = 86_400.0
@@ -51,7 +52,7 @@ def shards(several: Iterable[Remembered]) -> dict[int, bytes]:
 
 def counted(raw: bytes) -> dict[str, int]:
     """How many migrations whole shards hold of each VMI, by UID. Raises where one is damaged."""
-    return {one.uid: len(one.migrations) for piece in split(raw) for one in unseal(piece)}
+    return {one.uid: len(one.migrations) for piece in split(raw) for one in read_shard(piece)}
 
 
 def counted_in(path: Path) -> dict[str, int]:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 
-from exporter.checkpoint.configmap import DATA_KEY, OWNER
-from exporter.checkpoint.format import shard_of
+from exporter.checkpoint.configmap import OWNER
+from exporter.checkpoint.format import seal, shard_of, split, unseal
+from exporter.checkpoint.reader import DATA_KEY
 from exporter.kube.kubevirt import CHECKPOINT_LABEL
 from tests.chaos import SEED
 from tests.chaos.kept import another_version, counted, counted_in, remembered, shard_bytes, shards
@@ -146,12 +148,26 @@ def _cut_in_a_head(path: Path, raw: bytes) -> None:
     path.write_bytes(raw[: len(raw) // 3 + 11])
 
 
+def year_after_9999(raw: bytes) -> bytes:
+    """A shard of one VMI with a right checksum, whose first migration ended in no year."""
+    (entry,) = unseal(raw)
+    content = msgspec.msgpack.decode(entry)
+    content[2][0][2] = 1e300
+    return seal([msgspec.msgpack.encode(content)])
+
+
+def _no_year(path: Path, raw: bytes) -> None:
+    *whole, last = split(raw)
+    path.write_bytes(b"".join([*whole, year_after_9999(last)]))
+
+
 @pytest.mark.parametrize(
     ("spoil", "fault", "left"),
     [
         pytest.param(_nothing, None, 0, id="empty"),
         pytest.param(_garbage, "damaged", 0, id="garbage"),
         pytest.param(_cut_in_a_head, "damaged", 1, id="cut-in-a-head"),
+        pytest.param(_no_year, "damaged", 2, id="no-year"),
         pytest.param(_unreadable, "unreadable", 0, id="unreadable"),
         pytest.param(_directory, "unreadable", 0, id="directory"),
     ],
@@ -243,12 +259,13 @@ async def test_damage_in_every_region_of_a_configmap(
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
-    made = await some_vmis(real, namespace, 10)
+    made = await some_vmis(real, namespace, 11)
     data: list[dict[str, bytes]] = [{DATA_KEY: raw} for raw in sealed(made)]
     for position, region in enumerate(REGIONS.values()):
         data[position] = {DATA_KEY: damage(data[position][DATA_KEY], region, rng)}
     data[5] = {DATA_KEY: data[5][DATA_KEY][:-3]}
     data[6] = {DATA_KEY: b""}
+    data[9] = {DATA_KEY: year_after_9999(data[9][DATA_KEY])}
     newer = another_version(b"what a later version knows")
     data[7] = {DATA_KEY: newer}
     data[8] = {DATA_KEY: newer, f"{DATA_KEY}.v1": data[8][DATA_KEY]}
@@ -258,12 +275,12 @@ async def test_damage_in_every_region_of_a_configmap(
     config = {**keeping(namespace), "namespaces": [namespace]}
     async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
         await exporter.ready()
-        assert await until_fault(exporter, "damaged") >= 7
+        assert await until_fault(exporter, "damaged") >= 8
         assert await until_fault(exporter, "unknown_version") == 2
-        await until_counts(exporter, made, [0] * 8 + [KNOWN, KNOWN])
+        await until_counts(exporter, made, [0] * 8 + [KNOWN, 0, KNOWN])
         for one in made:
             await migrate(real.admin, namespace, one["metadata"]["name"], ago=[30])
-        await until_counts(exporter, made, [1] * 8 + [KNOWN + 1] * 2)
+        await until_counts(exporter, made, [1] * 8 + [KNOWN + 1, 1, KNOWN + 1])
         await until_written(exporter)
         assert await exporter.end() == 0
     listed = {
@@ -275,11 +292,11 @@ async def test_damage_in_every_region_of_a_configmap(
         name: list(counted(raw).values())
         for name, raw in shard_bytes(await _maps(real, namespace)).items()
     }
-    assert [kept[name] for name in names] == [[1]] * 8 + [[KNOWN + 1]] * 2
+    assert [kept[name] for name in names] == [[1]] * 8 + [[KNOWN + 1], [1], [KNOWN + 1]]
     for name in names[7:9]:
         assert listed[name][f"{DATA_KEY}.v2"] == b64encode(newer).decode()
         assert sorted(listed[name]) == [DATA_KEY, f"{DATA_KEY}.v2"]
-    prove(f"damaged ConfigMaps: 7 shards damaged, 2 of a later version, seed {SEED}, 2 of 2 kept")
+    prove(f"damaged ConfigMaps: 8 shards damaged, 2 of a later version, seed {SEED}, 2 of 2 kept")
 
 
 async def _apply(real: RealStage, body: Object) -> None:

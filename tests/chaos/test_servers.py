@@ -11,7 +11,7 @@ from typing import TypeAlias
 import aiohttp
 import pytest
 
-from exporter.checkpoint.configmap import DATA_KEY
+from exporter.checkpoint.reader import DATA_KEY
 from tests.chaos.kept import counted, remembered, shard_bytes, shards
 from tests.chaos.proxy import Proxy
 from tests.chaos.replica import (

@@ -1,11 +1,14 @@
 """Helpers for tests of the checkpoint: permissions, settings, waiting, migrations with a past."""
 
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from exporter.checkpoint.format import decode, unseal
+from exporter.engine.evidence import Remembered
 from tests.cluster import (
     EXPORTER_READS,
     PATIENCE,
@@ -13,6 +16,7 @@ from tests.cluster import (
     VMIS,
     Client,
     RealCluster,
+    Resource,
     User,
     poll,
     vmim,
@@ -35,10 +39,12 @@ FAULTS = "kubevirt_eviction_exporter_checkpoint_faults_total"
 _numbers = count(1)
 
 
-async def a_keeper(cluster: RealCluster, namespace: str) -> Path:
+async def a_keeper(
+    cluster: RealCluster, namespace: str, reads: Iterable[Resource] = EXPORTER_READS
+) -> Path:
     """A kubeconfig that may read the cluster and write the checkpoint `NAME` in a namespace."""
     name = f"keeper-{next(_numbers)}"
-    user: User = await cluster.user(name, EXPORTER_READS)
+    user: User = await cluster.user(name, reads)
     shards = [f"{NAME}-{shard:02d}" for shard in range(64)]
     maps = {"apiGroups": [""], "resources": [CONFIG_MAPS.plural]}
     leases = {"apiGroups": [LEASES.group], "resources": [LEASES.plural]}
@@ -52,6 +58,24 @@ async def a_keeper(cluster: RealCluster, namespace: str) -> Path:
         namespace=namespace,
     )
     return cluster.kubeconfig(user)
+
+
+class FixedLease:
+    """A Lease that is held, or not, for good."""
+
+    def __init__(self, *, held: bool) -> None:
+        self.held = held
+        self.changed = lambda: None
+
+
+def finish(work: Iterator[object]) -> None:
+    """Do all of it at once."""
+    deque(work, maxlen=0)
+
+
+def read_shard(raw: bytes) -> list[Remembered]:
+    """What a sealed shard says. Raises `Damaged` or `UnknownVersion`."""
+    return [decode(entry) for entry in unseal(raw)]
 
 
 def keeping(namespace: str, **kube: str) -> dict[str, Any]:
@@ -93,6 +117,14 @@ async def until_one_writes(*replicas: Program) -> None:
     await poll(is_so, what="one writer")
 
 
+async def migrate_unseen(admin: Client, namespace: str, name: str, *, ago: float) -> None:
+    """A migration that ended so many seconds ago, of which only its deleted VMIM told."""
+    made = await admin.create(VMIMS, vmim(f"m{next(_numbers)}", namespace, of=name))
+    end = int(time.time()) - ago
+    await admin.merge_status(VMIMS, namespace, made["metadata"]["name"], _succeeded(end, {}))
+    await admin.delete(VMIMS, namespace, made["metadata"]["name"])
+
+
 async def migrate(
     admin: Client, namespace: str, name: str, *, ago: Iterable[float], forget: bool = True
 ) -> None:
@@ -110,16 +142,20 @@ async def migrate(
             "endTimestamp": rfc3339(end),
             "completed": True,
         }
-        final = {
-            "phase": "Succeeded",
-            "migrationState": state,
-            "phaseTransitionTimestamps": [
-                {"phase": "Scheduled", "phaseTransitionTimestamp": rfc3339(end - 12)},
-                {"phase": "Succeeded", "phaseTransitionTimestamp": rfc3339(end)},
-            ],
-        }
+        final = _succeeded(end, {"migrationState": state})
         made = migration["metadata"]["name"]
         await admin.merge(VMIS, namespace, name, {"status": {"migrationState": state}})
         await admin.merge_status(VMIMS, namespace, made, final)
         if forget:
             await admin.delete(VMIMS, namespace, made)
+
+
+def _succeeded(end: float, more: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "phase": "Succeeded",
+        "phaseTransitionTimestamps": [
+            {"phase": "Scheduled", "phaseTransitionTimestamp": rfc3339(end - 12)},
+            {"phase": "Succeeded", "phaseTransitionTimestamp": rfc3339(end)},
+        ],
+        **more,
+    }

@@ -12,23 +12,28 @@ import pytest
 from exporter.checkpoint.changes import PendingChanges
 from exporter.checkpoint.configmap import ConfigMapWriter
 from exporter.checkpoint.file import CheckpointUnwritable, FileWriter
-from exporter.checkpoint.format import seal, shard_of, unseal
-from exporter.engine.model import ConfigMap, Resource
+from exporter.checkpoint.format import shard_of
+from exporter.checkpoint.reader import ConfigMapReader
+from exporter.engine.model import Resource
 from exporter.engine.store import Store
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
 from exporter.kube.client import Absent, ApiServer, Forbidden, Login
+from exporter.kube.kubevirt import CHECKPOINT_LABEL
 from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
-from tests.cluster import VMIS, vmi
+from tests.cluster import EXPORTER_READS, VMIMS, VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
-from tests.support import builders
 from tests.support.api_servers import RealStage
-from tests.support.builders import KEEP, NAMESPACE, NOW, UID, a_state, a_vmi
+from tests.support.builders import KEEP, NOW, UID, a_state, a_vmi
 from tests.support.checkpoints import (
+    FAULTS,
     NAME,
+    FixedLease,
     a_keeper,
     keeping,
     migrate,
+    migrate_unseen,
+    read_shard,
     until_counted,
     until_one_writes,
     until_written,
@@ -71,6 +76,85 @@ async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path)
         assert heir.events("lease_released")
 
 
+async def test_the_holder_learns_what_only_a_standby_saw(real: RealStage, tmp_path: Path) -> None:
+    """Migrations that only a standby can see reach the holder of the Lease, and outlive both."""
+    namespace = await real.make_namespace()
+    await real.admin.create(VMIS, vmi("db", namespace))
+    without_vmims = [one for one in EXPORTER_READS if one != VMIMS]
+    blind = str(await a_keeper(real.cluster, namespace, without_vmims))
+    seeing = str(await a_keeper(real.cluster, namespace))
+    config = keeping(namespace, leaseDuration="15s")
+    async with program(tmp_path, "--kubeconfig", blind, config=config) as holder:
+        await holder.ready()
+        await until_one_writes(holder)
+        async with program(tmp_path, "--kubeconfig", seeing, config=config) as standby:
+            await standby.ready()
+            for ago in (300, 200, 100):
+                await migrate_unseen(real.admin, namespace, "db", ago=ago)
+            await until_counted(standby, namespace, "db", 3)
+            await until_counted(holder, namespace, "db", 3)
+            await until_written(standby)
+            await until_one_writes(holder)
+            await standby.end(signal.SIGKILL)
+        await holder.end(signal.SIGKILL)
+    async with program(tmp_path, "--kubeconfig", blind, config=config) as heir:
+        await heir.ready()
+        assert (await heir.verdict(namespace, "db", dryRun=True))["migrationsInWindow"] == 3
+
+
+async def test_refused_shards_do_not_keep_the_others_waiting(
+    real: RealStage, tmp_path: Path
+) -> None:
+    """With three immutable ConfigMaps, whose turn is first, every other shard is written."""
+    namespace = await real.make_namespace()
+    login = str(await a_keeper(real.cluster, namespace))
+    by_shard: dict[int, str] = {}
+    while len(by_shard) < 5:
+        name = f"db{len(by_shard)}"
+        made = await real.admin.create(VMIS, vmi(name, namespace))
+        if by_shard.setdefault(shard_of(made["metadata"]["uid"]), name) != name:
+            await real.admin.delete(VMIS, namespace, name)
+    shards = sorted(by_shard)
+    for shard in shards[:3]:
+        name, labels = f"{NAME}-{shard:02d}", {CHECKPOINT_LABEL: NAME}
+        metadata = {"name": name, "namespace": namespace, "labels": labels}
+        frozen = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True}
+        await real.admin.create(CONFIG_MAPS, frozen)
+    for name in by_shard.values():
+        await migrate(real.admin, namespace, name, ago=[60])
+    async with program(tmp_path, "--kubeconfig", login, config=keeping(namespace)) as exporter:
+        await exporter.ready()
+
+        async def others_are_written() -> bool:
+            listed = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+            written = {one["metadata"]["name"] for one in listed if "binaryData" in one}
+            return written == {f"{NAME}-{shard:02d}" for shard in shards[3:]}
+
+        await poll(others_are_written, what="the shards that are not refused")
+        assert await exporter.sample(FAULTS, fault="not_written")
+
+
+async def test_a_label_that_was_removed_is_put_back(real: RealStage, tmp_path: Path) -> None:
+    """Without it no replica would see the ConfigMap."""
+    namespace = await real.make_namespace()
+    login = str(await a_keeper(real.cluster, namespace))
+    made = await real.admin.create(VMIS, vmi("db", namespace))
+    name = f"{NAME}-{shard_of(made['metadata']['uid']):02d}"
+    await migrate(real.admin, namespace, "db", ago=[60])
+    async with program(tmp_path, "--kubeconfig", login, config=keeping(namespace)) as exporter:
+        await exporter.ready()
+        await until_written(exporter)
+        unlabelled = {"metadata": {"labels": {CHECKPOINT_LABEL: None}}}
+        await real.admin.merge(CONFIG_MAPS, namespace, name, unlabelled)
+
+        async def is_labelled() -> bool:
+            found = await real.admin.get(CONFIG_MAPS, namespace, name)
+            return CHECKPOINT_LABEL in found["metadata"].get("labels", {})
+
+        await poll(is_labelled, what="the label")
+        await until_written(exporter)
+
+
 async def test_without_a_checkpoint_only_the_cluster_remembers(
     real: RealStage, tmp_path: Path
 ) -> None:
@@ -81,14 +165,6 @@ async def test_without_a_checkpoint_only_the_cluster_remembers(
     async with program(tmp_path, "--kubeconfig", str(real.login.kubeconfig)) as exporter:
         await exporter.ready()
         assert (await exporter.verdict(namespace, "db"))["migrationsInWindow"] == 1
-
-
-class FixedLease:
-    """A Lease that is held, or not, for good."""
-
-    def __init__(self, *, held: bool) -> None:
-        self.held = held
-        self.changed = lambda: None
 
 
 class Garbled:
@@ -138,18 +214,22 @@ def a_config_map_writer(
     store = Store(endings_kept=KEEP)
     changes = PendingChanges(store, window=86_400.0)
     store.put(a_vmi(uid=uid, migration=a_state()))
-    health = Health(180.0, 600.0, [Watched(Resource.CONFIGMAPS, namespace, synced=True)])
+    watched = Watched(Resource.CONFIGMAPS, namespace, synced=True)
+    status = CheckpointHealth(find_unwritten=lambda: changes.unwritten_since)
+    place = ConfigMaps(namespace, NAME)
+    reader = ConfigMapReader(changes, watched, status, place, clock=lambda: NOW)
+    status.loaded = True
     writer = ConfigMapWriter(
         changes,
-        health,
+        Health(180.0, 600.0, [watched]),
+        status,
         cast("ApiServer", api),
-        ConfigMaps(namespace, NAME),
+        reader,
         lease=cast("Lease", FixedLease(held=may_write)),
         interval=1.0,
         clock=lambda: NOW,
     )
-    assert health.checkpoint is not None
-    return writer, changes, health.checkpoint
+    return writer, changes, status
 
 
 async def test_an_answer_that_is_no_config_map() -> None:
@@ -159,7 +239,7 @@ async def test_an_answer_that_is_no_config_map() -> None:
     await writer.flush()
     assert api.applied == 1
     assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
-    assert changes.changed == {shard_of(UID)}
+    assert changes.unwritten == [shard_of(UID)]
     assert told.unwritten_since == NOW
 
 
@@ -178,22 +258,8 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
 
     assert list(api.applied) == [name]
     assert json.dumps(api.applied) != before
-    assert shard_of(UID) not in changes.changed
+    assert shard_of(UID) not in changes.unwritten
     assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
-
-
-async def test_a_replica_that_lags_behind_the_writer() -> None:
-    """It reads the ConfigMap before its own watch: nothing is unwritten once that caught up."""
-    writer, changes, told = a_config_map_writer(Garbled(), may_write=False)
-    await writer.flush()
-    without_it = {"checkpoint": seal([])}
-    writer.put(
-        ConfigMap(namespace="x", name=f"{NAME}-{shard_of(UID):02d}", version="1", data=without_it)
-    )
-    assert told.unwritten_since == NOW
-    changes.store.remove(Resource.VMIS, NAMESPACE, builders.NAME)
-    await writer.flush()
-    assert told.unwritten_since is None
 
 
 @pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
@@ -201,7 +267,9 @@ def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
     """The start ends with the file that the configuration names."""
     changes = PendingChanges(Store(endings_kept=KEEP), window=86_400.0)
     path = tmp_path / name
-    writer = FileWriter(changes, Health(180.0, 600.0), path, interval=1.0, clock=lambda: NOW)
+    writer = FileWriter(
+        changes, Health(180.0, 600.0), CheckpointHealth(), path, interval=1.0, clock=lambda: NOW
+    )
     with pytest.raises(CheckpointUnwritable, match=f"checkpoint: file:{path}: "):
         writer.read()
 
@@ -214,7 +282,7 @@ async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch)
     await writer.flush()
     assert api.applied == 0
     assert told.faults == {CheckpointFault.TOO_LARGE: 1}
-    assert changes.changed == {shard_of(UID)}
+    assert changes.unwritten == [shard_of(UID)]
 
 
 async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> None:
@@ -227,7 +295,7 @@ async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> Non
         for uid in (UID, other_uid):
             writer, changes, told = a_config_map_writer(api, namespace, uid)
             await writer.flush()
-            assert (changes.changed, told.faults) == (set(), {})
+            assert (changes.unwritten, told.faults) == ([], {})
     (kept,) = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
-    listed = unseal(b64decode(kept["binaryData"]["checkpoint"]))
+    listed = read_shard(b64decode(kept["binaryData"]["checkpoint"]))
     assert {remembered.uid for remembered in listed} == {UID, other_uid}

@@ -1,35 +1,21 @@
 """From the store to shards and back: a process that dies anywhere has forgotten nothing."""
 
-import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from exporter.checkpoint.changes import AWAITED_FOR, PendingChanges
-from exporter.checkpoint.format import SHARDS, shard_of
-from exporter.engine.diagnosis import diagnose
+from exporter.checkpoint.changes import AWAITED_FOR, SLICE, PendingChanges
+from exporter.checkpoint.format import SHARDS, seal, shard_of
 from exporter.engine.evidence import FAILURES_KEPT, Marker
-from exporter.engine.model import (
-    Checkpoint,
-    Fact,
-    MigrationState,
-    Outcome,
-    Policy,
-    Resource,
-    StuckPolicy,
-    Trigger,
-    Vmi,
-    Vmim,
-)
-from exporter.engine.rules import decide
-from exporter.engine.store import Store
-from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_pod, a_store, a_vmi, a_vmim
+from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
+from exporter.engine.store import Key, Store
+from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_store, a_vmi, a_vmim
+from tests.support.checkpoints import finish
+from tests.unit.checkpoint.life import Life, told_by
 
 
 WINDOW = 86_400.0
-LIVES = 300
 
 
 def some_changes(*facts: Fact) -> PendingChanges:
@@ -37,7 +23,7 @@ def some_changes(*facts: Fact) -> PendingChanges:
     changes = PendingChanges(store=a_store(read_at=NOW), window=WINDOW)
     for fact in facts:
         changes.store.put(fact)
-    changes.encode_touched(NOW)
+    finish(changes.encode_touched(NOW))
     return changes
 
 
@@ -51,7 +37,7 @@ def an_heir(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
     changes = some_changes()
     take(changes, kept)
     put(changes.store, facts)
-    changes.encode_touched(NOW)
+    finish(changes.encode_touched(NOW))
     return changes
 
 
@@ -67,30 +53,30 @@ class TestFollowing:
     def test_a_vmi_that_never_moved_takes_nothing(self) -> None:
         """There is nothing to remember of it."""
         changes = some_changes(a_vmi())
-        assert (len(changes), changes.changed, changes.unwritten_since) == (0, set(), None)
+        assert (len(changes), changes.unwritten, changes.unwritten_since) == (0, [], None)
 
     def test_news(self) -> None:
         """A migration and a marker are to be written, once."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
-        assert (len(changes), changes.changed, changes.unwritten_since) == (1, {shard}, NOW)
+        assert (len(changes), changes.unwritten, changes.unwritten_since) == (1, [shard], NOW)
         changes.note_written(shard)
         changes.store.put(a_moved_vmi(node="n2"))
-        changes.encode_touched(NOW + 1)
-        assert (changes.changed, changes.unwritten_since) == (set(), None), "nothing to remember"
+        finish(changes.encode_touched(NOW + 1))
+        assert (changes.unwritten, changes.unwritten_since) == ([], None), "nothing to remember"
         changes.store.put(a_moved_vmi(evacuation_node="n1"))
-        changes.encode_touched(NOW + 2)
-        assert (changes.changed, changes.unwritten_since) == ({shard}, NOW + 2)
+        finish(changes.encode_touched(NOW + 2))
+        assert (changes.unwritten, changes.unwritten_since) == ([shard], NOW + 2)
 
     def test_pruned_with_the_vmi(self) -> None:
         """A VMI that goes takes its entry with it; one of the same name starts clean."""
         changes = some_changes(a_moved_vmi())
         changes.store.remove(Resource.VMIS, NAMESPACE, NAME)
-        changes.encode_touched(NOW)
+        finish(changes.encode_touched(NOW))
         assert len(changes) == 0
         changes.store.put(a_moved_vmi())
         changes.store.put(a_vmi(uid="another"))
-        changes.encode_touched(NOW)
+        finish(changes.encode_touched(NOW))
         assert len(changes) == 0
 
     def test_size(self) -> None:
@@ -100,21 +86,21 @@ class TestFollowing:
         alone = changes.size
         assert alone > 30
         changes.store.put(a_moved_vmi(name="b", uid="b"))
-        changes.encode_touched(NOW)
+        finish(changes.encode_touched(NOW))
         assert changes.size > alone
         changes.store.remove(Resource.VMIS, NAMESPACE, "b")
-        changes.encode_touched(NOW)
+        finish(changes.encode_touched(NOW))
         assert changes.size == alone
 
     def test_many_vmis_are_encoded_in_slices(self) -> None:
-        """Each call encodes at most `most` VMIs, and returns whether some are left."""
+        """Others run after every `SLICE` VMIs."""
         changes = some_changes()
-        for number in range(5):
+        for number in range(2 * SLICE + 1):
             changes.store.put(a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
-        left = [changes.encode_touched(NOW, most=2) for _ in range(3)]
+        encoded = [len(changes) for _ in changes.encode_touched(NOW)]
 
-        assert left == [True, True, False]
-        assert len(changes) == 5
+        assert encoded == [SLICE, 2 * SLICE]
+        assert len(changes) == 2 * SLICE + 1
 
 
 class TestVmisNotSeen:
@@ -125,39 +111,35 @@ class TestVmisNotSeen:
     def test_kept_while_its_namespace_is_not_watched(self) -> None:
         """Another replica, or we tomorrow, may watch it."""
         heir = an_heir(self.KEPT)
-        heir.prune(lambda _: None, NOW)
-        heir.prune(lambda _: None, NOW + 1e6)
-        heir.encode_touched(NOW + 1e6)
+        finish(heir.prune(lambda _: None))
+        finish(heir.encode_touched(NOW + 1e6))
         assert shards(heir) == self.KEPT
         assert heir.awaits_vmis
 
     def test_dropped_once_its_namespace_was_seen_whole(self) -> None:
         """Heard of the cluster for a minute since, and it is not there."""
         heir = an_heir(self.KEPT)
-        heir.prune({NAMESPACE: NOW}.get, NOW)
-        heir.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get, NOW + 1e6)
+        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get))
         assert heir.awaits_vmis
-        heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW + 1e6)
-        heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW + 1e6)
-        heir.encode_touched(NOW)
+        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get))
+        finish(heir.encode_touched(NOW))
         assert (heir.awaits_vmis, len(heir)) == (False, 0)
 
     def test_dropped_where_the_writer_dropped_it(self) -> None:
         """Who writes has seen it go."""
         heir = an_heir(self.KEPT)
-        heir.keep_only((shard_of(UID) + 1) % SHARDS, set())
-        heir.keep_only(shard_of(UID), {UID})
-        assert heir.store.recalled()
-        heir.keep_only(shard_of(UID), set())
-        heir.encode_touched(NOW)
+        finish(heir.load(shard_of(UID), self.KEPT[0], NOW, replaces=True))
+        assert heir.store.recalled(UID)
+        finish(heir.load(shard_of(UID), seal([]), NOW, replaces=True))
+        finish(heir.encode_touched(NOW))
         assert len(heir) == 0
 
     def test_a_vmi_that_is_seen_is_never_dropped(self) -> None:
         """Whatever another wrote: our own eyes count for more."""
         heir = an_heir(self.KEPT, a_vmi())
-        heir.keep_only(shard_of(UID), set())
-        heir.prune({NAMESPACE: NOW + 1e6}.get, NOW)
-        heir.encode_touched(NOW)
+        finish(heir.load(shard_of(UID), seal([]), NOW, replaces=True))
+        finish(heir.prune({NAMESPACE: NOW + 1e6}.get))
+        finish(heir.encode_touched(NOW))
         assert shards(heir) == self.KEPT
 
 
@@ -235,122 +217,91 @@ class TestRecalling:
         assert evacuation(later).requested_at > NOW
 
     def test_nothing_new(self) -> None:
-        """What is known already changes no answer, and is not written."""
+        """What is known already changes no answer, marks no VMI as changed, and is not written."""
         changes = some_changes(a_moved_vmi(evacuation_node="n1"))
-        changes.note_written(shard_of(UID))
+        shard = shard_of(UID)
+        kept = changes.seal(shard)
+        changes.note_written(shard)
+        observer = Observer()
+        changes.store.observers.append(observer)
         revision = changes.store.revision
-        changes.load_shard(changes.seal(shard_of(UID)))
-        changes.encode_touched(NOW)
-        assert (changes.store.revision, changes.changed) == (revision, set())
+        finish(changes.merge(kept, NOW))
+        finish(changes.load(shard, kept, NOW))
+        assert not observer.changed
+        assert (changes.store.revision, changes.unwritten) == (revision, [])
 
 
-class Life:
-    """One VM's life as a cluster shows it: what exists now, and every change as a fact.
+class Observer:
+    """Counts what a store says of its VMIs."""
 
-    KubeVirt keeps five finished VMIMs and empties `migrationState` at each hand-off.
-    """
+    def __init__(self) -> None:
+        self.changed = 0
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.now = NOW
-        self.vmi = a_vmi(created=NOW - 100)
-        self.vmims: dict[str, Vmim] = {}
-        self.made = 0
+    def note_change(self, _key: Key) -> None:
+        """A VMI changed."""
+        self.changed += 1
 
-    def objects(self) -> list[Fact]:
-        """What a list would show, in any order."""
-        shown: list[Fact] = [self.vmi, a_pod(), *self.vmims.values()]
-        self.rng.shuffle(shown)
-        return shown
-
-    def live(self, *stores: Store) -> None:
-        """A step of this life, of which these hear."""
-        self.now += self.rng.choice([1.0, 30.0, 900.0])
-        for store in stores:
-            store.read_at = self.now
-        for fact in self.step():
-            for store in stores:
-                store.put(fact)
-        finished = [vmim for vmim in self.vmims.values() if vmim.finished]
-        for vmim in finished[:-5]:
-            del self.vmims[vmim.name]
-            for store in stores:
-                store.remove(Resource.VMIMS, vmim.namespace, vmim.name, vmim.uid)
-
-    def step(self) -> list[Fact]:
-        """What changes."""
-        open_one = next((v for v in self.vmims.values() if not v.finished), None)
-        if open_one is None:
-            return self.begin()
-        if not open_one.handed_off:
-            if self.rng.random() < 0.3:
-                return [self.change(open_one, **self.ending("Failed", Outcome.FAILED))]
-            self.vmi = replace(self.vmi, migration=MigrationState(uid=open_one.uid))
-            return [self.change(open_one, phase="Scheduled", handed_off=True), self.vmi]
-        state = self.vmi.migration
-        assert state is not None
-        if state.start is None:
-            self.vmi = replace(self.vmi, migration=replace(state, start=self.now))
-            return [self.vmi]
-        good = self.rng.random() < 0.6
-        outcome = Outcome.SUCCEEDED if good else Outcome.FAILED
-        ended = replace(state, ended=True, end=self.now, outcome=outcome)
-        self.vmi = replace(self.vmi, migration=ended, evacuation_node="" if good else self.marked)
-        told = {"start": ended.start, "end": ended.end}
-        final = self.ending("Succeeded" if good else "Failed", outcome)
-        return [self.vmi, self.change(open_one, **final, **told)]
-
-    @property
-    def marked(self) -> str:
-        """The node that it is to leave, if any."""
-        return self.vmi.evacuation_node
-
-    def begin(self) -> list[Fact]:
-        """Ask for an evacuation, cancel it, or make the next attempt at it or at a migration."""
-        choice = self.rng.random()
-        if choice < 0.15:
-            self.vmi = replace(self.vmi, evacuation_node="" if self.marked else "n1")
-            return [self.vmi]
-        self.made += 1
-        evacuates = {"evacuates": self.marked, "trigger": Trigger.EVACUATION} if self.marked else {}
-        made = a_vmim(name=f"m{self.made}", uid=f"m{self.made}", created=self.now, **evacuates)
-        self.vmims[made.name] = made
-        return [made]
-
-    def ending(self, phase: str, outcome: Outcome) -> dict[str, Any]:
-        """The fields of a VMIM that ends now."""
-        return {"phase": phase, "finished": True, "finished_at": self.now, "outcome": outcome}
-
-    def change(self, vmim: Vmim, **fields: Any) -> Vmim:
-        """A VMIM as it is now."""
-        changed = self.vmims[vmim.name] = replace(vmim, **fields)
-        return changed
+    note_end = note_change
 
 
-def told_by(store: Store, now: float) -> dict[str, object]:
-    """Everything that the API says of the one VMI."""
-    evidence = store.evidence(NAMESPACE, NAME)
-    assert evidence is not None
-    diagnosis = diagnose(evidence, StuckPolicy(), None, now)
-    return {
-        **{one: decide(evidence, Policy(), now, checkpoint=one) for one in Checkpoint},
-        "evacuation": diagnosis
-        and (diagnosis.requested_at, diagnosis.failed_attempts, diagnosis.stuck, diagnosis.state),
-    }
+class TestUnwritten:
+    """What is stored of a VMI is compared with what is known, not their bytes."""
+
+    def test_an_equal_history_in_another_encoding(self) -> None:
+        """With an ending that does not matter any more, and with one less: nothing is unwritten."""
+        old = a_vmim(
+            uid="old", name="old", phase="Succeeded", finished=True, handed_off=True,
+            finished_at=NOW - WINDOW - 60, outcome=Outcome.SUCCEEDED,
+        )  # fmt: skip
+        changes = some_changes(a_moved_vmi(), old)
+        shard = shard_of(UID)
+        with_it = some_changes()
+        with_it.window = 2 * WINDOW
+        put(with_it.store, [a_moved_vmi(), old])
+        finish(with_it.encode_touched(NOW))
+        assert with_it.seal(shard) != changes.seal(shard)
+        assert changes.unwritten_since == NOW
+        finish(changes.load(shard, with_it.seal(shard), NOW))
+        assert changes.unwritten_since is None
+
+    def test_a_history_that_lacks_something(self) -> None:
+        """It waits since it was first known, and the shard is missed if we see that VMI."""
+        changes = some_changes(a_moved_vmi())
+        shard = shard_of(UID)
+        less = some_changes(a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW)))
+        finish(changes.load(shard, less.seal(shard), NOW + 5))
+        assert changes.unwritten_since == NOW
+        seen = {NAMESPACE: NOW - AWAITED_FOR}
+        assert list(changes.find_missed(NOW - 1, seen.get, NOW + 9)) == []
+        assert list(changes.find_missed(NOW, {NAMESPACE: NOW - AWAITED_FOR - 1}.get, NOW + 9)) == []
+        assert list(changes.find_missed(NOW, seen.get, NOW + 9)) == [shard]
+
+    def test_nobody_misses_a_vmi_that_is_gone(self) -> None:
+        """That it is to be removed is unwritten; only the writer does it."""
+        changes = some_changes(a_moved_vmi())
+        shard = shard_of(UID)
+        kept = changes.seal(shard)
+        finish(changes.load(shard, kept, NOW))
+        changes.store.remove(Resource.VMIS, NAMESPACE, NAME)
+        finish(changes.encode_touched(NOW))
+        assert changes.unwritten == [shard]
+        assert list(changes.find_missed(NOW, {NAMESPACE: NOW}.get, NOW)) == []
 
 
-def test_killed_anywhere(prove: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("lives", [300, pytest.param(2_500, id="soak", marks=pytest.mark.soak)])
+def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
     """At random points of random lives an heir takes over: it says what its forebear says.
 
     And goes on to say so, whatever comes after. Without the checkpoint it would often not.
     """
     differ_without = 0
-    for seed in range(LIVES):
+    later = 20
+    for seed in range(lives):
         life = Life(seed)
         forebear = some_changes(*life.objects())
         for _ in range(life.rng.randrange(10, 80)):
             life.live(forebear.store)
-        forebear.encode_touched(life.now)
+        finish(forebear.encode_touched(life.now))
         kept = shards(forebear)
         shown = life.objects()
         heir, stranger = some_changes(), some_changes()
@@ -366,12 +317,15 @@ def test_killed_anywhere(prove: Callable[[str], None]) -> None:
         expected = told_by(forebear.store, life.now)
         assert told_by(heir.store, life.now) == expected, f"seed {seed}"
         differ_without += told_by(stranger.store, life.now) != expected
-        for _ in range(20):
+        for _ in range(later):
             life.live(forebear.store, heir.store)
             expected = told_by(forebear.store, life.now)
             assert told_by(heir.store, life.now) == expected, f"seed {seed}, later"
-    prove(f"{LIVES} lives, killed once each: none differs; {differ_without} without a checkpoint")
-    assert differ_without > LIVES / 4
+    prove(
+        f"{lives} lives, killed once each: {lives * (1 + later):,} comparisons, none differs;"
+        f" {differ_without} lives without a checkpoint"
+    )
+    assert differ_without > lives / 4
 
 
 def failures(numbers: Iterable[int]) -> list[Vmim]:
@@ -395,7 +349,7 @@ def failures(numbers: Iterable[int]) -> list[Vmim]:
 def take(changes: PendingChanges, kept: Iterable[bytes]) -> None:
     """Read these shards."""
     for raw in kept:
-        changes.load_shard(raw)
+        finish(changes.merge(raw, NOW))
 
 
 def put(store: Store, facts: Iterable[Fact]) -> None:

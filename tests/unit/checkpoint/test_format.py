@@ -23,12 +23,12 @@ from exporter.checkpoint.format import (
     seal,
     shard_of,
     split,
-    unseal,
 )
 from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import Outcome
 from tests.support.builders import NAMESPACE, NOW, UID, a_migration
+from tests.support.checkpoints import read_shard
 
 
 WINDOW = 86_400.0
@@ -80,7 +80,7 @@ def sealed(*listed: Remembered, now: float = NOW, window: float = float("inf")) 
 @given(st.lists(REMEMBERED, max_size=5))
 def test_comes_back_whole(listed: list[Remembered]) -> None:
     """What was sealed before all ends is what is unsealed, whatever the UIDs look like."""
-    assert unseal(sealed(*listed, now=-1.0)) == listed
+    assert read_shard(sealed(*listed, now=-1.0)) == listed
 
 
 def test_the_same_content_is_the_same_bytes() -> None:
@@ -94,7 +94,7 @@ def test_the_same_content_is_the_same_bytes() -> None:
 @pytest.mark.parametrize("uid", ["123456789012345", "1234567890123456", "x", str(UUID(int=7))])
 def test_uids_of_any_length(uid: str) -> None:
     """A UID as long as a packed UUID is not taken for one."""
-    assert unseal(sealed(remembered(uid=uid)))[0].uid == uid
+    assert read_shard(sealed(remembered(uid=uid)))[0].uid == uid
 
 
 class TestWhatIsKept:
@@ -105,7 +105,7 @@ class TestWhatIsKept:
         kept = {"m1": a_migration(), "m2": a_migration(end=NOW - WINDOW + 1)}
         older = {"m3": a_migration(end=NOW - WINDOW), "m4": a_migration(end=NOW - 2 * WINDOW)}
         shard = sealed(remembered(migrations=kept | older), window=WINDOW)
-        assert unseal(shard)[0].migrations == kept
+        assert read_shard(shard)[0].migrations == kept
 
     def test_the_newest_ending_and_the_newest_success(self) -> None:
         """However old: a cooldown and an evacuation's request can rest on them."""
@@ -114,19 +114,19 @@ class TestWhatIsKept:
         older = a_migration(end=NOW - 4 * WINDOW)
         told = {"m1": older, "m2": succeeded, "m3": failed}
         shard = sealed(remembered(migrations=told), window=WINDOW)
-        assert unseal(shard)[0].migrations == {"m2": succeeded, "m3": failed}
+        assert read_shard(shard)[0].migrations == {"m2": succeeded, "m3": failed}
 
     def test_one_end_of_each(self) -> None:
         """What stands in for an end is left out once that end is known and past."""
         told = {"m1": a_migration(finished_at=NOW), "m2": a_migration(end=None, finished_at=NOW)}
-        kept = unseal(sealed(remembered(migrations=told), window=WINDOW))[0].migrations
+        kept = read_shard(sealed(remembered(migrations=told), window=WINDOW))[0].migrations
         assert kept == {"m1": a_migration(), "m2": told["m2"]}
 
     def test_what_has_not_ended(self) -> None:
         """A start is kept: its end may come while nobody watches."""
         running = {"m1": Migration(start=NOW - 60.0, handed_off=True)}
         shard = sealed(remembered(migrations=running), window=WINDOW)
-        assert unseal(shard)[0].migrations == running
+        assert read_shard(shard)[0].migrations == running
 
 
 class TestDamage:
@@ -141,36 +141,54 @@ class TestDamage:
                 damaged = bytearray(self.WHOLE)
                 damaged[position] ^= 1 << bit
                 with pytest.raises(Damaged):
-                    unseal(bytes(damaged))
+                    read_shard(bytes(damaged))
 
     def test_every_length(self) -> None:
         """A shard that was cut off, or has something behind it, is noticed."""
         for length in range(len(self.WHOLE)):
             with pytest.raises(Damaged):
-                unseal(self.WHOLE[:length])
+                read_shard(self.WHOLE[:length])
         with pytest.raises(Damaged, match="after the head"):
-            unseal(self.WHOLE + b"x")
+            read_shard(self.WHOLE + b"x")
 
     @given(st.binary(max_size=200))
     def test_content_that_proves_itself_and_makes_no_sense(self, payload: bytes) -> None:
         """A right checksum over a wrong content is damage too."""
         with suppress(Damaged):
-            unseal(of_version(VERSION, payload))
+            read_shard(of_version(VERSION, payload))
 
     @pytest.mark.parametrize(
         "marker",
         [
-            Marker(node="n", requested_at=float("nan")),
-            Marker(node="n", requested_at=NOW, seen_at=float("inf")),
             Marker(node="n", requested_at=NOW, forgotten=-1),
             Marker(node="n", requested_at=NOW, failed={str(n): NOW for n in range(65)}),
         ],
-        ids=["no-instant", "no-end", "negative", "too-many"],
+        ids=["negative", "too-many"],
     )
-    def test_numbers_that_cannot_be(self, marker: Marker) -> None:
-        """An instant is finite, a number of failures is none below 0."""
+    def test_failures_that_cannot_be(self, marker: Marker) -> None:
+        """At most 64 are kept by UID, and no count is below 0."""
         with pytest.raises(Damaged):
-            unseal(sealed(remembered(marker=marker)))
+            read_shard(sealed(remembered(marker=marker)))
+
+    @pytest.mark.parametrize(
+        "instant", [float("nan"), float("inf"), 1e300, 253_402_300_800.0, -62_135_596_801.0]
+    )
+    @pytest.mark.parametrize("place", range(7))
+    def test_an_instant_that_cannot_be(self, place: int, instant: float) -> None:
+        """Each is in the years 1 to 9999."""
+        times = [NOW + 0.5 if place == number else NOW for number in range(7)]
+        migration = Migration(start=times[0], end=None, finished_at=times[1])
+        ended = Migration(end=times[2])
+        marker = Marker(
+            node="n", requested_at=times[3], seen_at=times[4], not_before=times[5],
+            failed={"f": times[6]},
+        )  # fmt: skip
+        one = remembered(migrations={"m1": migration, "m2": ended}, marker=marker)
+        entry = encode(one, now=NOW, window=WINDOW)
+        assert read_shard(seal([entry])) == [one]
+        wrong = entry.replace(struct.pack(">d", NOW + 0.5), struct.pack(">d", instant))
+        with pytest.raises(Damaged):
+            read_shard(seal([wrong]))
 
 
 def of_version(version: int, payload: bytes = b"?") -> bytes:
@@ -184,7 +202,7 @@ def test_another_version(version: int) -> None:
     """Whole, but not ours to read: its bytes come with the error, to be kept."""
     raw = of_version(version)
     with pytest.raises(UnknownVersion, match=f"version {version}") as unknown:
-        unseal(raw)
+        read_shard(raw)
     assert (unknown.value.version, unknown.value.raw) == (version, raw)
 
 
@@ -227,7 +245,7 @@ class TestFile:
         whole = []
         for piece in split(raw):
             try:
-                unseal(piece)
+                read_shard(piece)
             except Damaged:
                 continue
             whole.append(piece)

@@ -640,10 +640,10 @@ def test_what_a_checkpoint_said_of_a_vmi_that_is_not_there() -> None:
     store = a_store()
     store.recall(remembered("old"))
     assert store.remember("old") == remembered("old")
-    assert store.recalled() == [remembered("old")]
+    assert store.recalled("old") == remembered("old")
     store.forget("old")
     assert store.remember("old") is None
-    assert store.recalled() == []
+    assert store.recalled("old") is None
 
 
 def test_what_there_is_to_remember_of_a_vmi() -> None:

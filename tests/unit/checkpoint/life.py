@@ -1,0 +1,117 @@
+"""One VM's life, and what the exporter says of it."""
+
+import random
+from typing import Any
+
+from msgspec.structs import replace
+
+from exporter.engine.diagnosis import diagnose
+from exporter.engine.model import (
+    Checkpoint,
+    Fact,
+    MigrationState,
+    Outcome,
+    Policy,
+    Resource,
+    StuckPolicy,
+    Trigger,
+    Vmim,
+)
+from exporter.engine.rules import decide
+from exporter.engine.store import Store
+from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim
+
+
+class Life:
+    """One VM's life as a cluster shows it: what exists now, and every change as a fact.
+
+    KubeVirt keeps five finished VMIMs and empties `migrationState` at each hand-off.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = NOW
+        self.vmi = a_vmi(created=NOW - 100)
+        self.vmims: dict[str, Vmim] = {}
+        self.made = 0
+
+    def objects(self) -> list[Fact]:
+        """What a list would show, in any order."""
+        shown: list[Fact] = [self.vmi, a_pod(), *self.vmims.values()]
+        self.rng.shuffle(shown)
+        return shown
+
+    def live(self, *stores: Store) -> None:
+        """A step of this life, of which these hear."""
+        self.now += self.rng.choice([1.0, 30.0, 900.0])
+        for store in stores:
+            store.read_at = self.now
+        for fact in self.step():
+            for store in stores:
+                store.put(fact)
+        finished = [vmim for vmim in self.vmims.values() if vmim.finished]
+        for vmim in finished[:-5]:
+            del self.vmims[vmim.name]
+            for store in stores:
+                store.remove(Resource.VMIMS, vmim.namespace, vmim.name, vmim.uid)
+
+    def step(self) -> list[Fact]:
+        """What changes."""
+        open_one = next((v for v in self.vmims.values() if not v.finished), None)
+        if open_one is None:
+            return self.begin()
+        if not open_one.handed_off:
+            if self.rng.random() < 0.3:
+                return [self.change(open_one, **self.ending("Failed", Outcome.FAILED))]
+            self.vmi = replace(self.vmi, migration=MigrationState(uid=open_one.uid))
+            return [self.change(open_one, phase="Scheduled", handed_off=True), self.vmi]
+        state = self.vmi.migration
+        assert state is not None
+        if state.start is None:
+            self.vmi = replace(self.vmi, migration=replace(state, start=self.now))
+            return [self.vmi]
+        good = self.rng.random() < 0.6
+        outcome = Outcome.SUCCEEDED if good else Outcome.FAILED
+        ended = replace(state, ended=True, end=self.now, outcome=outcome)
+        self.vmi = replace(self.vmi, migration=ended, evacuation_node="" if good else self.marked)
+        told = {"start": ended.start, "end": ended.end}
+        final = self.ending("Succeeded" if good else "Failed", outcome)
+        return [self.vmi, self.change(open_one, **final, **told)]
+
+    @property
+    def marked(self) -> str:
+        """The node that it is to leave, if any."""
+        return self.vmi.evacuation_node
+
+    def begin(self) -> list[Fact]:
+        """Ask for an evacuation, cancel it, or make the next attempt at it or at a migration."""
+        choice = self.rng.random()
+        if choice < 0.15:
+            self.vmi = replace(self.vmi, evacuation_node="" if self.marked else "n1")
+            return [self.vmi]
+        self.made += 1
+        evacuates = {"evacuates": self.marked, "trigger": Trigger.EVACUATION} if self.marked else {}
+        made = a_vmim(name=f"m{self.made}", uid=f"m{self.made}", created=self.now, **evacuates)
+        self.vmims[made.name] = made
+        return [made]
+
+    def ending(self, phase: str, outcome: Outcome) -> dict[str, Any]:
+        """The fields of a VMIM that ends now."""
+        return {"phase": phase, "finished": True, "finished_at": self.now, "outcome": outcome}
+
+    def change(self, vmim: Vmim, **fields: Any) -> Vmim:
+        """A VMIM as it is now."""
+        changed = self.vmims[vmim.name] = replace(vmim, **fields)
+        return changed
+
+
+def told_by(store: Store, now: float) -> dict[str, object]:
+    """Everything that the API says of the one VMI."""
+    evidence = store.evidence(NAMESPACE, NAME)
+    assert evidence is not None
+    diagnosis = diagnose(evidence, StuckPolicy(), None, now)
+    return {
+        **{one: decide(evidence, Policy(), now, checkpoint=one) for one in Checkpoint},
+        "evacuation": diagnosis
+        and (diagnosis.requested_at, diagnosis.failed_attempts, diagnosis.stuck, diagnosis.state),
+    }

@@ -1,0 +1,204 @@
+"""Replicas with one checkpoint: watches break, answers get lost, and in the end they agree."""
+
+import asyncio
+import json
+import random
+from base64 import b64decode
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from exporter.checkpoint.changes import PendingChanges
+from exporter.checkpoint.configmap import ConfigMapWriter
+from exporter.checkpoint.format import shard_of
+from exporter.checkpoint.reader import ConfigMapReader
+from exporter.engine.model import ConfigMap, Resource
+from exporter.health import CheckpointHealth, Health, Watched
+from exporter.kube.client import Absent, ApiServer, Conflict, Unreachable
+from exporter.kube.lease import Lease
+from exporter.settings import ConfigMaps
+from tests.support.builders import NAME, NAMESPACE, UID, a_store
+from tests.support.checkpoints import FixedLease
+from tests.unit.checkpoint.life import Life, told_by
+
+
+INTERVAL = 15.0
+PLACE = ConfigMaps("kev", "history")
+ROUNDS = 12
+"""How many intervals after the last fault the replicas have to agree."""
+
+
+class ConfigMapServer:
+    """ConfigMaps with versions; while `loses`, requests and answers get lost."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.loses = True
+        self.bodies: dict[str, dict[str, Any]] = {}
+        self.log: list[bytes] = []
+
+    async def read(self, _resource: Resource, _namespace: str, name: str) -> bytes:
+        """The ConfigMap, if there is one."""
+        self._lose()
+        if name not in self.bodies:
+            raise Absent("404")
+        return json.dumps(self.bodies[name]).encode()
+
+    async def apply(
+        self, _resource: Resource, _namespace: str, name: str, body: dict[str, Any], **_: object
+    ) -> bytes:
+        """Write it if nobody has since that version."""
+        self._lose()
+        known, wanted = self.bodies.get(name), body["metadata"].get("resourceVersion")
+        if wanted is not None and wanted != (known or body | {"metadata": {}})["metadata"].get(
+            "resourceVersion"
+        ):
+            raise Conflict("409")
+        version = str(len(self.log) + 1)
+        self.bodies[name] = body | {"metadata": body["metadata"] | {"resourceVersion": version}}
+        answer = json.dumps(self.bodies[name]).encode()
+        self.log.append(answer)
+        self._lose()
+        return answer
+
+    def _lose(self) -> None:
+        if self.loses and self.rng.random() < 0.15:
+            raise Unreachable("connection reset")
+
+
+class Replica:
+    """The store, the reader and the writer of one replica, and how far its watches have come."""
+
+    def __init__(self, life: Life, server: ConfigMapServer) -> None:
+        self.server = server
+        self.connected = True
+        self.store = a_store(read_at=life.now)
+        self.lease = FixedLease(held=False)
+        self.changes = PendingChanges(self.store, window=86_400.0)
+        self.vmis = Watched(Resource.VMIS, None, synced=True)
+        maps = Watched(Resource.CONFIGMAPS, PLACE.namespace, synced=True)
+        status = CheckpointHealth()
+        clock = partial(getattr, life, "now")
+        self.reader = ConfigMapReader(self.changes, maps, status, PLACE, clock=clock)
+        self.writer = ConfigMapWriter(
+            self.changes,
+            Health(180.0, 600.0, [self.vmis, maps]),
+            status,
+            cast("ApiServer", server),
+            self.reader,
+            lease=cast("Lease", self.lease),
+            interval=INTERVAL,
+            clock=clock,
+        )
+        status.loaded = True
+        self._read = 0
+
+    def list(self, life: Life) -> None:
+        """The watch of the cluster begins anew."""
+        self.store.read_at = life.now
+        for fact in life.objects():
+            self.store.put(fact)
+        self.store.retain(Resource.VMIMS, {NAMESPACE: set(life.vmims)}, None)
+        self.connected = True
+
+    async def read(self) -> None:
+        """The watch of the ConfigMaps delivers what it has not yet."""
+        for answer in self.server.log[self._read :]:
+            body = json.loads(answer)
+            metadata = body["metadata"]
+            data = {key: b64decode(value) for key, value in body["binaryData"].items()}
+            version = metadata["resourceVersion"]
+            fact = ConfigMap(
+                namespace=PLACE.namespace, name=metadata["name"], version=version, data=data
+            )
+            async with self.reader.lock:
+                await self.reader.merge(shard_of(UID), fact)
+        self._read = len(self.server.log)
+
+
+class Trial:
+    """One life, of which each of several replicas misses something."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self.rng = random.Random(seed)
+        self.life = Life(seed)
+        self.server = ConfigMapServer(self.rng)
+        self.replicas = [Replica(self.life, self.server) for _ in range(count)]
+
+    async def run(self) -> int:
+        """Live, end all faults, and compare; returns how many writes it took."""
+        for replica in self.replicas:
+            replica.list(self.life)
+        for _ in range(self.rng.randrange(10, 60)):
+            self.life.live(*(one.store for one in self.replicas if one.connected))
+            if self.rng.random() < 0.05:
+                self.rng.choice(self.replicas).lease.held ^= True
+            if self.rng.random() < 0.03:
+                self.replicas[0] = Replica(self.life, self.server)
+                await self.replicas[0].read()
+                self.replicas[0].list(self.life)
+            for replica in self.replicas:
+                await self.trouble(replica)
+        known = await self.settle()
+        self.compare(known)
+        return len(self.server.log)
+
+    async def trouble(self, replica: Replica) -> None:
+        """A watch that breaks or comes back, ConfigMaps that come late, a write now and then."""
+        if self.rng.random() < 0.2:
+            replica.connected = not replica.connected
+            if replica.connected:
+                replica.list(self.life)
+        if replica.connected:
+            replica.vmis.contact = self.life.now
+        if self.rng.random() < 0.7:
+            await replica.read()
+        if self.rng.random() < 0.6:
+            await replica.writer.flush()
+
+    async def settle(self) -> set[str]:
+        """All is well for `ROUNDS` intervals; returns the migrations that anyone knew before."""
+        self.server.loses = False
+        for number, replica in enumerate(self.replicas):
+            replica.list(self.life)
+            replica.lease.held = number == 0
+        known = set[str]().union(*map(migrations_of, self.replicas))
+        for _ in range(ROUNDS):
+            self.written = len(self.server.log)
+            self.life.now += INTERVAL
+            for replica in self.replicas:
+                replica.vmis.contact = self.life.now
+                await replica.read()
+                await replica.writer.flush()
+        return known
+
+    def compare(self, known: set[str]) -> None:
+        """All say the same, know everything, and have stopped writing."""
+        expected = told_by(self.replicas[0].store, self.life.now)
+        for replica in self.replicas:
+            assert told_by(replica.store, self.life.now) == expected
+            assert migrations_of(replica) == known
+            assert replica.changes.unwritten_since is None
+        assert len(self.server.log) == self.written
+
+
+def migrations_of(replica: Replica) -> set[str]:
+    """The migrations that a replica knows."""
+    evidence = replica.store.evidence(NAMESPACE, NAME)
+    assert evidence is not None
+    return set(evidence.history.records())
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("runs", [50, pytest.param(1_000, id="soak", marks=pytest.mark.soak)])
+def test_replicas_agree_in_the_end(prove: Callable[[str], None], runs: int, count: int) -> None:
+    """Whatever each has missed and which answers got lost: in the end all say the same."""
+    writes = 0
+    for seed in range(runs):
+        try:
+            writes += asyncio.run(Trial(seed, count).run())
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    prove(f"{runs} lives with {count} replicas: none ends in disagreement; {writes} writes")
