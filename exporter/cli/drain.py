@@ -1,10 +1,8 @@
 """The command `node`: what a drain of a node would do to the VMs on it."""
 
-from exporter.cli.instants import read_instant
+from exporter.cli.explain import write_reason
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
-from exporter.engine.advice import find_cause
 from exporter.engine.drain import GRAVEST, MOVED, DrainOutcome
-from exporter.engine.model import Why, WhySource
 from exporter.server.schemas import DrainAnswer, NodeAnswer, NodeCandidate, NodesAnswer
 from exporter.text import write_span
 
@@ -97,15 +95,7 @@ def _candidate_row(one: NodeCandidate) -> list[Cell]:
 
 def write_why(one: NodeCandidate) -> str:
     """Why a VM does not move: the cause that `explain` names."""
-    reasons = tuple(
-        Why(why.source, why.reason, why.message, None if why.at is None else read_instant(why.at))
-        for why in one.why
-    )
-    own = (why for why in reasons if why.source is WhySource.LIVE_MIGRATABLE)
-    cause = next(own, None) or find_cause(reasons)
-    if cause is None:
-        return ""
-    return ": ".join(text for text in (cause.source, cause.reason, cause.message) if text)
+    return "" if one.cause is None else f"{one.cause.source}: {write_reason(one.cause)}"
 
 
 def _node_row(one: NodeAnswer) -> list[Cell]:

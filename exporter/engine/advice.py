@@ -208,6 +208,12 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
     return next(others, failed)
 
 
+def find_blocker(why: tuple[Why, ...]) -> Why | None:
+    """Why a VM does not leave its node: it is not migratable, or the cause of its failures."""
+    own = (one for one in why if one.source is WhySource.LIVE_MIGRATABLE)
+    return next(own, None) or find_cause(why)
+
+
 def may_cancel(evidence: Evidence) -> bool:
     """Whether cancelling is safe: a post-copy migration must run to its end.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from exporter import __version__
 from exporter.counters import HeldEviction
-from exporter.engine.advice import advise, may_cancel, write_cancel
+from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
 from exporter.engine.diagnosis import Diagnosis, Load, diagnose
 from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast, find_outcome
@@ -423,12 +423,13 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
 
 
 def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:
-    vmi = candidate.evidence.vmi
+    vmi, cause = candidate.evidence.vmi, find_blocker(candidate.reasons)
     return NodeCandidate(
         namespace=vmi.namespace,
         name=vmi.name,
         outcome=candidate.outcome,
         why=[write_why(why) for why in candidate.reasons],
+        cause=None if cause is None else write_why(cause),
         failed_attempts=candidate.failed_attempts,
         last_duration_seconds=round_seconds(candidate.last_duration),
     )

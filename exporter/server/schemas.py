@@ -404,6 +404,9 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
             " not evacuating only a word why it is not migratable"
         ),
     ]
+    cause: Annotated[
+        WhyAnswer | None, means("the one of `why` that counts; null: the cluster gives none")
+    ]
     failed_attempts: Annotated[
         int,
         means(

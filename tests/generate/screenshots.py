@@ -1,4 +1,8 @@
-"""`make screenshots`: the documents' pictures of the status page, taken from the demo."""
+"""`make screenshots`: the documents' pictures of the status page, taken from the demo.
+
+Beside each picture a file of the same name has its headings and next steps: a test compares these
+words with those of today's page.
+"""
 
 import asyncio
 import io
@@ -13,6 +17,7 @@ from tests.support.browser import chromium, standing_demo
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "images"
 COLOURS = 256
+WORDS = "h1, h2, th[scope=col]:not(:has(svg)), [data-field=nextStep]"
 SCALE = 1.5
 """Pixels of a picture to one of the page: sharp on most screens."""
 
@@ -50,6 +55,9 @@ async def take() -> None:
             )
             path = FOLDER / f"{shot.name}.png"
             _write(await page.screenshot(), path)
+            drawn = await page.locator(WORDS).all_text_contents()
+            words = dict.fromkeys(" ".join(one.split()) for one in drawn)
+            path.with_suffix(".txt").write_text("\n".join(words) + "\n", encoding="utf-8")
             await context.close()
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
 

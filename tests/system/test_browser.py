@@ -126,7 +126,8 @@ class TestTheSame:
 
         assert as_of == api["asOf"]
         assert len(shown) == len(api["evacuations"]) > 5
-        for row, one in zip(shown, api["evacuations"], strict=True):
+        stuck_first = sorted(api["evacuations"], key=lambda one: not one["stuck"])
+        for row, one in zip(shown, stuck_first, strict=True):
             vmi = await demo.get(f"/v1{row['link']}")
             verdicts = (vmi["verdicts"]["filter"], vmi["verdicts"]["preEviction"])
             backoff, attempt, cancel = one["backoff"], one["attempt"], one["cancel"]
@@ -263,12 +264,13 @@ class TestTheSame:
         (one, *_) = (await demo.get("/v1/blocked"))["blocked"]
         policy = (await demo.get(f"/v1/vmis/{one['namespace']}/{one['name']}"))["policy"]
         async with visit(browser, demo.query) as page:
-            assert (await text(page, "#verdict")).startswith("Yes. Synced, last contact")
+            assert (await text(page, "#verdict")).startswith("Healthy. Synced, last")
+            assert not await page.locator("#version").is_visible()
+            await page.locator("#verdict").click()
             contact = await page.locator("#last-contact time").get_attribute("datetime")
             assert contact == status["observedAt"]
             assert await text(page, "#version") == status["version"]
             assert (status["checkpoint"] is None) == ("none" in await text(page, "#checkpoint"))
-            await page.locator("#more-trust summary").click()
             for resource in status["resources"]:
                 row = await text(page, f"#watch-{resource['resource']}")
                 assert ("synced" in row) is resource["synced"]
@@ -349,14 +351,12 @@ class TestLooks:
                         }"""
                     )
                 )
-            (first, *_) = (await demo.get("/v1/evacuations"))["evacuations"]
+            evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
+            first = next(one for one in evacuations if one["stuck"])
 
         path = f"/vmis/{first['namespace']}/{first['name']}"
-        assert reached[:3] == ["#main", "live-pause", "summary"]
-        assert reached[3:10] == [
-            *("namespace", "node", "state", "reason", "sort", "stuck", "button"),
-        ]
-        assert reached[10:12] == [path, "summary"]
+        assert reached[:6] == ["#main", "live-pause", "verdict", "vm", "button", "summary"]
+        assert reached[6:8] == [path, "summary"]
         assert "unseen" not in reached
 
     async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
@@ -367,6 +367,7 @@ class TestLooks:
             assert await page.locator("#evacuation-rows tbody tr").count() > 5
             await page.locator("#evacuation-rows summary").first.click()
             await expect(page.locator("#evacuation-rows .rules").first).to_be_visible()
+            await page.locator("#more-filter summary").click()
             await page.locator("[name=state]").select_option("external")
             await page.get_by_role("button", name="Show").click()
             assert "state=external" in page.url
@@ -377,6 +378,7 @@ class TestLooks:
         """Enter in a field asks the server, the form remembers, and one link shows all again."""
         async with visit(browser, demo.query) as page:
             total = await page.locator("#held-rows tbody tr").count()
+            await page.locator("#more-filter summary").click()
             await page.locator("[name=namespace]").fill("bank")
             await page.keyboard.press("Enter")
             await page.wait_for_url("**namespace=bank**")
@@ -386,6 +388,37 @@ class TestLooks:
             assert await page.locator("[name=namespace]").input_value() == "bank"
             await page.locator("#clear").click()
             await expect(page.locator("#held-rows tbody tr")).to_have_count(total)
+
+    async def test_any_vm_is_found_by_its_name(self, demo: Still, browser: Browser) -> None:
+        """Also one that is neither held nor evacuated, from a part of its name."""
+        async with visit(browser, demo.query) as page:
+            await page.locator("[name=vm]").fill("ab/steady")
+            await page.keyboard.press("Enter")
+            await page.locator("#found-rows a").first.click()
+            await page.wait_for_selector("#vm-title")
+            assert "/vmis/lab/steady-" in page.url
+
+    async def test_a_phone_shows_the_first_stuck_vm_and_what_to_do(
+        self, demo: Still, browser: Browser
+    ) -> None:
+        """Its name, that it is stuck and the action are on the first screen."""
+        async with visit(browser, demo.query, viewport={"width": 360, "height": 640}) as page:
+            first = page.locator("#evacuation-rows .stuck").first
+            for part in ("a", ".badge", "[data-field=nextStep]"):
+                await expect(first.locator(part).first).to_be_in_viewport(ratio=1)
+
+    async def test_a_vm_that_has_gone_has_a_page(self, demo: Still, browser: Browser) -> None:
+        """People get a page, whether it has ended or has never been; programs get JSON."""
+        url = f"{demo.query}/vmis/bank/gone"
+        async with visit(browser, url, faults=("404 (Not Found)",)) as page:
+            await page.clock.install()
+            await page.reload()
+            assert await text(page, "#problem") == "no VMI 'gone' in namespace 'bank'."
+            assert await axe_faults(page) == ""
+            await page.clock.run_for(PERIOD)
+            await expect(page.locator("#live-status")).to_have_text("Refreshes every 5 s")
+
+        assert (await demo.get("/vmis/bank/gone"))["title"] == "No such VMI"
 
     async def test_nothing_else_may_run(self, demo: Still, browser: Browser) -> None:
         """A script and a style that came into the page all the same are stopped."""
@@ -412,7 +445,7 @@ class TestRefresh:
             await page.clock.install()
             await page.reload()
             await page.locator("#held-rows details summary").first.click()
-            await page.locator("[name=node]").fill("nod")
+            await page.locator("[name=vm]").fill("nod")
             link = page.locator("#held-rows a").nth(2)
             await link.focus()
             await page.evaluate("document.activeElement.mine = true")
@@ -425,7 +458,7 @@ class TestRefresh:
 
             assert await page.evaluate("document.activeElement.mine === true")
             assert await page.locator("#held-rows details[open]").count() == 1
-            assert await page.locator("[name=node]").input_value() == "nod"
+            assert await page.locator("[name=vm]").input_value() == "nod"
             assert await page.evaluate(place) == pytest.approx(before, abs=1)
             api = await demo.get("/v1/blocked")
             shown = await rows(page, "#held-rows tbody tr")

@@ -6,12 +6,15 @@ takes 50 ms.
 """
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from exporter.server.api import Service
 from exporter.server.page.model import PageInputs, build_page, read_filter, summarize_held
-from exporter.server.page.render import PAGE_HEADERS, render_page, render_vm
+from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
+from exporter.server.requests import Refusal
 
 
 async def answer_page(
@@ -36,13 +39,28 @@ async def answer_page(
 
 
 async def answer_vm_page(service: Service, request: web.Request, *, linked: bool) -> web.Response:
-    """GET /vmis/{namespace}/{name}. `linked`: link to the API."""
-    return _html(render_vm(service.explain(request), linked=linked))
+    """GET /vmis/{namespace}/{name}. `linked`: link to the API.
+
+    A browser gets a page for a VM that is unknown, too. Raises `Refusal` for other clients.
+    """
+    try:
+        return _html(render_vm(service.explain(request), linked=linked))
+    except Refusal as refusal:
+        if "text/html" not in request.headers.get(hdrs.ACCEPT, ""):
+            raise
+        text = render_problem(refusal.problem, service.clock())
+        return _html(text, refusal.problem.status, refusal.headers)
 
 
-def _html(text: str) -> web.Response:
+def _html(
+    text: str, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})
+) -> web.Response:
     response = web.Response(
-        text=text, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS
+        text=text,
+        status=status,
+        content_type="text/html",
+        charset="utf-8",
+        headers={**PAGE_HEADERS, **headers},
     )
     response.enable_compression()
     return response

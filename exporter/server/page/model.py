@@ -44,7 +44,7 @@ ROWS = 50
 """The most rows of a table."""
 HINTS = 200
 """The most suggestions of a filter field."""
-LONGEST_NAMESPACE, LONGEST_NODE = 63, 253
+LONGEST_NAMESPACE, LONGEST_NODE, LONGEST_VM = 63, 253, 317
 
 LOSSES = {
     Resource.VMIS: (
@@ -63,7 +63,7 @@ LOSSES = {
 
 
 class Sort(StrEnum):
-    """The sort order of rows; TIME: longest evacuation first, or earliest release first."""
+    """The sort order; TIME: stuck and longest evacuation first, or earliest release first."""
 
     TIME = "time"
     NAME = "name"
@@ -74,9 +74,11 @@ class Sort(StrEnum):
 class PageFilter(Struct, frozen=True, kw_only=True):
     """The filter and sort order of the page's query. `ignored`: the invalid parameters, and why.
 
-    `state` and `stuck` filter evacuations, `reason` filters held VMs.
+    `state` and `stuck` filter evacuations, `reason` filters held VMs; `vm`, a part of
+    namespace/name, filters both, and finds all other VMs.
     """
 
+    vm: str = ""
     namespace: str = ""
     node: str = ""
     state: State | None = None
@@ -88,7 +90,8 @@ class PageFilter(Struct, frozen=True, kw_only=True):
     @property
     def narrows(self) -> bool:
         """Whether it hides any row."""
-        return bool(self.namespace or self.node or self.state or self.stuck or self.reason)
+        chosen = (self.vm, self.namespace, self.node, self.state, self.stuck, self.reason)
+        return any(chosen)
 
 
 class Rows(Struct, Generic[T], frozen=True, kw_only=True):
@@ -179,8 +182,12 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class Vms(Struct, frozen=True, kw_only=True):
-    """The tables of single VMs, and the namespaces to suggest in the filter."""
+    """The tables of single VMs, and the namespaces to suggest in the filter.
 
+    `found` are the VMs with the name that the filter asks for; None: it asks for none.
+    """
+
+    found: Rows[VmiAnswer] | None
     evacuations: Rows[VmiAnswer]
     held: Rows[Held]
     namespaces: tuple[str, ...]
@@ -273,6 +280,7 @@ def read_filter(query: Mapping[str, str]) -> PageFilter:
 
     state, reason = choice("state", State), choice("reason", Reason)
     return PageFilter(
+        vm=name("vm", LONGEST_VM),
         namespace=name("namespace", LONGEST_NAMESPACE),
         node=name("node", LONGEST_NODE),
         state=State(state) if state else None,
@@ -446,6 +454,7 @@ def _list_vms(
     )
     namespaces = {one.namespace for one in evacuations} | held.namespaces
     return Vms(
+        found=_find_vms(inputs, filters, now) if filters.vm else None,
         evacuations=Rows(
             shown=tuple(vmi for one in moving[:ROWS] for vmi in explained(one)),
             matching=len(moving),
@@ -460,6 +469,14 @@ def _list_vms(
         ),
         namespaces=tuple(sorted(namespaces)[:HINTS]),
     )
+
+
+def _find_vms(inputs: PageInputs, filters: PageFilter, now: Instant) -> Rows[VmiAnswer]:
+    known = inputs.store.keys()
+    keys = [key for key in known if filters.vm in "/".join(key)]
+    evidences = (inputs.store.evidence(*key) for key in nsmallest(ROWS, keys))
+    shown = tuple(_explain(inputs, one, now) for one in evidences if one is not None)
+    return Rows(shown=shown, matching=len(keys), total=len(inputs.store))
 
 
 def _explain(inputs: PageInputs, evidence: Evidence, now: Instant) -> VmiAnswer:
@@ -478,7 +495,8 @@ def _explain(inputs: PageInputs, evidence: Evidence, now: Instant) -> VmiAnswer:
 
 def _matches_evacuation(filters: PageFilter, one: EvacuationAnswer) -> bool:
     return (
-        filters.namespace in ("", one.namespace)
+        filters.vm in f"{one.namespace}/{one.name}"
+        and filters.namespace in ("", one.namespace)
         and filters.node in ("", one.node)
         and filters.state in (None, one.state)
         and (one.stuck or not filters.stuck)
@@ -487,17 +505,18 @@ def _matches_evacuation(filters: PageFilter, one: EvacuationAnswer) -> bool:
 
 def _matches_held(filters: PageFilter, entries: tuple[BlockedVmi, ...]) -> bool:
     return (
-        filters.namespace in ("", entries[0].namespace)
+        filters.vm in f"{entries[0].namespace}/{entries[0].name}"
+        and filters.namespace in ("", entries[0].namespace)
         and filters.node in ("", entries[0].node)
         and (filters.reason is None or any(one.reason is filters.reason for one in entries))
     )
 
 
 def _sort_evacuations(rows: list[EvacuationAnswer], sort: Sort) -> list[EvacuationAnswer]:
-    """`rows` are sorted by TIME; other sorts keep that order among equals."""
+    """`rows` are the longest first, and stay so among equals."""
     match sort:
         case Sort.TIME:
-            return rows
+            return sorted(rows, key=lambda one: not one.stuck)
         case Sort.NAME:
             return sorted(rows, key=_of_vmi)
         case Sort.NODE:

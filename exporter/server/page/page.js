@@ -51,9 +51,11 @@
     try {
       const answer = await fetch(location.href, {
         cache: "no-store",
+        headers: { Accept: "text/html" },
         signal: AbortSignal.timeout(2 * PERIOD),
       });
-      if (!answer.ok) throw new Error(`status ${answer.status}`);
+      // A VM that has ended has a page too, with status 404.
+      if (!answer.headers.get("Content-Type")?.startsWith("text/html")) throw new Error("no page");
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       const focused = document.activeElement;
       renew(document.getElementById("main"), fresh.getElementById("main"));

@@ -17,7 +17,13 @@ from exporter.engine.drain import GRAVEST, DrainOutcome
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
 from exporter.server.page.model import ROWS, PageModel, Sort, read_instant
-from exporter.server.schemas import DrainAnswer, MigrationAnswer, NodeCandidate, VmiAnswer
+from exporter.server.schemas import (
+    DrainAnswer,
+    MigrationAnswer,
+    NodeCandidate,
+    Problem,
+    VmiAnswer,
+)
 from exporter.text import format_duration, split_span, write_instant
 
 
@@ -127,19 +133,25 @@ def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
     return _VM.render(vmi=vmi, linked=linked, title=title, **_shared(axis))
 
 
+def render_problem(problem: Problem, now: Instant) -> str:
+    """Render why there is no page of a VM."""
+    return _PROBLEM.render(
+        problem=problem, as_of=write_instant(now), linked=False, title=problem.title, **_ASSETS
+    )
+
+
 def _shared(axis: Axis) -> dict[str, object]:
     """What the shared parts of both pages use."""
     return {
         "axis": axis,
         "timeline": lambda vmi: draw_timeline(vmi, axis),
         "when": lambda instant: write_time(instant, axis.now),
-        "style": Markup(_STYLE),  # noqa: S704 (our own file)
-        "script": Markup(_SCRIPT),  # noqa: S704 (same)
+        **_ASSETS,
     }
 
 
 def describe_health(page: PageModel) -> tuple[str, str]:
-    """Whether the page can be trusted: one word, and a sentence or two."""
+    """Whether the page can be trusted: yes, mostly, barely or no, and a sentence or two."""
     status = page.status
     if status.closing:
         return "no", "This process is ending."
@@ -314,9 +326,15 @@ def _hash(text: str) -> str:
 
 
 _TEMPLATES = _compile()
-_PAGE, _VM = (_TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm"))
+_PAGE, _VM, _PROBLEM = (
+    _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")
+)
 """Compiled at import, because it takes 50 ms."""
 _STYLE, _SCRIPT = _read("page.css"), _read("page.js")
+_ASSETS = {
+    "style": Markup(_STYLE),  # noqa: S704 (our own file)
+    "script": Markup(_SCRIPT),  # noqa: S704 (same)
+}
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
         (

@@ -1280,6 +1280,7 @@ class TestNodes:
             "name": "leaves",
             "outcome": "leaves",
             "why": [],
+            "cause": None,
             "failedAttempts": 0,
             "lastDurationSeconds": 60.0,
         }

@@ -244,6 +244,7 @@ class TestFilters:
         [
             pytest.param(PageFilter(), ["old", "outside", "young"], None, id="everything"),
             pytest.param(PageFilter(namespace="bank"), ["old"], ["late"], id="namespace"),
+            pytest.param(PageFilter(vm="nk/ol"), ["old"], [], id="vm"),
             pytest.param(PageFilter(node="n2"), ["old"], ["moving"], id="node"),
             pytest.param(PageFilter(state=State.EXTERNAL), ["outside"], None, id="state"),
             pytest.param(PageFilter(stuck=True), ["old"], None, id="stuck"),

@@ -14,6 +14,7 @@ import pytest
 
 from exporter import __version__
 from exporter.counters import HeldEviction, HeldEvictions
+from exporter.engine.advice import ACTIONS
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
     KubeVirtSettings,
@@ -51,6 +52,7 @@ from tests.unit.server.page.test_model import (
 
 
 ROOT = Path(__file__).parents[4]
+IMAGES = ROOT / "docs" / "images"
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -174,7 +176,7 @@ class TestTrust:
         health.of(Resource.PODS)[0].refused = "403 <no>"
         page = shown(make_inputs(health=health))
 
-        assert page.text("verdict").startswith("Mostly. Synced")
+        assert page.text("verdict").startswith("Mostly healthy. Synced")
         assert page.text("loss-pods") == (
             "May not read pods. Missing: the guard evacuations, diverged evacuations, and the"
             " states that depend on pods. in the cluster: 403 <no>"
@@ -210,9 +212,25 @@ class TestTrust:
         """The page renders before the first sync, and shows nothing that is not known yet."""
         page = shown(make_inputs(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
 
-        assert page.text("verdict").startswith("No. Not ready: waiting for virtualmachineinst")
+        assert page.text("verdict").startswith(
+            "Not healthy. Not ready: waiting for virtualmachineinst"
+        )
         assert "db1" not in page.text("main")
         assert [one.attributes.get("id") for one in page.all("table")] == ["watches"]
+
+
+@pytest.mark.parametrize("picture", sorted(IMAGES.glob("status-*.png")), ids=lambda one: one.stem)
+def test_the_documents_pictures_show_today_s_words(picture: Path) -> None:
+    """The drawn headings and next steps are those of the page; if not, `make screenshots`."""
+    drawn = set(picture.with_suffix(".txt").read_text(encoding="utf-8").splitlines())
+    page = shown(busy_inputs())
+    columns = [one for one in page.all("th") if one.attributes.get("scope") == "col"]
+    headings = [*page.all("h1"), *page.all("h2"), *columns]
+    words = {" ".join(one.text.split()) for one in headings}
+    steps = {action.sentence for action in ACTIONS.values()}
+
+    assert {one for one in words if not one.startswith("Timeline")} <= drawn
+    assert drawn - words <= steps
 
 
 class TestRows:
@@ -414,7 +432,7 @@ class TestSafety:
         assert [one.tag for one in page.elements].count("script") == 1
         assert {one.tag for one in page.elements} <= {e.tag for e in plain.elements} | {"p", "div"}
         allowed = {name for one in plain.elements for name in one.attributes}
-        assert {name for one in page.elements for name in one.attributes} <= allowed
+        assert {name for one in page.elements for name in one.attributes} <= {*allowed, "open"}
         for text in HOSTILE:
             assert f"{text}/{text}" in page.text("held")
         for one in page.all("a"):
