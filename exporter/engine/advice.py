@@ -14,7 +14,7 @@ from msgspec import Struct
 from exporter.engine.diagnosis import Diagnosis, State
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Why, WhySource
-from exporter.engine.reasons import SELECTORS
+from exporter.engine.reasons import SELECTORS, TERMINATING
 
 
 _STUCK = "KubeVirtEvacuationStuck"
@@ -41,6 +41,7 @@ class Obstacle(StrEnum):
     UTILITY_VOLUMES = "utility_volumes"
     UNSCHEDULABLE = "unschedulable"
     TARGET_NOT_STARTED = "target_not_started"
+    TARGET_DELETED = "target_deleted"
     NOT_CONVERGING = "not_converging"
     MIGRATION_ERROR = "migration_error"
     CAPACITY = "capacity"
@@ -138,6 +139,11 @@ ACTIONS = {
         "Repair what keeps the target pod from starting, such as its image or a volume.",
         "kubectl -n {namespace} describe pods -l vmi.kubevirt.io/id={name}",
     ),
+    Obstacle.TARGET_DELETED: Action(
+        "Abort the migration at once by deleting its VMIM: its target pod is being deleted, and the"
+        " VM dies when it arrives there.",
+        "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
+    ),
     Obstacle.NOT_CONVERGING: Action(
         "Allow auto-converge or post-copy with a MigrationPolicy, or give migrations more"
         " bandwidth: the VM writes memory faster than it is copied.",
@@ -174,6 +180,8 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
     source = _SOURCES.get(diagnosis.state)
     own = (one for one in why if one.source is source and one.reason not in SELECTORS)
     cause = next(own, find_cause(why))
+    if diagnosis.state is State.MIGRATING:
+        cause = next((one for one in why if one.reason == TERMINATING), cause)
     action = ACTIONS[_find_obstacle(evidence, diagnosis, cause)]
     vmi, attempt = evidence.vmi, diagnosis.attempt
     return Advice(
@@ -253,7 +261,8 @@ def _judge_cause(cause: Why) -> Obstacle:
     if cause.source is WhySource.POD_SCHEDULED:
         return Obstacle.UNSCHEDULABLE
     if cause.source is WhySource.TARGET_CONTAINER:
-        return Obstacle.TARGET_NOT_STARTED
+        is_deleted = cause.reason == TERMINATING
+        return Obstacle.TARGET_DELETED if is_deleted else Obstacle.TARGET_NOT_STARTED
     if cause.source is WhySource.MIGRATION_CONDITION:
         return _CONDITIONED.get(cause.reason, Obstacle.QUOTA)
     if _ABORTED in cause.message:

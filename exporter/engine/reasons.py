@@ -24,6 +24,8 @@ REASONS_SHOWN = 8
 """How many reasons an evacuation has at most."""
 NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
 """The words for what a VMI and an attempt require of a node (source PodScheduled)."""
+TERMINATING = "Terminating"
+"""The word for a target pod that runs and is being deleted (source TargetContainer)."""
 
 _Object: TypeAlias = tuple[type, str, str]
 

@@ -13,7 +13,7 @@ from sys import intern
 import msgspec
 
 from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
-from exporter.engine.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR
+from exporter.engine.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
 from exporter.kube import wire
 from exporter.kube.facts import HOLDS
 from exporter.kube.instants import parse_instant
@@ -84,9 +84,16 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
 
 
 def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
-    """Why the target pod of an attempt does not run."""
-    if not pod.migration_uid or pod.ready:
+    """Why the target pod of an attempt does not run, or that it is being deleted.
+
+    virt-controller lets the migration go on, and the VM dies in that pod (seen with 1.8.4).
+    """
+    if not pod.migration_uid:
         return ()
+    if pod.ready:
+        message = f"{clean(pod.name, MESSAGE_LIMIT - 64)} is being deleted"
+        deleted = Why(WhySource.TARGET_CONTAINER, TERMINATING, message)
+        return (deleted,) if found.metadata.deletionTimestamp else ()
     status = found.status or wire.PodStatus()
     said = [
         _of_condition(WhySource.POD_SCHEDULED, condition)

@@ -151,6 +151,15 @@ def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
     assert find(an_evacuation(age=7200.0)) is Obstacle.UNEXPLAINED
 
 
+def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
+    """The migration is to be aborted, whatever failed before it; otherwise its end is awaited."""
+    gone = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-db1-x is being deleted")
+    moving = an_evacuation(vmi={"migration": a_running_state()})
+
+    assert find(moving, (gone, LATE)) is Obstacle.TARGET_DELETED
+    assert find(moving) is Obstacle.NONE
+
+
 @pytest.mark.parametrize(
     ("mode", "attempt", "obstacle"),
     [

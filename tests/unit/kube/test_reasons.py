@@ -157,6 +157,17 @@ def test_the_scheduler_s_message() -> None:
     assert read(Resource.PODS, a_pod_json(conditions=[condition])) == ()
 
 
+def test_a_target_that_is_deleted() -> None:
+    """A running target pod with a deletion timestamp; without one there is no reason."""
+    pod = a_target(a_condition("Ready", "True"))
+    assert read(Resource.PODS, pod) == ()
+
+    pod["metadata"] |= {"name": "virt-launcher-db1-x", "deletionTimestamp": rfc3339(NOW)}
+    message = "virt-launcher-db1-x is being deleted"
+    why = Why(WhySource.TARGET_CONTAINER, "Terminating", message)
+    assert read(Resource.PODS, pod) == (why,)
+
+
 def test_the_containers_of_a_target() -> None:
     """What waits for another container is left out; what has failed is dated."""
     value = a_target(
