@@ -19,9 +19,12 @@ GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/t
 CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \
     kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
 FULL_TOOLS := prometheus promtool alertmanager prometheus-operator prometheus-config-reloader cainjector
+# KubeVirt's programs, for real VMs on two such nodes.
+VMS_TOOLS := virt-launcher virt-handler virt-operator virt-launcher-monitor virt-chroot virt-tail \
+    virt-freezer virt-probe libvirt-hook-client container-disk operator
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test quick check e2e soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-go
+.PHONY: run alerts test quick check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -51,6 +54,13 @@ e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(FULL),$(FULL_TOOLS))
 	@FULL=$(FULL) $(BIN)/python -m tests.e2e.images
 	FULL=$(FULL) $(PYTEST) tests/e2e
+
+# The whole of KubeVirt on two nodes: libvirt and QEMU run VMs and migrate them, without KVM. It needs
+# what `make e2e` needs, a C compiler and 5 GB of memory; not in CI.
+vms: needs-python needs-vms needs-go $(DEVELOPMENT)
+	@tests/tools/build $(CLUSTER_TOOLS) $(VMS_TOOLS)
+	@$(BIN)/python -m tests.vms.images
+	$(PYTEST) tests/vms
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools
@@ -153,6 +163,9 @@ needs-python:
 
 needs-cluster:
 	@$(PYTHON) -m tests.e2e.needs
+
+needs-vms:
+	@$(PYTHON) -m tests.e2e.needs vms
 
 needs-go:
 	@command -v go >/dev/null || { echo "the tests build real servers with Go 1.26 or newer: go is not on the PATH" >&2; exit 1; }

@@ -16,8 +16,8 @@ from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_sta
 # A job in the background of a script ignores Ctrl-C, and so would every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make e2e` runs them: they need root, containerd and what it builds.
-collect_ignore = ["e2e"]
+# `make e2e` and `make vms` run them: they need root, containerd and what these build.
+collect_ignore = ["e2e", "vms"]
 
 QUICK = ("unit", "docs", "support")
 SOAK = bool(os.environ.get("SOAK"))

@@ -60,6 +60,11 @@ def find_manifests() -> Path:
     return _find_printed("manifests")
 
 
+def find_operator() -> Path:
+    """Find the file of what a release of KubeVirt has around virt-operator."""
+    return _find_printed("operator")
+
+
 def _find_printed(name: str) -> Path:
     path = _folder(name) / f"{name}.json"
     if not path.exists():

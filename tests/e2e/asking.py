@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.documents import CERTIFICATE, type_section
+from tests.e2e.images import ROOT
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAME, NAMESPACE
 
@@ -34,15 +35,28 @@ class Caller:
     """Where to connect to, port 9810: the Service's, or a pod's."""
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """The status and the JSON of an answer, on a connection of its own."""
-        plain = socket.create_connection((self.address, 9810), _TIMEOUT)
+        """The status and the JSON of an answer."""
+        status, answer = self._request(method, path, body)
+        return status, json.loads(answer or "null")
+
+    def read(self, path: str, port: int = 9810) -> str:
+        """The text of an answer that has to succeed."""
+        status, answer = self._request("GET", path, port=port)
+        assert status == 200, answer
+        return answer
+
+    def _request(
+        self, method: str, path: str, body: object = None, port: int = 9810
+    ) -> tuple[int, str]:
+        """The status and the text of an answer, on a connection of its own."""
+        plain = socket.create_connection((self.address, port), _TIMEOUT)
         connection = http.client.HTTPConnection(HOST, timeout=_TIMEOUT)
         connection.sock = self.trust.wrap_socket(plain, server_hostname=HOST)
         try:
             text = json.dumps(body) if body is not None else None
             connection.request(method, path, text, {"Authorization": f"Bearer {self.token}"})
             response = connection.getresponse()
-            return response.status, json.loads(response.read() or b"null")
+            return response.status, response.read().decode()
         finally:
             connection.close()
 
@@ -63,10 +77,12 @@ class Caller:
 
 
 @contextmanager
-def let_in(cluster: Cluster, folder: Path) -> Iterator[tuple[Terminal, Caller]]:
+def let_in(
+    cluster: Cluster, folder: Path, checkout: Path = ROOT
+) -> Iterator[tuple[Terminal, Caller]]:
     """Two replicas and a caller who is let in, by the documents; gone after the block."""
     cluster.kubectl("create", "namespace", "my-tools")
-    with cluster.terminal(folder) as terminal:
+    with cluster.terminal(folder, checkout) as terminal:
         type_section(terminal, CERTIFICATE)
         type_section(terminal, "A caller of your own")
         given = Path(terminal.type_unlisted('echo "$CALLER"').strip())

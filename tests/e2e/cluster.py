@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.cluster.binaries import find_added_crds, find_binary, find_crds
+from tests.cluster.binaries import find_binary
 from tests.e2e.images import FULL, PAUSE, ROOT
 from tests.e2e.node import Node, log_tails
 from tests.e2e.terminal import Terminal
@@ -88,16 +88,17 @@ class Cluster:
         """A shell in the root of a checkout, whose temporary files are in a folder."""
         return Terminal({**self.environment, "TMPDIR": str(folder)}, checkout)
 
-    def wait_until_ready(self) -> None:
-        """Wait for the node, the CRDs that the manifests need, and the account of pods."""
+    def wait_until_ready(self, *crds: Path) -> None:
+        """Wait for the node, and for CRDs from files."""
         try:
             wait_for(
                 lambda: self.try_kubectl("get", "--raw", "/readyz").returncode == 0, "API server"
             )
-            for crds in (find_crds(), find_added_crds()):
-                self.apply(json.loads(crds.read_bytes()))
+            for file in crds:
+                self.apply(json.loads(file.read_bytes()))
             self.wait_for_node(self.node.name)
-            self.kubectl("wait", "--for=condition=Established", "crd", "--all")
+            if crds:
+                self.kubectl("wait", "--for=condition=Established", "crd", "--all")
         except (AssertionError, TimeoutError) as failure:
             failure.add_note(log_tails(self.directory))
             raise

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import namespace, vmi
+from tests.cluster.binaries import find_added_crds, find_crds
 from tests.e2e.cluster import Cluster, Object
+from tests.e2e.images import IMAGES
 from tests.e2e.kubevirt import KubeVirt, installed
 from tests.e2e.node import inside_network, prepare, running
 from tests.e2e.terminal import TYPED
@@ -18,10 +20,10 @@ from tests.support.lives import rfc3339
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Ready cluster of one node; the tests are in its network."""
     directory = tmp_path_factory.mktemp("cluster")
-    config = prepare(directory)
+    config = prepare(directory, IMAGES)
     with running("n1", directory) as node, inside_network(node):
         cluster = Cluster(directory, node, config)
-        cluster.wait_until_ready()
+        cluster.wait_until_ready(find_crds(), find_added_crds())
         cluster.apply([namespace("shop"), just_moved()])
         yield cluster
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,9 +108,9 @@ def run(*arguments: str | Path, folder: Path = ROOT) -> str:
 
 
 def _build_exporter(revision: str) -> None:
-    _stand_in(PYTHON, _debian)
-    _stand_in(DISTROLESS, _distroless)
-    _build(EXPORTER_IMAGE, ROOT, revision)
+    stand_in(PYTHON, _debian)
+    stand_in(DISTROLESS, _distroless)
+    build_file(EXPORTER_IMAGE, ROOT, revision)
 
 
 def _build_earlier(_: str) -> None:
@@ -119,7 +119,7 @@ def _build_earlier(_: str) -> None:
         check_out(EARLIER_COMMIT, Path(folder), "exporter", "requirements")
         for name in ("Dockerfile", ".dockerignore"):
             shutil.copy(ROOT / name, folder)
-        _build(EARLIER.name, Path(folder), EARLIER_COMMIT)
+        build_file(EARLIER.name, Path(folder), EARLIER_COMMIT)
 
 
 def check_out(commit: str, folder: Path, *paths: str) -> None:
@@ -131,12 +131,12 @@ def check_out(commit: str, folder: Path, *paths: str) -> None:
 
 
 def _build_descheduler(revision: str) -> None:
-    _stand_in(PYTHON, _debian)
-    _stand_in(GO, _golang)
+    stand_in(PYTHON, _debian)
+    stand_in(GO, _golang)
     found = run("go", "env", *_GO_CACHES).splitlines()
     places = zip(found, _GO_CACHES.values(), strict=True)
     volumes = [f"--volume={here}:{there}" for here, there in places]
-    _build(DESCHEDULER_IMAGE, ROOT / "deploy/descheduler", revision, *volumes)
+    build_file(DESCHEDULER_IMAGE, ROOT / "deploy/descheduler", revision, *volumes)
 
 
 def _build_pause(_: str) -> None:
@@ -154,20 +154,24 @@ def _build_launcher(_: str) -> None:
     buildah("commit", "-q", "--rm", made, LAUNCHER.name)
 
 
-def _of_binary(name: str, *tools: str) -> "Image":
-    """An image of one of our tools alone, which it runs; for `make e2e FULL=1`."""
+def of_binaries(name: str, folder: str, *tools: str, user: str = "0") -> Image:
+    """An image of tools from a folder of tests/tools, and a /tmp; it runs the first of them."""
 
     def build(_: str) -> None:
         made = buildah("from", "scratch").strip()
+        with tempfile.TemporaryDirectory(dir=FOLDER) as root:
+            (Path(root) / "tmp").mkdir()
+            (Path(root) / "tmp").chmod(0o1777)
+            buildah("copy", "-q", made, root, "/")
         for tool in tools:
             buildah("copy", "-q", made, find_binary(tool), f"/bin/{tool}")
-        buildah("config", "--entrypoint", f'["/bin/{tools[0]}"]', made)
+        buildah("config", "--entrypoint", f'["/bin/{tools[0]}"]', "--user", user, made)
         buildah("commit", "-q", "--rm", made, f"localhost/{name}:1")
 
-    return Image(f"localhost/{name}:1", [f"tests/tools/{name.removesuffix('-reloader')}"], build)
+    return Image(f"localhost/{name}:1", [f"tests/tools/{folder}"], build)
 
 
-def _build(image: str, folder: Path, revision: str, *options: str) -> None:
+def build_file(image: str, folder: Path, revision: str, *options: str) -> None:
     """Run a Dockerfile; its steps trust the authorities that the machine trusts."""
     made = [f"--build-arg=VERSION={__version__}", f"--build-arg=REVISION={revision}"]
     trust = f"--volume={_AUTHORITIES}:{_AUTHORITIES}:ro"
@@ -175,7 +179,7 @@ def _build(image: str, folder: Path, revision: str, *options: str) -> None:
     buildah("build", *here, *made, *options, "--tag", image, folder)
 
 
-def _stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:
+def stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:
     """Make a stand-in of an image once, of the root that `make` returns below a folder."""
     if image in buildah("images", "--format={{.Name}}:{{.Tag}}").splitlines():
         return
@@ -243,20 +247,22 @@ LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"]
 EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
 FULL = bool(os.environ.get("FULL"))
 """Whether to run what takes longer, too."""
-OPERATOR = _of_binary("prometheus-operator", "prometheus-operator")
-RELOADER = _of_binary("prometheus-operator-reloader", "prometheus-config-reloader")
-PROMETHEUS = _of_binary("prometheus", "prometheus", "promtool")
-ALERTMANAGER = _of_binary("alertmanager", "alertmanager")
+OPERATOR = of_binaries("prometheus-operator", "prometheus-operator", "prometheus-operator")
+RELOADER = of_binaries(
+    "prometheus-operator-reloader", "prometheus-operator", "prometheus-config-reloader"
+)
+PROMETHEUS = of_binaries("prometheus", "prometheus", "prometheus", "promtool")
+ALERTMANAGER = of_binaries("alertmanager", "alertmanager", "alertmanager")
 MONITORING = (OPERATOR, RELOADER, PROMETHEUS, ALERTMANAGER)
 IMAGES = (PAUSE, LAUNCHER, EXPORTER, DESCHEDULER, EARLIER, *(MONITORING if FULL else ()))
 
 
-def main() -> None:
+def update(images: Iterable[Image]) -> None:
     """Bring every archive up to date."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for image in IMAGES:
+    for image in images:
         image.update()
 
 
 if __name__ == "__main__":
-    main()
+    update(IMAGES)

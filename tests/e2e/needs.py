@@ -1,7 +1,7 @@
-"""What `make e2e` needs of the machine, checked before anything is built.
+"""What `make e2e` and `make vms` need of the machine, checked before anything is built.
 
-`python -m tests.e2e.needs` names what is missing and the command that installs it. It runs before
-there is a virtual environment.
+`python -m tests.e2e.needs [vms]` names what is missing and the command that installs it. It runs
+before there is a virtual environment.
 """
 
 import os
@@ -22,32 +22,51 @@ PROGRAMS = {
     "unshare": "util-linux",
 }
 """By program, the Debian package that has it."""
+VMS_PROGRAMS = {"gcc": "gcc libc6-dev", "pkg-config": "pkg-config"}
+"""The same for `make vms`, which compiles with cgo."""
+LIBVIRT = Path("/usr/include/libvirt/libvirt.h")
+VMS_MEMORY = 5
+"""GB that two nodes and five VMs need, each of them on both nodes."""
 CNI = Path("/usr/lib/cni/ptp")
 CGROUP = Path("/sys/fs/cgroup/memory")
 
 
-def find_missing() -> list[str]:
-    """Say what is missing, each with its remedy; nothing if all is there."""
+def find_missing(target: str = "e2e") -> list[str]:
+    """Say what is missing for a target, each with its remedy; nothing if all is there."""
     missing = []
+    for_vms = target == "vms"
     path = f"{os.environ['PATH']}:/usr/sbin"
-    packages = [name for program, name in PROGRAMS.items() if not shutil.which(program, path=path)]
+    programs = PROGRAMS | VMS_PROGRAMS if for_vms else PROGRAMS
+    packages = [name for program, name in programs.items() if not shutil.which(program, path=path)]
+    if for_vms and not LIBVIRT.exists():
+        packages.append("libvirt-dev")
     if not CNI.exists():
         packages.append("containernetworking-plugins")
     if packages:
         install = f"apt-get install -y --no-install-recommends {' '.join(packages)}"
         missing.append(f"{', '.join(packages)}: {install}")
     if os.geteuid() != 0:
-        missing.append("root: sudo make e2e")
+        missing.append(f"root: sudo make {target}")
     if not CGROUP.exists():
         missing.append(f"cgroup v1, with the controllers below {CGROUP.parent}")
+    if for_vms and _available_memory() < VMS_MEMORY:
+        missing.append(f"{VMS_MEMORY} GB of available memory")
     return missing
+
+
+def _available_memory() -> float:
+    """In GB."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return kibibytes * 1024 / 1e9
 
 
 def main() -> int:
     """Print what is missing; the exit code is 1 if anything is."""
-    missing = find_missing()
+    target = sys.argv[1] if sys.argv[1:] else "e2e"
+    missing = find_missing(target)
     for one in missing:
-        print(f"make e2e needs {one}", file=sys.stderr)
+        print(f"make {target} needs {one}", file=sys.stderr)
     return bool(missing)
 
 

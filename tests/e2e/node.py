@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.cluster.binaries import find_binary
 from tests.cluster.cluster import write_certificates
 from tests.cluster.users import User, kubeconfig
-from tests.e2e.images import IMAGES
+from tests.e2e.images import Image
 
 
 ADDRESSES = {"n1": "10.211.0.2", "n2": "10.211.0.3"}
@@ -94,7 +94,7 @@ def joined(first: Node, directory: Path) -> Iterator[Node]:
         yield node
 
 
-def prepare(directory: Path) -> Path:
+def prepare(directory: Path, images: Iterable[Image]) -> Path:
     """Write certificates, kubeconfigs and images for a cluster; the administrator's kubeconfig."""
     services = "kubernetes.default.svc,kubernetes.default,kubernetes"
     nodes = [f"system:node:{name}/system:nodes@{name},{at}" for name, at in ADDRESSES.items()]
@@ -111,7 +111,7 @@ def prepare(directory: Path) -> Path:
         user = User(name, directory / "ca.crt", certificate=directory / f"{name}.crt")
         kubeconfig(directory / f"{name}.kubeconfig", SERVER, user)
     (directory / "images").mkdir()
-    for image in IMAGES:
+    for image in images:
         (directory / "images" / image.archive.name).symlink_to(image.archive)
     return directory / "admin.kubeconfig"
 

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster
+from tests.e2e.images import IMAGES
 from tests.e2e.node import inside_network, prepare, running
 
 
 def main() -> None:
     """Run it."""
     directory = Path(sys.argv[1])
-    config = prepare(directory)
+    config = prepare(directory, IMAGES)
     with running("n1", directory) as node, inside_network(node):
         cluster = Cluster(directory, node, config)
         cluster.wait_until_ready()

@@ -1,0 +1,112 @@
+"""Two nodes with KubeVirt and VMs, and the exporter on them."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.asking import Caller, let_in
+from tests.e2e.cluster import Cluster, Object
+from tests.e2e.documents import SECTIONS, commands
+from tests.e2e.images import ROOT
+from tests.e2e.node import Node
+from tests.e2e.terminal import Terminal
+from tests.e2e.test_absence import left_behind
+from tests.generate.manifests import NAME, NAMESPACE
+from tests.vms.kubevirt import Machine, running_vms
+
+
+COOLDOWN = 60.0
+"""Seconds, of a VM that was moved once."""
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, dict[str, Node]]]:
+    """The cluster and its two nodes; the tests are in its network. Nothing of them is left."""
+    directory = tmp_path_factory.mktemp("cluster")
+    with running_vms(directory) as nodes:
+        yield nodes
+    # A cgroup goes with its last process, and with the processes their mounts and networks.
+    ours = {str(node.supervisor.pid) for node in nodes[1].values()}
+    assert ours.isdisjoint(one.rpartition("-")[2] for one in left_behind()["cgroups"])
+    assert not list(directory.glob("n?/*"))
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: tuple[Cluster, dict[str, Node]]) -> Cluster:
+    """The cluster."""
+    return nodes[0]
+
+
+@pytest.fixture
+def machine(nodes: tuple[Cluster, dict[str, Node]]) -> Iterator[Callable[[str], Machine]]:
+    """Gives VMs by name, which are gone after the test."""
+    made: list[Machine] = []
+
+    def make(name: str) -> Machine:
+        made.append(Machine(name, *nodes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.delete()
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our manifests with a shorter cooldown, and with the webhook enforced."""
+    return check_out_with(tmp_path_factory.mktemp("checkout"), COOLDOWN)
+
+
+@pytest.fixture(scope="session")
+def exporter(
+    cluster: Cluster, checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Terminal, Caller]]:
+    """Two replicas with the webhook, installed by the documents; and somebody who may ask all."""
+    apply, rollout, trust, *_ = commands(SECTIONS["Five steps"])
+    with let_in(cluster, tmp_path_factory.mktemp("scratch"), checkout) as (terminal, caller):
+        for command in (apply, rollout, trust):
+            terminal.type(command)
+        cluster.kubectl(*("create", "clusterrole", "reader", "--verb=get", "--non-resource-url=/*"))
+        cluster.kubectl(
+            *("create", "clusterrolebinding", "reader", "--clusterrole=reader"),
+            "--serviceaccount=my-tools:my-caller",
+        )
+        yield terminal, caller
+    cluster.kubectl("delete", "mutatingwebhookconfiguration", NAME)
+
+
+@pytest.fixture(scope="session")
+def terminal(exporter: tuple[Terminal, Caller]) -> Terminal:
+    """Whoever has installed it."""
+    return exporter[0]
+
+
+@pytest.fixture(scope="session")
+def caller(exporter: tuple[Terminal, Caller]) -> Caller:
+    """Whoever asks it, through the Service."""
+    return exporter[1]
+
+
+def check_out_with(folder: Path, cooldown: float) -> Path:
+    """Our manifests in a folder, with a cooldown in seconds, and with the webhook enforced."""
+    for name in ("deploy", "alerts"):
+        shutil.copytree(ROOT / name, folder / name)
+    for config in ("overlays/standalone", "overlays/sidecar", "components/admission"):
+        path = folder / "deploy" / config / "config.yaml"
+        text = path.read_text()
+        assert text.count("migrationCooldown: 15m") == 1
+        text = text.replace("migrationCooldown: 15m", f"migrationCooldown: {cooldown:g}s")
+        path.write_text(text.replace("mode: warn", "mode: enforce"))
+    return folder
+
+
+def read_log(cluster: Cluster) -> list[Object]:
+    """The log lines of both replicas."""
+    selected = ("-l", f"app.kubernetes.io/name={NAME}", "-c", "exporter", "--tail=-1")
+    return [
+        json.loads(line)
+        for line in cluster.kubectl("-n", NAMESPACE, "logs", *selected).splitlines()
+    ]

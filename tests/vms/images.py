@@ -1,0 +1,124 @@
+"""The images of the cluster with real VMs: KubeVirt's, a guest's, and ours.
+
+`python -m tests.vms.images` brings them up to date, as `tests.e2e.images` does with its own.
+"""
+
+import json
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.cluster.binaries import find_binary
+from tests.e2e.images import (
+    DESCHEDULER,
+    EXPORTER,
+    FOLDER,
+    PAUSE,
+    ROOT,
+    Image,
+    build_file,
+    buildah,
+    of_binaries,
+    run,
+    stand_in,
+    update,
+)
+
+
+_HERE = Path(__file__).parent
+_MODULE = "tests/tools/kubevirt-nodes"
+_QEMU = "localhost/qemu:trixie"
+_QEMU_PACKAGES = (
+    *("qemu-system-x86", "qemu-utils", "seabios", "ovmf", "passt", "swtpm"),
+    *("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-log", "libvirt-clients"),
+    *("ca-certificates", "nftables", "iproute2", "procps", "acl", "xorriso", "e2fsprogs"),
+    *("xfsprogs", "util-linux", "findutils", "tar", "libcap2-bin"),
+)
+_KERNEL = "linux-image-cloud-amd64"
+_GUEST_INIT = """#!/bin/sh
+busybox mkdir -p /proc /dev /fill
+busybox mount -t proc proc /proc
+busybox mount -t devtmpfs dev /dev
+busybox mount -t tmpfs -o size=90% tmpfs /fill
+count=$(busybox sed -n 's/.*fill=\\([0-9]*\\).*/\\1/p' /proc/cmdline)
+busybox dd if=/dev/urandom of=/fill/memory bs=1M count="$count"
+echo filled >/dev/console
+while true; do busybox sleep 60; done
+"""
+"""Fills so many MiB of memory, so that a migration has something to copy, and then does nothing."""
+
+
+def _build_launcher(revision: str) -> None:
+    stand_in(_QEMU, _qemu)
+    module = run("go", "list", "-m", "-f={{.Dir}}", "kubevirt.io/kubevirt", folder=ROOT / _MODULE)
+    programs = find_binary("virt-launcher").parent
+    contexts = {"programs": programs, "tests": _HERE}
+    options = [f"--build-context={name}={folder}" for name, folder in contexts.items()]
+    file = f"--file={_HERE / 'Dockerfile'}"
+    build_file(LAUNCHER.name, Path(module.strip()), revision, file, *options)
+
+
+def _qemu(folder: Path) -> Path:
+    """A Debian with QEMU and libvirt, as an archive."""
+    root = folder / "root.tar"
+    slim = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
+    include = f"--include={','.join(_QEMU_PACKAGES)}"
+    recommends = '--aptopt=APT::Install-Recommends "false"'
+    run("mmdebstrap", "--variant=minbase", include, recommends, *slim, "trixie", root)
+    return root
+
+
+def _build_guest(_: str) -> None:
+    """Debian's kernel and busybox, without a disk."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as name:
+        folder = Path(name)
+        depends = run("apt-cache", "depends", _KERNEL).split()
+        kernel = next(one for one in depends if one.startswith("linux-image-") and one != _KERNEL)
+        run("apt-get", "download", kernel, "busybox-static", folder=folder)
+        for package in folder.glob("*.deb"):
+            run("dpkg-deb", "--extract", package, folder / "packages")
+        root = folder / "root"
+        (root / "bin").mkdir(parents=True)
+        for program in ("busybox", "sh"):
+            shutil.copy(next((folder / "packages").glob("**/bin/busybox")), root / "bin" / program)
+        (root / "init").write_text(_GUEST_INIT)
+        (root / "init").chmod(0o755)
+        pack = "find . | busybox cpio -o -H newc | gzip >../initrd"
+        run("env", f"PATH={root}/bin:/usr/bin:/bin", "sh", "-c", pack, folder=root)
+        made = buildah("from", "scratch").strip()
+        kernel_file = next((folder / "packages/boot").glob("vmlinuz-*"))
+        buildah("copy", "-q", made, kernel_file, "/boot/vmlinuz")
+        buildah("copy", "-q", made, folder / "initrd", "/boot/initrd")
+        buildah("config", "--user", "107:107", "--entrypoint", '["/none"]', made)
+        buildah("commit", "-q", "--rm", made, GUEST.name)
+
+
+def digest_name(image: Image) -> str:
+    """The name by which KubeVirt asks for an image on a migration's target: by its digest."""
+    with tarfile.open(image.archive) as archive:
+        manifest = archive.extractfile("manifest.json")
+        assert manifest
+        (described,) = json.load(manifest)
+    digest = described["Config"].removesuffix(".json")
+    return f"{image.name.rpartition(':')[0]}@sha256:{digest}"
+
+
+LAUNCHER = Image(
+    "localhost/kubevirt/virt-launcher:1",
+    [_MODULE, *(f"tests/vms/{name}" for name in ("Dockerfile", "virtqemud", "images.py"))],
+    _build_launcher,
+)
+"""virt-launcher and virt-handler."""
+OPERATOR = of_binaries(
+    "kubevirt/virt-operator",
+    _MODULE.removeprefix("tests/tools/"),
+    *("virt-operator", "virt-api", "virt-controller"),
+    user="1001",
+)
+GUEST = Image("localhost/guest:1", ["tests/vms/images.py"], _build_guest)
+IMAGES = (PAUSE, OPERATOR, LAUNCHER, GUEST, EXPORTER, DESCHEDULER)
+
+
+if __name__ == "__main__":
+    update(IMAGES)

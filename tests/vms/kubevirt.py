@@ -1,0 +1,306 @@
+"""KubeVirt by its own virt-operator, and what is done to its VMs."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import namespace
+from tests.cluster.binaries import find_operator
+from tests.e2e.cluster import Cluster, Object, wait_for
+from tests.e2e.node import Node, inside_network, joined, prepare, running
+from tests.vms.images import GUEST, IMAGES, digest_name
+
+
+SPACE = "shop"
+SLOW = "slow"
+"""Of a VM whose memory is copied at 1 MiB/s: a migration takes longer than a minute."""
+LATE = "late"
+"""The same, and KubeVirt gives up after some ten seconds."""
+PATIENCE = 600.0
+"""Seconds for what takes a minute on an idle machine."""
+_INSTALLED_WITHIN = 1200.0
+_SMALL = {"cpu": "50m"}
+
+
+@contextmanager
+def running_vms(directory: Path) -> Iterator[tuple[Cluster, dict[str, Node]]]:
+    """Run two nodes with KubeVirt for a block, which is in their network."""
+    config = prepare(directory, IMAGES)
+    with (
+        running("n1", directory) as first,
+        inside_network(first),
+        joined(first, directory) as second,
+    ):
+        cluster = Cluster(directory, first, config)
+        cluster.wait_until_ready()
+        cluster.wait_for_node(second.name)
+        install(cluster)
+        for node in (first, second):
+            name_guest_image(node)
+        cluster.apply([namespace(SPACE)])
+        yield cluster, {first.name: first, second.name: second}
+
+
+def install(cluster: Cluster) -> None:
+    """Install KubeVirt, and wait until both nodes can run VMs."""
+    cluster.kubectl("label", "node", "n1", "node-role.kubernetes.io/control-plane=")
+    cluster.apply(json.loads(find_operator().read_bytes())["items"])
+    # The operator may not grant what it may not do itself, and its release's role lacks some of it.
+    account = "--serviceaccount=kubevirt:kubevirt-operator"
+    cluster.kubectl(
+        "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin", account
+    )
+    wait_for(lambda: cluster.try_kubectl("get", "kubevirts", "-A").returncode == 0, "the CRD")
+    cluster.apply([_kubevirt()])
+    within = f"--timeout={_INSTALLED_WITHIN:g}s"
+    available = "--for=condition=Available"
+    cluster.kubectl("-n", "kubevirt", "wait", "kubevirt/kubevirt", available, within)
+    cluster.kubectl("-n", "kubevirt", "rollout", "status", "daemonset/virt-handler", within)
+    schedulable = "kubevirt.io/schedulable=true"
+    wait_for(lambda: len(cluster.get("nodes", "-l", schedulable)["items"]) == 2, "both nodes")
+    cluster.apply([_policy(SLOW, {}), _policy(LATE, {"completionTimeoutPerGiB": 10})])
+
+
+def _kubevirt() -> Object:
+    migrations = {"bandwidthPerMigration": "64Mi", "parallelMigrationsPerCluster": 5}
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+        "spec": {
+            "imagePullPolicy": "Never",
+            "infra": {"replicas": 1},
+            "configuration": {
+                "imagePullPolicy": "Never",
+                "evictionStrategy": "LiveMigrate",
+                "developerConfiguration": {"useEmulation": True},
+                "migrations": migrations,
+            },
+        },
+    }
+
+
+def _policy(name: str, limits: Object) -> Object:
+    selectors = {"virtualMachineInstanceSelector": {"copied": name}}
+    return {
+        "apiVersion": "migrations.kubevirt.io/v1alpha1",
+        "kind": "MigrationPolicy",
+        "metadata": {"name": name},
+        "spec": {"bandwidthPerMigration": "1Mi", "selectors": selectors, **limits},
+    }
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A VM, and its life as KubeVirt writes it."""
+
+    name: str
+    cluster: Cluster
+    nodes: dict[str, Node]
+
+    # What KubeVirt says
+
+    def get(self) -> Object:
+        """The VMI."""
+        return self.cluster.get("-n", SPACE, "vmi", self.name)
+
+    @property
+    def node(self) -> str:
+        """The node where it runs."""
+        return str(self.get()["status"]["nodeName"])
+
+    @property
+    def other_node(self) -> str:
+        """The node where it does not run."""
+        here = self.node
+        return next(name for name in self.nodes if name != here)
+
+    def state(self) -> Object:
+        """The VMI's `migrationState`; empty without a migration."""
+        state: Object = self.get()["status"].get("migrationState") or {}
+        return state
+
+    def migrations(self) -> list[Object]:
+        """Its VMIMs, the oldest first."""
+        found = self.cluster.get("-n", SPACE, "vmim", "-l", f"kubevirt.io/vmi-name={self.name}")
+        return sorted(found["items"], key=lambda one: str(one["metadata"]["creationTimestamp"]))
+
+    def pods(self) -> list[Object]:
+        """Its launcher pods that have not ended."""
+        pods = self.cluster.get("-n", SPACE, "pods", "-l", f"vm={self.name}")["items"]
+        return [one for one in pods if one["status"]["phase"] not in {"Succeeded", "Failed"}]
+
+    def launcher(self) -> str:
+        """The name of the launcher pod where it runs."""
+        node = self.node
+        return next(
+            str(one["metadata"]["name"])
+            for one in self.pods()
+            if one["spec"].get("nodeName") == node
+        )
+
+    # What is done to it
+
+    def start(
+        self,
+        node: str,
+        *,
+        fill: int = 32,
+        copied: str = "fast",
+        requests: Mapping[str, str] = _SMALL,
+    ) -> None:
+        """Start it on a node, with so many MiB of its memory filled; wait until that is done."""
+        others = [name for name in self.nodes if name != node]
+        self.cluster.kubectl("cordon", *others)
+        self.cluster.apply([self._guest(fill, copied, requests)])
+        self.until(lambda: self.get().get("status", {}).get("phase") == "Running", "running")
+        self.cluster.kubectl("uncordon", *others)
+        self.until(self._is_filled, "its memory filled")
+
+    def migrate(self) -> str:
+        """Migrate it; the VMIM's name."""
+        vmim = {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstanceMigration",
+            "metadata": {"generateName": f"{self.name}-", "namespace": SPACE},
+            "spec": {"vmiName": self.name},
+        }
+        made = self.cluster.kubectl("create", "-o", "name", "-f", "-", given=json.dumps(vmim))
+        return made.strip().rpartition("/")[2]
+
+    def abort(self, vmim: str) -> None:
+        """Delete a VMIM: KubeVirt aborts the migration if it still can."""
+        self.cluster.kubectl("-n", SPACE, "delete", "vmim", vmim, "--wait=false")
+
+    def label(self, **labels: str) -> None:
+        """Give it labels."""
+        given = [f"{key}={value}" for key, value in labels.items()]
+        self.cluster.kubectl("-n", SPACE, "label", "vmi", self.name, "--overwrite", *given)
+
+    def evict(self, *options: str) -> str:
+        """Ask for the eviction of its launcher pod; what the API server answers."""
+        pod = self.launcher()
+        metadata = {"name": pod, "namespace": SPACE}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        path = f"/api/v1/namespaces/{SPACE}/pods/{pod}/eviction"
+        ended = self.cluster.try_kubectl(
+            *("create", "--raw", path, "-f", "-", *options), given=json.dumps(eviction)
+        )
+        return ended.stdout + ended.stderr
+
+    def kill_qemu(self, node: str) -> None:
+        """Kill its QEMU on a node, as soon as there is one."""
+        of_guest = f"^/usr/bin/qemu-system-x86_64 -name guest={SPACE}_{self.name},"
+        kill = self.nodes[node].command("pkill", "-KILL", "-f", of_guest)
+        self.until(lambda: subprocess.run(kill, check=False).returncode == 0, "a QEMU to kill")
+
+    def delete(self) -> None:
+        """Delete it and all that is left of it."""
+        self.cluster.kubectl("-n", SPACE, "delete", "vmi", self.name, "--ignore-not-found")
+        chosen = f"kubevirt.io/vmi-name={self.name}"
+        self.cluster.kubectl("-n", SPACE, "delete", "vmim", "-l", chosen, "--wait=false")
+        self.until(lambda: not self.pods(), "no pod")
+
+    # Waiting
+
+    def until(self, is_so: Callable[[], object], what: str) -> None:
+        """Wait until something is so."""
+        try:
+            wait_for(is_so, f"{self.name}: {what}", PATIENCE)
+        except TimeoutError as late:
+            late.add_note(self.describe())
+            raise
+
+    def until_copying(self) -> None:
+        """Wait until a migration copies memory."""
+        self.until(
+            lambda: (
+                (state := self.state()).get("startTimestamp")
+                and not state.get("endTimestamp")
+                and state.get("mode")
+            ),
+            "copying",
+        )
+
+    def until_moved(self, source: str) -> None:
+        """Wait until it has left a node, and only one pod is active."""
+        self.until(
+            lambda: self.node != source and self.state().get("completed"), f"away from {source}"
+        )
+        self.until(lambda: len(self.pods()) == 1, "one pod")
+
+    def until_ended(self, vmim: str) -> Object:
+        """Wait for the end of a migration; its VMIM."""
+        self.until(lambda: _phase(self._migration(vmim)) in {"Succeeded", "Failed"}, f"{vmim} over")
+        return self._migration(vmim)
+
+    def describe(self) -> str:
+        """What somebody would look at."""
+        words = ("-n", SPACE, "get", "vmi,vmim,pods", "-o", "wide")
+        events = ("-n", SPACE, "get", "events", "--sort-by=.lastTimestamp")
+        printed = [self.cluster.try_kubectl(*one).stdout for one in (words, events)]
+        state = json.dumps(self.cluster.get("-n", SPACE, "vmis")["items"], indent=1)
+        return "\n".join([printed[0], "\n".join(printed[1].splitlines()[-20:]), state[:6000]])
+
+    def _migration(self, name: str) -> Object:
+        return self.cluster.get("-n", SPACE, "vmim", name)
+
+    def _is_filled(self) -> bool:
+        log = ("-n", SPACE, "logs", self.launcher(), "-c", "guest-console-log")
+        return "filled" in self.cluster.try_kubectl(*log).stdout
+
+    def _guest(self, fill: int, copied: str, requests: Mapping[str, str]) -> Object:
+        boot = {"kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"}
+        container = {"image": GUEST.name, "imagePullPolicy": "Never", **boot}
+        return {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {
+                "name": self.name,
+                "namespace": SPACE,
+                "labels": {"vm": self.name, "copied": copied},
+            },
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "evictionStrategy": "LiveMigrate",
+                "domain": {
+                    "memory": {"guest": "256Mi"},
+                    # With a limit KubeVirt copies on one channel, which keeps to the bandwidth.
+                    "resources": {"requests": dict(requests), "limits": {"cpu": "2"}},
+                    "firmware": {
+                        "kernelBoot": {
+                            "container": container,
+                            "kernelArgs": f"console=ttyS0 quiet fill={fill}",
+                        }
+                    },
+                    "devices": {
+                        "autoattachPodInterface": False,
+                        "autoattachMemBalloon": False,
+                        "autoattachGraphicsDevice": False,
+                        "logSerialConsole": True,
+                    },
+                },
+                "networks": [],
+            },
+        }
+
+
+def name_guest_image(node: Node) -> None:
+    """Have the guest's image on a node under the name by which a migration's target asks for it."""
+    ctr = ("ctr", "-n", "k8s.io", "images", "tag", "--force")
+    subprocess.run(
+        node.command(*ctr, f"{GUEST.name}", digest_name(GUEST)), check=True, capture_output=True
+    )
+
+
+def forget_guest_image(node: Node) -> None:
+    """Take that name away: the pods of a target cannot pull it."""
+    ctr = ("ctr", "-n", "k8s.io", "images", "rm", "--sync", digest_name(GUEST))
+    subprocess.run(node.command(*ctr), check=True, capture_output=True)
+
+
+def _phase(one: Object) -> str:
+    return str(one.get("status", {}).get("phase", ""))

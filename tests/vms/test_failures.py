@@ -1,0 +1,199 @@
+"""Evacuations and migrations that fail, beside what KubeVirt does."""
+
+from collections.abc import Callable
+
+import pytest
+
+from exporter.kube.instants import parse_instant
+from tests.e2e.asking import Caller
+from tests.e2e.cluster import Cluster, Object
+from tests.e2e.terminal import Terminal
+from tests.vms.kubevirt import (
+    LATE,
+    SLOW,
+    SPACE,
+    Machine,
+    forget_guest_image,
+    name_guest_image,
+)
+from tests.vms.test_migration import look
+
+
+SECONDS = 2.0
+"""KubeVirt writes whole seconds."""
+
+
+def evacuation(caller: Caller, name: str) -> Object:
+    """The evacuation of a VM; empty if there is none."""
+    found: Object = look(caller, name)["evacuation"] or {}
+    return found
+
+
+def reasons(caller: Caller, name: str) -> set[str]:
+    """The words of an evacuation's reasons."""
+    return {one["reason"] for one in evacuation(caller, name).get("why", [])}
+
+
+def phases(vmim: Object) -> dict[str, float]:
+    """When a VMIM entered each of its phases."""
+    listed = vmim["status"].get("phaseTransitionTimestamps") or []
+    return {one["phase"]: parse_instant(one["phaseTransitionTimestamp"]) or 0.0 for one in listed}
+
+
+@pytest.mark.timeout(1800)
+def test_a_failing_evacuation(
+    caller: Caller, machine: Callable[[str], Machine], prove: Callable[[str], None]
+) -> None:
+    """QEMU of the target is killed twice: attempts, pauses and next step are KubeVirt's own."""
+    db = machine("db1")
+    db.start("n1", copied=SLOW)
+    db.evict()
+    pauses = []
+    for attempt in (1, 2):
+        db.until_copying()
+        assert evacuation(caller, "db1")["state"] == "migrating"
+        db.kill_qemu("n2")
+        db.until(lambda: evacuation(caller, "db1")["failedAttempts"] == attempt, "counted")  # noqa: B023
+        db.until(lambda: evacuation(caller, "db1")["backoff"], "a pause")
+        now = evacuation(caller, "db1")
+        assert now["state"] == "backoff"
+        assert now["cause"]["source"] == "FailedAttempt"
+        assert "operation failed" in now["cause"]["message"]
+        assert now["nextStep"].startswith("Read the launcher's log around the error")
+        pauses.append(now["backoff"])
+        if attempt == 2:
+            db.label(copied="fast")
+    db.until_moved("n1")
+
+    failed, again, last = db.migrations()
+    assert [one["status"]["phase"] for one in (failed, again, last)] == [
+        *("Failed", "Failed", "Succeeded")
+    ]
+    assert [one["seconds"] for one in pauses] == [20.0, 40.0]
+    waited = []
+    for pause, later in zip(pauses, (again, last), strict=True):
+        left_pending = phases(later)["Scheduling"]
+        announced = parse_instant(pause["nextTryAt"])
+        assert announced is not None
+        assert left_pending >= announced - SECONDS
+        waited.append(f"{left_pending - announced:+.0f}")
+    db.until(lambda: not evacuation(caller, "db1"), "over")
+    outcomes = [one["outcome"] for one in caller.history(SPACE, "db1")]
+    assert outcomes == ["failed", "failed", "succeeded"]
+    prove(
+        f"a failing evacuation: 2 failures, pauses 20 and 40 s, next tries {waited} s beside ours"
+    )
+
+
+def test_a_timeout(caller: Caller, machine: Callable[[str], Machine]) -> None:
+    """KubeVirt gives up a migration that takes too long: a failure, with its words."""
+    db = machine("db1")
+    db.start("n1", copied=LATE)
+    vmim = db.until_ended(db.migrate())
+    assert vmim["status"]["phase"] == "Failed"
+    assert "has been aborted" in db.state()["failureReason"]
+    db.until(lambda: caller.history(SPACE, "db1"), "on record")
+    (one,) = caller.history(SPACE, "db1")
+    assert one["outcome"] == "failed"
+    assert one["end"] == db.state()["endTimestamp"]
+
+
+def test_a_target_that_cannot_pull(caller: Caller, machine: Callable[[str], Machine]) -> None:
+    """The state names the container's reason; as soon as the image is there, the VM moves."""
+    db = machine("db1")
+    db.start("n1")
+    forget_guest_image(db.nodes["n2"])
+    try:
+        db.evict()
+        db.until(lambda: "ErrImageNeverPull" in reasons(caller, "db1"), "named")
+        now = evacuation(caller, "db1")
+        assert now["state"] == "target_not_ready"
+        assert now["nextStep"].startswith("Repair what keeps the target pod from starting")
+    finally:
+        name_guest_image(db.nodes["n2"])
+    db.until_moved("n1")
+    db.until(lambda: not evacuation(caller, "db1"), "over")
+
+
+def test_an_unschedulable_target_and_the_cancel_line(
+    cluster: Cluster,
+    caller: Caller,
+    terminal: Terminal,
+    machine: Callable[[str], Machine],
+) -> None:
+    """The scheduler's words are named; the line that `explain` prints ends the evacuation."""
+    db = machine("db1")
+    db.start("n1")
+    cluster.kubectl("cordon", "n2")
+    try:
+        db.evict()
+        db.until(lambda: evacuation(caller, "db1").get("state") == "target_unschedulable", "named")
+        now = evacuation(caller, "db1")
+        assert "1 node(s) were unschedulable" in now["cause"]["message"]
+        assert now["nextStep"].startswith("Make room on another node")
+        cancel(cluster, terminal, db)
+    finally:
+        cluster.kubectl("uncordon", "n2")
+    db.until(lambda: "evacuationNodeName" not in db.get()["status"], "no longer marked")
+    db.until(lambda: not evacuation(caller, "db1"), "over for the exporter, too")
+    assert db.node == "n1"
+
+
+def cancel(cluster: Cluster, terminal: Terminal, machine: Machine) -> None:
+    """Type the line that `explain` prints."""
+    name = f"{SPACE}/{machine.name}"
+    printed = cluster.exec("python", "-m", "exporter", "explain", name)
+    (line,) = [one for one in printed.splitlines() if "/evacuate/cancel" in one]
+    terminal.type_unlisted(line.strip().removeprefix("$ "))
+
+
+def test_a_migration_that_is_cancelled(caller: Caller, machine: Callable[[str], Machine]) -> None:
+    """While memory is copied it fails; at the very end it succeeds, and counts as a success."""
+    db = machine("db1")
+    db.start("n1", copied=SLOW)
+    vmim = db.migrate()
+    db.until_copying()
+    db.abort(vmim)
+    db.until(lambda: db.state().get("endTimestamp"), "aborted")
+    assert db.node == "n1"
+    assert db.state()["failed"]
+    db.until(lambda: caller.history(SPACE, "db1"), "on record")
+    assert [one["outcome"] for one in caller.history(SPACE, "db1")] == ["failed"]
+    db.until(lambda: len(db.pods()) == 1, "one pod")
+
+    db.label(copied="fast")
+    vmim = db.migrate()
+    db.until(lambda: db.state().get("targetNodeDomainReadyTimestamp"), "the VM on the target")
+    db.abort(vmim)
+    db.until_moved("n1")
+    db.until(lambda: len(caller.history(SPACE, "db1")) == 2, "on record")
+    assert [one["outcome"] for one in caller.history(SPACE, "db1")] == ["failed", "succeeded"]
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_a_target_pod_that_is_deleted_while_memory_is_copied(
+    cluster: Cluster,
+    exporter: tuple[Terminal, Caller],
+    machine: Callable[[str], Machine],
+    *,
+    aborts: bool,
+) -> None:
+    """The VM dies of it when the copy has ended, unless the command of its next step is typed."""
+    terminal, caller = exporter
+    db = machine("db1")
+    db.start("n1", fill=8, copied=SLOW)
+    db.evict()
+    db.until_copying()
+    target = db.state()["targetPod"]
+    cluster.kubectl("-n", SPACE, "delete", "pod", target, "--wait=false")
+    db.until(lambda: "Terminating" in reasons(caller, "db1"), "the reason")
+    now = evacuation(caller, "db1")
+    assert now["cause"]["message"] == f"{target} is being deleted"
+    assert now["nextStep"].startswith("Abort the migration at once")
+    if aborts:
+        terminal.type_unlisted(evacuation(caller, "db1")["command"])
+        db.until(lambda: db.state().get("failed"), "aborted")
+        assert db.get()["status"]["phase"] == "Running"
+        assert db.node == "n1"
+    else:
+        db.until(lambda: db.get()["status"]["phase"] == "Failed", "dead")

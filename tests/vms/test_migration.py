@@ -1,0 +1,128 @@
+"""A VM that is evicted, migrated and cools down; and an upgrade of the exporter meanwhile."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.kube.instants import parse_instant
+from tests.e2e.asking import Caller
+from tests.e2e.cluster import Cluster, Object
+from tests.e2e.images import EARLIER, EARLIER_COMMIT, EXPORTER, check_out
+from tests.e2e.terminal import Terminal
+from tests.generate.manifests import REGISTRY
+from tests.vms.conftest import COOLDOWN, read_log
+from tests.vms.kubevirt import SLOW, SPACE, Machine
+
+
+def samples(caller: Caller, name: str) -> list[tuple[str, dict[str, str], float]]:
+    """The samples of /metrics about one VM, without those about migrations long ago."""
+    families = text_string_to_metric_families(caller.read("/metrics", 9811))
+    return [
+        (one.name.removeprefix("kubevirt_vmi_"), one.labels, one.value)
+        for family in families
+        for one in family.samples
+        if one.labels.get("name") == name
+    ]
+
+
+def look(caller: Caller, name: str) -> Object:
+    """Everything about one VM."""
+    status, answer = caller.ask("GET", f"/v1/vmis/{SPACE}/{name}")
+    assert status == 200, answer
+    found: Object = answer
+    return found
+
+
+def test_evict_migrate_cool_down(
+    cluster: Cluster,
+    caller: Caller,
+    machine: Callable[[str], Machine],
+    prove: Callable[[str], None],
+) -> None:
+    """Verdict, page, metrics and log at each phase of a real migration."""
+    db = machine("db1")
+    db.start("n1", fill=8, copied=SLOW)
+    db.until(lambda: caller.verdict(SPACE, "db1")["known"], "known to the exporter")
+    assert caller.verdict(SPACE, "db1")["allowed"]
+    assert "evacuation_state" not in {name for name, _, _ in samples(caller, "db1")}
+
+    assert "Eviction triggered evacuation" in db.evict()
+    db.until_copying()
+    assert caller.verdict(SPACE, "db1")["reason"] == "migration_in_progress"
+    evacuation = look(caller, "db1")["evacuation"]
+    assert (evacuation["state"], evacuation["mode"]) == ("migrating", "PreCopy")
+    assert evacuation["nextStep"] == "Wait: KubeVirt is moving the VM."
+    states = [labels for name, labels, _ in samples(caller, "db1") if name == "evacuation_state"]
+    assert [(one["state"], one["node"]) for one in states] == [("migrating", "n1")]
+    assert "migrating" in caller.read(f"/vmis/{SPACE}/db1")
+
+    db.until_moved("n1")
+    state = db.state()
+    db.until(lambda: look(caller, "db1")["evacuation"] is None, "no evacuation any more")
+    verdict = caller.verdict(SPACE, "db1")
+    ended = parse_instant(state["endTimestamp"])
+    assert ended is not None
+    assert verdict["reason"] == "cooldown"
+    assert parse_instant(verdict["notBefore"]) == ended + COOLDOWN
+    values = {name: value for name, _, value in samples(caller, "db1")}
+    assert values["eviction_not_before_timestamp_seconds"] == ended + COOLDOWN
+    assert values["eviction_cooldown_seconds"] == COOLDOWN
+    assert "cooldown" in caller.read(f"/vmis/{SPACE}/db1")
+
+    db.until(lambda: caller.verdict(SPACE, "db1")["allowed"], "allowed after its cooldown")
+    uid = state["migrationUid"]
+    for line in ("migration_began", "migration_ended"):
+        logged = [one for one in read_log(cluster) if one["event"] == line]
+        assert uid in {one["migration"] for one in logged}
+    (one,) = caller.history(SPACE, "db1")
+    assert (one["uid"], one["outcome"], one["handedOff"]) == (uid, "succeeded", True)
+    began = parse_instant(state["startTimestamp"])
+    assert began is not None
+    prove(f"evict, migrate, cool down: copied in {ended - began:.0f} s, verdicts right throughout")
+
+
+def test_an_upgrade_in_the_middle_of_a_migration(
+    exporter: tuple[Terminal, Caller],
+    machine: Callable[[str], Machine],
+    tmp_path: Path,
+    prove: Callable[[str], None],
+) -> None:
+    """From an earlier commit to ours while memory is copied: history and verdicts as before."""
+    check_out(EARLIER_COMMIT, tmp_path, "deploy")
+    (tmp_path / "kustomization.yaml").write_text(
+        "resources: [deploy/overlays/standalone]\n"
+        f"images: [{{name: {REGISTRY}/exporter, newTag: earlier}}]\n"
+    )
+    terminal, caller = exporter
+    db = machine("db2")
+    cluster = db.cluster
+    db.start("n1")
+    db.until_ended(db.migrate())
+    apply = ("apply", "--server-side", "--force-conflicts", "-k")
+    cluster.kubectl(*apply, str(tmp_path))
+    cluster.rolled_out()
+    db.until(lambda: len(caller.history(SPACE, "db2")) == 1, "its history")
+
+    db.label(copied=SLOW)
+    node = db.node
+    vmim = db.migrate()
+    db.until_copying()
+    assert caller.verdict(SPACE, "db2")["reason"] == "migration_in_progress"
+    terminal.type_unlisted(
+        "kubectl apply --server-side --force-conflicts -k deploy/overlays/admission"
+    )
+    cluster.rolled_out()
+    images = {one["image"] for pod in cluster.pods() for one in pod["spec"]["containers"]}
+    assert images == {EXPORTER.name}
+    assert EXPORTER.name != EARLIER.name
+    assert db.state().get("endTimestamp") is None
+    assert caller.verdict(SPACE, "db2")["reason"] == "migration_in_progress"
+
+    assert db.until_ended(vmim)["status"]["phase"] == "Succeeded"
+    db.until_moved(node)
+    db.until(lambda: caller.verdict(SPACE, "db2")["reason"] == "cooldown", "cooling down")
+    first, second = caller.history(SPACE, "db2")
+    assert (first["outcome"], second["outcome"]) == ("succeeded", "succeeded")
+    assert caller.verdict(SPACE, "db2")["effectiveCooldownSeconds"] == 2 * COOLDOWN
+    prove("an upgrade in the middle of a migration: two of two migrations on record")
