@@ -37,6 +37,7 @@ from exporter.server.admission import Admission
 from exporter.server.api import Service
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.blocked import BlockedSet
+from exporter.server.budget import Budget
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, ConfigMaps, Settings, Tls
 
@@ -261,17 +262,33 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
             raise result
 
 
+def _expected_hosts(settings: Settings) -> frozenset[str] | None:
+    """The names by which a query listener may be called.
+
+    None: by any, because the network reaches it or it asks callers who they are.
+    """
+    listen = settings.listen
+    asks = settings.auth.query is Authentication.KUBERNETES or settings.tls_query.client_ca_file
+    if asks or not all(address.is_local for address in listen.query):
+        return None
+    return frozenset((*listen.hosts, *(address.host for address in listen.query)))
+
+
 @asynccontextmanager
 async def _listeners(
     settings: Settings, service: Service, api: ApiServer
 ) -> AsyncIterator[Listening]:
     auth = settings.auth
     access = Access(api, keep=auth.cache, outage=settings.kube.dead_after, clock=time.monotonic)
-    shared = (auth, settings.limits, service.counters, service.health)
+    shared = (auth, settings.limits, Budget(service.counters), service.health)
     own = replace(auth, socket_mode=0o600, socket_group=None)
     query = Listener(
         "query",
-        make_query_app(service, access if auth.query is Authentication.KUBERNETES else None),
+        make_query_app(
+            service,
+            access if auth.query is Authentication.KUBERNETES else None,
+            hosts=_expected_hosts(settings),
+        ),
         settings.listen.query,
         settings.tls_query,
         *shared,

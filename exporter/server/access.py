@@ -12,7 +12,6 @@ background.
 import asyncio
 import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Generic, TypeVar
@@ -26,7 +25,7 @@ from exporter.logs import Trouble
 
 
 REMEMBERED = 4096
-"""Bounds the cache, so a flood of new tokens cannot grow it."""
+"""Bounds each cache, so a flood of new tokens or paths cannot grow it."""
 ASKED_AT_ONCE = 16
 """The most reviews of each kind in flight: this many for new callers, as many for renewals."""
 LONGEST_TOKEN = 16_384
@@ -83,28 +82,42 @@ class _AccessReview(Struct):
 
 
 class _Cache(Generic[_Answer]):
-    """A bounded cache of answers and when they were given."""
+    """A bounded cache of answers and when they were given, by owner.
+
+    When it is full, the owner of the most answers loses the oldest of them, so nobody can throw out
+    what is known of others.
+    """
 
     def __init__(self, clock: Callable[[], Seconds]) -> None:
         self._clock = clock
-        self._answers: OrderedDict[Hashable, tuple[Seconds, _Answer]] = OrderedDict()
+        self._owners: dict[Hashable, str] = {}
+        self._answers: dict[str, dict[Hashable, tuple[Seconds, _Answer]]] = {}
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._owners)
 
     def get(self, key: Hashable, *, younger_than: Seconds) -> _Answer | None:
-        known = self._answers.get(key)
-        return None if known is None or self._clock() - known[0] >= younger_than else known[1]
+        owner = self._owners.get(key)
+        if owner is None:
+            return None
+        given, answer = self._answers[owner][key]
+        return None if self._clock() - given >= younger_than else answer
 
-    def put(self, key: Hashable, answer: _Answer) -> None:
-        self._answers[key] = (self._clock(), answer)
-        self._answers.move_to_end(key)
-        if len(self._answers) > REMEMBERED:
-            self._answers.popitem(last=False)
+    def put(self, key: Hashable, answer: _Answer, owner: str) -> None:
+        self.drop(key)
+        self._owners[key] = owner
+        self._answers.setdefault(owner, {})[key] = (self._clock(), answer)
+        if len(self._owners) > REMEMBERED:
+            most = max(self._answers, key=lambda one: len(self._answers[one]))
+            self.drop(next(iter(self._answers[most])))
 
     def drop(self, key: Hashable) -> None:
         """Drop a cached answer."""
-        self._answers.pop(key, None)
+        owner = self._owners.pop(key, None)
+        if owner is not None:
+            del self._answers[owner][key]
+            if not self._answers[owner]:
+                del self._answers[owner]
 
 
 class _ReviewCache(Generic[_Answer]):
@@ -131,11 +144,17 @@ class _ReviewCache(Generic[_Answer]):
         return len(self._yes) + len(self._no)
 
     async def ask(
-        self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]], *, began: Seconds
+        self,
+        key: Hashable,
+        ask: Callable[[], Awaitable[_Answer | None]],
+        *,
+        owner: str,
+        began: Seconds,
     ) -> _Answer | None:
         """The cached or new answer for a key; None is a no. Raises `ReviewUnavailable`.
 
-        `began` is the start of the check on the event loop's clock.
+        `owner` is the user, or the peer as long as there is none. `began` is the start of the check
+        on the event loop's clock.
         """
         fresh = self._yes.get(key, younger_than=self._keep)
         if fresh is not None:
@@ -147,7 +166,9 @@ class _ReviewCache(Generic[_Answer]):
             return kept
         task = self._under_way.get(key)
         if task is None:
-            task = self._under_way[key] = asyncio.ensure_future(self._find_out(key, ask, kept))
+            task = self._under_way[key] = asyncio.ensure_future(
+                self._find_out(key, ask, kept, owner)
+            )
             task.add_done_callback(partial(self._end, key))
         patience = PATIENCE if kept is None else RENEWAL_PATIENCE
         left = began + patience - asyncio.get_running_loop().time()
@@ -159,7 +180,11 @@ class _ReviewCache(Generic[_Answer]):
         return kept
 
     async def _find_out(
-        self, key: Hashable, ask: Callable[[], Awaitable[_Answer | None]], kept: _Answer | None
+        self,
+        key: Hashable,
+        ask: Callable[[], Awaitable[_Answer | None]],
+        kept: _Answer | None,
+        owner: str,
     ) -> _Answer | None:
         slots = self._first_questions if kept is None else self._renewals
         try:
@@ -180,9 +205,9 @@ class _ReviewCache(Generic[_Answer]):
             slots.release()
         if answer is None:
             self._yes.drop(key)
-            self._no.put(key, answer=True)
+            self._no.put(key, answer=True, owner=owner)
         else:
-            self._yes.put(key, answer)
+            self._yes.put(key, answer, answer.username if isinstance(answer, _User) else owner)
         return answer
 
     def _end(self, key: Hashable, task: asyncio.Task[_Answer | None]) -> None:
@@ -211,21 +236,24 @@ class Access:
         """How many answers are cached."""
         return len(self._users) + len(self._permissions)
 
-    async def check(self, authorization: str | None, method: str, path: str) -> None:
-        """Return if the caller may make this request.
+    async def check(
+        self, authorization: str | None, method: str, path: str, *, peer: str = ""
+    ) -> None:
+        """Return if the caller may make this request; `peer` is its IP address.
 
         Raises `Unauthenticated`, `Forbidden` or `ReviewUnavailable`.
         """
         token = _read_token(authorization)
         digest = hashlib.sha256(token.encode()).digest()
         began = asyncio.get_running_loop().time()
-        user = await self._users.ask(digest, partial(self._identify, token), began=began)
+        identify = partial(self._identify, token)
+        user = await self._users.ask(digest, identify, owner=peer, began=began)
         if user is None:
             raise Unauthenticated("the cluster does not know this token, or it has expired")
         verb = method.lower()
         key = (msgspec.json.encode(user), verb, path)
         authorize = partial(self._authorize, user, verb, path)
-        if not await self._permissions.ask(key, authorize, began=began):
+        if not await self._permissions.ask(key, authorize, owner=user.username, began=began):
             raise Forbidden(f"{user.username} may not {verb} the non-resource URL {path}")
 
     async def _identify(self, token: str) -> _User | None:

@@ -17,7 +17,7 @@ from exporter.server.access import Access, Forbidden, ReviewUnavailable, Unauthe
 from exporter.server.api import Service
 from exporter.server.openapi import ROUTES
 from exporter.server.problems import answer_problem
-from exporter.server.requests import RETRY_AFTER, Refusal
+from exporter.server.requests import RETRY_AFTER, Refusal, refuse_unwanted
 from exporter.server.schemas import Problem
 
 
@@ -30,10 +30,15 @@ METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
 log = structlog.stdlib.get_logger()
 
 
-def make_query_app(service: Service, access: Access | None = None) -> web.Application:
-    """The query listener's application: every route, for callers that `access` admits."""
+def make_query_app(
+    service: Service, access: Access | None = None, *, hosts: frozenset[str] | None = None
+) -> web.Application:
+    """The query listener's application: every route, for callers that `access` admits.
+
+    `hosts`: the names by which it may be called, see `refuse_unwanted`.
+    """
     pages = _make_pages(service, named=True, linked=True)
-    return _make_app(service, access, pages, lambda _name: True)
+    return _make_app(service, access, pages, lambda _name: True, hosts)
 
 
 def make_metrics_app(
@@ -54,9 +59,10 @@ def _make_app(
     access: Access | None,
     pages: Mapping[str, Handler],
     serves: Callable[[str], bool],
+    hosts: frozenset[str] | None = None,
 ) -> web.Application:
     app = web.Application(
-        middlewares=[answering_problems(service.counters)],
+        middlewares=[answering_problems(service.counters, hosts)],
         client_max_size=service.limits.body_bytes,
     )
     handlers: dict[str, Handler] = {
@@ -130,7 +136,10 @@ def _guarded(handler: Handler, access: Access) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:
             await access.check(
-                request.headers.get(hdrs.AUTHORIZATION), request.method, request.path
+                request.headers.get(hdrs.AUTHORIZATION),
+                request.method,
+                request.path,
+                peer=request.remote or "",
             )
         except Unauthenticated as refusal:
             challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: "Bearer"}
@@ -145,12 +154,15 @@ def _guarded(handler: Handler, access: Access) -> Handler:
     return guarded
 
 
-def answering_problems(counters: Counters) -> Middleware:
-    """Middleware that turns refusals and errors into problem+json, and counts them."""
+def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) -> Middleware:
+    """Middleware that turns refusals and errors into problem+json, and counts them.
+
+    It refuses what no listener answers; `hosts` as for `refuse_unwanted`.
+    """
 
     @web.middleware
     async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = await _answer(request, handler)
+        response = await _answer(request, handler, hosts)
         if response.status >= 400:
             counters.refused_requests[response.status] += 1
         return response
@@ -158,8 +170,11 @@ def answering_problems(counters: Counters) -> Middleware:
     return answer_problems
 
 
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, handler: Handler, hosts: frozenset[str] | None
+) -> web.StreamResponse:
     try:
+        refuse_unwanted(request, hosts)
         return await handler(request)
     except Refusal as refusal:
         return answer_problem(refusal.problem, refusal.headers)

@@ -1,16 +1,22 @@
-"""The connections of a listener: their limit and time-outs, and the answer to broken HTTP."""
+"""The connections of a listener: their limits and time-outs, and the answer to broken HTTP."""
 
 import asyncio
 import socket
 import ssl
-from typing import Any
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any, cast
 
 import structlog
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import ContentEncodingError
+from aiohttp.helpers import DEFAULT_CHUNK_SIZE
+from aiohttp.http import HttpProcessingError, HttpRequestParser, RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
-from exporter.counters import Counters
 from exporter.engine.model import Seconds
+from exporter.server.budget import Budget, Connection
 from exporter.server.certificates import Certificates
 from exporter.server.problems import answer_problem
 from exporter.server.schemas import Problem
@@ -20,11 +26,18 @@ from exporter.settings import Limits
 LONGEST_LINE = 8190
 """The most bytes of a request's first line, and of each header."""
 MOST_HEADERS = 64
+MOST_QUEUED = 2
+"""Pipelined requests of a connection that are parsed before the one ahead of them is answered."""
+LONGEST_HEAD = 2**14
+"""The most bytes of a request's first line and headers together."""
+RECEIVED_AT_ONCE = 2**15
+"""The size of a TLS connection's buffer; asyncio's own have 256 KiB, for each connection."""
+PLAIN_COST = 2**16
+TLS_COST = 2**17
+"""What an open connection holds, as measured: parsed heads, and the buffers of TLS."""
 LINGERING: Seconds = 1.0
-"""How long to go on reading a refused body, so that the caller reads the refusal."""
+"""How long a caller has to read a refusal that came before the end of its body."""
 HANDSHAKE: Seconds = 10.0
-ENCODINGS = "identity, gzip, deflate"
-"""The content encodings of a request that can be read."""
 SERVER = "kubevirt-eviction-exporter"
 PAUSE: Seconds = 0.1
 """The pause before accepting again when the process is out of file descriptors."""
@@ -35,75 +48,199 @@ log = structlog.stdlib.get_logger()
 class Connections:
     """Accepts connections for `server`, at most `limits.connections` at a time.
 
-    Any more are counted and closed at once, before they cost a TLS handshake with 256 kB of
-    buffers. A connection that is idle or has not sent a complete request head for
-    `limits.idleTimeout` is closed, and so is one that does not take its answer within
-    `limits.requestTimeout`.
+    For one more, `budget` closes another one. A connection that is idle or has not sent a complete
+    request head for `limits.idleTimeout` is closed, and so is one that does not take its answer
+    within `limits.requestTimeout`.
     """
 
-    def __init__(
-        self, listener: str, server: web.Server, limits: Limits, counters: Counters
-    ) -> None:
+    def __init__(self, listener: str, server: web.Server, limits: Limits, budget: Budget) -> None:
         self._listener = listener
         self._server = server
         self._limits = limits
-        self._counters = counters
-        self._greeted: set[asyncio.Task[None]] = set()
+        self._budget = budget
 
     async def accept(self, listening: socket.socket, certificates: Certificates | None) -> None:
         """Accept connections on a listening socket until cancelled; None: without TLS."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listening)
+                accepted, address = await loop.sock_accept(listening)
             except OSError as error:
                 log.warning("connection_not_accepted", listener=self._listener, why=str(error))
                 await asyncio.sleep(PAUSE)
                 continue
-            if len(self._server.connections) + len(self._greeted) >= self._limits.connections:
-                connection.close()
-                self._counters.refused_connections[self._listener] += 1
-                continue
+            peer = address[0] if address else ""
             tls = None if certificates is None else certificates.context
-            greeting = loop.create_task(self._greet(connection, tls))
-            self._greeted.add(greeting)
-            greeting.add_done_callback(self._greeted.discard)
+            try:
+                await loop.connect_accepted_socket(
+                    partial(self._make_protocol, peer, tls), accepted
+                )
+            except OSError:
+                accepted.close()
 
-    async def _greet(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._make_protocol,
-                connection,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else HANDSHAKE,
-            )
-        except (OSError, TimeoutError):
-            connection.close()
+    def _make_protocol(self, peer: str, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
+        connection = Connection(self._listener, peer, PLAIN_COST if tls is None else TLS_COST)
+        handler = _Handler(self._server, self._limits, self._budget, connection)
+        return handler if tls is None else _Tls(handler, tls)
 
-    def _make_protocol(self) -> asyncio.Protocol:
-        return _Connection(
-            self._server,
-            answered_within=self._limits.request_timeout,
-            loop=asyncio.get_running_loop(),
-            access_log=None,
-            keepalive_timeout=self._limits.idle_timeout,
-            max_line_size=LONGEST_LINE,
-            max_field_size=LONGEST_LINE,
-            max_headers=MOST_HEADERS,
-            lingering_time=LINGERING,
+
+class _Tls(SSLProtocol):
+    """asyncio's TLS, with smaller buffers, and counted before the handshake."""
+
+    max_size = RECEIVED_AT_ONCE
+
+    def __init__(self, handler: "_Handler", context: ssl.SSLContext) -> None:
+        super().__init__(
+            asyncio.get_running_loop(),
+            handler,
+            context,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=HANDSHAKE,  # type: ignore[arg-type]  # seconds
+            ssl_shutdown_timeout=LINGERING,
         )
+        self._handler = handler
+        self._app_transport.set_read_buffer_limits(RECEIVED_AT_ONCE)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._handler.enter(cast("asyncio.Transport", transport))
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._handler.leave()
+        _end_cycle(exc)
+        super().connection_lost(exc)
 
 
-class _Connection(web.RequestHandler):
-    """aiohttp's handler, but broken HTTP gets a problem+json and no traceback in the log.
+class _HeadTooLong(HttpProcessingError):
+    """A head of more than `LONGEST_HEAD` bytes."""
 
-    It answers 415 to a content encoding that it cannot read, with those that it can. A caller has
-    `answered_within` to read an answer, which is kept in memory meanwhile.
+    def __init__(self) -> None:
+        detail = f"first line and headers may have at most {LONGEST_HEAD} bytes together"
+        super().__init__(code=431, message=detail)
+
+
+class _Parser(HttpRequestParser):
+    """aiohttp's parser, which by itself bounds each line, but not the whole head.
+
+    It is fed at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an unfinished
+    head, and nothing after an error. `whole` is called at the end of each request, its body
+    included.
     """
 
-    def __init__(self, server: web.Server, *, answered_within: Seconds, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._answered_within = answered_within
+    def __init__(self, handler: "_Handler", whole: Callable[[], None], **options: Any) -> None:
+        super().__init__(handler, asyncio.get_running_loop(), DEFAULT_CHUNK_SIZE, **options)
+        self._whole = whole
+        self._body: StreamReader = EMPTY_PAYLOAD
+        self._unfinished = 0
+        self._is_broken = False
+
+    def feed_data(  # type: ignore[override]  # the parser in C takes no options
+        self, data: bytes
+    ) -> tuple[list[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
+        fed: list[tuple[RawRequestMessage, StreamReader]] = []
+        if self._is_broken:
+            return fed, False, b""
+        try:
+            for start in range(0, len(data) or 1, LONGEST_HEAD):
+                end = start + LONGEST_HEAD
+                messages, upgraded, tail = self._feed(data[start:end])
+                fed += messages
+                if upgraded:
+                    return fed, True, tail + data[end:]
+        except HttpProcessingError:
+            self._is_broken = True
+            raise
+        return fed, False, b""
+
+    def _feed(self, part: bytes) -> tuple[Any, bool, bytes]:
+        in_body = not self._body.is_eof()
+        messages, upgraded, tail = super().feed_data(part)
+        if messages:
+            self._body = messages[-1][1]
+        self._unfinished = 0 if messages or in_body else self._unfinished + len(part)
+        if self._unfinished > LONGEST_HEAD or any(_is_long(head) for head, _ in messages):
+            raise _HeadTooLong
+        if (messages or in_body) and self._body.is_eof():
+            self._whole()
+        return messages, upgraded, tail
+
+
+def _is_long(head: RawRequestMessage) -> bool:
+    return len(head.path) + sum(map(len, chain(*head.raw_headers))) > LONGEST_HEAD
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's handler of one connection, which counts what it holds.
+
+    Broken HTTP gets a problem+json and no traceback in the log. Bodies are not inflated. A caller
+    has `limits.requestTimeout` to read an answer, which is kept in memory meanwhile. An answer that
+    comes before the end of a body is the last one: nothing further is read.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        limits: Limits,
+        budget: Budget,
+        connection: Connection,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        bounds: dict[str, Any] = {
+            "max_line_size": LONGEST_LINE,
+            "max_field_size": LONGEST_LINE,
+            "max_headers": MOST_HEADERS,
+        }
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # none is written
+            keepalive_timeout=limits.idle_timeout,
+            lingering_time=0,
+            **bounds,
+        )
+        # While one request is answered, aiohttp would parse the next 32.
+        self._max_msg_queue_size, self._msg_queue_resume_size = MOST_QUEUED, 0
+        self._parser = _Parser(
+            self,
+            self._note_whole,
+            payload_exception=web.RequestPayloadError,
+            auto_decompress=False,
+            max_msg_queue_size=MOST_QUEUED,
+            **bounds,
+        )
+        self._budget = budget
+        self._limits = limits
+        self._connection = connection
+
+    def enter(self, transport: asyncio.Transport) -> None:
+        """Count the connection, whose bytes this transport receives; a second call does nothing."""
+        if self._connection.transport is None:
+            self._connection.transport = transport
+            self._note_whole()
+            self._budget.add(self._connection, most=self._limits.connections)
+
+    def leave(self) -> None:
+        """Forget the connection."""
+        self._budget.remove(self._connection)
+        if self.transport is None:
+            # The handshake failed, so nothing else ends the cycle of parser and handler.
+            self._parser = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.enter(cast("asyncio.Transport", transport))
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._budget.hold(self._connection, len(data))
+        super().data_received(data)
+
+    def _note_whole(self) -> None:
+        self._connection.since = self._loop.time()
 
     def handle_error(
         self,
@@ -116,17 +253,15 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("the response has already begun")
         if status >= 500:
             log.error("request_failed", method=request.method, exc_info=exc)
-        headers: dict[str, str] = {}
-        title = detail = "Internal error"
-        if isinstance(exc, ContentEncodingError):
-            status, title = 415, "Unsupported encoding"
-            detail = f"Content-Encoding: expected one of {ENCODINGS}"
-            headers[hdrs.ACCEPT_ENCODING] = ENCODINGS
-        elif status < 500:
+            title = detail = "Internal error"
+        else:
             title = "Invalid HTTP"
             # aiohttp quotes what is wrong below a first line that ends in a colon.
             detail = message.splitlines()[0][:200].rstrip(": ") if message else title
-        response = answer_problem(Problem(title=title, status=status, detail=detail), headers)
+        if isinstance(exc, _HeadTooLong):
+            status = exc.code
+        _end_cycle(exc)
+        response = answer_problem(Problem(title=title, status=status, detail=detail))
         response.force_close()
         return response
 
@@ -135,10 +270,32 @@ class _Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         # Otherwise aiohttp names itself and Python, with their versions.
         resp.headers.setdefault(hdrs.SERVER, SERVER)
+        is_early = not request.content.is_eof()
+        if is_early or resp.headers.get(hdrs.CONNECTION) == "close":
+            resp.force_close()
         try:
-            async with asyncio.timeout(self._answered_within):
-                return await super().finish_response(request, resp, start_time)
+            async with asyncio.timeout(self._limits.request_timeout):
+                answered = await super().finish_response(request, resp, start_time)
         except TimeoutError:
-            if self.transport is not None:
-                self.transport.abort()
+            self._connection.abort()
             return resp, True
+        if is_early:
+            await self._linger()
+        if not self._messages:
+            self._budget.settle(self._connection)
+        return answered
+
+    async def _linger(self) -> None:
+        """Let the caller read the answer, but read nothing more from it."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            await asyncio.sleep(LINGERING)
+            self._connection.abort()
+
+
+def _end_cycle(error: BaseException | None) -> None:
+    """Drop the traceback: its frames refer to the error, and keep the connection in memory."""
+    if error is not None:
+        error.__traceback__ = None

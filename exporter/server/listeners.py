@@ -14,10 +14,10 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
-from exporter.counters import Counters
 from exporter.engine.model import Seconds
 from exporter.health import Health
 from exporter.logs import Trouble
+from exporter.server.budget import Budget
 from exporter.server.certificates import Certificates, UnusableCertificate
 from exporter.server.connections import Connections
 from exporter.settings import Address, AuthSettings, Limits, Tls
@@ -45,7 +45,7 @@ class Listener:
     tls: Tls
     auth: AuthSettings
     limits: Limits
-    counters: Counters
+    budget: Budget
     health: Health
 
     @asynccontextmanager
@@ -58,7 +58,7 @@ class Listener:
         await runner.setup()
         if runner.server is None:
             raise RuntimeError("the runner was not set up")
-        connections = Connections(self.name, runner.server, self.limits, self.counters)
+        connections = Connections(self.name, runner.server, self.limits, self.budget)
         bound: list[socket.socket] = []
         jobs: list[asyncio.Task[None]] = []
         urls: list[str] = []

@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 
 from exporter.engine.model import Checkpoint, Seconds
 from exporter.server.schemas import Problem, VerdictRequest
-from exporter.settings import LONGEST_WAIT, Limits
+from exporter.settings import LONGEST_WAIT, Address, Limits
 
 
 RETRY_AFTER = 2
@@ -18,6 +18,7 @@ RETRY_AFTER = 2
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 """A JSON number, as the OpenAPI document promises."""
 
+_PORT = re.compile(r":[0-9]*$", re.ASCII)
 _TYPES = re.compile(r"`[^`$]*`")
 """A type in a message of msgspec; a path begins with $."""
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
@@ -37,6 +38,32 @@ class Refusal(Exception):
         super().__init__(detail)
         self.problem = Problem(title=title, status=status, detail=detail)
         self.headers = headers or {}
+
+
+def refuse_unwanted(request: web.Request, hosts: frozenset[str] | None) -> None:
+    """Raise `Refusal` for a compressed body, and for what a page of another site asks for.
+
+    `hosts`: by which names, beside those of the loopback interface, a listener may be called that
+    asks nobody who they are; None: by any. With DNS rebinding a page can give its own name the
+    address of this listener, and reads the answers; the name then is in `Host`.
+    """
+    if hdrs.CONTENT_ENCODING in request.headers:
+        detail = "Content-Encoding: expected none, a body is read as it is"
+        raise Refusal(415, "Compressed body", detail, {hdrs.CONNECTION: "close"})
+    host = request.headers.get(hdrs.HOST, "")
+    origin = request.headers.get(hdrs.ORIGIN)
+    is_foreign = origin is not None and origin.partition("://")[2] != host
+    if is_foreign or request.headers.get("Sec-Fetch-Site") == "cross-site":
+        raise Refusal(403, "Cross-site request", "a web page of another site asks for this")
+    if hosts is None or isinstance(request.get_extra_info("sockname"), str):
+        return
+    name = _PORT.sub("", host).strip("[]").lower()
+    if not (name in hosts or name.endswith(".localhost") or Address(name).is_local):
+        raise Refusal(
+            403,
+            "Unknown host",
+            f"Host: expected localhost or one of listen.hosts, got {host[:200]!r}",
+        )
 
 
 async def read_body(request: web.Request, limits: Limits) -> bytes:

@@ -70,13 +70,15 @@ _HOLDS_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admin
 class Listen:
     """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
 
-    `page`: the page of `metrics` names single VMs. `admission` serves the admission webhook;
-    empty: no such listener. `local`, a unix socket for who may run programs in the pod, serves
-    everything without authentication; None: no such socket.
+    `hosts`: further names in `Host` by which callers reach a `query` listener on the loopback
+    interface that asks nobody who they are. `page`: the page of `metrics` names single VMs.
+    `admission` serves the admission webhook; empty: no such listener. `local`, a unix socket for
+    who may run programs in the pod, serves everything without authentication; None: no such socket.
     """
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
     metrics: tuple[Address, ...] = (Address("0.0.0.0", 9811),)
+    hosts: Names = ()
     page: bool = False
     admission: tuple[Address, ...] = ()
     local: Annotated[Address | None, parse_socket] = None

@@ -199,12 +199,12 @@ def parse_count(value: object) -> int:
 def parse_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list of names, got {value!r}")
-    return tuple(dict.fromkeys(_each(value, _user)))
+    return tuple(dict.fromkeys(_each(value, _name)))
 
 
-def _user(value: object) -> str:
+def _name(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"expected the name of a user or group, got {value!r}")
+        raise ValueError(f"expected a name, got {value!r}")
     return value
 
 

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from exporter.counters import Counters
+from exporter.server.budget import Budget
 from exporter.server.certificates import Certificates, UnusableCertificate
 from exporter.server.connections import Connections
 from exporter.settings import Limits, Tls
@@ -45,7 +46,7 @@ async def serving(certificates: Certificates) -> AsyncIterator[int]:
         return web.Response(text="ok")
 
     server = web.Server(greet)
-    connections = Connections("query", server, Limits(), Counters())
+    connections = Connections("query", server, Limits(), Budget(Counters()))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
         accepting = asyncio.create_task(connections.accept(listening, certificates))
@@ -170,7 +171,8 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
     load = f"Certificates('query', Tls(Path('{files}/localhost.crt'), Path('{key}')))"
     code = (
         "from pathlib import Path; from exporter.settings import Tls\n"
-        f"from exporter.server.certificates import Certificates; {load}"
+        f"from exporter.server.budget import Budget
+from exporter.server.certificates import Certificates; {load}"
     )
     begun = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdin=subprocess.PIPE, stderr=subprocess.PIPE

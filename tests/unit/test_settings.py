@@ -94,6 +94,7 @@ stuck: {after: 1h, failedAttempts: 5, migrationTimeout: 3h, external: 12h}
 listen:
   query: [127.0.0.1:1, unix:/run/q.sock]
   metrics: "[::]:2"
+  hosts: [b, a, b]
   page: true
   admission: "[::1]:3"
   local: unix:/run/l.sock
@@ -155,6 +156,7 @@ def test_every_key(tmp_path: Path) -> None:
     assert settings.listen == Listen(
         query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")),
         metrics=(Address("::", 2),),
+        hosts=("b", "a"),
         page=True,
         admission=(Address("::1", 3),),
         local=Address(path="/run/l.sock"),
@@ -383,7 +385,7 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
         ),
         pytest.param(
             {"admission": {"groups": [7]}},
-            "admission.groups: expected the name of a user or group, got 7",
+            "admission.groups: expected a name, got 7",
             id="admission-groups",
         ),
         pytest.param(

@@ -5,19 +5,27 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import pytest
 
 from exporter.kube.client import ApiServer, Login
-from exporter.server.access import ASKED_AT_ONCE, Access, ReviewUnavailable
+from exporter.server.access import (
+    ASKED_AT_ONCE,
+    Access,
+    ReviewUnavailable,
+    Unauthenticated,
+)
 from tests.support.skipped_time import in_its_own_time, now
 
 
 KEEP = 10.0
+FEW = 20
 
 
 class HangingApi(ApiServer):
     """An API server that grants every review, and answers none any more once it `hangs`.
 
-    `asked` is the token or the user of each review, with the instant at which it came.
+    A token's user is its first word, and invented ones are refused. `asked` is the token or the
+    user of each review, with the instant at which it came.
     """
 
     def __init__(self) -> None:
@@ -27,12 +35,13 @@ class HangingApi(ApiServer):
 
     async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         who = "token" if path.endswith("/tokenreviews") else "user"
-        self.asked.append((now(), body["spec"][who]))
+        subject = body["spec"][who]
+        self.asked.append((now(), subject))
         if self.hangs:
             await asyncio.Event().wait()
-        return msgspec.json.encode(
-            {"status": {"authenticated": True, "user": {"username": "alice"}, "allowed": True}}
-        )
+        user, _, _ = subject.partition("-")
+        status = {"authenticated": user != "invented", "user": {"username": user}, "allowed": True}
+        return msgspec.json.encode({"status": status})
 
 
 @in_its_own_time
@@ -40,7 +49,7 @@ async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
     """A known caller's renewal is sent at once, and its kept yes decides within 0.25 s."""
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)
-    await access.check("Bearer known", "GET", "/metrics")
+    await access.check("Bearer alice", "GET", "/metrics")
     await asyncio.sleep(KEEP)
     api.hangs = True
     api.asked.clear()
@@ -53,9 +62,49 @@ async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
     api.asked.clear()
 
     began = now()
-    await access.check("Bearer known", "GET", "/metrics")
+    await access.check("Bearer alice", "GET", "/metrics")
 
     assert now() <= began + 0.25
-    assert api.asked == [(began, "known"), (now(), "alice")], "the token, then the permission"
+    assert api.asked == [(began, "alice"), (now(), "alice")], "the token, then the permission"
     refusals = await asyncio.gather(*strangers, return_exceptions=True)
     assert {type(refusal) for refusal in refusals} == {ReviewUnavailable}
+
+
+@in_its_own_time
+async def test_one_user_s_paths_and_tokens_throw_out_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After twice as many by another user as are kept, a known caller is admitted in an outage."""
+    monkeypatch.setattr("exporter.server.access.REMEMBERED", FEW)
+    api = HangingApi()
+    access = Access(api, keep=KEEP, outage=1000 * KEEP, clock=now)
+    await access.check("Bearer alice", "GET", "/metrics")
+    for number in range(2 * FEW):
+        await access.check(f"Bearer mallory-{number}", "GET", f"/v1/vmis/shop/{number}")
+    assert access.remembered <= 2 * FEW
+    api.hangs = True
+    await asyncio.sleep(KEEP)
+
+    await access.check("Bearer alice", "GET", "/metrics")
+
+
+@in_its_own_time
+async def test_invented_tokens_of_one_peer_throw_out_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The refusal of another peer's token is still known after twice as many as are kept."""
+    monkeypatch.setattr("exporter.server.access.REMEMBERED", FEW)
+    api = HangingApi()
+    access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)
+    with pytest.raises(Unauthenticated):
+        await access.check("Bearer invented-here", "GET", "/metrics", peer="10.0.0.1")
+    for number in range(2 * FEW):
+        with pytest.raises(Unauthenticated):
+            await access.check(f"Bearer invented-{number}", "GET", "/metrics", peer="10.0.0.2")
+    assert access.remembered <= FEW
+    api.asked.clear()
+
+    with pytest.raises(Unauthenticated):
+        await access.check("Bearer invented-here", "GET", "/metrics", peer="10.0.0.1")
+
+    assert api.asked == []

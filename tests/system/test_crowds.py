@@ -1,0 +1,281 @@
+"""What callers without a token cost: compressed bodies, half requests, crowds of connections."""
+
+import asyncio
+import gzip
+import os
+import ssl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import pytest
+
+from tests.cluster import PATIENCE, poll
+from tests.cluster.cluster import write_certificates
+from tests.cluster.users import open_kubeconfig
+from tests.support.admission import PATH
+from tests.support.api_servers import SimulatedStage
+from tests.support.program import Program, program
+from tests.support.reviews import a_review
+
+
+Prove: TypeAlias = Callable[[str], None]
+Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+MIB = 2**20
+BUDGET = 128
+"""MiB: what docs/reference.md says that unanswered requests of all listeners may hold."""
+SLACK = 32
+"""MiB: what the memory allocator keeps, and the exporter's own work meanwhile."""
+CONNECTIONS = 500
+"""The default of limits.connections."""
+AT_ONCE = 50
+STRANGER = "127.0.0.2"
+BOMB = gzip.compress(bytes(240 * MIB))
+UNFINISHED = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+REVIEW = msgspec.json.encode(a_review())
+
+
+@dataclass
+class Exporter:
+    """The running program, and the streams that strangers hold open."""
+
+    program: Program
+    trust: ssl.SSLContext
+    held: list[Streams] = field(default_factory=list)
+
+    async def open(self, url: str, *, tls: bool = True) -> Streams:
+        """A stranger's connection, with or without a TLS handshake."""
+        parts = urlsplit(url)
+        context = self.trust if tls and parts.scheme == "https" else None
+        streams = await asyncio.open_connection(
+            parts.hostname, parts.port, ssl=context, local_addr=(STRANGER, 0)
+        )
+        self.held.append(streams)
+        return streams
+
+    async def crowd(self, url: str, count: int, *sent: bytes, tls: bool = True) -> None:
+        """Many of them, each of which sends this and no more."""
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one() -> None:
+            async with slots:
+                # The exporter may close it at any time.
+                with suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(PATIENCE):
+                        _, writer = await self.open(url, tls=tls)
+                        for part in sent:
+                            writer.write(part)
+                            await writer.drain()
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    async def leave(self) -> None:
+        """Close all connections of strangers."""
+        for _, writer in self.held:
+            writer.transport.abort()
+        self.held.clear()
+
+        async def is_alone() -> bool:
+            return self.sockets() < AT_ONCE
+
+        await poll(is_alone, what="the end of the connections")
+
+    async def request(self, method: str, url: str, **options: object) -> int:
+        """The status of a request on a connection of its own."""
+        connector = aiohttp.TCPConnector(ssl=self.trust, force_close=True)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.request(method, url, **options) as response,  # type: ignore[arg-type]
+        ):
+            await response.read()
+            return response.status
+
+    async def review(self) -> int:
+        """The status of an admission review."""
+        headers = {"Content-Type": "application/json"}
+        return await self.request(
+            "POST", self.program.admission + PATH, data=REVIEW, headers=headers
+        )
+
+    def resident(self) -> float:
+        """Its resident memory in MiB."""
+        return self.program.resident() / MIB
+
+    def sockets(self) -> int:
+        """How many files and sockets it has open."""
+        return len([*Path(f"/proc/{self.program.process.pid}/fd").iterdir()])
+
+    def cpu(self) -> float:
+        """The seconds of CPU that it has used."""
+        stat = Path(f"/proc/{self.program.process.pid}/stat").read_text(encoding="ascii")
+        used = stat.rpartition(")")[2].split()[11:13]
+        return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
+    @asynccontextmanager
+    async def probed(self) -> AsyncIterator[list[float]]:
+        """The seconds of each `/livez` during the block, one after the other."""
+        took: list[float] = []
+        ended = asyncio.Event()
+
+        async def probe() -> None:
+            while not ended.is_set():
+                began = time.monotonic()
+                assert await self.request("GET", self.program.metrics + "/livez") == 200
+                took.append(time.monotonic() - began)
+
+        probing = asyncio.create_task(probe())
+        try:
+            yield took
+        finally:
+            ended.set()
+            await probing
+
+
+@asynccontextmanager
+async def running(stage: SimulatedStage, directory: Path, **tls: str) -> AsyncIterator[Exporter]:
+    """The exporter with TLS on the metrics and the admission listener."""
+    write_certificates(directory, "localhost")
+    pair = {
+        name: str(directory / f"localhost.{end}")
+        for name, end in (("certFile", "crt"), ("keyFile", "key"))
+    }
+    anywhere = "localhost:0"
+    config = {
+        "listen": {"query": "127.0.0.1:0", "metrics": anywhere, "admission": anywhere},
+        "tls": {"metrics": pair, "admission": pair | tls},
+    }
+    login = open_kubeconfig(directory / "kubeconfig", stage.url)
+    arguments = ("--kubeconfig", str(login))
+    async with program(directory, *arguments, config=config, measured=True) as started:
+        await started.listening()
+        exporter = Exporter(started, ssl.create_default_context(cafile=directory / "ca.crt"))
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(exporter.leave)
+
+            async def is_ready() -> bool:
+                return await exporter.request("GET", started.metrics + "/readyz") == 200
+
+            await poll(is_ready, what="readiness")
+            yield exporter
+
+
+@pytest.fixture
+async def exporter(simulated: SimulatedStage, tmp_path: Path) -> AsyncIterator[Exporter]:
+    """The exporter, without a client CA."""
+    async with running(simulated, tmp_path) as started:
+        yield started
+
+
+SIZES = pytest.mark.parametrize(
+    "times", [pytest.param(1, id="small"), pytest.param(10, id="soak", marks=pytest.mark.soak)]
+)
+
+
+@SIZES
+async def test_a_compressed_body_is_refused_and_not_inflated(
+    exporter: Exporter, prove: Prove, times: int
+) -> None:
+    """On every listener it gets 415, whatever is asked, and the connection is closed."""
+    before = exporter.cpu()
+    targets = [
+        (exporter.program.metrics, b"GET /livez"),
+        (exporter.program.query, b"POST /v1/verdicts"),
+        (exporter.program.admission, b"POST " + PATH.encode()),
+    ]
+    async with exporter.probed() as took:
+        bombs = (drop_a_bomb(exporter, *target) for target in targets * 10 * times)
+        answers = Counter(await asyncio.gather(*bombs))
+    prove(
+        f"{answers.total()} gzip bodies of {len(BOMB) // 1024} KiB, for 240 MiB each:"
+        f" {exporter.cpu() - before:.2f} s of CPU, longest /livez {max(took):.2f} s"
+    )
+    assert answers == {(b"415", True): answers.total()}
+
+
+async def drop_a_bomb(exporter: Exporter, url: str, line: bytes) -> tuple[bytes, bool]:
+    """The status, and whether the connection is closed."""
+    head = b"%s HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n" % line
+    reader, writer = await exporter.open(url)
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(BOMB) + BOMB)
+    status = (await asyncio.wait_for(reader.readline(), PATIENCE))[9:12]
+    try:
+        await asyncio.wait_for(reader.read(), 5)
+    except ConnectionError:
+        pass  # closed, with bytes that it did not read
+    except TimeoutError:
+        return status, False
+    return status, True
+
+
+KINDS = {
+    "half heads of 64 x 8 kB": ("metrics", (UNFINISHED, *[b"X: %s\r\n" % (b"x" * 8000)] * 63)),
+    "half heads of 16 kB": ("metrics", (UNFINISHED, b"X: %s\r\n" % (b"x" * 8000), b"x" * 8000)),
+    "half bodies of 250 kB": (
+        "admission",
+        (
+            b"POST %s HTTP/1.1\r\nHost: x\r\n" % PATH.encode(),
+            b"Content-Length: 260000\r\n\r\n",
+            b" " * 250_000,
+        ),
+    ),
+    "32 requests in one": (
+        "metrics",
+        ((UNFINISHED + b"X: %s\r\n" % (b"x" * 8000) + b"\r\n") * 32,) * 2,
+    ),
+}
+
+
+@SIZES
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_not_a_whole_request_has_one_bound(
+    exporter: Exporter, prove: Prove, kind: str, times: int
+) -> None:
+    """All listeners together keep to the budget, and the memory comes back."""
+    listener, sent = KINDS[kind]
+    url = getattr(exporter.program, listener)
+    before = most = exporter.resident()
+    crowd = asyncio.create_task(exporter.crowd(url, 495 * times, *sent))
+    while not crowd.done():
+        await asyncio.wait([crowd], timeout=0.02)
+        most = max(most, exporter.resident())
+    assert await exporter.request("GET", exporter.program.metrics + "/livez") == 200
+    await exporter.leave()
+
+    async def is_given_back() -> bool:
+        return exporter.resident() - before < SLACK
+
+    with suppress(TimeoutError):
+        await poll(is_given_back, what="the memory", within=5)
+    after = exporter.resident()
+    prove(f"{495 * times} {kind}: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after")
+    assert most - before < BUDGET + SLACK
+    assert after - before < SLACK
+
+
+@SIZES
+@pytest.mark.parametrize("listener", ["metrics", "admission"])
+@pytest.mark.parametrize("shakes_hands", [True, False], ids=["tls", "no-handshake"])
+async def test_a_crowd_shuts_nobody_out(
+    exporter: Exporter, prove: Prove, listener: str, times: int, shakes_hands: bool
+) -> None:
+    """Beside more idle connections than allowed, probes and reviews are answered."""
+    url = getattr(exporter.program, listener)
+    await exporter.crowd(url, 520 * times, tls=shakes_hands)
+    answered = 0
+    for _ in range(20):
+        with suppress(aiohttp.ClientError):
+            probe = "/livez" if answered % 2 else "/readyz"
+            answered += (
+                await exporter.request("GET", exporter.program.metrics + probe) == 200
+                and await exporter.review() == 200
+            )
+    prove(f"{answered} of 20 probes and reviews beside {520 * times} idle connections")
+    assert answered == 20
