@@ -301,7 +301,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_connections_total",
         type="counter",
-        help="Connections closed at once because limits.connections were open.",
+        help="Connections closed because a listener, or the memory budget of all, was full.",
         labels=("listener",),
         sample=_sample_refused_connections,
     ),

@@ -16,6 +16,7 @@ from exporter.engine.model import EventOutcome, EventReason, Reason
 from exporter.engine.rules import RULES
 from exporter.kube.events import TYPES_AND_ACTIONS
 from exporter.metrics.families import FAMILIES
+from exporter.server.budget import BUDGET
 from exporter.settings import InvalidSettings, Settings, read_settings
 from tests.generate.reference import fill_tables
 from tests.support.documents import (
@@ -74,6 +75,16 @@ def nested(rows: Mapping[str, object]) -> dict[str, Any]:
 def test_every_setting_has_its_row() -> None:
     """The settings' table has every key once."""
     assert sorted(bare(row[0]) for row in table(REFERENCE, "Settings")) == sorted(every_key())
+
+
+def test_the_memory_limit_is_the_sum_of_its_parts() -> None:
+    """The manifests' limit has room for what all callers may hold."""
+    (deployment,) = yaml.safe_load_all(read(ROOT / "deploy/base/deployment.yaml"))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    parts = [int(row[0]) for row in table(REFERENCE, "What callers may hold")]
+
+    assert parts[0] * 2**20 == BUDGET
+    assert f"{sum(parts)}Mi" == container["resources"]["limits"]["memory"]
 
 
 TLS_FILES = ("certFile", "keyFile", "clientCAFile")

@@ -322,14 +322,14 @@ async def hold_connections(target: Target, idle: int) -> None:
         async def most_are_refused() -> bool:
             return await refused_connections(target) - before_refused >= idle - CONNECTIONS - 100
 
-        await poll(most_are_refused, what="connections closed at once")
+        await poll(most_are_refused, what="connections closed for others")
         refused = await refused_connections(target)
     finally:
         for writer in opened:
             writer.close()
     target.note(
         f"{idle} idle connections, {CONNECTIONS} allowed",
-        f"{refused:.0f} closed at once, the others after limits.idleTimeout",
+        f"{refused:.0f} closed for newer ones, the others after limits.idleTimeout",
         f"{held - before} MiB while held, by the handshakes' buffers",
     )
 
@@ -382,6 +382,6 @@ async def count_series(target: Target) -> int:
 
 
 async def refused_connections(target: Target) -> float:
-    """How many connections of the query listener were closed at once."""
+    """How many connections of the query listener were closed for others."""
     name = "kubevirt_eviction_exporter_refused_connections_total"
     return await target.program.sample(name, listener="query")

@@ -171,8 +171,7 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
     load = f"Certificates('query', Tls(Path('{files}/localhost.crt'), Path('{key}')))"
     code = (
         "from pathlib import Path; from exporter.settings import Tls\n"
-        f"from exporter.server.budget import Budget
-from exporter.server.certificates import Certificates; {load}"
+        f"from exporter.server.certificates import Certificates; {load}"
     )
     begun = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdin=subprocess.PIPE, stderr=subprocess.PIPE

@@ -195,9 +195,11 @@ class Doorkeeper(Access):
     def __init__(self) -> None:
         pass
 
-    async def check(self, authorization: str | None, method: str, path: str) -> None:
+    async def check(
+        self, authorization: str | None, method: str, path: str, *, peer: str = ""
+    ) -> None:
         """Raises `Unauthenticated`."""
-        del method, path
+        del method, path, peer
         if authorization != "Bearer good":
             raise Unauthenticated("a token is needed")
 
