@@ -172,6 +172,7 @@ needs-go:
 	@go env GOVERSION | awk '{ split(substr($$1, 3), v, "."); if (v[1] < 1 || (v[1] == 1 && v[2] < 26)) { print "the tests build real servers with Go 1.26 or newer: this is " $$1 > "/dev/stderr"; exit 1 } }'
 
 $(RUNTIME): requirements/runtime.txt | needs-python
+	@mkdir -p $(VENV) 2>/dev/null && test -w $(VENV) || { echo "$(CURDIR) is read-only: copy it, or have the packages elsewhere, as in 'make run VENV=/tmp/venv'" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@

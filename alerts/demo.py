@@ -17,10 +17,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import aiohttp
 
+from exporter.demo import FOLDER
+
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "alerts/prometheus.yaml"
-EXPORTER = "http://127.0.0.1:9811"
 ADDRESS = "127.0.0.1:9090"
 PROMETHEUS = f"http://{ADDRESS}"
 STARTS_WITHIN = 30.0
@@ -32,6 +33,14 @@ Alerts: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 class CannotShow(Exception):
     """There is nothing to show; the text says what is missing."""
+
+
+def find_exporter() -> str:
+    """Where the demo that was started last serves its metrics."""
+    try:
+        return (FOLDER / "metrics").read_text().replace("//0.0.0.0:", "//127.0.0.1:")
+    except OSError:
+        return "http://127.0.0.1:9811"
 
 
 def name_alert(alert: Mapping[str, Any]) -> str:
@@ -92,8 +101,9 @@ async def require_a_demo() -> None:
     """There is an exporter to scrape, and a port to listen on. Raises `CannotShow`."""
     if await answers(f"{PROMETHEUS}/-/ready"):
         raise CannotShow(f"{ADDRESS} is in use: another Prometheus answers there")
-    if not await answers(f"{EXPORTER}/readyz"):
-        raise CannotShow(f"{EXPORTER} does not answer: `make run` in another terminal first")
+    exporter = find_exporter()
+    if not await answers(f"{exporter}/readyz"):
+        raise CannotShow(f"{exporter} does not answer: `make run` in another terminal first")
 
 
 @asynccontextmanager
@@ -104,11 +114,15 @@ async def prometheus() -> AsyncIterator[None]:
     if found is None:
         raise CannotShow("there is no prometheus: `make alerts` builds one")
     with tempfile.TemporaryDirectory() as data:
+        target = find_exporter().rpartition("//")[2]
+        config = CONFIG.read_text().replace("127.0.0.1:9811", target)
+        config = config.replace("rules.yaml", str(CONFIG.with_name("rules.yaml")))
+        (Path(data) / "prometheus.yaml").write_text(config)
         process = await asyncio.create_subprocess_exec(
             found,
             "--log.level=error",
-            f"--config.file={CONFIG}",
-            f"--storage.tsdb.path={data}",
+            f"--config.file={data}/prometheus.yaml",
+            f"--storage.tsdb.path={data}/data",
             f"--web.listen-address={ADDRESS}",
             start_new_session=True,
         )

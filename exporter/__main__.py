@@ -80,40 +80,19 @@ def simulate(arguments: "argparse.Namespace") -> "tuple[Iterable[bytes], Instant
 def demo(arguments: "argparse.Namespace") -> int:
     """`demo`: the main job on a simulated cluster, whose descheduler queries it."""
     import asyncio
-    from dataclasses import replace
     from datetime import UTC, datetime
 
     from exporter import app
     from exporter.cli import commands
-    from exporter.demo import USER, Demo, shorten_settings
-    from exporter.engine.model import Policy, StuckPolicy
+    from exporter.demo import Demo
     from exporter.kube.client import Login
-    from exporter.settings import (
-        Address,
-        AdmissionMode,
-        AdmissionSettings,
-        InvalidSettings,
-        LogSettings,
-        read_settings,
-    )
+    from exporter.settings import InvalidSettings
 
     try:
         settings = commands.read_settings_for(arguments)
     except InvalidSettings as invalid:
         return commands.refuse(invalid)
-    if arguments.log_level is None and settings.log.level == LogSettings().level:
-        # One log line a second would bury the greeting.
-        settings = replace(settings, log=replace(settings.log, level="warning"))
-    shortened = read_settings(shorten_settings(arguments.speed))
-    if settings.policy == Policy():
-        settings = replace(settings, policy=shortened.policy)
-    if settings.stuck == StuckPolicy():
-        settings = replace(settings, stuck=shortened.stuck)
-    if arguments.evictor == "webhook" and not settings.listen.admission:
-        # Without TLS, which a configuration file could not set: only the demo calls it.
-        listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
-        admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
-        settings = replace(settings, listen=listen, admission=admission)
+    settings = suit_demo(settings, arguments)
     cluster = Demo(
         lambda: datetime.now(UTC),
         seed=arguments.seed,
@@ -128,7 +107,7 @@ def demo(arguments: "argparse.Namespace") -> int:
 
         async def play_cluster() -> None:
             urls = await listening
-            commands.say(commands.greet(urls, *cluster.example))
+            commands.say(commands.greet(urls, *cluster.example, cluster.announce(urls.metrics[0])))
             asks = arguments.evictor == "plugin"
             held = arguments.evictor == "webhook"
             await cluster.run(
@@ -153,6 +132,41 @@ def demo(arguments: "argparse.Namespace") -> int:
                 raise group.exceptions[0] from None
 
     return commands.serve(settings, play)
+
+
+def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Settings":
+    """The settings for the demo: shortened waits, its listeners, fewer log lines."""
+    from dataclasses import replace
+
+    from exporter.demo import USER, shorten_settings
+    from exporter.engine.model import Policy, StuckPolicy
+    from exporter.settings import (
+        Address,
+        AdmissionMode,
+        AdmissionSettings,
+        LogSettings,
+        read_settings,
+    )
+
+    if arguments.log_level is None and settings.log.level == LogSettings().level:
+        # One log line a second would bury the greeting.
+        settings = replace(settings, log=replace(settings.log, level="warning"))
+    shortened = read_settings(shorten_settings(arguments.speed))
+    if settings.policy == Policy():
+        settings = replace(settings, policy=shortened.policy)
+    if settings.stuck == StuckPolicy():
+        settings = replace(settings, stuck=shortened.stuck)
+    if arguments.listen is not None:
+        query = arguments.listen
+        metrics = replace(query, port=query.port and query.port + 1)
+        listen = replace(settings.listen, query=(query,), metrics=(metrics,))
+        settings = replace(settings, listen=listen)
+    if arguments.evictor == "webhook" and not settings.listen.admission:
+        # Without TLS, which a configuration file could not set: only the demo calls it.
+        listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
+        admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
+        settings = replace(settings, listen=listen, admission=admission)
+    return settings
 
 
 def show_progress(built: int, vms: int) -> None:

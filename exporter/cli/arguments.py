@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from exporter import __version__
 from exporter.engine.model import Instant, Seconds
 from exporter.kube.instants import parse_instant
-from exporter.settings import parse_duration
+from exporter.settings import Address, parse_address, parse_duration
 
 
 if TYPE_CHECKING:
@@ -73,6 +73,13 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"VMs, at most {MAX_VMS:,} (default: 24)",
     )
     made.add_argument("--nodes", type=_count, default=4, metavar="N", help="nodes (default: 4)")
+    made.add_argument(
+        "--listen",
+        type=_address,
+        metavar="HOST:PORT",
+        help="where to serve the query API, and on the next port the metrics (default:"
+        " 127.0.0.1:9810)",
+    )
     made.add_argument(
         "--evictor",
         choices=("plugin", "webhook", "none"),
@@ -263,6 +270,16 @@ def _vmi(text: str) -> tuple[str, str]:
     if not valid or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAMESPACE/NAME")
     return namespace, name
+
+
+def _address(text: str) -> Address:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if address.path or address.port > 65534:
+        raise argparse.ArgumentTypeError("expected HOST:PORT, with a port below 65535")
+    return address
 
 
 def _node(text: str) -> str:

@@ -268,7 +268,7 @@ def say(text: str) -> None:
         _print(text, end="\n")
 
 
-def greet(listening: "Listening", namespace: str, name: str) -> str:
+def greet(listening: "Listening", namespace: str, name: str, kubeconfig: str) -> str:
     """What the demo prints first: its URLs, and three things to try."""
     query = listening.query[0]
     metrics = listening.metrics[0].replace("//0.0.0.0:", "//127.0.0.1:")
@@ -289,6 +289,9 @@ Three things to try, from another terminal in this directory:
   {python} -m exporter explain --url {query} {namespace}/{name}
   # may this one be evicted?
   curl -s {query}/v1/verdicts -d '{body}'
+
+The commands that `explain` and the runbooks name work there with
+  export KUBECONFIG={kubeconfig}
 
 Ctrl-C ends it.
 """

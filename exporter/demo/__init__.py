@@ -7,8 +7,11 @@ of KubeVirt cannot share a mistake.
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Self
 
 import aiohttp
@@ -17,12 +20,18 @@ from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.descheduler import CYCLE_SECONDS, USER, Descheduler
+from exporter.demo.kubectl import PracticeServer
 from exporter.demo.plan import Pace
 from exporter.demo.scenario import Scenario
 
 
-__all__ = ["USER", "Demo", "shorten_settings"]
+__all__ = ["FOLDER", "USER", "Demo", "shorten_settings"]
 
+FOLDER = (
+    Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
+)
+"""Where the demo says where it is: not in the checkout, which may be read-only."""
 SHORTENED = 10.0
 """How much shorter KubeVirt's built-in waits are at speed 1: backoff 2, 4 ... 32 s."""
 PAST_SECONDS = 150.0
@@ -47,6 +56,28 @@ def shorten_settings(speed: float = 1.0) -> dict[str, dict[str, str]]:
         section: {name: f"{seconds / speed:g}s" for name, seconds in settings.items()}
         for section, settings in SETTINGS_SECONDS.items()
     }
+
+
+def write_places(cluster_url: str, metrics_url: str) -> Path:
+    """Write a kubeconfig for the cluster, and for `make alerts` where the metrics are.
+
+    Returns the kubeconfig. Raises OSError.
+    """
+    FOLDER.mkdir(mode=0o700, exist_ok=True)
+    if FOLDER.stat().st_uid != os.getuid():
+        raise PermissionError(f"{FOLDER} belongs to somebody else")
+    (FOLDER / "metrics").write_text(metrics_url)
+    kubeconfig = FOLDER / "kubeconfig"
+    kubeconfig.write_text(
+        f"""apiVersion: v1
+kind: Config
+current-context: demo
+clusters: [{{name: demo, cluster: {{server: "{cluster_url}"}}}}]
+contexts: [{{name: demo, context: {{cluster: demo, user: demo}}}}]
+users: [{{name: demo, user: {{}}}}]
+"""
+    )
+    return kubeconfig
 
 
 class Demo:
@@ -79,7 +110,7 @@ class Demo:
             rules=Rules(faster=SHORTENED * speed),
             pace=Pace(speed=speed, exit=Pace().exit / SHORTENED),
         )
-        self.server = SimulatedApiServer(self.cluster.store)
+        self.server: SimulatedApiServer = PracticeServer(self.cluster)
 
     @property
     def example(self) -> tuple[str, str]:
@@ -91,6 +122,13 @@ class Demo:
     def url(self) -> str:
         """The URL of the cluster's API server."""
         return self.server.url
+
+    def announce(self, metrics_url: str) -> str:
+        """The path of the demo's kubeconfig, or why there is none."""
+        try:
+            return str(write_places(self.url, metrics_url))
+        except OSError as error:
+            return f"(none could be written: {error})"
 
     async def build(self, stop: asyncio.Event) -> None:
         """Create the VMs and let their past happen; ends early if `stop` is set."""

@@ -1,0 +1,87 @@
+"""The demo as whoever is on call practises on it: what `explain` says, typed with kubectl."""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.cluster import poll
+from tests.support.program import ROOT
+
+
+async def shell(command: str, **environment: str) -> str:
+    """What a command prints; it must succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-euo", "pipefail", "-c", command),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0, f"{command}\n{said.decode()}"
+    return said.decode()
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="it types kubectl commands")
+@pytest.mark.timeout(300)
+async def test_each_stuck_vm_has_an_action_that_can_be_typed(
+    tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """Of every stuck VM: the first line of `explain`, the command that runs, and the cancel."""
+    url = "http://127.0.0.1:19810"
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    demo = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "exporter", "demo", "--speed", "4"),
+        *("--listen", url.removeprefix("http://")),
+        cwd=ROOT,
+        env=environment,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def stuck() -> list[dict[str, Any]] | None:
+                try:
+                    async with session.get(f"{url}/v1/evacuations") as answer:
+                        found = (await answer.json()).get("evacuations", [])
+                except aiohttp.ClientError:
+                    return None
+                found = [one for one in found if one["stuck"]]
+                return found if len(found) >= 4 else None
+
+            vms = await poll(stuck, within=120, what="four stuck VMs")
+            folder = tmp_path / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
+            kubeconfig = str(folder / "kubeconfig")
+            assert (folder / "metrics").read_text() == "http://127.0.0.1:19811"
+            for vm in vms:
+                key = f"{vm['namespace']}/{vm['name']}"
+                explain = f"{sys.executable} -m exporter explain --url {url} {key}"
+                text = await shell(explain)
+                first, *lines = text.splitlines()
+                step = next(one for one in lines if one.startswith("  next step  "))
+                command = next(one.strip() for one in lines if one.startswith("    kubectl "))
+                said = await shell(command, KUBECONFIG=kubeconfig)
+                assert first.startswith(f"{key} is stuck: ")
+                assert said.strip()
+                cancel = next(one.strip() for one in lines if one.startswith("    echo "))
+                await shell(cancel, KUBECONFIG=kubeconfig)
+                done = await poll(partial(_is_over, explain, first), what=f"the end of {key}'s")
+                came = "\n".join(said.splitlines()[:8])
+                prove(f"{first}\n{step.strip()}\n$ {command}\n{came}\n$ {cancel}\n{done}\n")
+    finally:
+        demo.terminate()
+        await demo.wait()
+
+
+async def _is_over(explain: str, stuck: str) -> str | None:
+    """The first line of `explain`, once it no longer says that the VM is stuck."""
+    first = (await shell(explain)).splitlines()[0]
+    return None if first.startswith(stuck.partition(":")[0]) else first
