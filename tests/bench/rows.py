@@ -435,6 +435,17 @@ class Bench:
                 waits["longest"] < 0.025),
         ]  # fmt: skip
 
+    def standby(self) -> list[Row]:
+        """What a replica that does not write does with what the writer has written."""
+        many = self.sizes.many
+        longest = run_subject("standby", str(many))
+        self.raw["standby"] = longest
+        return [
+            Row(f"a standby at {many:,} VMIs: longest piece of the event loop at {what}",
+                "under 25 ms", show_milli(longest[name]), "", "", longest[name] < 0.025)
+            for name, what in (("first", "its first shard"), ("no_news", "a shard without news"))
+        ]  # fmt: skip
+
     # Parts of rows
 
     def _burden(
@@ -527,6 +538,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "batch": Bench.batch,
     "scrape": Bench.scrape,
     "blocked": Bench.blocked,
+    "standby": Bench.standby,
     "idle": Bench.idle,
     "pauses": Bench.pauses,
 }

@@ -646,6 +646,49 @@ def test_what_a_checkpoint_said_of_a_vmi_that_is_not_there() -> None:
     assert store.recalled("old") is None
 
 
+def test_two_checkpoints_of_a_vmi_that_is_not_there() -> None:
+    """Both count, whichever is read last: the migrations, and the failures of one evacuation."""
+    one, other = (
+        Remembered(
+            uid=UID,
+            namespace=NAMESPACE,
+            migrations={key: a_migration(end=NOW - 100.0)},
+            marker=Marker(node="n1", requested_at=NOW - age, seen_at=NOW - age, failed={key: NOW}),
+        )
+        for key, age in (("m1", 50.0), ("m2", 40.0))
+    )
+    for order in ((one, other), (other, one), (one, other, one)):
+        store = a_store(read_at=NOW)
+        for told in order:
+            store.recall(told)
+        store.put(a_vmi(evacuation_node="n1"))
+        evidence = store.evidence(NAMESPACE, NAME)
+        assert evidence is not None
+        assert evidence.marker is not None
+        assert set(evidence.history.records()) == {"m1", "m2"}
+        assert evidence.marker.requested_at == NOW - 50.0
+        assert evidence.marker.failed.keys() == {"m1", "m2"}
+
+
+@pytest.mark.parametrize(
+    ("node", "success"), [("n2", NOW - 500.0), ("n1", NOW - 150.0)], ids=["elsewhere", "and-back"]
+)
+def test_checkpoints_of_two_evacuations(node: str, success: float) -> None:
+    """The later one is right: its failures alone are counted."""
+    early = Marker(node=node, requested_at=NOW - 200.0, seen_at=NOW - 200.0, failed={"m1": NOW})
+    late = Marker(node="n1", requested_at=NOW - 100.0, seen_at=NOW - 100.0)
+    migrations = {"m0": a_migration(end=success)}
+    for order in ((early, late), (late, early)):
+        store = a_store(read_at=NOW)
+        for marker in order:
+            store.recall(
+                Remembered(uid=UID, namespace=NAMESPACE, migrations=migrations, marker=marker)
+            )
+        assert store.remember(UID) == Remembered(
+            uid=UID, namespace=NAMESPACE, migrations=migrations, marker=late
+        )
+
+
 def test_what_there_is_to_remember_of_a_vmi() -> None:
     """Its migrations, and nothing where it has never migrated."""
     store = a_store(a_vmi())
