@@ -122,7 +122,8 @@ async def test_refused_shards_do_not_keep_the_others_waiting(
         await real.admin.create(CONFIG_MAPS, frozen)
     for name in by_shard.values():
         await migrate(real.admin, namespace, name, ago=[60])
-    async with program(tmp_path, "--kubeconfig", login, config=keeping(namespace)) as exporter:
+    config = {**keeping(namespace), "namespaces": [namespace]}
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
         await exporter.ready()
 
         async def others_are_written() -> bool:
