@@ -17,8 +17,6 @@ from tests.support.program import Program, program
 
 
 CHECKPOINTS = ("filter", "preEviction", None)
-HEARD_APART = 5.0
-"""Seconds within which both replicas hear of what happens, on a machine that is busy with tests."""
 Answers: TypeAlias = dict[str, Any]
 """What is compared of one VMI: three verdicts and, where it evacuates, the evacuation."""
 
@@ -137,23 +135,6 @@ def differences(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> lis
     ]
 
 
-def settle_requests(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> None:
-    """An evacuation that is not dated begins with its first sight, which each has of its own.
-
-    Where the one that does not write saw it first, the two stay that far apart, and what failed
-    in between is an attempt to the one and none to the other.
-    """
-    for name, answers in one.items():
-        left, right = (told.get("evacuation") for told in (answers, other[name]))
-        if left is None or right is None:
-            continue
-        apart = instant(left["requestedAt"]) - instant(right["requestedAt"])
-        if abs(apart) <= HEARD_APART:
-            left["requestedAt"] = right["requestedAt"]
-        if apart:
-            left |= {key: right[key] for key in ("failedAttempts", "stuck")}
-
-
 def instant(text: str) -> float:
     """An instant of the API."""
     return datetime.fromisoformat(text).timestamp()
@@ -162,16 +143,12 @@ def instant(text: str) -> float:
 async def until_alike(
     one: Program, other: Program, candidates: Iterable[tuple[str, str]], *, within: float = PATIENCE
 ) -> dict[str, Answers]:
-    """Wait until two replicas answer alike; returns what, or fails with the differences.
-
-    The instant of a request that is not dated may be some seconds apart (`settle_requests`).
-    """
+    """Wait until two replicas answer alike; returns what, or fails with the differences."""
     names = list(candidates)
     last: list[str] = []
 
     async def alike() -> tuple[dict[str, Answers]] | None:
         left, right = await asyncio.gather(ask(one, names), ask(other, names))
-        settle_requests(left, right)
         last[:] = differences(left, right)
         return None if last else (left,)
 
