@@ -46,6 +46,7 @@ class Exit(IntEnum):
     CANNOT_REPLAY = 11
     CANNOT_BE_EMPTIED = 12
     NO_SUCH_NODE = 13
+    DEPENDS_ON_OTHERS = 14
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -63,8 +64,9 @@ EXIT_MEANINGS = {
     Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
     Exit.CANNOT_REPLAY: "no recording or an empty one, or the answer cannot be printed",
-    Exit.CANNOT_BE_EMPTIED: "`node NAME`: a VM would stay on the node; the answer is printed",
+    Exit.CANNOT_BE_EMPTIED: "`node NAME`: a VM stays or fails to leave; the answer is printed",
     Exit.NO_SUCH_NODE: "no VMI is on that node: it is empty, or there is no such node",
+    Exit.DEPENDS_ON_OTHERS: "`node NAME`: else, if somebody must move or stop an External VM",
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
     Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
 }
@@ -129,17 +131,17 @@ def status(arguments: argparse.Namespace) -> Exit:
 def node(arguments: argparse.Namespace) -> Exit:
     """`node`: print what a drain of a node, or of each, would do to the VMs on it.
 
-    OK if that node can be emptied, or none was named.
+    OK if that node can be emptied without others, or none was named.
     """
     from exporter.cli.client import decode
     from exporter.cli.drain import show_drain, show_nodes
     from exporter.cli.layout import detect_terminal
     from exporter.server.schemas import DrainAnswer, NodesAnswer
 
-    can_be_emptied = True
+    found = Exit.OK
 
     async def ask(exporter: "Exporter") -> str:
-        nonlocal can_be_emptied
+        nonlocal found
         screen = detect_terminal(sys.stdout, os.environ)
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
@@ -148,12 +150,15 @@ def node(arguments: argparse.Namespace) -> Exit:
         else:
             body = await exporter.read_node(arguments.node)
             drain = decode(body, DrainAnswer)
-            can_be_emptied = drain.can_be_emptied
+            if not drain.can_be_emptied:
+                found = Exit.CANNOT_BE_EMPTIED
+            elif drain.depends_on_others:
+                found = Exit.DEPENDS_ON_OTHERS
             text = show_drain(drain, screen, everything=arguments.all)
         return _indent(decode(body, dict)) if arguments.json else text
 
     code = _ask(arguments, ask)
-    return code if code is not Exit.OK or can_be_emptied else Exit.CANNOT_BE_EMPTIED
+    return found if code is Exit.OK else code
 
 
 QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {

@@ -2,16 +2,21 @@
 
 from exporter.cli.explain import write_reason
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
-from exporter.engine.drain import GRAVEST, MOVED, DrainOutcome
+from exporter.engine.drain import GRAVEST, KEPT, MOVED, DrainOutcome
 from exporter.server.schemas import DrainAnswer, NodeAnswer, NodeCandidate, NodesAnswer
 from exporter.text import write_span
 
 
 ROWS = 20
 """How many rows are shown without --all."""
+NAMED = 3
+"""How many VMs a sentence names."""
+QUOTED = 100
+"""The longest reason in a sentence; the table has the whole text."""
 
 _MEANINGS = {
     DrainOutcome.STAYS: "never leaves: LiveMigrate, and not migratable",
+    DrainOutcome.FAILS: "its evacuation is stuck, or has failed too often",
     DrainOutcome.EXTERNAL: "strategy External: somebody else must move or stop it",
     DrainOutcome.RESTARTS: "goes down: None, or LiveMigrateIfPossible and not migratable",
     DrainOutcome.WAITS: "a migration of it is in progress, or KubeVirt's limits are reached",
@@ -24,7 +29,9 @@ def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
     """One row per node; `everything` shows every row."""
     sheet = Sheet(screen)
     emptied = sum(one.can_be_emptied for one in answer.nodes)
-    sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied.")
+    others = sum(one.can_be_emptied and one.depends_on_others for one in answer.nodes)
+    depends = f", {others} of them if others act" if others else ""
+    sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied{depends}.")
     _warn(sheet, stale=answer.stale)
     limit = None if everything else ROWS
     rows = [_node_row(one) for one in answer.nodes[:limit]]
@@ -37,13 +44,17 @@ def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
 def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
     """Whether a node can be emptied, in what time, and each VM; `everything` shows every row."""
     sheet = Sheet(screen)
-    if answer.can_be_emptied:
+    kept = _name([one for one in answer.candidates if one.outcome in KEPT])
+    others = _name([one for one in answer.candidates if one.outcome is DrainOutcome.EXTERNAL])
+    if not answer.can_be_emptied:
+        sheet.say(answer.node, (" cannot be emptied", BAD), f": {kept}.")
+    elif not answer.depends_on_others:
         sheet.say(answer.node, (" can be emptied", GOOD), ".")
-    else:
-        stays = "1 VM stays" if answer.stays == 1 else f"{answer.stays} VMs stay"
-        sheet.say(answer.node, (" cannot be emptied", BAD), f": {stays}.")
+    if answer.depends_on_others:
+        sheet.say(answer.node, (" depends on others", BAD), f", who must move or stop {others}.")
     _warn(sheet, stale=answer.stale)
-    sheet.say(write_bound(answer))
+    if answer.can_be_emptied:
+        sheet.say(write_bound(answer))
     sheet.head(f"VMs: {answer.vmis}")
     counts = [(one, _count(answer, one)) for one in GRAVEST]
     sheet.rows([(str(one), str(count), _MEANINGS[one]) for one, count in counts if count])
@@ -79,6 +90,21 @@ def write_bound(answer: DrainAnswer) -> str:
     return f"{text}; {unknown} without a known migration count as 0." if unknown else f"{text}."
 
 
+def _name(found: list[NodeCandidate]) -> str:
+    """The first VMs by name, each that does not leave with its outcome and the reason."""
+    names = []
+    for one in found[:NAMED]:
+        name = f"{one.namespace}/{one.name}"
+        if one.outcome in KEPT:
+            failed = f"failed attempts: {one.failed_attempts}" if one.failed_attempts else ""
+            reasons = "; ".join(text for text in (failed, write_why(one)) if text)
+            short = reasons if len(reasons) <= QUOTED else reasons[: QUOTED - 1] + "…"
+            name += f" {one.outcome}" + (f" ({short})" if short else "")
+        names.append(name)
+    more = len(found) - NAMED
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
 _HEAD = ("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY")
 
 
@@ -86,7 +112,7 @@ def _candidate_row(one: NodeCandidate) -> list[Cell]:
     took = one.last_duration_seconds
     return [
         f"{one.namespace}/{one.name}",
-        (str(one.outcome), BAD if one.outcome is DrainOutcome.STAYS else ""),
+        (str(one.outcome), BAD if one.outcome in KEPT else ""),
         "?" if took is None else write_span(took),
         str(one.failed_attempts),
         write_why(one),
@@ -99,9 +125,14 @@ def write_why(one: NodeCandidate) -> str:
 
 
 def _node_row(one: NodeAnswer) -> list[Cell]:
-    bound = "?" if one.at_least_seconds is None else write_span(one.at_least_seconds)
+    unknown = "?" if one.can_be_emptied else "-"
+    bound = unknown if one.at_least_seconds is None else write_span(one.at_least_seconds)
     counts = [str(_count(one, outcome)) for outcome in GRAVEST]
-    emptied: Cell = ("yes", GOOD) if one.can_be_emptied else ("no", BAD)
+    emptied: Cell = ("yes", GOOD)
+    if not one.can_be_emptied:
+        emptied = ("no", BAD)
+    elif one.depends_on_others:
+        emptied = "if others act"
     return [one.node, str(one.vmis), *counts, bound, emptied]
 
 

@@ -6,13 +6,14 @@ KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first th
 
 - `stays`: LiveMigrate, and not migratable. KubeVirt refuses the eviction for ever.
 - `external`: External. Somebody else must move or stop the VM.
+- `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.
 - `restarts`: None (or a value that KubeVirt does not know), or LiveMigrateIfPossible and not
   migratable. The pod is evicted and the VM goes down.
 - `waits`: a migration of it is in progress, or KubeVirt's migration limits are reached.
 - `leaves`: it is migrated.
 
-Nothing here depends on the clock. The counts of all nodes come from totals that the store
-updates with each change, so only VMIs with an unfinished VMIM are visited.
+The counts of all nodes come from totals that the store updates with each change, so only VMIs with
+an unfinished VMIM or an evacuation are visited.
 """
 
 from collections import Counter
@@ -21,9 +22,19 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from exporter.engine.diagnosis import Load
+from exporter.engine.diagnosis import Diagnosis, Load, diagnose
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, KubeVirtSettings, MigrationLimits, Mobility, Seconds, Why
+from exporter.engine.model import (
+    DeadResources,
+    Instant,
+    KubeVirtSettings,
+    MigrationLimits,
+    Mobility,
+    Resource,
+    Seconds,
+    StuckPolicy,
+    Why,
+)
 from exporter.engine.store import Store
 
 
@@ -32,6 +43,7 @@ class DrainOutcome(StrEnum):
 
     LEAVES = "leaves"
     WAITS = "waits"
+    FAILS = "fails"
     RESTARTS = "restarts"
     STAYS = "stays"
     EXTERNAL = "external"
@@ -39,6 +51,7 @@ class DrainOutcome(StrEnum):
 
 GRAVEST = (
     DrainOutcome.STAYS,
+    DrainOutcome.FAILS,
     DrainOutcome.EXTERNAL,
     DrainOutcome.RESTARTS,
     DrainOutcome.WAITS,
@@ -47,6 +60,37 @@ GRAVEST = (
 """The outcomes, the gravest first."""
 MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
 """The outcomes of VMs that are migrated."""
+KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
+"""The outcomes of VMs that keep their node from being emptied."""
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """What the outcomes of all VMIs depend on, apart from their own evidence."""
+
+    kubevirt: KubeVirtSettings | None
+    load: Load | None
+    stuck: StuckPolicy
+    dead: DeadResources
+    now: Instant
+
+    def diagnose(self, evidence: Evidence) -> Diagnosis | None:
+        """The diagnosis of a VMI, or None if it is not evacuating."""
+        if evidence.marker is None:
+            return None
+        dead = self.dead.of(evidence.vmi.namespace)
+        return diagnose(evidence, self.stuck, self.load, self.now, dead=dead)
+
+    def is_full(self, node: str) -> bool:
+        """Whether KubeVirt is known to start no migration out of this node now."""
+        dead = {Resource.VMIMS, Resource.PODS} & self.dead.everywhere
+        return self.load is not None and not dead and self.load.is_full(node)
+
+
+def read_conditions(
+    store: Store, stuck: StuckPolicy, dead: DeadResources, now: Instant
+) -> Conditions:
+    """The conditions at `now`."""
+    return Conditions(kubevirt=store.kubevirt, load=store.load(), stuck=stuck, dead=dead, now=now)
 
 
 class DrainCandidate(Struct, frozen=True, kw_only=True):
@@ -66,7 +110,8 @@ class DrainCandidate(Struct, frozen=True, kw_only=True):
 class Forecast(Struct, frozen=True, kw_only=True):
     """The outcomes of draining one node.
 
-    `at_least` is a lower bound of how long the migrations take, None if nothing is known of that.
+    `at_least` is a lower bound of how long the migrations take, None if nothing is known of that
+    or the node cannot be emptied.
     """
 
     node: str
@@ -80,19 +125,31 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     @property
     def can_be_emptied(self) -> bool:
-        """Whether no VM would stay for ever."""
-        return not self.outcomes.get(DrainOutcome.STAYS)
+        """Whether no VM stays or fails."""
+        return _can_be_emptied(self.outcomes)
+
+    @property
+    def depends_on_others(self) -> bool:
+        """Whether somebody else must move or stop a VM."""
+        return bool(self.outcomes.get(DrainOutcome.EXTERNAL))
 
 
-def count_outcomes(store: Store) -> dict[str, Counter[DrainOutcome]]:
+def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
     """The number of VMIs by node and outcome, sorted by node."""
-    load, settings = store.load(), store.kubevirt
+    counts = count_undiagnosed(store, conditions)
+    for evidence in store.evacuating():
+        recount(counts, evidence, conditions.diagnose(evidence), conditions)
+    return counts
+
+
+def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
+    """The same as if no evacuation failed; `recount` corrects it for one evacuation."""
     counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in sorted(store.nodes)}
     counts.pop("", None)
-    full = set() if load is None else {node for node in counts if load.is_full(node)}
+    full = {node for node in counts if conditions.is_full(node)}
 
     def outcome(node: str, mobility: Mobility) -> DrainOutcome:
-        return _find_outcome(mobility, settings, full=node in full)
+        return _find_outcome(mobility, conditions.kubevirt, full=node in full, fails=False)
 
     for (node, mobility), vmis in store.mobilities.items():
         if node:
@@ -101,8 +158,20 @@ def count_outcomes(store: Store) -> dict[str, Counter[DrainOutcome]]:
         node, mobility = evidence.vmi.node, evidence.vmi.mobility
         if node:
             counts[node][outcome(node, mobility)] -= 1
-            counts[node][outcome(node, mobility._replace(migrating=True))] += 1
+            counts[node][find_outcome(evidence, conditions, None)] += 1
     return counts
+
+
+def recount(
+    counts: Mapping[str, Counter[DrainOutcome]],
+    evidence: Evidence,
+    diagnosis: Diagnosis | None,
+    conditions: Conditions,
+) -> None:
+    """Correct the result of `count_undiagnosed` for a VMI with this diagnosis."""
+    if evidence.vmi.node in counts:
+        counts[evidence.vmi.node][find_outcome(evidence, conditions, None)] -= 1
+        counts[evidence.vmi.node][find_outcome(evidence, conditions, diagnosis)] += 1
 
 
 def sum_outcomes(counts: Mapping[str, Counter[DrainOutcome]]) -> Counter[DrainOutcome]:
@@ -113,48 +182,54 @@ def sum_outcomes(counts: Mapping[str, Counter[DrainOutcome]]) -> Counter[DrainOu
     return total
 
 
-def forecast_nodes(store: Store, durations: Mapping[str, list[Seconds]]) -> list[Forecast]:
+def forecast_nodes(
+    store: Store, conditions: Conditions, durations: Mapping[str, list[Seconds]]
+) -> list[Forecast]:
     """The forecast of every node with VMIs, sorted by name.
 
     `durations`: the results of `find_duration`, by node.
     """
     return [
-        Forecast(
-            node=node, outcomes=outcomes, at_least=_bound(durations.get(node, ()), store.kubevirt)
-        )
-        for node, outcomes in count_outcomes(store).items()
+        _forecast(node, outcomes, durations.get(node, ()), conditions.kubevirt)
+        for node, outcomes in count_outcomes(store, conditions).items()
     ]
 
 
-def forecast_node(store: Store, node: str) -> tuple[Forecast, list[DrainCandidate]]:
+def forecast_node(
+    store: Store, node: str, conditions: Conditions
+) -> tuple[Forecast, list[DrainCandidate]]:
     """The forecast of one node and its VMIs, sorted by namespace and name."""
-    load, settings = store.load(), store.kubevirt
     found = sorted(store.on_node(node), key=lambda one: (one.vmi.namespace, one.vmi.name))
     candidates = [
         DrainCandidate(
             evidence=evidence,
-            outcome=find_outcome(evidence, settings, load),
+            outcome=find_outcome(evidence, conditions, conditions.diagnose(evidence)),
             reasons=store.reasons(evidence.vmi),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
         )
         for evidence in found
     ]
-    durations = [find_duration(evidence, settings) for evidence in found]
-    forecast = Forecast(
-        node=node,
-        outcomes=Counter(one.outcome for one in candidates),
-        at_least=_bound((one for one in durations if one is not None), settings),
-    )
-    return forecast, candidates
+    durations = (find_duration(evidence, conditions.kubevirt) for evidence in found)
+    known = [one for one in durations if one is not None]
+    outcomes = Counter(one.outcome for one in candidates)
+    return _forecast(node, outcomes, known, conditions.kubevirt), candidates
 
 
 def find_outcome(
-    evidence: Evidence, settings: KubeVirtSettings | None, load: Load | None
+    evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
 ) -> DrainOutcome:
-    """What a drain of its node would do to a VMI."""
-    full = load is not None and load.is_full(evidence.vmi.node)
-    return _find_outcome(_measure_mobility(evidence), settings, full=full)
+    """What a drain of its node would do to a VMI with this diagnosis."""
+    dead, fails = conditions.dead.of(evidence.vmi.namespace), False
+    if diagnosis is not None:
+        limit = conditions.stuck.failed_attempts
+        fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
+    return _find_outcome(
+        _measure_mobility(evidence.without(dead)),
+        conditions.kubevirt,
+        full=conditions.is_full(evidence.vmi.node),
+        fails=fails,
+    )
 
 
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
@@ -164,9 +239,24 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
     far that has got is unknown).
     """
     mobility = _measure_mobility(evidence)
-    if mobility.migrating or _find_outcome(mobility, settings, full=False) not in MOVED:
+    outcome = _find_outcome(mobility, settings, full=False, fails=False)
+    if mobility.migrating or outcome not in MOVED:
         return None
     return evidence.history.last_duration()
+
+
+def _forecast(
+    node: str,
+    outcomes: Mapping[DrainOutcome, int],
+    durations: Iterable[Seconds],
+    settings: KubeVirtSettings | None,
+) -> Forecast:
+    bound = _bound(durations, settings) if _can_be_emptied(outcomes) else None
+    return Forecast(node=node, outcomes=outcomes, at_least=bound)
+
+
+def _can_be_emptied(outcomes: Mapping[DrainOutcome, int]) -> bool:
+    return not any(outcomes.get(outcome) for outcome in KEPT)
 
 
 def _bound(durations: Iterable[Seconds], settings: KubeVirtSettings | None) -> Seconds | None:
@@ -192,7 +282,7 @@ def _measure_mobility(evidence: Evidence) -> Mobility:
 
 
 def _find_outcome(
-    mobility: Mobility, settings: KubeVirtSettings | None, *, full: bool
+    mobility: Mobility, settings: KubeVirtSettings | None, *, full: bool, fails: bool
 ) -> DrainOutcome:
     strategy = mobility.strategy or ("" if settings is None else settings.eviction_strategy)
     match strategy:
@@ -200,6 +290,8 @@ def _find_outcome(
             return DrainOutcome.EXTERNAL
         case "LiveMigrate" if not mobility.migratable:
             return DrainOutcome.STAYS
+        case _ if fails:
+            return DrainOutcome.FAILS
         case "LiveMigrate":
             pass
         case "LiveMigrateIfPossible" if mobility.migratable:

@@ -5,6 +5,7 @@ that no series outlives its object.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
@@ -15,12 +16,20 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from exporter.engine.diagnosis import Diagnosis, Load, diagnose
+from exporter.engine.diagnosis import Diagnosis
+from exporter.engine.drain import (
+    Conditions,
+    DrainOutcome,
+    count_undiagnosed,
+    read_conditions,
+    recount,
+)
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import DeadResources, Vmi
+from exporter.engine.model import Vmi
 from exporter.engine.verdict_index import Cooling, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
+    DRAINS,
     EVACUATIONS,
     EXPORTER,
     LEFT_OUT,
@@ -30,6 +39,7 @@ from exporter.metrics.families import (
     Family,
     Sample,
     View,
+    sample_drains,
     sample_stuck,
     sample_verdicts,
 )
@@ -75,9 +85,11 @@ def sample(view: View) -> Iterator[Piece]:
     """
     summary = view.index.read(view.now, dead=view.dead)
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
+    conditions = read_conditions(view.store, view.stuck, view.dead, view.now)
+    counts = count_undiagnosed(view.store, conditions)
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(view, summary, evacuating, load=view.store.load(), dead=view.dead),
+        _sample_vmis(view, summary, evacuating, counts, conditions),
         [(MIGRATIONS, MIGRATIONS.sample(view))],
     )
 
@@ -199,9 +211,8 @@ def _sample_vmis(
     view: View,
     summary: VerdictSummary,
     evacuating: Sequence[Evidence],
-    *,
-    load: Load | None,
-    dead: DeadResources,
+    counts: dict[str, Counter[DrainOutcome]],
+    conditions: Conditions,
 ) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating ones first, and of their totals.
 
@@ -213,10 +224,11 @@ def _sample_vmis(
         if diagnosed:
             yield VMIS, ()
         for evidence in some:
-            dead_here = dead.of(evidence.vmi.namespace)
-            diagnosis = diagnose(evidence, view.stuck, load, view.now, dead=dead_here)
+            diagnosis = conditions.diagnose(evidence)
+            recount(counts, evidence, diagnosis, conditions)
             if diagnosis is not None:
                 diagnosed.append((evidence.vmi, diagnosis))
+    yield DRAINS, sample_drains(counts)
     yield from _sample_evacuations(diagnosed[: view.vmi_series])
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, family in enumerate(COOLING):

@@ -13,7 +13,7 @@ from exporter import __version__
 from exporter.counters import Counters, Histogram
 from exporter.engine.cooldown import Cooldown
 from exporter.engine.diagnosis import Diagnosis, Source, State
-from exporter.engine.drain import DrainOutcome, count_outcomes
+from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     DeadResources,
@@ -182,14 +182,6 @@ def _sample_migrations(view: View) -> list[Sample]:
         Sample((outcome.name.lower(), trigger), view.store.finished[outcome, trigger])
         for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
         for trigger in Trigger
-    ]
-
-
-def _sample_drains(view: View) -> list[Sample]:
-    return [
-        Sample((node, outcome), outcomes[outcome])
-        for node, outcomes in count_outcomes(view.store).items()
-        for outcome in DrainOutcome
     ]
 
 
@@ -398,13 +390,6 @@ EXPORTER: tuple[ViewFamily, ...] = (
         labels=("scope",),
         sample=_sample_limits,
     ),
-    ViewFamily(
-        name="kubevirt_eviction_exporter_node_drain_vmis",
-        type="gauge",
-        help="VMIs on each node, by what a drain of the node would do to them now.",
-        labels=("node", "outcome"),
-        sample=_sample_drains,
-    ),
 )
 """The metrics of the exporter itself and of the cluster's settings."""
 VMIS = Family(
@@ -412,6 +397,12 @@ VMIS = Family(
     type="gauge",
     help="VMIs on each node, by what an eviction would be answered now: allowed or the reason.",
     labels=("verdict", "node"),
+)
+DRAINS = Family(
+    name="kubevirt_eviction_exporter_node_drain_vmis",
+    type="gauge",
+    help="VMIs on each node, by what a drain of the node would do to them now.",
+    labels=("node", "outcome"),
 )
 EVACUATIONS: tuple[EvacuationFamily, ...] = (
     EvacuationFamily(
@@ -503,6 +494,7 @@ MIGRATIONS = ViewFamily(
 FAMILIES: tuple[Family, ...] = (
     *EXPORTER,
     VMIS,
+    DRAINS,
     *EVACUATIONS,
     *COOLING,
     STUCK_EVACUATIONS,
@@ -519,6 +511,15 @@ def sample_verdicts(verdicts: Mapping[tuple[str, str], int]) -> list[Sample]:
         Sample((verdict, node), verdicts.get((verdict, node), 0))
         for node in nodes
         for verdict in (ALLOWED, *Reason)
+    ]
+
+
+def sample_drains(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> list[Sample]:
+    """The samples of `DRAINS`."""
+    return [
+        Sample((node, outcome), outcomes.get(outcome, 0))
+        for node, outcomes in counts.items()
+        for outcome in DrainOutcome
     ]
 
 

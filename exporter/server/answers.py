@@ -9,7 +9,13 @@ from exporter.counters import HeldEviction
 from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
 from exporter.engine.diagnosis import Diagnosis, Load, diagnose
-from exporter.engine.drain import DrainCandidate, DrainOutcome, Forecast, find_outcome
+from exporter.engine.drain import (
+    Conditions,
+    DrainCandidate,
+    DrainOutcome,
+    Forecast,
+    find_outcome,
+)
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration, settle
 from exporter.engine.model import (
@@ -65,8 +71,16 @@ from exporter.text import (
 )
 
 
-def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> VerdictAnswer:
-    """The API's form of a verdict that was made at `now`."""
+def write_verdict(
+    namespace: str,
+    name: str,
+    verdict: Verdict,
+    now: Instant,
+    *,
+    diagnosis: Diagnosis | None = None,
+    drain: DrainOutcome | None = None,
+) -> VerdictAnswer:
+    """The API's form of a verdict that was made at `now`; `drain` is None if the VMI is unknown."""
     # Nulls are tested here and not in helpers: most fields are null, and each call takes 0.5 us.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
@@ -80,6 +94,9 @@ def write_verdict(namespace: str, name: str, verdict: Verdict, now: Instant) -> 
         retry_after_seconds=None if end is None else round_up_seconds(max(0.0, end - now)),
         effective_cooldown_seconds=None if effective is None else round_seconds(effective),
         migrations_in_window=verdict.migrations_in_window,
+        evacuating=diagnosis is not None,
+        stuck=diagnosis is not None and diagnosis.stuck,
+        drain=drain,
     )
 
 
@@ -177,11 +194,16 @@ def explain_vmi(
 ) -> VmiAnswer:
     """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     vmi = evidence.vmi
-    dead = health.find_dead(now).of(vmi.namespace)
+    conditions = Conditions(
+        kubevirt=kubevirt, load=load, stuck=stuck, dead=health.find_dead(now), now=now
+    )
+    dead = conditions.dead.of(vmi.namespace)
+    diagnosis = conditions.diagnose(evidence)
+    drain = find_outcome(evidence, conditions, diagnosis)
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
         answer = decide(evidence, policy, now, checkpoint=checkpoint, dead=dead)
-        return write_verdict(vmi.namespace, vmi.name, answer, now)
+        return write_verdict(vmi.namespace, vmi.name, answer, now, diagnosis=diagnosis, drain=drain)
 
     cooldown = measure_cooldown(evidence, policy, now)
     return VmiAnswer(
@@ -195,10 +217,8 @@ def explain_vmi(
         phase=vmi.phase,
         created_at=write_optional_instant(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=_write_evacuation(
-            evidence, diagnose(evidence, stuck, load, now, dead=dead), now, why
-        ),
-        drain=find_outcome(evidence, kubevirt, load),
+        evacuation=_write_evacuation(evidence, diagnosis, now, why),
+        drain=drain,
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),
@@ -418,6 +438,7 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
         "vmis": forecast.vmis,
         **{outcome.value: forecast.outcomes.get(outcome, 0) for outcome in DrainOutcome},
         "can_be_emptied": forecast.can_be_emptied,
+        "depends_on_others": forecast.depends_on_others,
         "at_least_seconds": round_seconds(forecast.at_least),
     }
 

@@ -17,10 +17,13 @@ from aiohttp.payload import Payload
 
 from exporter.counters import Counters
 from exporter.engine.drain import (
+    Conditions,
     count_outcomes,
     find_duration,
+    find_outcome,
     forecast_node,
     forecast_nodes,
+    read_conditions,
     sum_outcomes,
 )
 from exporter.engine.evidence import Evidence
@@ -211,9 +214,10 @@ class Service:
         """GET /v1/nodes."""
         self._require_ready()
         durations = await self._read_durations()
-        forecasts = forecast_nodes(self.store, durations)
+        now = self.clock()
+        forecasts = forecast_nodes(self.store, self._read_conditions(now), durations)
         namespaces = {namespace for namespace, _ in self.store.keys()}  # noqa: SIM118 (a Store is no mapping)
-        return _json(list_nodes(forecasts, namespaces, self.clock(), self.health))
+        return _json(list_nodes(forecasts, namespaces, now, self.health))
 
     async def answer_node(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""
@@ -223,7 +227,9 @@ class Service:
             raise Refusal(422, "Too long", "node: at most 253 characters")
         if node not in self.store.nodes:
             raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
-        return _json(describe_drain(*forecast_node(self.store, node), self.clock(), self.health))
+        now = self.clock()
+        forecast, candidates = forecast_node(self.store, node, self._read_conditions(now))
+        return _json(describe_drain(forecast, candidates, now, self.health))
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
@@ -232,7 +238,7 @@ class Service:
         status = describe_status(
             self.health,
             vmis=self.store.nodes.total(),
-            drain=sum_outcomes(count_outcomes(self.store)),
+            drain=sum_outcomes(count_outcomes(self.store, self._read_conditions(now))),
             held=held,
             now=now,
         )
@@ -260,6 +266,9 @@ class Service:
     async def answer_openapi(self, _request: web.Request) -> web.Response:
         """GET /openapi.json."""
         return _json(write_openapi())
+
+    def _read_conditions(self, now: Instant) -> Conditions:
+        return read_conditions(self.store, self.stuck, self.health.find_dead(now), now)
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """`find_duration` of every VMI, by node; it yields in between.
@@ -293,11 +302,13 @@ class Service:
     ) -> list[VerdictAnswer]:
         """Judge all candidates in one loop; with 1,000 of them every call counts."""
         find, policy, checkpoint = self.store.evidence, self.policy, asked.checkpoint
-        dead = self.health.find_dead(now)
+        conditions = self._read_conditions(now)
+        dead = conditions.dead
         answers = []
         for candidate in candidates:
             namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
             evidence = find(namespace, name)
+            diagnosis = drain = None
             if evidence is None:
                 verdict = not_ours(Mismatch.UNKNOWN)
             elif uid and uid != evidence.vmi.uid:
@@ -305,9 +316,13 @@ class Service:
             else:
                 dead_here = dead.of(namespace)
                 verdict = decide(evidence, policy, now, checkpoint=checkpoint, dead=dead_here)
+                diagnosis = conditions.diagnose(evidence)
+                drain = find_outcome(evidence, conditions, diagnosis)
             if not asked.dry_run and (verdict.reason is not None or not verdict.known):
                 self._count(candidate, evidence, verdict, now)
-            answers.append(write_verdict(namespace, name, verdict, now))
+            answers.append(
+                write_verdict(namespace, name, verdict, now, diagnosis=diagnosis, drain=drain)
+            )
         return answers
 
     def count_held(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:

@@ -49,7 +49,7 @@ class Route(Struct, frozen=True, kw_only=True):
     @property
     def refusals(self) -> tuple[int, ...]:
         """The HTTP statuses of the problems it can answer with."""
-        return (*((401, 403) if self.guarded else ()), *self.problems)
+        return (*((401, 403) if self.guarded else ()), *sorted({405, *self.problems}))
 
 
 _SCHEME = "clusterToken"
@@ -57,12 +57,13 @@ _PROBLEMS = {
     400: "The body is not JSON.",
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
-    408: "The body did not arrive in time.",
     404: "There is no such VMI, or no VMI is on that node.",
+    405: "The endpoint does not take that method; Allow lists those that it takes.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is compressed in a way that cannot be read; Accept-Encoding lists the others.",
     422: "A field or parameter is wrong; the detail names it.",
-    503: "Not synced yet; Retry-After says when to ask again.",
+    503: "Not synced yet, or shutting down; Retry-After says when to ask again.",
 }
 
 _CHECKPOINT_PARAMETER = Parameter(

@@ -98,7 +98,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         bool,
         means(
             "true if no rule blocks it at the requested checkpoint. A VMI that is being evacuated"
-            " can be allowed too: see `evacuation` of GET /v1/vmis/{namespace}/{name}"
+            " can be allowed too: see `evacuating`"
         ),
     ]
     reason: Annotated[Reason | None, means("why it is blocked; null: it is allowed")]
@@ -120,6 +120,18 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     migrations_in_window: Annotated[
         int,
         means("ended migrations that count; each after the first doubles the cooldown"),
+    ]
+    evacuating: Annotated[
+        bool,
+        means("whether KubeVirt is to move it off a node already; false if it is unknown"),
+    ]
+    stuck: Annotated[bool, means("whether that evacuation is stuck and needs a person")]
+    drain: Annotated[
+        DrainOutcome | None,
+        means(
+            "what a drain of its node would do to it; `stays` and `fails`: it does not leave;"
+            " null: it is unknown"
+        ),
     ]
 
 
@@ -358,11 +370,18 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs, without those that have stopped."""
 
     node: Annotated[str, means("its name")]
-    vmis: Annotated[int, means("VMs on it; the five counts below add up to this")]
+    vmis: Annotated[int, means("VMs on it; the six counts below add up to this")]
     leaves: Annotated[int, means("VMs that would be migrated")]
     waits: Annotated[
         int,
         means("VMs whose migration is in progress, or KubeVirt's migration limits are reached"),
+    ]
+    fails: Annotated[
+        int,
+        means(
+            "VMs whose evacuation is stuck, or has failed `stuck.failedAttempts` times since it was"
+            " requested"
+        ),
     ]
     restarts: Annotated[
         int,
@@ -373,12 +392,13 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         means("VMs that would never leave: strategy LiveMigrate, and not migratable"),
     ]
     external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
-    can_be_emptied: Annotated[bool, means("false while `stays` is above 0")]
+    can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
+    depends_on_others: Annotated[bool, means("true while `external` is above 0")]
     at_least_seconds: Annotated[
         float | None,
         means(
             "a lower bound of how long the migrations take, if each takes as long as the VM's last"
-            " successful one; null: no such time is known"
+            " successful one; null: no such time is known, or the node cannot be emptied"
         ),
     ]
 

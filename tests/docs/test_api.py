@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from exporter.demo import Demo
 from exporter.server.apps import make_query_app
 from exporter.server.openapi import ROUTES, write_openapi
+from exporter.server.requests import RETRY_AFTER
 from exporter.settings import Listen
 from tests.generate.reference import EXAMPLES, ask, write_api
 from tests.support.documents import API, code_blocks, read
@@ -55,7 +57,7 @@ def test_its_examples_name_vms_of_the_demo() -> None:
 
 
 async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is renewed by a 304, by a change and by turning stale, and says nothing when it is old."""
+    """A 304, a change and turning stale renew it; it outlives a restart; old, it is silent."""
     (source,) = code_blocks(read(API), "python")
     caller: dict[str, Any] = {}
     exec(source, caller)  # noqa: S102 (the document's own lines)
@@ -81,6 +83,21 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
         desk.clock.instant += 200.0
         await asyncio.to_thread(renew)
         assert copy["etag"] not in (changed, first["etag"])
+        assert copy["stale"]
+
+        slept: list[float] = []
+        monkeypatch.setattr(time, "sleep", slept.append)
+        kept = dict(copy)
+        desk.service.closing = True
+        await asyncio.to_thread(renew)
+    await asyncio.to_thread(renew)
+    assert slept == [RETRY_AFTER, 5]
+    assert copy == kept
+    desk.service.closing = False
+    async with serving(make_query_app(desk.service)) as url:
+        monkeypatch.setenv("KUBEVIRT_EVICTION_EXPORTER_URL", url)
+        await asyncio.to_thread(renew, 0.1)
+        assert copy["until"] > kept["until"]
     copy["until"] = 0.0
     assert may_evict("shop", "other") is None
 

@@ -89,8 +89,9 @@ page.
   `preEviction` (may it be evicted right now?) are the descheduler's two questions, and each answers
   with its own rules alone: `preEviction` allows a VM whose migration is running, `filter` one that
   cools down.
-- `allowed` means that no rule blocks the VM. A VM that is already being evacuated may be allowed;
-  [One VMI](#one-vmi) and [Evacuations](#evacuations) say whether it is, and whether it is stuck.
+- `allowed` means that no rule blocks the VM, not that it will move. A drain tool reads three more
+  fields: `evacuating` (KubeVirt is to move it already), `stuck` (that does not succeed) and
+  `drain`: with `stays` or `fails` the VM does not leave its node, and waiting does not end.
 - `"dryRun": true` answers without counting.
 - If you ask about many VMs, keep a copy of [the blocked set](#the-blocked-set) instead, as in
   [A caller that keeps a copy](#a-caller-that-keeps-a-copy).
@@ -101,26 +102,36 @@ page.
 
 `GET /v1/blocked?wait=60` with the copy's `ETag` in `If-None-Match` returns when the set changes,
 and with 304 if it has not changed by then. A 304 renews the copy: `maxAgeSeconds` counts anew.
-Turning stale, or fresh again, changes the `ETag`, so that the request returns with the new `stale`.
 A copy older than `maxAgeSeconds` says nothing; ask `POST /v1/verdicts` then.
+
+- While the exporter starts or shuts down it answers 503 with `Retry-After`, and in between nothing
+  listens. Ask again after that pause: the copy holds until it is too old.
+- Turning stale, or fresh again, changes the `ETag`, so that the request returns with the new
+  `stale`. Go on with a stale copy: what is in it was true at the last contact, and after
+  `kube.deadAfter` only cooldowns are left in it.
 
 ```python
 import json, os, time, urllib.error, urllib.request
 
-copy = {"held": set(), "etag": "", "age": 0.0, "until": 0.0}
+copy = {"held": set(), "stale": False, "etag": "", "age": 0.0, "until": 0.0}
 
 
-def renew(wait=60):  # call it again and again, in a thread of its own
+def renew(wait=60, pause=5):  # call it again and again, in a thread of its own
     url = f"{os.environ['KUBEVIRT_EVICTION_EXPORTER_URL']}/v1/blocked?wait={wait}"
     request = urllib.request.Request(url, headers={"If-None-Match": copy["etag"]})
     try:
         with urllib.request.urlopen(request, timeout=wait + 10) as answer:
             found = json.load(answer)
-            held = {(one["namespace"], one["name"]) for one in found["blocked"]}
-            copy.update(held=held, etag=answer.headers["ETag"], age=found["maxAgeSeconds"])
+        held = {(one["namespace"], one["name"]) for one in found["blocked"]}
+        copy.update(held=held, stale=found["stale"], age=found["maxAgeSeconds"])
+        copy["etag"] = answer.headers["ETag"]
     except urllib.error.HTTPError as error:
+        if error.code == 503:  # it starts or shuts down
+            return time.sleep(float(error.headers["Retry-After"]))
         if error.code != 304:
             raise
+    except OSError:  # nobody listens, or the connection broke
+        return time.sleep(pause)
     copy["until"] = time.monotonic() + copy["age"]
 
 

@@ -859,7 +859,7 @@ async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str
                 and {one["namespace"]: one["outcome"] for one in body["candidates"]} == expected
             ),
         )
-        bound, began = forecast["atLeastSeconds"], time.monotonic()
+        began = time.monotonic()
         (left,) = (one for one in forecast["candidates"] if one["outcome"] == "leaves")
 
         took, refusals = {}, {}
@@ -889,11 +889,9 @@ async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str
             f" {'?' if last is None else f'{last:g} s':4}"
             f" {refusals[name].rpartition('denied the request: ')[2] or 'evicted'}"
         )
-    prove(
-        f"rig: drain of {node}: at least {bound:g} s, took {took['leaves']:.1f} s; `node`: {said}"
-    )
-    assert bound == left["lastDurationSeconds"]
-    assert took["leaves"] >= bound - 1.0
+    prove(f"rig: drain of {node}: `node`: {said}")
+    assert forecast["atLeastSeconds"] is None
+    assert took["leaves"] >= left["lastDurationSeconds"] - 1.0
     assert {one["outcome"] for one in remaining["candidates"]} == {"stays", "external"}
     assert refusals["stays"].endswith("but is not live-migratable")
     assert (code, refusals["restarts"], refusals["restarts-too"]) == (12, "", "")

@@ -16,7 +16,13 @@ from msgspec import Struct
 
 from exporter.counters import HeldEvictions
 from exporter.engine.diagnosis import State
-from exporter.engine.drain import DrainOutcome, count_outcomes, forecast_node, sum_outcomes
+from exporter.engine.drain import (
+    DrainOutcome,
+    count_outcomes,
+    forecast_node,
+    read_conditions,
+    sum_outcomes,
+)
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Instant, Policy, Reason, Resource, StuckPolicy
 from exporter.engine.store import Store
@@ -309,7 +315,8 @@ def build_page(
     `held`: what `summarize_held` returned for these inputs and filters, if it was called before.
     """
     held = held or summarize_held(inputs.blocked, filters)
-    outcomes = count_outcomes(inputs.store)
+    dead = inputs.health.find_dead(now)
+    outcomes = count_outcomes(inputs.store, read_conditions(inputs.store, inputs.stuck, dead, now))
     status = describe_status(
         inputs.health,
         vmis=inputs.store.nodes.total(),
@@ -404,7 +411,9 @@ def _summarize_cluster(
     total = sum_outcomes(outcomes)
     drained = None
     if named and filters.node in outcomes:
-        drained = describe_drain(*forecast_node(store, filters.node), now, inputs.health)
+        conditions = read_conditions(store, inputs.stuck, inputs.health.find_dead(now), now)
+        forecast, candidates = forecast_node(store, filters.node, conditions)
+        drained = describe_drain(forecast, candidates, now, inputs.health)
     return Cluster(
         vmis=store.nodes.total(),
         held_by={reason: held.reasons[reason] for reason in Reason},

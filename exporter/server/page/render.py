@@ -13,7 +13,7 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from exporter.engine.diagnosis import State
-from exporter.engine.drain import GRAVEST, DrainOutcome
+from exporter.engine.drain import GRAVEST, KEPT, DrainOutcome
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
 from exporter.server.page.model import ROWS, PageModel, Sort, read_instant
@@ -40,6 +40,7 @@ _DAY: Seconds = 86_400.0
 _DRAIN_WORDS = {
     DrainOutcome.LEAVES: "would be migrated",
     DrainOutcome.WAITS: "would wait",
+    DrainOutcome.FAILS: "would fail to leave",
     DrainOutcome.RESTARTS: "would go down",
     DrainOutcome.STAYS: "would never leave",
     DrainOutcome.EXTERNAL: "would wait for somebody else",
@@ -112,7 +113,8 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         states=list(State),
         reasons=list(Reason),
         sorts=list(Sort),
-        outcomes=GRAVEST,
+        outcomes=[one for one in GRAVEST if one is not DrainOutcome.FAILS],
+        kept=KEPT,
         drain_words=_DRAIN_WORDS,
         drain_rows=() if cluster is None else _list_drain_rows(cluster.drained),
         **_shared(axis),

@@ -303,9 +303,12 @@ async def test_json_is_the_api_s_own(exporter: str) -> None:
     ("arguments", "code", "first"),
     [
         pytest.param(("n1",), Exit.OK, "n1 can be emptied.", id="can"),
-        pytest.param(("n2",), Exit.CANNOT_BE_EMPTIED, "n2 cannot be emptied: 1 VM", id="cannot"),
+        pytest.param(
+            ("n2",), Exit.CANNOT_BE_EMPTIED, "n2 cannot be emptied: shop/db2", id="cannot"
+        ),
+        pytest.param(("n3",), Exit.DEPENDS_ON_OTHERS, "n3 depends on others", id="others"),
         pytest.param(("--json", "n2"), Exit.CANNOT_BE_EMPTIED, "{", id="json"),
-        pytest.param((), Exit.OK, "1 of 2 nodes with VMs can be emptied.", id="all"),
+        pytest.param((), Exit.OK, "2 of 3 nodes with VMs can be emptied,", id="all"),
     ],
 )
 async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) -> None:
@@ -313,6 +316,7 @@ async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) 
     desk = Desk()
     desk.store.put(a_vmi())
     desk.store.put(a_vmi(name="db2", uid="2", node="n2", eviction_strategy="LiveMigrate"))
+    desk.store.put(a_vmi(name="db3", uid="3", node="n3", eviction_strategy="External"))
     async with serving(make_query_app(desk.service)) as url:
         done, out, err = await ask("node", "--url", url, *arguments)
 

@@ -13,13 +13,14 @@ from exporter.server.answers import describe_drain, list_nodes
 from exporter.server.schemas import DrainAnswer
 from tests.support.builders import NOW, a_running_state, a_store, a_vmim
 from tests.unit.cli.answers import PIPED
-from tests.unit.engine.test_drain import a_movable, a_moved
+from tests.unit.engine.test_drain import a_failure, a_movable, a_moved, now_in
 from tests.unit.server.test_answers import some_health
 
 
 def drain_of(store: Store, node: str = "n1") -> DrainAnswer:
     """The answer of GET /v1/nodes/{node}."""
-    return describe_drain(*forecast_node(store, node), NOW, some_health())
+    forecast, candidates = forecast_node(store, node, now_in(store))
+    return describe_drain(forecast, candidates, NOW, some_health())
 
 
 def shown(store: Store, screen: Screen = PIPED, *, everything: bool = False) -> str:
@@ -34,7 +35,9 @@ def listed(store: Store, *, everything: bool = False, now: float = NOW) -> str:
         duration = find_duration(evidence, store.kubevirt)
         if duration is not None:
             durations.setdefault(evidence.vmi.node, []).append(duration)
-    answer = list_nodes(forecast_nodes(store, durations), ["shop"], now, some_health())
+    answer = list_nodes(
+        forecast_nodes(store, now_in(store), durations), ["shop"], now, some_health()
+    )
     return show_nodes(answer, PIPED, everything=everything)
 
 
@@ -51,15 +54,34 @@ def a_mixed_store() -> Store:
 
 
 def test_the_first_sentence_is_the_answer() -> None:
-    """Whether the node can be emptied, and if not, what stays."""
-    store = a_store(a_movable(1))
-    assert shown(store).startswith("n1 can be emptied.\n")
+    """Whether the node can be emptied, and if not, which VMs do not leave and why."""
+    store = a_store(a_moved(1, 90.0), read_at=NOW - 2000.0)
+    assert shown(store).startswith("n1 can be emptied.\nIt takes at least 1m30s: ")
+
+    why = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
+    store.put(a_movable(2, migratable=False), (why,))
+    stays = "shop/db2 stays (LiveMigratable: HostDeviceNotLiveMigratable)"
+    assert shown(store).startswith(f"n1 cannot be emptied: {stays}.\n\nVMs: 2\n")
+
+    store.put(a_movable(3, evacuation_node="n1"))
+    store.put(a_failure(1, NOW - 500.0, vmi_name="db3"))
+    fails = "shop/db3 fails (failed attempts: 1)"
+    assert shown(store).startswith(f"n1 cannot be emptied: {stays}, {fails}.\n")
+
+    store.put(a_movable(4, migratable=False))
+    store.put(a_movable(5, migratable=False))
+    more = f"{stays}, {fails}, shop/db4 stays and 1 more"
+    assert shown(store).startswith(f"n1 cannot be emptied: {more}.\n")
+
+
+def test_who_must_act_is_said() -> None:
+    """A node with an External VM can be emptied, but not by the drain alone."""
+    store = a_store(a_movable(1, eviction_strategy="External"))
+    said = "n1 depends on others, who must move or stop shop/db1.\n"
+    assert shown(store).startswith(said)
 
     store.put(a_movable(2, migratable=False))
-    assert shown(store).startswith("n1 cannot be emptied: 1 VM stays.\n")
-
-    store.put(a_movable(3, migratable=False))
-    assert shown(store).startswith("n1 cannot be emptied: 2 VMs stay.\n")
+    assert shown(store).startswith(f"n1 cannot be emptied: shop/db2 stays.\n{said}")
 
 
 def test_every_vm_has_its_row_the_gravest_first() -> None:
@@ -144,11 +166,14 @@ def test_the_bound_says_nothing_that_it_does_not_know() -> None:
 
 def test_each_node_has_its_row() -> None:
     """The counts, the bound and the answer."""
-    assert [" ".join(line.split()) for line in listed(a_mixed_store()).splitlines()] == [
-        "1 of 2 nodes with VMs can be emptied.",
-        "NODE VMS STAYS EXTERNAL RESTARTS WAITS LEAVES AT LEAST CAN BE EMPTIED",
-        "n1 5 1 1 1 1 1 1m30s no",
-        "n2 1 0 0 0 0 1 ? yes",
+    store = a_mixed_store()
+    store.put(a_movable(7, node="n3", eviction_strategy="External"))
+    assert [" ".join(line.split()) for line in listed(store).splitlines()] == [
+        "2 of 3 nodes with VMs can be emptied, 1 of them if others act.",
+        "NODE VMS STAYS FAILS EXTERNAL RESTARTS WAITS LEAVES AT LEAST CAN BE EMPTIED",
+        "n1 5 1 0 1 1 1 1 - no",
+        "n2 1 0 0 0 0 0 1 ? yes",
+        "n3 1 0 0 1 0 0 0 ? if others act",
     ]
 
 

@@ -8,18 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.engine.drain import (
+    Conditions,
     DrainOutcome,
     count_outcomes,
     find_duration,
     forecast_node,
     forecast_nodes,
+    read_conditions,
 )
 from exporter.engine.model import (
+    ALL_ALIVE,
+    DeadResources,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
     Outcome,
     Resource,
+    StuckPolicy,
     Vmi,
     Vmim,
 )
@@ -36,7 +41,7 @@ from tests.support.builders import (
 )
 
 
-LEAVES, WAITS = DrainOutcome.LEAVES, DrainOutcome.WAITS
+LEAVES, WAITS, FAILS = DrainOutcome.LEAVES, DrainOutcome.WAITS, DrainOutcome.FAILS
 RESTARTS, STAYS, EXTERNAL = DrainOutcome.RESTARTS, DrainOutcome.STAYS, DrainOutcome.EXTERNAL
 
 
@@ -52,18 +57,23 @@ def a_moved(number: int, seconds: float, **overrides: Any) -> Vmi:
     return a_movable(number, migration=state, **overrides)
 
 
+def now_in(store: Store, dead: DeadResources = ALL_ALIVE) -> Conditions:
+    """What all outcomes depend on, now."""
+    return read_conditions(store, StuckPolicy(), dead, NOW)
+
+
 def outcomes_of(store: Store, node: str = "n1") -> dict[str, DrainOutcome]:
     """The outcome of each VMI on a node, by name."""
-    _, candidates = forecast_node(store, node)
+    _, candidates = forecast_node(store, node, now_in(store))
     return {one.evidence.vmi.name: one.outcome for one in candidates}
 
 
 def bound_of(store: Store, node: str = "n1") -> float | None:
     """The lower bound of a node's drain; GET /v1/nodes says the same."""
-    forecast, _ = forecast_node(store, node)
+    forecast, _ = forecast_node(store, node, now_in(store))
     durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
     known = {node: [one for one in durations if one is not None]}
-    assert forecast in forecast_nodes(store, known)
+    assert forecast in forecast_nodes(store, now_in(store), known)
     return forecast.at_least
 
 
@@ -121,7 +131,7 @@ def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: Drain
     store = a_store(*facts)
 
     assert outcomes_of(store) == {"db1": outcome}
-    assert count_outcomes(store) == {"n1": Counter({outcome: 1})}
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({outcome: 1})}
 
 
 def test_full_limits_are_waited_for() -> None:
@@ -133,7 +143,7 @@ def test_full_limits_are_waited_for() -> None:
 
     store.put(KubeVirtSettings(MigrationLimits(5, 1)))
     assert outcomes_of(store) == {"db1": WAITS, "db2": WAITS}
-    assert count_outcomes(store) == {"n1": Counter({WAITS: 2})}
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({WAITS: 2})}
 
 
 def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
@@ -141,19 +151,61 @@ def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
     store = a_store(a_movable(1), a_movable(2, phase="Succeeded"), a_movable(3, node=""))
 
     assert outcomes_of(store) == {"db1": LEAVES}
-    assert count_outcomes(store) == {"n1": Counter({LEAVES: 1})}
-    assert [one.node for one in forecast_nodes(store, {})] == ["n1"]
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({LEAVES: 1})}
+    assert [one.node for one in forecast_nodes(store, now_in(store), {})] == ["n1"]
 
 
 def test_a_node_is_emptied_unless_a_vm_stays() -> None:
-    """A VM that restarts, or that somebody else moves, does not keep the node."""
-    store = a_store(a_movable(1, eviction_strategy="None"), a_movable(2, node="n2"))
-    store.put(a_movable(3, eviction_strategy="External"))
-    assert forecast_node(store, "n1")[0].can_be_emptied
+    """A VM that restarts does not keep the node; one that somebody else must move is named."""
+    store = a_store(a_moved(1, 60.0), a_movable(2, node="n2"))
+    store.put(a_movable(3, eviction_strategy="None"))
+    forecast, _ = forecast_node(store, "n1", now_in(store))
+    assert (forecast.can_be_emptied, forecast.depends_on_others) == (True, False)
 
-    store.put(a_movable(4, migratable=False))
-    assert not forecast_node(store, "n1")[0].can_be_emptied
-    assert [one.can_be_emptied for one in forecast_nodes(store, {})] == [False, True]
+    store.put(a_movable(4, eviction_strategy="External"))
+    forecast, _ = forecast_node(store, "n1", now_in(store))
+    assert (forecast.can_be_emptied, forecast.depends_on_others) == (True, True)
+    assert forecast.at_least == 60.0
+
+    store.put(a_movable(5, migratable=False))
+    forecast, _ = forecast_node(store, "n1", now_in(store))
+    assert (forecast.can_be_emptied, forecast.at_least) == (False, None)
+    nodes = forecast_nodes(store, now_in(store), {"n1": [60.0]})
+    assert [(one.can_be_emptied, one.at_least) for one in nodes] == [(False, None), (True, None)]
+
+
+@pytest.mark.parametrize(
+    ("age", "failures", "overrides", "outcome"),
+    [
+        pytest.param(1800.0, 2, {}, LEAVES, id="not-yet"),
+        pytest.param(1801.0, 0, {}, FAILS, id="too-old"),
+        pytest.param(600.0, 3, {}, FAILS, id="too-many-failures"),
+        pytest.param(600.0, 3, {"migration": a_running_state()}, FAILS, id="and-migrating"),
+        pytest.param(600.0, 3, {"eviction_strategy": "External"}, EXTERNAL, id="external"),
+        pytest.param(600.0, 3, {"migratable": False}, STAYS, id="not-migratable"),
+    ],
+)
+def test_a_vm_whose_evacuation_is_stuck_fails(
+    age: float, failures: int, overrides: dict[str, Any], outcome: DrainOutcome
+) -> None:
+    """A further drain asks for what has failed already, and the node is not emptied."""
+    store = a_store(a_movable(1, evacuation_node="n1", **overrides), read_at=NOW - age)
+    for number in range(failures):
+        store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
+    forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
+
+    assert candidate.outcome is outcome
+    assert forecast.can_be_emptied == (outcome in (LEAVES, EXTERNAL))
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({outcome: 1})}
+
+
+def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
+    """A migration that was last seen long ago may have ended since."""
+    store = a_store(a_movable(1), a_vmim(vmi_name="db1"), KubeVirtSettings(MigrationLimits(0, 2)))
+    dead = DeadResources(everywhere=frozenset({Resource.VMIMS}))
+
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({WAITS: 1})}
+    assert count_outcomes(store, now_in(store, dead)) == {"n1": Counter({LEAVES: 1})}
 
 
 @pytest.mark.parametrize(
@@ -178,10 +230,10 @@ def test_without_limits_the_bound_is_the_longest() -> None:
 
 
 def test_only_what_has_yet_to_migrate_counts() -> None:
-    """Not what stays, restarts, or migrates already, and not what never migrated."""
+    """Not what restarts, migrates already or others must move, and not what never migrated."""
     running = a_running_state(uid="n2")
     store = a_store(
-        a_moved(1, 500.0, migratable=False),
+        a_moved(1, 500.0, eviction_strategy="External"),
         a_moved(2, 500.0),
         a_moved(3, 500.0, eviction_strategy="None"),
         a_movable(4),
@@ -204,7 +256,8 @@ def test_only_what_has_yet_to_migrate_counts() -> None:
 )
 def test_the_last_duration_is_of_a_success(state: Any, duration: float | None) -> None:
     """What failed says nothing of how long a migration takes."""
-    _, (candidate,) = forecast_node(a_store(a_movable(migration=state)), "n1")
+    store = a_store(a_movable(migration=state))
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
     assert candidate.last_duration == duration
 
 
@@ -217,7 +270,7 @@ def test_the_newest_success_has_the_duration() -> None:
         vmi_name="db1", uid="m9", phase="Failed", outcome=Outcome.FAILED, start=NOW - 20.0, end=NOW
     )
     store.put(failed)
-    _, (candidate,) = forecast_node(store, "n1")
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
 
     assert candidate.last_duration == 60.0
 
@@ -225,7 +278,8 @@ def test_the_newest_success_has_the_duration() -> None:
 def a_failure(number: int, at: float, **overrides: Any) -> Vmim:
     """A failed evacuation of db1."""
     fields = {"phase": "Failed", "finished": True, "finished_at": at, "evacuates": "n1"}
-    return a_vmim(name=f"f{number}", uid=f"f{number}", vmi_name="db1", **(fields | overrides))
+    fields |= {"vmi_name": "db1"} | overrides
+    return a_vmim(name=f"f{number}", uid=f"f{number}", **fields)
 
 
 def test_failed_attempts() -> None:
@@ -237,7 +291,7 @@ def test_failed_attempts() -> None:
         a_failure(3, NOW - 400.0),
         a_failure(4, NOW - 300.0, aborted=True),
     )
-    _, (candidate,) = forecast_node(store, "n1")
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
     assert candidate.failed_attempts == 2
 
 
@@ -247,7 +301,7 @@ def test_failed_attempts_of_an_evacuation() -> None:
     for number in range(7):
         store.put(a_failure(number, NOW - 900.0 + number, created=NOW - 950.0))
         store.remove(Resource.VMIMS, NAMESPACE, f"f{number}")
-    _, (candidate,) = forecast_node(store, "n1")
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
     assert candidate.failed_attempts == 7
 
 
@@ -258,6 +312,7 @@ vmis = st.builds(
     eviction_strategy=st.sampled_from(("", "None", "LiveMigrate", "External")),
     migratable=st.booleans(),
     migration=st.sampled_from((None, a_running_state(), a_state())),
+    evacuation_node=st.sampled_from(("", "n1")),
     phase=st.sampled_from(("Running", "Failed")),
 )
 vmims = st.builds(
@@ -284,7 +339,7 @@ gone = st.tuples(
 @given(st.lists(st.one_of(vmis, vmims, settings, gone), max_size=25))
 def test_the_counts_are_those_of_the_single_vms(news: list[Any]) -> None:
     """Whatever came in whatever order: what was counted on the way is what a look at each says."""
-    store = a_store()
+    store = a_store(read_at=NOW - 2000.0)
     for one in news:
         if isinstance(one, tuple):
             resource, number = one
@@ -292,7 +347,8 @@ def test_the_counts_are_those_of_the_single_vms(news: list[Any]) -> None:
             store.remove(resource, NAMESPACE, name)
         else:
             store.put(one)
-    expected = {node: forecast_node(store, node)[0].outcomes for node in sorted(store.nodes)}
+    conditions = now_in(store)
+    expected = {n: forecast_node(store, n, conditions)[0].outcomes for n in sorted(store.nodes)}
     expected.pop("", None)
 
-    assert count_outcomes(store) == expected
+    assert count_outcomes(store, now_in(store)) == expected

@@ -230,7 +230,7 @@ class TestExplanation:
         ):
             verdict = decide(evidence, a_policy(), NOW, checkpoint=checkpoint)
             blocking = [r for r in answer.rules if r.blocks and r.checkpoint is checkpoint]
-            assert told == write_verdict("shop", "db1", verdict, NOW)
+            assert told == write_verdict("shop", "db1", verdict, NOW, drain=answer.drain)
             assert told.reason == blocking[0].reason
             assert not told.allowed
 

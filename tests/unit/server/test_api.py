@@ -302,6 +302,9 @@ class TestVerdicts:
                     "retryAfterSeconds": 1200.0,
                     "effectiveCooldownSeconds": 1800.0,
                     "migrationsInWindow": 2,
+                    "evacuating": False,
+                    "stuck": False,
+                    "drain": "restarts",
                 }
             ],
         }
@@ -369,6 +372,9 @@ class TestVerdicts:
             "retryAfterSeconds": None,
             "effectiveCooldownSeconds": None,
             "migrationsInWindow": 0,
+            "evacuating": False,
+            "stuck": False,
+            "drain": None,
         }
         assert desk.counters.unknown_candidates == {mismatch: 1}
         assert not desk.counters.blocks
@@ -1248,10 +1254,12 @@ class TestNodes:
                     "vmis": 1,
                     "leaves": 0,
                     "waits": 0,
+                    "fails": 0,
                     "restarts": 0,
                     "stays": 1,
                     "external": 0,
                     "canBeEmptied": False,
+                    "dependsOnOthers": False,
                     "atLeastSeconds": None,
                 },
                 {
@@ -1259,14 +1267,29 @@ class TestNodes:
                     "vmis": 5,
                     "leaves": 1,
                     "waits": 1,
+                    "fails": 0,
                     "restarts": 1,
                     "stays": 1,
                     "external": 1,
                     "canBeEmptied": False,
-                    "atLeastSeconds": 60.0,
+                    "dependsOnOthers": True,
+                    "atLeastSeconds": None,
                 },
             ],
         }
+
+    async def test_a_vm_that_fails_keeps_its_node(self, desk: Desk) -> None:
+        """A stuck evacuation is a verdict's too: a caller need not wait for that VM."""
+        desk.store.put(evacuating())
+        desk.store.put(a_pod(eviction_in_progress=True))
+        desk.store.put(a_vmi(name="theirs", uid="2", node="n2", eviction_strategy="External"))
+        verdict = await desk.verdict(CANDIDATE)
+        failing, theirs = (await desk.get("/v1/nodes")).json["nodes"]
+
+        assert verdict["allowed"]
+        assert (verdict["evacuating"], verdict["stuck"], verdict["drain"]) == (True, True, "fails")
+        assert (failing["canBeEmptied"], failing["dependsOnOthers"]) == (False, False)
+        assert (theirs["canBeEmptied"], theirs["dependsOnOthers"]) == (True, True)
 
     async def test_one_node_has_its_candidates(self, drained: Desk) -> None:
         """The same object, and each VM by namespace and name."""

@@ -193,11 +193,7 @@ class TestOpenApi:
     @pytest.mark.parametrize(
         ("place", "told"),
         [
-            pytest.param(
-                ("VerdictAnswer", "allowed"),
-                "see `evacuation` of GET /v1/vmis/{namespace}/{name}",
-                id="allowed",
-            ),
+            pytest.param(("VerdictAnswer", "allowed"), "see `evacuating`", id="allowed"),
             pytest.param(
                 ("VerdictAnswer", "retryAfterSeconds"), "wait on GET /v1/blocked", id="retry"
             ),

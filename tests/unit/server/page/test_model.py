@@ -9,8 +9,9 @@ import pytest
 
 from exporter.counters import HeldEvictions
 from exporter.engine.diagnosis import State
-from exporter.engine.drain import DrainOutcome, forecast_node
+from exporter.engine.drain import DrainOutcome, forecast_node, read_conditions
 from exporter.engine.model import (
+    ALL_ALIVE,
     CLUSTER_RESOURCES,
     Fact,
     Instant,
@@ -227,7 +228,9 @@ class TestTheSame:
         inputs = busy_inputs()
         model = build_page(inputs, PageFilter(node="n2"), NOW, named=True)
         (node,) = model.cluster.nodes.shown if model.cluster else ()
-        drain = describe_drain(*forecast_node(inputs.store, "n2"), NOW, inputs.health)
+        conditions = read_conditions(inputs.store, inputs.stuck, ALL_ALIVE, NOW)
+        forecast, candidates = forecast_node(inputs.store, "n2", conditions)
+        drain = describe_drain(forecast, candidates, NOW, inputs.health)
 
         assert model.cluster is not None
         assert model.cluster.drained == drain
