@@ -78,6 +78,7 @@ async def run(
         endings_kept=settings.policy.endings_kept,
         sees_all=not settings.namespaces,
         started_at=clock(),
+        dead_after=settings.kube.dead_after,
     )
     health = Health(settings.kube.stale_after, settings.kube.dead_after)
     counters = Counters()

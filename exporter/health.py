@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.engine.model import ALL_ALIVE, DeadResources, Instant, Resource, Seconds
+from exporter.engine.model import ALL_ALIVE, Contacts, DeadResources, Instant, Resource, Seconds
 
 
 class Restart(StrEnum):
@@ -215,6 +215,17 @@ class Health:
                 known = in_namespace.get(one.namespace, everywhere)
                 in_namespace[one.namespace] = known | {one.resource}
         return DeadResources(everywhere, in_namespace)
+
+    def find_contacts(self) -> Contacts:
+        """The last contacts with the watches of VMIs, VMIMs and pods."""
+        everywhere: dict[Resource, Instant] = {}
+        in_namespace: dict[str, dict[Resource, Instant]] = {}
+        for one, contact in self._contacts():
+            if one.namespace is None:
+                everywhere[one.resource] = contact
+            else:
+                in_namespace.setdefault(one.namespace, {})[one.resource] = contact
+        return Contacts(everywhere, in_namespace)
 
     def turns_at(self, now: Instant) -> Instant | None:
         """When `staleness` or `find_dead` changes next without further contact."""

@@ -99,7 +99,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
 
     These are the unfinished ones, those that ended inside `window`, and, however old, the newest
     ending (the fallback for an emptied `migrationState`) and the newest success (an evacuation
-    begins after it). `finished_at` substitutes for an unknown end.
+    begins after it). `finished_at` is left out where the end is known and right.
     """
     migrations = remembered.migrations
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
@@ -116,7 +116,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
                     _pack_uid(key),
                     _pack_time(migration.start),
                     _pack_time(migration.end),
-                    _pack_time(None if _is_past(migration.end, now) else migration.finished_at),
+                    _pack_time(_find_transition(migration, now)),
                     migration.outcome | migration.handed_off << 2,
                 )
                 for key, migration in sorted(migrations.items())
@@ -186,7 +186,7 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
 def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
     """Whether joining `migration` adds nothing; a substitute for an end that is past is nothing."""
     joined = join(stored, migration)
-    if _is_past(stored.end, now):
+    if _find_transition(joined, now) is None:
         joined = replace(joined, finished_at=stored.finished_at)
     return joined == stored
 
@@ -288,6 +288,13 @@ def _read_marker(wire: _Marker) -> Marker:
         failed={_read_uid(one.uid): float(one.end) for one in wire.failed},
         forgotten=wire.forgotten,
     )
+
+
+def _find_transition(migration: Migration, now: Instant) -> Instant | None:
+    """The transition to the final phase, unless the end makes it superfluous."""
+    if _is_past(migration.end, now) and migration.known_end == migration.end:
+        return None
+    return migration.finished_at
 
 
 def _is_past(end: Instant | None, now: Instant) -> bool:

@@ -138,6 +138,9 @@ def _doubts(vmi: VmiAnswer) -> list[str]:
     if vmi.stale:
         since = f" since {write_past(vmi.observed_at, vmi.as_of)}" if vmi.observed_at else ""
         doubts.append(f"no contact with the API server{since}: this may be out of date.")
+    if vmi.unreadable_since is not None:
+        since = write_past(vmi.unreadable_since, vmi.as_of)
+        doubts.append(f"its VMI, VMIM or pod cannot be read any more since {since}: see the log.")
     for resource, why in vmi.blind_spots.items():
         doubts.append(f"{resource} cannot be watched: {why}.")
     return doubts

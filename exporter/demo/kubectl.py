@@ -14,7 +14,7 @@ from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_j
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.status import Resource, StatusError
-from exporter.demo.store import MIGRATIONS, NODES, PODS, RESOURCES, VMIS, decode
+from exporter.demo.store import NODES, PODS, RESOURCES, VMIS, decode
 
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -88,25 +88,20 @@ class PracticeServer(SimulatedApiServer):
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _read_log(self, namespace: str, name: str) -> str:
-        """What a launcher logs of failed migrations, of those that the cluster still has."""
-        owner = objects.owner_key(self.store.get(PODS, namespace, name))
-        migrations = [decode(entry) for entry in self.store.caches[MIGRATIONS].all()]
-        states = [
-            objects.state_of(one) or {} for one in migrations if objects.owner_key(one) == owner
-        ]
-        lines = [
-            {
-                "component": "virt-launcher",
-                "level": "error",
-                "msg": "Live migration failed.",
-                "reason": state.get("failureReason", ""),
-                "timestamp": state.get("endTimestamp"),
-            }
-            for state in states
-            if state.get("sourcePod") == name and state.get("failed")
-        ]
-        lines.sort(key=lambda line: str(line["timestamp"]))
-        return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
+        """What a launcher logs of the last failed migration, as far as the simulation has it."""
+        pod = self.store.get(PODS, namespace, name)
+        vmi = self.store.find(VMIS, *objects.owner_key(pod).split("/")) or {}
+        state = (vmi and objects.state_of(vmi)) or {}
+        if state.get("sourcePod") != name or not state.get("failed"):
+            return ""
+        line = {
+            "component": "virt-launcher",
+            "level": "error",
+            "msg": "Live migration failed.",
+            "reason": state.get("failureReason", ""),
+            "timestamp": state.get("endTimestamp"),
+        }
+        return msgspec.json.encode(line).decode() + "\n"
 
     def _list_pods(self, selector: str) -> Object:
         """The pods of a node, for `kubectl describe node` and `kubectl drain`."""

@@ -36,6 +36,7 @@ class Obstacle(StrEnum):
     ZOMBIE_STATE = "zombie_state"
     NOT_MIGRATABLE = "not_migratable"
     MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
+    WAITING_FOR_SYNC = "waiting_for_sync"
     QUOTA = "quota"
     BACKUP = "backup"
     UTILITY_VOLUMES = "utility_volumes"
@@ -55,7 +56,8 @@ class Action(Struct, frozen=True):
     """One sentence of what to do, one shell command, and the runbook with more.
 
     Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
-    (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM).
+    (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM) and
+    `{missing}` (the resources that are not seen).
     """
 
     sentence: str
@@ -117,6 +119,11 @@ ACTIONS = {
         " one, never {launcher}, which runs the VM.",
         _PODS,
     ),
+    Obstacle.WAITING_FOR_SYNC: Action(
+        "Repair the other half of this migration, which is in another namespace or cluster: the"
+        " VM waits for it.",
+        _ATTEMPTS + " -o wide",
+    ),
     Obstacle.QUOTA: Action(
         "Raise the ResourceQuota of the namespace: it refuses the target pod.",
         "kubectl -n {namespace} describe resourcequotas",
@@ -163,8 +170,8 @@ ACTIONS = {
         "KubeVirtEvacuationsStuckMany",
     ),
     Obstacle.NOT_VISIBLE: Action(
-        "Give the exporter the permission that it lacks, or repair its watch: it cannot see what"
-        " holds this VM up.",
+        "Give the exporter the permission that it lacks, or repair its watch: what holds this VM up"
+        " is unknown without {missing}.",
         "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
         "KubeVirtEvictionExporterPermissionMissing",
     ),
@@ -185,7 +192,9 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
     action = ACTIONS[_find_obstacle(evidence, diagnosis, cause)]
     vmi, attempt = evidence.vmi, diagnosis.attempt
     return Advice(
-        action.sentence.format(launcher=_name_launcher(evidence)),
+        action.sentence.format(
+            launcher=_name_launcher(evidence), missing=" and ".join(diagnosis.missing)
+        ),
         action.command.format(
             namespace=quote(vmi.namespace),
             name=quote(vmi.name),
@@ -285,6 +294,7 @@ _OBSTACLES = {
     State.STALE_MARKER: Obstacle.STALE_MARKER,
     State.ZOMBIE_STATE: Obstacle.ZOMBIE_STATE,
     State.NOT_MIGRATABLE: Obstacle.NOT_MIGRATABLE,
+    State.WAITING_FOR_SYNC: Obstacle.WAITING_FOR_SYNC,
     State.QUOTA: Obstacle.QUOTA,
     State.BACKUP: Obstacle.BACKUP,
     State.UTILITY_VOLUMES: Obstacle.UTILITY_VOLUMES,
@@ -299,6 +309,7 @@ _WAITING = {
 """The states that are obstacles only before the first failure: retries pass through them."""
 _SOURCES = {
     State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
+    State.WAITING_FOR_SYNC: WhySource.MIGRATION_CONDITION,
     State.QUOTA: WhySource.MIGRATION_CONDITION,
     State.BACKUP: WhySource.MIGRATION_CONDITION,
     State.UTILITY_VOLUMES: WhySource.MIGRATION_CONDITION,
@@ -306,6 +317,7 @@ _SOURCES = {
 }
 """The source that says more of a state; in other states the last cause does."""
 _CONDITIONED = {
+    "DecentralizedNotLiveMigratable": Obstacle.WAITING_FOR_SYNC,
     "BackupInProgress": Obstacle.BACKUP,
     "UtilityVolumesPresent": Obstacle.UTILITY_VOLUMES,
 }

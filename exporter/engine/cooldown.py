@@ -11,7 +11,8 @@ cooldown has passed: `not_before` looks ahead through those steps.
 The last ended migration is the VMI's own `migrationState`. If a hand-off has emptied that struct,
 there is no end and no cooldown, as in the reference plugin. The newest ending of the history is
 used instead in two cases: the guard is on and the VMIM of an emptied struct is over (it failed, it
-was deleted, or KubeVirt's zombie state); or the last migration failed and the policy does not count
+was deleted, or KubeVirt's zombie state), or has been final for `kube.deadAfter` although the VMI
+has a start and no end; or the last migration failed and the policy does not count
 failures.
 
 The result is memoised in the evidence for as long as computing it again would give the same.
@@ -24,8 +25,16 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from exporter.engine.evidence import Evidence
-from exporter.engine.history import Ending, settle
-from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Policy, Seconds, Verdict
+from exporter.engine.history import Ending, correct_end, settle
+from exporter.engine.model import (
+    CLOCK_SKEW,
+    Instant,
+    MigrationState,
+    Outcome,
+    Policy,
+    Seconds,
+    Verdict,
+)
 
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
@@ -105,6 +114,7 @@ def _valid_until(
     until = math.inf
     if cooldown is not None and cooldown.blocks:
         until = cooldown.not_before
+    until = min(until, *(at for at in evidence.distrusted_from() if at > now), math.inf)
     for end in written_ends(evidence):
         if end > now + CLOCK_SKEW:
             until = min(until, end - CLOCK_SKEW)
@@ -118,9 +128,16 @@ def _valid_until(
 def written_ends(evidence: Evidence) -> Iterator[Instant]:
     """All ends in the VMI and its history, including those ahead of our clock."""
     state = evidence.vmi.migration
-    if state is not None and state.end is not None:
-        yield state.end
+    if state is not None and (end := _find_end(evidence, state)) is not None:
+        yield end
     yield from evidence.history.written_ends()
+
+
+def _find_end(evidence: Evidence, state: MigrationState) -> Instant | None:
+    """The end of the VMI's last migration, corrected by its VMIM's if that is known."""
+    if state.end is None:
+        return None
+    return correct_end(state.end, evidence.history.find(state.uid, state.end).finished_at)
 
 
 def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
@@ -189,16 +206,16 @@ def _last_ended(
     if state is None or evidence.vmi.finished:
         return None
     if state.ended:
-        outcome = max(state.outcome, evidence.history.outcome(state.uid, state.end))
+        outcome = max(state.outcome, evidence.history.find(state.uid, state.end).outcome)
         if outcome is Outcome.FAILED and not policy.count_failed_migrations:
             return endings[-1] if endings else None
-        end = settle(state.end, now)
-        if end is None or state.end is None:
+        written = _find_end(evidence, state)
+        end = settle(written, now)
+        if end is None or written is None:
             return None
-        return Ending(end=end, written_end=state.end, start=state.start, outcome=outcome)
-    if state.start is None and policy.guard_pending_migrations and _was_abandoned(evidence):
-        return endings[-1] if endings else None
-    return None
+        return Ending(end=end, written_end=written, start=state.start, outcome=outcome)
+    is_over = evidence.is_contradicted(now) or (state.start is None and _was_abandoned(evidence))
+    return endings[-1] if endings and is_over and policy.guard_pending_migrations else None
 
 
 def _was_abandoned(evidence: Evidence) -> bool:

@@ -1,7 +1,7 @@
 """When a VM last left each node by a successful migration."""
 
 from exporter.engine.history import settle
-from exporter.engine.model import Instant, MigrationState, Outcome
+from exporter.engine.model import Instant
 
 
 NODES_KEPT = 10_000
@@ -14,10 +14,9 @@ class Departures:
     def __init__(self) -> None:
         self.latest: dict[str, Instant] = {}
 
-    def note(self, migration: MigrationState, now: Instant) -> None:
-        """Apply a VMI's last migration, which was read at `now`."""
-        end = settle(migration.end, now) if migration.outcome is Outcome.SUCCEEDED else None
-        node = migration.source_node
+    def note(self, node: str, end: Instant | None, now: Instant) -> None:
+        """Apply a success out of this node, which was read at `now`; None is an unknown end."""
+        end = settle(end, now)
         if end is None or end <= self.latest.get(node, 0.0):
             return
         self.latest.pop(node, None)

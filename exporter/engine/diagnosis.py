@@ -13,7 +13,9 @@ The order of the states:
 4. Something delays the present attempt.
 
 A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods,
-or while their watch is dead, it is `unknown`.
+or while their watch is dead, it is `unknown`. That a VMIM or pod is absent is believed only if its
+watch has been heard of since the VMI changed. Where VMIs are dead, every state is `unknown` and
+nothing is stuck.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
@@ -62,6 +64,7 @@ NEXT_ATTEMPT: Seconds = 120.0
 marker of a VMI that has left its node."""
 RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
 """The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
+_NO_CONTACTS: Mapping[Resource, Instant] = {}
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
 
@@ -75,6 +78,7 @@ class State(StrEnum):
     ZOMBIE_STATE = "zombie_state"
     NOT_MIGRATABLE = "not_migratable"
     MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
+    WAITING_FOR_SYNC = "waiting_for_sync"
     QUOTA = "quota"
     BACKUP = "backup"
     UTILITY_VOLUMES = "utility_volumes"
@@ -138,12 +142,21 @@ class Backoff(Struct, frozen=True):
     next_try: Instant
 
 
+class LastSeen(Struct, frozen=True):
+    """An evacuation as it was when its VMI could last be seen."""
+
+    at: Instant
+    state: State
+    stuck: bool
+
+
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The state of one evacuation.
 
     `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
     started. `backoff` is None if there is none or it cannot be known. After `due_at` it is stuck by
-    its age; None means never.
+    its age; None means never. `missing` are the resources without which the state is unknown, and
+    `last_seen` is set while VMIs are dead.
     """
 
     node: str
@@ -156,6 +169,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     backoff: Backoff | None
     diverged: bool
     attempt: Vmim | None
+    missing: tuple[Resource, ...] = ()
+    last_seen: LastSeen | None = None
 
     @property
     def stuck(self) -> bool:
@@ -170,20 +185,28 @@ def diagnose(
     now: Instant,
     *,
     dead: AbstractSet[Resource] = frozenset(),
+    contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
     What was last read of `dead` resources says who requested the evacuation, and nothing else.
+    `contacts` are the last ones with the watches of its namespace; without one the watch counts as
+    being up to date.
     """
     marker = evidence.marker
     if marker is None:
         return None
+    dead = dead | evidence.dead_at(now)
     source = _find_source(evidence, marker)
-    evidence = evidence.without(dead)
+    seen, evidence = evidence, evidence.without(dead)
     attempt = evidence.unfinished()
-    backoff = compute_backoff(evidence.vmims, stuck.retry_backoff)
+    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
     holds = backoff if backoff is not None and now < backoff.next_try else None
-    state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds)
+    state = State.UNKNOWN
+    if Resource.VMIS not in dead:
+        state = _find_state(
+            evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
+        )
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
     return Diagnosis(
@@ -191,7 +214,9 @@ def diagnose(
         requested_at=marker.requested_at,
         source=source,
         state=state,
-        stuck_by=_find_causes(
+        stuck_by=()
+        if Resource.VMIS in dead
+        else _find_causes(
             stuck, now, state=state, due=due, began=_began(evidence, attempt), failed=failed
         ),
         due_at=due,
@@ -199,7 +224,43 @@ def diagnose(
         backoff=holds,
         diverged=_is_diverged(evidence, marker, now),
         attempt=attempt,
+        missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),
+        last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
     )
+
+
+def _find_last_seen(
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    contacts: Mapping[Resource, Instant],
+) -> LastSeen | None:
+    unreadable = (since for resource, since in evidence.refused if resource is Resource.VMIS)
+    at = min((*unreadable, *(contacts[r] for r in contacts if r is Resource.VMIS)), default=None)
+    found = None if at is None else diagnose(evidence, stuck, load, at)
+    return None if found is None or at is None else LastSeen(at, found.state, found.stuck)
+
+
+def _find_missing(
+    evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
+) -> tuple[Resource, ...]:
+    """The resources that an unknown state would rest on; the last one if all others are seen."""
+    if Resource.VMIS in dead:
+        return (Resource.VMIS,)
+    seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
+    missing = (
+        resource
+        for resource, is_seen in seen.items()
+        if not is_seen or _is_behind(resource, evidence.changed_at, contacts)
+    )
+    return tuple(missing) or (Resource.KUBEVIRTS,)
+
+
+def _is_behind(
+    resource: Resource, changed_at: Instant, contacts: Mapping[Resource, Instant]
+) -> bool:
+    """Whether the watch of a resource has not been heard of since the VMI changed."""
+    return contacts.get(resource, changed_at) < changed_at
 
 
 def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
@@ -236,6 +297,7 @@ def _find_state(
     *,
     load: Load | None,
     backoff: Backoff | None,
+    contacts: Mapping[Resource, Instant],
 ) -> State:
     vmi = evidence.vmi
     if vmi.eviction_strategy == "External":
@@ -244,46 +306,66 @@ def _find_state(
         return State.STALE_MARKER
     if _is_stalled(evidence, attempt, stuck, now):
         return State.MIGRATION_STALLED
-    if _is_migrating(evidence, attempt):
+    if _is_migrating(evidence, attempt, now):
         return State.MIGRATING
-    if _is_zombie(evidence):
-        return State.ZOMBIE_STATE
+    hand_off = _judge_hand_off(evidence, now, contacts)
+    if hand_off is not None:
+        return hand_off
     if not vmi.migratable:
         return State.NOT_MIGRATABLE
-    if not evidence.vmims_seen:
+    if not evidence.vmims_seen or (
+        attempt is None and _is_behind(Resource.VMIMS, evidence.changed_at, contacts)
+    ):
         return State.UNKNOWN
+    return _why_waiting(evidence, attempt, load, backoff, contacts)
+
+
+def _why_waiting(
+    evidence: Evidence,
+    attempt: Vmim | None,
+    load: Load | None,
+    backoff: Backoff | None,
+    contacts: Mapping[Resource, Instant],
+) -> State:
+    """Why a migratable VM is not being migrated."""
     if _has_more_active_pods(evidence, attempt):
         return State.MULTIPLE_ACTIVE_PODS
+    pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
     if attempt is None:
-        return _why_no_attempt(evidence, load)
-    return _why_waiting(evidence, attempt, load, backoff)
+        return _why_no_attempt(evidence, load, pods_seen=pods_seen)
+    return _why_no_progress(evidence, attempt, load, backoff, pods_seen=pods_seen)
 
 
-def _why_no_attempt(evidence: Evidence, load: Load | None) -> State:
+def _why_no_attempt(evidence: Evidence, load: Load | None, *, pods_seen: bool) -> State:
     """Why there is no attempt: up to 1.8, KubeVirt creates none while its limits are reached.
 
     (`evacuation.go`, with the gate MigrationPriorityQueue off, which is the default.)
     """
-    if not evidence.pods_seen:
+    if not pods_seen:
         return State.UNKNOWN
     if load is not None and load.is_full(evidence.vmi.node):
         return State.CAPACITY
     return State.NO_MIGRATION
 
 
-def _why_waiting(
-    evidence: Evidence, attempt: Vmim, load: Load | None, backoff: Backoff | None
+def _why_no_progress(
+    evidence: Evidence,
+    attempt: Vmim,
+    load: Load | None,
+    backoff: Backoff | None,
+    *,
+    pods_seen: bool,
 ) -> State:
     """Why an attempt that has not been handed off makes no progress."""
     if attempt.hold is not None:
         return _HOLDS[attempt.hold]
     if backoff is not None:
         return State.BACKOFF
-    if not evidence.pods_seen:
-        return State.UNKNOWN
     target = _target_of(attempt, evidence.pods)
     if target is not None:
         return State.TARGET_UNSCHEDULABLE if target.unschedulable else State.TARGET_NOT_READY
+    if not pods_seen:
+        return State.UNKNOWN
     if attempt.phase == "Scheduling":
         return State.TARGET_NOT_READY
     if load is None:
@@ -293,7 +375,7 @@ def _why_waiting(
 
 def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, now: Instant) -> bool:
     state = evidence.vmi.migration
-    if state is None or state.start is None:
+    if state is None or state.start is None or evidence.is_contradicted(now):
         return False
     if not state.ended:
         return now - state.start > stuck.migration_timeout
@@ -306,22 +388,32 @@ def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, no
     )
 
 
-def _is_migrating(evidence: Evidence, attempt: Vmim | None) -> bool:
+def _is_migrating(evidence: Evidence, attempt: Vmim | None, now: Instant) -> bool:
     state = evidence.vmi.migration
-    if state is not None and state.running:
+    if state is not None and state.running and not evidence.is_contradicted(now):
         return True
     return attempt is not None and attempt.phase in _COPYING_PHASES
 
 
-def _is_zombie(evidence: Evidence) -> bool:
-    """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087)."""
+def _judge_hand_off(
+    evidence: Evidence, now: Instant, contacts: Mapping[Resource, Instant]
+) -> State | None:
+    """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
+
+    If VMIMs have not been heard of since, it is a migration that has just begun.
+    """
+    if evidence.is_contradicted(now):
+        return State.ZOMBIE_STATE
     state = evidence.vmi.migration
     if state is None or not state.uid or state.start is not None or state.ended:
-        return False
+        return None
     if not evidence.vmims_seen:
-        return False
+        return None
     owner = next((vmim for vmim in evidence.vmims if vmim.uid == state.uid), None)
-    return owner is None or owner.phase == "Failed"
+    if owner is not None:
+        return State.ZOMBIE_STATE if owner.phase == "Failed" else None
+    is_news = _is_behind(Resource.VMIMS, evidence.handed_off_at, contacts)
+    return State.MIGRATING if is_news else State.ZOMBIE_STATE
 
 
 def _has_more_active_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
@@ -447,6 +539,7 @@ def _is_diverged(evidence: Evidence, marker: Marker, now: Instant) -> bool:
 _IN_TURN = frozenset({State.NO_MIGRATION, State.TARGET_NOT_READY, State.MIGRATING})
 """The states of a VM whose turn comes after it has waited for KubeVirt's limits."""
 _HOLDS = {
+    Hold.SYNC: State.WAITING_FOR_SYNC,
     Hold.QUOTA: State.QUOTA,
     Hold.BACKUP: State.BACKUP,
     Hold.UTILITY_VOLUMES: State.UTILITY_VOLUMES,

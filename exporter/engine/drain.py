@@ -9,7 +9,8 @@ KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first th
 - `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.
 - `restarts`: None (or a value that KubeVirt does not know), or LiveMigrateIfPossible and not
   migratable. The pod is evicted and the VM goes down.
-- `waits`: a migration of it is in progress, or KubeVirt's migration limits are reached.
+- `waits`: a migration of it is in progress, KubeVirt's migration limits are reached, or it has no
+  condition LiveMigratable yet.
 - `leaves`: it is migrated.
 
 The counts of all nodes come from totals that the store updates with each change, so only VMIs with
@@ -25,6 +26,7 @@ from msgspec import Struct
 from exporter.engine.diagnosis import Diagnosis, Load, diagnose
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
+    Contacts,
     DeadResources,
     Instant,
     KubeVirtSettings,
@@ -64,6 +66,9 @@ KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
 """The outcomes of VMs that keep their node from being emptied."""
 
 
+_NO_CONTACTS = Contacts()
+
+
 class Conditions(Struct, frozen=True, kw_only=True):
     """What the outcomes of all VMIs depend on, apart from their own evidence."""
 
@@ -72,13 +77,21 @@ class Conditions(Struct, frozen=True, kw_only=True):
     stuck: StuckPolicy
     dead: DeadResources
     now: Instant
+    contacts: Contacts = _NO_CONTACTS
 
     def diagnose(self, evidence: Evidence) -> Diagnosis | None:
         """The diagnosis of a VMI, or None if it is not evacuating."""
         if evidence.marker is None:
             return None
-        dead = self.dead.of(evidence.vmi.namespace)
-        return diagnose(evidence, self.stuck, self.load, self.now, dead=dead)
+        namespace = evidence.vmi.namespace
+        return diagnose(
+            evidence,
+            self.stuck,
+            self.load,
+            self.now,
+            dead=self.dead.of(namespace),
+            contacts=self.contacts.of(namespace),
+        )
 
     def is_full(self, node: str) -> bool:
         """Whether KubeVirt is known to start no migration out of this node now."""
@@ -87,10 +100,21 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 
 def read_conditions(
-    store: Store, stuck: StuckPolicy, dead: DeadResources, now: Instant
+    store: Store,
+    stuck: StuckPolicy,
+    dead: DeadResources,
+    now: Instant,
+    contacts: Contacts = _NO_CONTACTS,
 ) -> Conditions:
     """The conditions at `now`."""
-    return Conditions(kubevirt=store.kubevirt, load=store.load(), stuck=stuck, dead=dead, now=now)
+    return Conditions(
+        kubevirt=store.kubevirt,
+        load=store.load(),
+        stuck=stuck,
+        dead=dead,
+        now=now,
+        contacts=contacts,
+    )
 
 
 class DrainCandidate(Struct, frozen=True, kw_only=True):

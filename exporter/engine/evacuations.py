@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from exporter.engine.evidence import Marker
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import VmimIndex
-from exporter.engine.model import Instant, Vmi, Vmim
+from exporter.engine.model import CLOCK_SKEW, Instant, Vmi, Vmim
 from exporter.engine.vmi_record import VmiRecord
 
 
@@ -41,8 +41,7 @@ class EvacuationTracker:
         if marker is None or marker.node != vmi.evacuation_node:
             not_before = record.seen_at if vmi.eviction_requested_at is None else None
             marker = self._begin(record, now, not_before=not_before)
-        if vmi.eviction_requested_at is not None:
-            marker.note_request(vmi.eviction_requested_at)
+        self._date(marker, record, now)
         self.note_success(record, now)
         self.note_launcher(vmi.uid, now)
 
@@ -82,6 +81,19 @@ class EvacuationTracker:
             record.marker.lacking_since = None
         elif record.marker.lacking_since is None:
             record.marker.lacking_since = now
+
+    def _date(self, marker: Marker, record: VmiRecord, now: Instant) -> None:
+        """Apply the condition EvictionRequested, which KubeVirt sets soon after the marker.
+
+        One that comes much later says nothing of the request: an upgrade to 1.7 has added it.
+        """
+        requested = record.vmi.eviction_requested_at
+        if requested is None:
+            return
+        if not marker.dated and now - marker.seen_at > CLOCK_SKEW:
+            marker.note_request(requested)
+        elif marker.date(requested):
+            self.note_attempts(record, now)
 
     def _begin(self, record: VmiRecord, now: Instant, *, not_before: Instant | None) -> Marker:
         vmi = record.vmi

@@ -1,6 +1,6 @@
 """Everything that is known about one VMI: its objects, its history, its evacuation."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -8,9 +8,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from exporter.engine.history import History, Migration, join
-from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, Vmi, Vmim
+from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, Seconds, Vmi, Vmim
 
 
+DEAD_AFTER: Seconds = 600.0
+"""The default of `kube.deadAfter`."""
 FAILURES_KEPT = 64
 """How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
 
@@ -23,7 +25,8 @@ class Marker(Struct, kw_only=True):
     which there was no or another marker, or at which a success ended an earlier evacuation;
     attempts before it do not belong to this evacuation. `failed` has the ends of the failed
     evacuation VMIMs by UID, and `forgotten` counts further ones. `lacking_since` is since when the
-    launcher pod has lacked the descheduler's annotation.
+    launcher pod has lacked the descheduler's annotation. `dated`: KubeVirt's condition
+    EvictionRequested dates the request, so no other clock does.
     """
 
     node: str
@@ -33,10 +36,20 @@ class Marker(Struct, kw_only=True):
     failed: dict[str, Instant] = field(default_factory=dict)
     forgotten: int = 0
     lacking_since: Instant | None = None
+    dated: bool = False
+
+    def date(self, instant: Instant) -> bool:
+        """KubeVirt dates the request; True if this is news.
+
+        `not_before` is dropped: it is by our clock, which may be wrong.
+        """
+        is_news = not self.dated or self.requested_at != instant
+        self.requested_at, self.not_before, self.dated = instant, None, True
+        return is_news
 
     def note_request(self, instant: Instant) -> bool:
         """The evacuation was requested at this instant or earlier; True if this is news."""
-        if instant >= self.requested_at:
+        if self.dated or instant >= self.requested_at:
             return False
         self.requested_at = instant
         return True
@@ -75,11 +88,12 @@ class Marker(Struct, kw_only=True):
         before = replace(self, failed=dict(self.failed))
         self.seen_at = min(self.seen_at, other.seen_at)
         bounds = [b for b in (self.not_before, other.not_before) if b is not None]
-        self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
-        self.requested_at = min(
-            (r for r in (self.requested_at, other.requested_at) if self._is_ours(r)),
-            default=self.seen_at,
-        )
+        if not self.dated:
+            self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
+            self.requested_at = min(
+                (r for r in (self.requested_at, other.requested_at) if self._is_ours(r)),
+                default=self.seen_at,
+            )
         counted = max(
             _count_both(self, other, self.requested_at), _count_both(other, self, self.requested_at)
         )
@@ -101,7 +115,8 @@ class Marker(Struct, kw_only=True):
         if vmi.evacuation_node != self.node or self.was_left(vmi, newest_success):
             return True
         requested = vmi.eviction_requested_at
-        return requested is not None and requested > self.seen_at + CLOCK_SKEW
+        known = max(self.seen_at, self.requested_at)
+        return requested is not None and requested > known + CLOCK_SKEW
 
     def was_left(self, vmi: Vmi, newest_success: Instant | None) -> bool:
         """Whether the VMI has left the node since `seen_at` and is back on it."""
@@ -140,6 +155,10 @@ class Remembered(Struct, frozen=True, kw_only=True):
 class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     """What is known about one VMI.
 
+    It was last changed at `changed_at`, and first seen with its present migration at
+    `handed_off_at`, both by our clock. `refused` says since when the VMI, its unfinished VMIM or
+    its launcher pod cannot be read any more. What is contradicted or cannot be read is believed for
+    `dead_after`. `namesakes` are VMIMs of an earlier VMI of that name, known during an evacuation.
     `vmims` are its existing VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is
     the current launcher pod, or None if none is visible. During an evacuation there is a `marker`,
     and `pods` has all launcher pods. `kept` is the memo of `cooldown`.
@@ -153,7 +172,38 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     marker: Marker | None = None
     pods: tuple[Pod, ...] = ()
     pods_seen: bool = True
+    changed_at: Instant = 0.0
+    handed_off_at: Instant = 0.0
+    refused: tuple[tuple[Resource, Instant], ...] = ()
+    dead_after: Seconds = DEAD_AFTER
+    namesakes: tuple[Vmim, ...] = ()
     kept: Any = None
+
+    @property
+    def contradicted_at(self) -> Instant | None:
+        """From when on a start without an end is not believed: its VMIM has long been final."""
+        state = self.vmi.migration
+        if state is None or not state.running or not state.uid:
+            return None
+        final = self.history.find(state.uid, None).finished_at
+        return None if final is None else final + self.dead_after
+
+    def is_contradicted(self, now: Instant) -> bool:
+        """Whether the VMI's migration is over although the VMI has no end of it."""
+        return self.contradicted_at is not None and now >= self.contradicted_at
+
+    def dead_at(self, now: Instant) -> frozenset[Resource]:
+        """The resources that are dead for this VMI alone, because an object cannot be read."""
+        if not self.refused:
+            return frozenset()
+        return frozenset(one for one, since in self.refused if now >= since + self.dead_after)
+
+    def distrusted_from(self) -> Iterator[Instant]:
+        """When something is not believed any more by the clock alone."""
+        if self.contradicted_at is not None:
+            yield self.contradicted_at
+        for _, since in self.refused:
+            yield since + self.dead_after
 
     def snapshot(self) -> "Evidence":
         """A copy for a later diagnosis, with a marker that does not change any more.
@@ -168,7 +218,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         """The evidence as if the VMIMs or pods could not be watched, if they are `dead`."""
         seen = self
         if Resource.VMIMS in dead:
-            seen = replace(seen, vmims=(), vmims_seen=False)
+            seen = replace(seen, vmims=(), namesakes=(), vmims_seen=False)
         if Resource.PODS in dead:
             seen = replace(seen, launcher=None, pods=(), pods_seen=False)
         return seen

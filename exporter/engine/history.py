@@ -13,7 +13,11 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Seconds
 
 
 class Migration(Struct, frozen=True, gc=False):
-    """One migration. `finished_at` substitutes for `end` until that is known."""
+    """One migration.
+
+    `end` is by the clock of a node, `finished_at` (the VMIM's transition to its final phase) by the
+    control plane's.
+    """
 
     start: Instant | None = None
     end: Instant | None = None
@@ -23,8 +27,8 @@ class Migration(Struct, frozen=True, gc=False):
 
     @property
     def known_end(self) -> Instant | None:
-        """The end, or its substitute; None if it has not ended."""
-        return self.finished_at if self.end is None else self.end
+        """When it ended; None if it has not."""
+        return correct_end(self.end, self.finished_at)
 
 
 class Ending(Struct, frozen=True, gc=False):
@@ -49,6 +53,16 @@ def settle(end: Instant | None, now: Instant) -> Instant | None:
     if end is None or end > now + CLOCK_SKEW:
         return None
     return min(end, now)
+
+
+def correct_end(end: Instant | None, finished_at: Instant | None) -> Instant | None:
+    """When a migration ended, by a node's clock and by the control plane's.
+
+    The control plane's if there is no other, or if they differ so much that the node's is wrong.
+    """
+    if end is None or (finished_at is not None and abs(end - finished_at) > CLOCK_SKEW):
+        return finished_at
+    return end
 
 
 def join(one: Migration, other: Migration) -> Migration:
@@ -96,10 +110,9 @@ class History(Struct, gc=False):
             self._forget(keep)
         return True
 
-    def outcome(self, uid: str, end: Instant | None) -> Outcome:
-        """The outcome of the migration with this UID or, if the UID is empty, with this end."""
-        record = self._records.get(uid or _end_key(end))
-        return Outcome.UNKNOWN if record is None else record.outcome
+    def find(self, uid: str, end: Instant | None) -> Migration:
+        """The migration with this UID or, if the UID is empty, with this end; empty if unknown."""
+        return self._records.get(uid or _end_key(end), _UNKNOWN)
 
     def newest_success(self) -> Instant | None:
         """The latest end of a successful migration."""
@@ -109,11 +122,12 @@ class History(Struct, gc=False):
     def last_duration(self) -> Seconds | None:
         """How long the newest successful migration took; None if no such time is known."""
         timed = (
-            (record.end, record.end - record.start)
+            (end, end - record.start)
             for record in self._records.values()
             if record.outcome is Outcome.SUCCEEDED
             and record.start is not None
             and record.end is not None
+            and (end := record.known_end) is not None
         )
         _, duration = max(timed, default=(0.0, None))
         return None if duration is None else max(0.0, duration)
@@ -124,11 +138,8 @@ class History(Struct, gc=False):
 
     def written_ends(self) -> Iterator[Instant]:
         """All ends in the records, including those too far ahead of our clock."""
-        for record in self._records.values():
-            if record.end is not None:
-                yield record.end
-            if record.finished_at is not None:
-                yield record.finished_at
+        ends = (record.known_end for record in self._records.values())
+        return (end for end in ends if end is not None)
 
     def endings(self, now: Instant, *, count_failed: bool = True) -> list[Ending]:
         """The handed-off migrations that have ended by `now`, oldest first.
@@ -172,16 +183,19 @@ class History(Struct, gc=False):
             del self._records[key]
 
 
+_UNKNOWN = Migration()
+
+
 def _end_key(end: Instant | None) -> str:
     return "" if end is None else f"@{int(end)}"
 
 
 def _ending(record: Migration, now: Instant) -> Ending | None:
-    for written in (record.end, record.finished_at):
-        end = settle(written, now)
-        if end is not None and written is not None:
-            return Ending(end=end, written_end=written, start=record.start, outcome=record.outcome)
-    return None
+    written = record.known_end
+    end = settle(written, now)
+    if end is None or written is None:
+        return None
+    return Ending(end=end, written_end=written, start=record.start, outcome=record.outcome)
 
 
 def _by_end(ending: Ending) -> Instant:

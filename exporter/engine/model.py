@@ -90,8 +90,10 @@ class Priority(StrEnum):
 
 
 class Hold(StrEnum):
-    """A VMIM's own condition that keeps it Pending."""
+    """A VMIM's own condition or phase that keeps it from being handed off."""
 
+    SYNC = "sync"
+    """A migration between clusters waits for its other half."""
     QUOTA = "quota"
     BACKUP = "backup"
     UTILITY_VOLUMES = "utility_volumes"
@@ -158,6 +160,17 @@ class DeadResources(Struct, frozen=True):
 ALL_ALIVE = DeadResources()
 
 
+class Contacts(Struct, frozen=True):
+    """The last contact with the watch of each synced resource; `in_namespace` has those of one."""
+
+    everywhere: Mapping[Resource, Instant] = {}
+    in_namespace: Mapping[str, Mapping[Resource, Instant]] = {}
+
+    def of(self, namespace: str) -> Mapping[Resource, Instant]:
+        """The contacts with what watches this namespace."""
+        return self.in_namespace.get(namespace, self.everywhere)
+
+
 class MigrationState(Struct, frozen=True, gc=False):
     """`status.migrationState`: the last migration that was handed off to a target pod.
 
@@ -182,7 +195,8 @@ class MigrationState(Struct, frozen=True, gc=False):
 class Mobility(NamedTuple):
     """The facts of a VMI that decide how a drain treats it.
 
-    `strategy` is its own evictionStrategy, "" if it has none; `migrating`: a migration is running.
+    `strategy` is its own evictionStrategy, "" if it has none; `migrating`: it has to wait, because
+    a migration is running, or KubeVirt has not yet said whether it is migratable.
     """
 
     strategy: str
@@ -209,6 +223,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
     `eviction_requested_at` is when its condition EvictionRequested was set (1.7),
     `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
+    `migratable_unknown`: it has no condition LiveMigratable yet, as while it boots.
     """
 
     namespace: str
@@ -223,6 +238,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     eviction_requested_at: Instant | None = None
     evicted_by_descheduler: bool = False
     migratable: bool = False
+    migratable_unknown: bool = False
     phase: str = ""
 
     @property
@@ -233,8 +249,9 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def mobility(self) -> Mobility:
         """What decides whether a drain moves it, apart from its VMIMs and the cluster."""
+        unknown = self.migratable_unknown
         migrating = self.migration is not None and self.migration.running
-        return Mobility(self.eviction_strategy, self.migratable, migrating)
+        return Mobility(self.eviction_strategy, self.migratable or unknown, migrating or unknown)
 
 
 class Vmim(Struct, frozen=True, kw_only=True, gc=False):

@@ -8,7 +8,8 @@ at all, `preEviction` whether it may be evicted right now. Without a checkpoint 
 first rule that blocks gives the reason:
 
 1. running migration (filter): `status.migrationState` has a start and no end. An end that is
-   present but unreadable means "ended": neither running nor cooling down.
+   present but unreadable means "ended": neither running nor cooling down. With the guard on, a
+   start is not believed once the VMIM of that UID has been final for `kube.deadAfter`.
 2. pending migration (filter, guard): an unfinished VMIM belongs to the VMI. This covers the time
    before hand-off, and the time between hand-off and start, when KubeVirt's
    `handleTargetPodHandoff` has replaced the old struct by an empty one without start and end.
@@ -23,7 +24,8 @@ A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothi
 and KubeVirt leaves the status of its last migration and evacuation unchanged.
 
 Each rule lists the resources that it `needs`. If the API server has been silent about one of them
-for too long (it is in `dead`), the rule allows: dead evidence does not block. The cooldown needs no
+for too long (it is in `dead`), or one of this VMI's own objects has not been readable for as long,
+the rule allows: dead evidence does not block. The cooldown needs no
 resource, because it expires by the clock alone.
 """
 
@@ -44,7 +46,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint
     needs: frozenset[Resource] = frozenset()
     enabled: Callable[[Policy], bool] = lambda _policy: True
-    blocks: Callable[[Evidence, Cooldown | None, Instant], bool]
+    blocks: Callable[[Evidence, Cooldown | None, Policy, Instant], bool]
 
 
 class RuleResult(Struct, frozen=True, kw_only=True):
@@ -74,6 +76,7 @@ def decide(
     `dead` holds the resources that are dead in the VMI's namespace.
     """
     memo = memo_at(evidence, policy, now)
+    dead |= evidence.dead_at(now)
     if dead:
         return _evaluate(evidence, memo, now, checkpoint, dead)
     slot = _SLOTS[checkpoint]
@@ -96,7 +99,7 @@ def _evaluate(
     for rule in RULES:
         if checkpoint is not None and rule.checkpoint is not checkpoint:
             continue
-        if not _applies(rule, policy, dead) or not rule.blocks(evidence, cooldown, now):
+        if not _applies(rule, policy, dead) or not rule.blocks(evidence, cooldown, policy, now):
             continue
         active = cooldown if rule.reason is Reason.COOLDOWN else None
         return Verdict(
@@ -137,6 +140,7 @@ def explain(
 ) -> list[RuleResult]:
     """Evaluate every rule in order, also after one that blocks."""
     cooldown = measure_cooldown(evidence, policy, now)
+    dead |= evidence.dead_at(now)
     return [
         RuleResult(
             rule=rule.name,
@@ -144,7 +148,7 @@ def explain(
             checkpoint=rule.checkpoint,
             enabled=rule.enabled(policy),
             silenced=not rule.needs.isdisjoint(dead),
-            blocks=_applies(rule, policy, dead) and rule.blocks(evidence, cooldown, now),
+            blocks=_applies(rule, policy, dead) and rule.blocks(evidence, cooldown, policy, now),
         )
         for rule in RULES
     ]
@@ -154,23 +158,33 @@ def _applies(rule: Rule, policy: Policy, dead: frozenset[Resource]) -> bool:
     return rule.enabled(policy) and rule.needs.isdisjoint(dead)
 
 
-def _is_running(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
+def _is_running(
+    evidence: Evidence, _cooldown: Cooldown | None, policy: Policy, now: Instant
+) -> bool:
     state = evidence.vmi.migration
-    return state is not None and state.running and not evidence.vmi.finished
+    if state is None or not state.running or evidence.vmi.finished:
+        return False
+    return not (policy.guard_pending_migrations and evidence.is_contradicted(now))
 
 
-def _is_pending(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
+def _is_pending(
+    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
+) -> bool:
     return evidence.unfinished() is not None and not evidence.vmi.finished
 
 
-def _is_requested(evidence: Evidence, _cooldown: Cooldown | None, _now: Instant) -> bool:
+def _is_requested(
+    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
+) -> bool:
     vmi, launcher = evidence.vmi, evidence.launcher
     if not vmi.evacuation_node or vmi.evacuation_node != vmi.node or vmi.finished:
         return False
     return launcher is not None and not launcher.eviction_in_progress
 
 
-def _is_cooling_down(_evidence: Evidence, cooldown: Cooldown | None, _now: Instant) -> bool:
+def _is_cooling_down(
+    _evidence: Evidence, cooldown: Cooldown | None, _policy: Policy, _now: Instant
+) -> bool:
     return cooldown is not None and cooldown.blocks
 
 

@@ -14,8 +14,8 @@ from typing import Protocol, TypeAlias
 from exporter.engine.departures import Departures
 from exporter.engine.diagnosis import Load
 from exporter.engine.evacuations import EvacuationTracker, note_attempt
-from exporter.engine.evidence import Evidence, Remembered
-from exporter.engine.history import Migration, is_end_key
+from exporter.engine.evidence import DEAD_AFTER, Evidence, Remembered
+from exporter.engine.history import Migration, correct_end, is_end_key
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import Binding, VmimIndex, bind
 from exporter.engine.model import (
@@ -28,6 +28,7 @@ from exporter.engine.model import (
     Outcome,
     Pod,
     Resource,
+    Seconds,
     Trigger,
     Vmi,
     Vmim,
@@ -56,6 +57,7 @@ class Observer(Protocol):
 class Store:
     """Every fact that was read from the cluster.
 
+    An object that cannot be read any more is believed for `dead_after`.
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched, and migrations that ended before `started_at` are not counted.
 
@@ -69,7 +71,12 @@ class Store:
     """
 
     def __init__(
-        self, *, endings_kept: int, sees_all: bool = True, started_at: Instant = 0.0
+        self,
+        *,
+        endings_kept: int,
+        sees_all: bool = True,
+        started_at: Instant = 0.0,
+        dead_after: Seconds = DEAD_AFTER,
     ) -> None:
         self.revision = 0
         self.read_at: Instant = 0.0
@@ -84,6 +91,8 @@ class Store:
         self._sees_all = sees_all
         self._started_at = started_at
         self._keep = endings_kept
+        self._dead_after = dead_after
+        self._unreadable_since: dict[tuple[Resource, str, str], Instant] = {}
         self._load: tuple[tuple[int, bool, bool] | None, Load | None] = (None, None)
         self._departures = Departures()
         self._visibility: tuple[object, ...] = ()
@@ -232,7 +241,8 @@ class Store:
             case Resource.PODS:
                 known = self._launchers.pods
             case Resource.KUBEVIRTS:
-                self.kubevirt = self.kubevirt if names else None
+                if self.kubevirt is not None and not names:
+                    self.remove(resource, "", "")
             case Resource.CONFIGMAPS | Resource.LEASES:
                 pass
         gone = [
@@ -247,6 +257,7 @@ class Store:
     def put_vmi(self, vmi: Vmi) -> None:
         """Add or update a VMI."""
         key = (vmi.namespace, vmi.name)
+        self._note_readable(Resource.VMIS, *key)
         record = self._vmis.get(key)
         if record is None or record.vmi.uid != vmi.uid:
             if record is not None:
@@ -264,13 +275,16 @@ class Store:
             self._leave_node(before)
             self._enter_node(vmi)
             record.vmi = vmi
+        record.changed_at = self.read_at
+        if migration_uids_changed:
+            record.handed_off_at = self.read_at
         self._drop_evidence(record)
         self.revision += 1
         if migration_uids_changed:
             record.prove(_migration_uids(vmi), keep=self._keep)
         if vmi.migration is not None:
-            self._departures.note(vmi.migration, self.read_at)
             record.history.put(vmi.migration.uid, _migration_of_vmi(vmi.migration), keep=self._keep)
+            self._note_departure(record)
         if migration_uids_changed:
             self._bind_all(record)
         was_evacuating = before is None or record.marker is not None
@@ -289,11 +303,13 @@ class Store:
         if record is None or (uid and record.vmi.uid != uid):
             return
         del self._vmis[namespace, name]
+        self._unreadable_since.pop((Resource.VMIS, namespace, name), None)
         self._forget(record)
         self.revision += 1
 
     def put_vmim(self, vmim: Vmim) -> None:
         """Add or update a VMIM."""
+        self._note_readable(Resource.VMIMS, vmim.namespace, vmim.name)
         known = self._vmims.find(vmim.namespace, vmim.name)
         if known is not None and not _is_same(known.vmim, vmim):
             self.remove_vmim(vmim.namespace, vmim.name)
@@ -316,12 +332,14 @@ class Store:
         if binding is None or (uid and binding.vmim.uid and binding.vmim.uid != uid):
             return
         self._vmims.remove(binding)
+        self._unreadable_since.pop((Resource.VMIMS, namespace, name), None)
         self._reasons.remove(binding.vmim, binding.owner, self.read_at)
         self._drop_evidence(self._vmis.get(binding.vmi_key))
         self.revision += 1
 
     def put_pod(self, pod: Pod) -> None:
         """Add or update a launcher pod."""
+        self._note_readable(Resource.PODS, pod.namespace, pod.name)
         known = self._launchers.pods.get((pod.namespace, pod.name))
         if known == pod:
             return
@@ -336,9 +354,20 @@ class Store:
         if pod is None or (uid and pod.uid and pod.uid != uid):
             return
         self._launchers.remove(pod)
+        self._unreadable_since.pop((Resource.PODS, namespace, name), None)
         owner = self._owner(pod)
         self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, self.read_at)
         self._note_pod_change(pod)
+
+    def note_refused(self, resource: Resource, namespace: str, name: str) -> bool:
+        """A known object cannot be read any more; True if it could until now."""
+        record = self._record_of(resource, namespace, name)
+        if record is None or (resource, namespace, name) in self._unreadable_since:
+            return False
+        self._unreadable_since[resource, namespace, name] = self.read_at
+        self._drop_evidence(record)
+        self.revision += 1
+        return True
 
     def remember(self, uid: str) -> Remembered | None:
         """What the checkpoint has to store of a VMI, or None if there is nothing."""
@@ -435,12 +464,22 @@ class Store:
         vmi = record.vmi
         vmims_seen = self.vmims_seen and not self._is_blind(Resource.VMIMS, vmi)
         pods_seen = self.pods_seen and not self._is_blind(Resource.PODS, vmi)
+        vmims = tuple(self._vmims.owned_by(vmi)) if vmims_seen else ()
+        launcher = self._launchers.current(vmi) if pods_seen else None
+        named = self._vmims.naming(record.key) if record.marker is not None and vmims_seen else ()
         return Evidence(
             vmi=vmi,
             history=record.history,
-            vmims=tuple(self._vmims.owned_by(vmi)) if vmims_seen else (),
+            vmims=vmims,
             vmims_seen=vmims_seen,
-            launcher=self._launchers.current(vmi) if pods_seen else None,
+            launcher=launcher,
+            changed_at=record.changed_at,
+            handed_off_at=record.handed_off_at,
+            refused=tuple(self._find_refused(vmi, vmims, launcher))
+            if self._unreadable_since
+            else (),
+            dead_after=self._dead_after,
+            namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
             marker=record.marker,
             pods=self._launchers.of(vmi) if record.marker is not None and pods_seen else (),
             pods_seen=pods_seen,
@@ -489,12 +528,53 @@ class Store:
         vmim = binding.vmim
         if vmim.handed_off or binding.proven:
             record.history.put(vmim.uid, _migration_of_vmim(vmim), keep=self._keep)
+            self._note_departure(record)
         note_attempt(record, vmim, self.read_at)
         self._evacuations.note_success(record, self.read_at)
         self._touch(record.vmi.uid)
 
+    def _note_departure(self, record: VmiRecord) -> None:
+        state = record.vmi.migration
+        if state is not None and state.outcome is Outcome.SUCCEEDED:
+            end = record.history.find(state.uid, state.end).known_end
+            self._departures.note(state.source_node, end, self.read_at)
+
+    def _note_readable(self, resource: Resource, namespace: str, name: str) -> None:
+        if (
+            self._unreadable_since
+            and self._unreadable_since.pop((resource, namespace, name), None) is not None
+        ):
+            self._drop_evidence(self._record_of(resource, namespace, name))
+            self.revision += 1
+
+    def _record_of(self, resource: Resource, namespace: str, name: str) -> VmiRecord | None:
+        """The VMI that a known object is, or belongs to."""
+        match resource:
+            case Resource.VMIS:
+                return self._vmis.get((namespace, name))
+            case Resource.VMIMS:
+                binding = self._vmims.find(namespace, name)
+                return None if binding is None else self._by_uid.get(binding.owner)
+            case Resource.PODS:
+                pod = self._launchers.pods.get((namespace, name))
+                return None if pod is None else self._owner(pod)
+            case _:
+                return None
+
+    def _find_refused(
+        self, vmi: Vmi, vmims: Iterable[Vmim], launcher: Pod | None
+    ) -> Iterator[tuple[Resource, Instant]]:
+        """Since when the objects that rules rest on cannot be read any more."""
+        objects: list[tuple[Resource, Vmi | Vmim | Pod]] = [(Resource.VMIS, vmi)]
+        objects += [(Resource.VMIMS, vmim) for vmim in vmims if not vmim.finished]
+        objects += [] if launcher is None else [(Resource.PODS, launcher)]
+        for resource, one in objects:
+            since = self._unreadable_since.get((resource, one.namespace, one.name))
+            if since is not None:
+                yield resource, since
+
     def _count_finished(self, vmim: Vmim) -> None:
-        ended = vmim.finished_at if vmim.end is None else vmim.end
+        ended = correct_end(vmim.end, vmim.finished_at)
         if vmim.finished and ended is not None and ended > self._started_at:
             self.finished[vmim.outcome, vmim.trigger] += 1
 

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -210,5 +210,7 @@ def _evaluate_vmi(
     verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
     cooldown = measure_cooldown(evidence, policy, now)
     cooling = None if cooldown is None or not cooldown.blocks else Cooling(vmi, cooldown)
-    may_block = verdict.reason is not None or any(end > now for end in written_ends(evidence))
+    may_block = verdict.reason is not None or any(
+        at > now for at in chain(written_ends(evidence), evidence.distrusted_from())
+    )
     return _Entry(vmi.node, verdict.reason, holds_until(evidence, policy, now), cooling, may_block)

@@ -13,7 +13,8 @@ class VmiRecord(Struct, gc=False):
     """A VMI with everything known about its migrations.
 
     `proofs` are the migration UIDs seen in its `migrationState`, newest last. `seen_at` is when
-    the VMI was last read. `evidence` is a cache, None after a change.
+    the VMI was last read; `changed_at` and `handed_off_at` as in `Evidence`. `evidence` is a
+    cache, None after a change.
     """
 
     vmi: Vmi
@@ -21,6 +22,8 @@ class VmiRecord(Struct, gc=False):
     proofs: tuple[str, ...] = ()
     marker: Marker | None = None
     seen_at: Instant | None = None
+    changed_at: Instant = 0.0
+    handed_off_at: Instant = 0.0
     evidence: Evidence | None = None
 
     @property

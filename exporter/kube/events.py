@@ -105,10 +105,20 @@ class EventWriter:
         if not health.ready:
             return
         stuck, load, dead = set[str](), self._store.load(), health.find_dead(now)
+        contacts = health.find_contacts()
         for count, evidence in enumerate(list(self._store.evacuating()), 1):
             dead_here = dead.of(evidence.vmi.namespace)
-            diagnosis = diagnose(evidence, self._stuck, load, now, dead=dead_here)
-            if diagnosis is not None and diagnosis.stuck:
+            diagnosis = diagnose(
+                evidence,
+                self._stuck,
+                load,
+                now,
+                dead=dead_here,
+                contacts=contacts.of(evidence.vmi.namespace),
+            )
+            if diagnosis is not None and diagnosis.last_seen is not None:
+                stuck.add(evidence.vmi.uid)  # nothing is known of its end
+            elif diagnosis is not None and diagnosis.stuck:
                 stuck.add(evidence.vmi.uid)
                 self._queue.note_stuck(evidence.vmi, diagnosis, now)
             if count % SLICE == 0:

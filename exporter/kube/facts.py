@@ -33,6 +33,7 @@ EVICTION_SOURCE = "kubevirt.io/eviction-source"
 CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
 HOLDS = {
+    "decentralizedMigrationBlocked": Hold.SYNC,
     "migrationRejectedByResourceQuota": Hold.QUOTA,
     "migrationBlockedByBackup": Hold.BACKUP,
     "migrationBlockedByUtilityVolumes": Hold.UTILITY_VOLUMES,
@@ -45,6 +46,8 @@ _HANDED_OFF_PHASES = frozenset(
     {"Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"}
 )
 """The phases that a VMIM reaches only after `handleTargetPodHandoff`."""
+_SYNC_PHASES = frozenset({"WaitingForSync", "Synchronizing"})
+"""The phases in which the halves of a decentralised migration wait for each other."""
 _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
@@ -75,6 +78,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         ),
         evicted_by_descheduler=annotations.get(EVICTION_SOURCE) == "descheduler",
         migratable="LiveMigratable" in conditions,
+        migratable_unknown=all(c.type != "LiveMigratable" for c in status.conditions or ()),
         phase=intern(status.phase or ""),
     )
 
@@ -137,10 +141,16 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         evacuates=intern(text_of(annotations.get(EVACUATION))),
         trigger=_read_trigger(annotations),
         priority=_PRIORITIES.get(spec.priority or ""),
-        hold=next((hold for kind, hold in HOLDS.items() if kind in met), None) if met else None,
+        hold=_read_hold(phase, met),
         aborted="migrationAbortRequested" in met,
         deleting=bool(metadata.deletionTimestamp),
     )
+
+
+def _read_hold(phase: str, met: set[str | None]) -> Hold | None:
+    if phase in _SYNC_PHASES:
+        return Hold.SYNC
+    return next((hold for kind, hold in HOLDS.items() if kind in met), None) if met else None
 
 
 def _read_trigger(annotations: dict[str, Any]) -> Trigger:

@@ -12,6 +12,7 @@ from sys import intern
 
 import msgspec
 
+from exporter.engine.history import correct_end
 from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 from exporter.engine.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
 from exporter.kube import wire
@@ -75,7 +76,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         message = _text(state.failureReason, MESSAGE_LIMIT - len(after) - 9)
         if after:
             message = f"{message} (after {after})" if message else f"after {after}"
-        at = vmim.finished_at if vmim.end is None else vmim.end
+        at = correct_end(vmim.end, vmim.finished_at)
         said.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
     else:
         spec = found.spec or wire.VmimSpec()

@@ -158,7 +158,7 @@ class Reflector:
                 page = parse_page(body)
             except Refused as refusal:
                 raise Unreachable(refusal.why) from refusal
-            self._feed.begin_batch()
+            self._feed.begin_batch(listing)
             for raw in page.items:
                 try:
                     changed = parse_object(self._watched.resource, raw)
@@ -178,7 +178,7 @@ class Reflector:
         """Read events until the stream ends; `listing` is the list that it begins with."""
         while (lines := await self._next_batch(batches, listing)) is not None:
             revision = self._feed.revision
-            self._feed.begin_batch()
+            self._feed.begin_batch(listing)
             read = 0
             try:
                 for read, line in enumerate(lines):  # noqa: B007 (an error may end the loop)

@@ -67,9 +67,9 @@ class Feed:
         """The revision of the sink."""
         return self._sink.revision
 
-    def begin_batch(self) -> None:
-        """Record the present time as that at which the next objects were read."""
-        self._sink.read_at = self._clock()
+    def begin_batch(self, listing: Listing | None = None) -> None:
+        """Record as of when the next objects are read: of a list, when it was requested."""
+        self._sink.read_at = self._clock() if listing is None else listing.began
 
     def put(self, changed: Changed, listing: Listing | None) -> None:
         """Add or replace an object of a list or of the watch."""
@@ -98,10 +98,11 @@ class Feed:
                 listing.complete = False
             else:
                 listing.names[refusal.namespace or ""].add(refusal.name)
+        is_new = self._note_refused(refusal)
         self._put_bare_vmi(refusal)
         now = self._clock()
         last = self._refusal_logged_at
-        if last is None or now - last >= REFUSALS_LOGGED_EVERY:
+        if is_new or last is None or now - last >= REFUSALS_LOGGED_EVERY:
             self._refusal_logged_at = now
             self.log.warning(
                 "object_refused",
@@ -111,6 +112,13 @@ class Feed:
                 refused_so_far=self._watched.refused_objects,
             )
 
+    def _note_refused(self, refusal: Refused) -> bool:
+        """Note that a known object cannot be read any more; True if it could until now."""
+        sink = self._sink
+        if not isinstance(sink, Store) or not refusal.name:
+            return False
+        return sink.note_refused(self._watched.resource, refusal.namespace or "", refusal.name)
+
     def _put_bare_vmi(self, refusal: Refused) -> None:
         """Add a new VMI of which only name and UID are readable, so that it is known to exist."""
         if self._watched.resource is not Resource.VMIS or not refusal.name or not refusal.uid:
@@ -118,7 +126,10 @@ class Feed:
         namespace = refusal.namespace or ""
         known = self._known(namespace, refusal.name)
         if known is None or known.uid != refusal.uid:
-            self._sink.put(Vmi(namespace=namespace, name=refusal.name, uid=refusal.uid))
+            bare = Vmi(
+                namespace=namespace, name=refusal.name, uid=refusal.uid, migratable_unknown=True
+            )
+            self._sink.put(bare)
 
     def _known(self, namespace: str, name: str) -> Vmi | None:
         """The VMI as known so far."""

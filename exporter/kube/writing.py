@@ -51,7 +51,9 @@ def write_object(fact: Fact) -> dict[str, Any]:
 
 
 def _write_vmi(vmi: Vmi) -> dict[str, Any]:
-    conditions = [{"type": "LiveMigratable", "status": "True"}] if vmi.migratable else []
+    conditions = []
+    if not vmi.migratable_unknown:
+        conditions = [{"type": "LiveMigratable", "status": "True" if vmi.migratable else "False"}]
     if vmi.eviction_requested_at is not None:
         requested = {"type": "EvictionRequested", "status": "True"}
         conditions.append(

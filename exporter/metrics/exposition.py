@@ -85,7 +85,9 @@ def sample(view: View) -> Iterator[Piece]:
     """
     summary = view.index.read(view.now, dead=view.dead)
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
-    conditions = read_conditions(view.store, view.stuck, view.dead, view.now)
+    conditions = read_conditions(
+        view.store, view.stuck, view.dead, view.now, view.health.find_contacts()
+    )
     counts = count_undiagnosed(view.store, conditions)
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],

@@ -17,7 +17,7 @@ from exporter.engine.drain import (
     find_outcome,
 )
 from exporter.engine.evidence import Evidence
-from exporter.engine.history import History, Migration, settle
+from exporter.engine.history import History, Migration
 from exporter.engine.model import (
     Checkpoint,
     Instant,
@@ -45,6 +45,7 @@ from exporter.server.schemas import (
     EvacuationAnswer,
     EvacuationsAnswer,
     HeldEvictionAnswer,
+    LastSeenAnswer,
     LauncherAnswer,
     MigrationAnswer,
     NodeAnswer,
@@ -110,11 +111,18 @@ def list_evacuations(
     reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
     """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
-    dead = health.find_dead(now)
+    dead, contacts = health.find_dead(now), health.find_contacts()
     answers = [
         _write_evacuation(
             evidence,
-            diagnose(evidence, stuck, load, now, dead=dead.of(evidence.vmi.namespace)),
+            diagnose(
+                evidence,
+                stuck,
+                load,
+                now,
+                dead=dead.of(evidence.vmi.namespace),
+                contacts=contacts.of(evidence.vmi.namespace),
+            ),
             now,
             reasons(evidence.vmi),
         )
@@ -195,7 +203,12 @@ def explain_vmi(
     """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     vmi = evidence.vmi
     conditions = Conditions(
-        kubevirt=kubevirt, load=load, stuck=stuck, dead=health.find_dead(now), now=now
+        kubevirt=kubevirt,
+        load=load,
+        stuck=stuck,
+        dead=health.find_dead(now),
+        now=now,
+        contacts=health.find_contacts(),
     )
     dead = conditions.dead.of(vmi.namespace)
     diagnosis = conditions.diagnose(evidence)
@@ -210,6 +223,9 @@ def explain_vmi(
         as_of=write_instant(now),
         observed_at=write_optional_instant(health.seen_through(Resource.VMIS, vmi.namespace)),
         stale=health.is_stale(now, (vmi.namespace,)),
+        unreadable_since=write_optional_instant(
+            min((since for _, since in evidence.refused), default=None)
+        ),
         namespace=vmi.namespace,
         name=vmi.name,
         vmi_uid=vmi.uid,
@@ -284,7 +300,7 @@ def _write_finding(
     if not finding.enabled:
         why = "switched off by policy.guards"
     elif finding.silenced:
-        why = "a watch it needs is dead, so this rule cannot block"
+        why = "a watch it needs is dead, or an object cannot be read, so this rule cannot block"
     elif evidence.vmi.finished:
         why = f"the VMI has stopped (phase {evidence.vmi.phase}): nothing is left to move"
     else:
@@ -373,9 +389,7 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
     )
     dated = []
     for key, record in sorted(history.records().items(), key=_without_uid):
-        end = record.end
-        if end is None or (settle(end, now) is None and record.finished_at is not None):
-            end = record.finished_at
+        end = record.known_end
         ending = (end, record.start, record.outcome)
         in_window = record.handed_off and counted[ending] > 0
         counted[ending] -= in_window
@@ -427,6 +441,13 @@ def _write_evacuation(
         next_step=advice.sentence,
         command=advice.command,
         runbook=advice.runbook,
+        last_seen=None
+        if diagnosis.last_seen is None
+        else LastSeenAnswer(
+            at=write_instant(diagnosis.last_seen.at),
+            state=diagnosis.last_seen.state,
+            stuck=diagnosis.last_seen.stuck,
+        ),
         cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
     )
 

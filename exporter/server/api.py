@@ -268,7 +268,9 @@ class Service:
         return _json(write_openapi())
 
     def _read_conditions(self, now: Instant) -> Conditions:
-        return read_conditions(self.store, self.stuck, self.health.find_dead(now), now)
+        return read_conditions(
+            self.store, self.stuck, self.health.find_dead(now), now, self.health.find_contacts()
+        )
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """`find_duration` of every VMI, by node; it yields in between.

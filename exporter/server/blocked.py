@@ -321,8 +321,12 @@ def _wake(callers: dict[asyncio.Future[None], None]) -> None:
 
 
 def _credible_from(evidence: Evidence, now: Instant) -> Iterator[Instant]:
-    """When ends that are too far in the future at `now` become credible; and infinity."""
+    """When ends that are too far in the future at `now` become credible; and infinity.
+
+    Also when something is not believed any more.
+    """
     yield math.inf
+    yield from (at for at in evidence.distrusted_from() if at > now)
     for end in written_ends(evidence):
         if settle(end, now) is None:
             yield end - CLOCK_SKEW

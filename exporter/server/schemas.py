@@ -299,6 +299,14 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
     ]
 
 
+class LastSeenAnswer(Struct, rename="camel", kw_only=True):
+    """An evacuation as it was when its VMI could last be seen."""
+
+    at: InstantText
+    state: State
+    stuck: Annotated[bool, means("whether it was stuck then")]
+
+
 class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     """One evacuation with its diagnosis."""
 
@@ -350,6 +358,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     next_step: Annotated[str, means("what to do, in one sentence")]
     command: Annotated[str, means("the shell command to begin with, for this VM")]
     runbook: Annotated[str, means("the name of the runbook that has more")]
+    last_seen: Annotated[
+        LastSeenAnswer | None,
+        means("what it was when its VMI could last be seen; null: the VMI is seen"),
+    ]
     cancel: Annotated[
         CancelAnswer | None,
         means("the request that cancels it; null if that could harm the VM"),
@@ -464,6 +476,13 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     as_of: AsOf
     observed_at: ObservedAt
     stale: Stale
+    unreadable_since: Annotated[
+        InstantText | None,
+        means(
+            "since when the VMI, its unfinished VMIM or its launcher pod cannot be read any more;"
+            " after kube.deadAfter rules without an expiry do not block; null: all can be read"
+        ),
+    ]
     namespace: str
     name: str
     vmi_uid: str

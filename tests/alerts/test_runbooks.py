@@ -142,7 +142,8 @@ def test_runbook_has_the_action_that_names_it(obstacle: Obstacle) -> None:
     values = {key: f'"${key.upper()}"' for key in ("namespace", "name", "attempt")}
     command = action.command.format(**values, cancel=CANCEL)
 
-    assert action.sentence.format(launcher="the one on $NODE") in section(text, "Mitigation")
+    sentence = action.sentence.format(launcher="the one on $NODE", missing="$RESOURCE")
+    assert sentence in section(text, "Mitigation")
     assert command in commands(text)
 
 

@@ -79,12 +79,13 @@ def an_ended_vmim(**overrides: Any) -> Vmim:
     fields: Json = {
         "phase": "Succeeded",
         "finished": True,
-        "finished_at": NOW - 599.0,
         "handed_off": True,
         "start": NOW - 660.0,
         "end": NOW - 600.0,
         "outcome": Outcome.SUCCEEDED,
     } | overrides
+    end = fields["end"]
+    fields.setdefault("finished_at", NOW - 599.0 if end is None else end + 1.0)
     return a_vmim(**fields)
 
 

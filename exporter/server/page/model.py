@@ -316,7 +316,10 @@ def build_page(
     """
     held = held or summarize_held(inputs.blocked, filters)
     dead = inputs.health.find_dead(now)
-    outcomes = count_outcomes(inputs.store, read_conditions(inputs.store, inputs.stuck, dead, now))
+    outcomes = count_outcomes(
+        inputs.store,
+        read_conditions(inputs.store, inputs.stuck, dead, now, inputs.health.find_contacts()),
+    )
     status = describe_status(
         inputs.health,
         vmis=inputs.store.nodes.total(),
@@ -411,7 +414,9 @@ def _summarize_cluster(
     total = sum_outcomes(outcomes)
     drained = None
     if named and filters.node in outcomes:
-        conditions = read_conditions(store, inputs.stuck, inputs.health.find_dead(now), now)
+        conditions = read_conditions(
+            store, inputs.stuck, inputs.health.find_dead(now), now, inputs.health.find_contacts()
+        )
         forecast, candidates = forecast_node(store, filters.node, conditions)
         drained = describe_drain(forecast, candidates, now, inputs.health)
     return Cluster(

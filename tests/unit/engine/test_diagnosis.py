@@ -187,6 +187,10 @@ CASES = {
         State.NO_MIGRATION,
         an_evacuation(pods=(SOURCE, a_target(migration_uid="older", phase="Succeeded"))),
     ),
+    "waits-for-its-other-half": (
+        State.WAITING_FOR_SYNC,
+        an_evacuation(vmims=(an_attempt(hold=Hold.SYNC, phase="Synchronizing"),)),
+    ),
     "quota": (State.QUOTA, an_evacuation(vmims=(an_attempt(hold=Hold.QUOTA),))),
     "backup": (State.BACKUP, an_evacuation(vmims=(an_attempt(hold=Hold.BACKUP),))),
     "utility-volumes": (

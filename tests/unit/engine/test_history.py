@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.engine.cooldown import measure_cooldown
 from exporter.engine.history import Ending, History, Migration, join, settle
 from exporter.engine.model import CLOCK_SKEW, Outcome
 from exporter.engine.rules import decide
@@ -278,7 +279,32 @@ def test_outcome(uid: str, end: float | None, outcome: Outcome) -> None:
         ("m1", a_migration(outcome=Outcome.UNKNOWN)),
         ("", a_migration(end=NOW - 60.0)),
     )
-    assert history.outcome(uid, end) is outcome
+    assert history.find(uid, end).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("end", "finished_at", "known"),
+    [
+        pytest.param(NOW - 60.0, None, NOW - 60.0, id="no-transition"),
+        pytest.param(None, NOW - 60.0, NOW - 60.0, id="no-end"),
+        pytest.param(NOW - 60.0, NOW - 60.0 + CLOCK_SKEW, NOW - 60.0, id="as-far-as-clocks-differ"),
+        pytest.param(NOW - 60.0, NOW - 59.0 + CLOCK_SKEW, NOW - 59.0 + CLOCK_SKEW, id="behind"),
+        pytest.param(NOW + 7_200.0, NOW - 60.0, NOW - 60.0, id="ahead"),
+    ],
+)
+def test_an_end_by_a_wrong_clock_is_replaced(
+    end: float | None, finished_at: float | None, known: float
+) -> None:
+    """An end more than five minutes from its VMIM's final transition is that transition."""
+    history = told(("m1", a_migration(end=end)), ("m1", Migration(finished_at=finished_at)))
+    assert history.newest_success() == known
+    assert list(history.written_ends()) == [known]
+    assert [ending.written_end for ending in history.endings(NOW + CLOCK_SKEW)] == [known]
+    duration = None if end is None else max(0.0, known - NOW + 660.0)
+    assert history.last_duration() == duration
+    evidence = some_evidence(vmi=a_vmi(migration=a_state(end=end)), history=history)
+    cooldown = measure_cooldown(evidence, a_policy(), NOW + CLOCK_SKEW)
+    assert (cooldown and cooldown.end) == (None if end is None else known)
 
 
 def test_reads_never_change_it() -> None:
@@ -315,13 +341,13 @@ def test_newest_success() -> None:
 
 
 def test_written_ends() -> None:
-    """Ends and final phases of every record, however far ahead and whatever the outcome."""
+    """The end of every record, however far ahead and whatever the outcome."""
     history = a_history(
         m1=a_migration(end=NOW - 90.0, finished_at=NOW - 89.0),
         m2=a_migration(end=NOW + 9_000.0, outcome=Outcome.FAILED, handed_off=False),
         m3=a_migration(end=None),
     )
-    assert sorted(history.written_ends()) == [NOW - 90.0, NOW - 89.0, NOW + 9_000.0]
+    assert sorted(history.written_ends()) == [NOW - 90.0, NOW + 9_000.0]
 
 
 def test_a_duration_is_measured_to_the_end_as_written() -> None:

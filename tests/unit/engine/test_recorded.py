@@ -32,8 +32,12 @@ FILE_NAMES = [f"{path.parent.name}-{path.stem}" for path in FILES]
 VERSION = "{0.parent.name}".format
 ENDED = {"succeeded", "cancelled"}
 """Recorded too: what is left when an evacuation is over."""
-DERIVED = {State.MIGRATION_STALLED: "migrating", State.UNKNOWN: "capacity"}
-"""States that are another recording, seen later or with a permission missing."""
+DERIVED = {
+    State.MIGRATION_STALLED: "migrating",
+    State.WAITING_FOR_SYNC: "target_not_ready",
+    State.UNKNOWN: "capacity",
+}
+"""States that are another recording, seen later, in another phase or with a permission missing."""
 
 
 def load(path: Path, *, limits: bool = True) -> tuple[Store, Evidence, float]:
@@ -83,6 +87,22 @@ def test_a_migration_that_goes_on_for_too_long(path: Path) -> None:
     found = diagnose(evidence, StuckPolicy(), store.load(), now + 7300)
     assert found is not None
     assert found.state is State.MIGRATION_STALLED
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/target_not_ready.json")), ids=VERSION)
+@pytest.mark.parametrize("phase", ["WaitingForSync", "Synchronizing"])
+def test_an_attempt_in_a_phase_between_clusters(path: Path, phase: str) -> None:
+    """The recorded attempt in a phase of a migration between clusters waits for its other half."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    store, _, now = load(path)
+    for vmim in recorded["vmims"]:
+        if vmim["status"]["phase"] not in ("Succeeded", "Failed"):
+            vmim["status"]["phase"] = phase
+            store.put(parse_object(Resource.VMIMS, msgspec.json.encode(vmim)).fact)
+    (evidence,) = store.evacuating()
+    found = diagnose(evidence, StuckPolicy(), store.load(), now)
+    assert found is not None
+    assert found.state is State.WAITING_FOR_SYNC
 
 
 def test_every_state_is_recorded() -> None:

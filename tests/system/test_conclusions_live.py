@@ -1,0 +1,226 @@
+"""What the program concludes where a watch, a clock or an object cannot be believed."""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, poll, vmi, vmim
+from tests.cluster.users import open_kubeconfig
+from tests.support.api_servers import SimulatedStage
+from tests.support.evacuation_log import ask_evacuation
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
+from tests.system.test_evidence_live import requested, until_evacuation
+
+
+SKEWED = """
+import os, time
+ahead, real = float(os.environ["CLOCK_AHEAD"]), time.time
+time.time = lambda: real() + ahead
+"""
+STUCK = "kubevirt_vmi_evacuation_stuck"
+
+
+@asynccontextmanager
+async def running(
+    stage: SimulatedStage, directory: Path, *, ahead: float = 0.0, **config: object
+) -> AsyncIterator[Program]:
+    """The program with this configuration, its clock `ahead` seconds of the API server's."""
+    login = directory / "kubeconfig"
+    (directory / "sitecustomize.py").write_text(SKEWED)
+    path = os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))
+    environment = {"PYTHONPATH": path, "CLOCK_AHEAD": str(ahead)}
+    arguments = ("--kubeconfig", str(open_kubeconfig(login, stage.url)))
+    async with program(directory, *arguments, config=config, environment=environment) as exporter:
+        await exporter.ready()
+        yield exporter
+        assert await exporter.end() == 0
+
+
+def ended_attempt(phase: str, at: float, **state: str) -> dict[str, Any]:
+    """The status of a VMIM that was handed off and reached its final phase at this time."""
+    entered = [
+        {"phase": "Scheduled", "phaseTransitionTimestamp": rfc3339(at - 60)},
+        {"phase": phase, "phaseTransitionTimestamp": rfc3339(at)},
+    ]
+    return {"phase": phase, "phaseTransitionTimestamps": entered, "migrationState": state}
+
+
+async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """Before the hand-off the state is unknown, after it the VM is migrating."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    made = await admin.create(VMIS, vmi("db", namespace))
+    await admin.create(PODS, launcher_pod(made))
+    async with running(simulated, tmp_path) as exporter:
+        simulated.server.answer(VMIMS.plural, 500)
+        simulated.server.cut(VMIMS.plural)
+        await admin.merge(VMIS, namespace, "db", {"status": requested("n1", time.time())})
+        before = await until_evacuation(exporter, f"{namespace}/db")
+        assert before["state"] == "unknown"
+        assert "virtualmachineinstancemigrations" in before["nextStep"]
+
+        state = {"migrationUid": "m", "sourceNode": "n1", "targetNode": "n2"}
+        await admin.merge(VMIS, namespace, "db", {"status": {"migrationState": state}})
+
+        async def handed_off() -> str | None:
+            found = await ask_evacuation(exporter, f"{namespace}/db")
+            assert found is not None
+            return None if found["state"] == "unknown" else found["state"]
+
+        assert await poll(handed_off, what="another state") == "migrating"
+
+        simulated.server.recover()
+        await until_evacuation(exporter, f"{namespace}/db", state="zombie_state")
+
+
+async def test_a_dead_watch_of_vmis(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """A stuck evacuation becomes unknown and was last seen stuck; no series says 1, no Event."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    await admin.create(VMIS, vmi("db", namespace, status=requested("n1", time.time() - 7200)))
+    kube = {"staleAfter": "2s", "deadAfter": "2s"}
+    async with running(simulated, tmp_path, kube=kube) as exporter:
+        await until_evacuation(exporter, f"{namespace}/db", stuckBy=["age"])
+        assert await exporter.sample(STUCK, name="db") == 1
+
+        simulated.server.answer(VMIS.plural, 500)
+        simulated.server.cut(VMIS.plural)
+
+        lost = await until_evacuation(exporter, f"{namespace}/db", state="unknown")
+        assert lost["stuckBy"] == []
+        assert lost["lastSeen"]["stuck"]
+        assert "virtualmachineinstances" in lost["nextStep"]
+        assert await exporter.sample(STUCK, name="db") == 0
+        assert await exporter.sample("kubevirt_eviction_exporter_stuck_evacuations") == 0
+
+        simulated.server.recover()
+        back = await until_evacuation(exporter, f"{namespace}/db", stuckBy=["age"])
+        assert back["lastSeen"] is None
+
+
+async def test_an_end_by_a_wrong_clock(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """The target's clock is two hours ahead: the VM is held from the end of its VMIM on."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    now = time.time()
+    migration = await admin.create(VMIMS, vmim("m", namespace, of="db"))
+    times = {"startTimestamp": rfc3339(now - 120), "endTimestamp": rfc3339(now + 7140)}
+    state = {"migrationUid": migration["metadata"]["uid"], "completed": True, **times}
+    await admin.merge_status(VMIMS, namespace, "m", ended_attempt("Succeeded", now - 60, **times))
+    await admin.create(VMIS, vmi("db", namespace, status={"migrationState": state}))
+    async with running(simulated, tmp_path) as exporter:
+        verdict = await exporter.verdict(namespace, "db", "preEviction", dryRun=True)
+        assert verdict["reason"] == "cooldown"
+        assert 800 < verdict["retryAfterSeconds"] <= 840
+        _, explained = await exporter.get(f"/v1/vmis/{namespace}/db")
+        assert explained["migrations"][0]["end"] == rfc3339(now - 60)
+
+
+async def test_a_migration_whose_vmim_is_final(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """A start without an end is over once the VMIM has been final for `kube.deadAfter`."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    now = time.time()
+    migration = await admin.create(VMIMS, vmim("m", namespace, of="db", evacuates="n1"))
+    await admin.merge_status(VMIMS, namespace, "m", ended_attempt("Failed", now - 640))
+    uid = migration["metadata"]["uid"]
+    state = {"migrationUid": uid, "startTimestamp": rfc3339(now - 690)}
+    status = requested("n1", now - 700, migrationState=state)
+    await admin.create(VMIS, vmi("db", namespace, status=status))
+    async with running(simulated, tmp_path) as exporter:
+        found = await until_evacuation(exporter, f"{namespace}/db")
+        assert found["state"] == "zombie_state"
+        verdict = await exporter.verdict(namespace, "db", "filter", dryRun=True)
+        assert verdict["allowed"]
+        cooling = await exporter.verdict(namespace, "db", "preEviction", dryRun=True)
+        assert cooling["reason"] == "cooldown"
+        assert 200 < cooling["retryAfterSeconds"] <= 260
+
+
+async def test_a_vmi_that_cannot_be_read_any_more(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """It holds for `kube.deadAfter` longer, is named in log and explanation, and recovers."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    state = {"migrationUid": "m", "startTimestamp": rfc3339(time.time())}
+    await admin.create(VMIS, vmi("db", namespace, status={"migrationState": state}))
+    async with running(simulated, tmp_path, kube={"deadAfter": "3s"}) as exporter:
+        await exporter.until_verdict(namespace, "db", "filter", "migration_in_progress")
+
+        await admin.merge(VMIS, namespace, "db", {"status": {"nodeName": {"not": "a name"}}})
+
+        await exporter.until(
+            f"/v1/vmis/{namespace}/db", lambda _, body: body.get("unreadableSince") is not None
+        )
+        held = await exporter.verdict(namespace, "db", "filter", dryRun=True)
+        assert held["reason"] == "migration_in_progress"
+        await exporter.until_verdict(namespace, "db", "filter", None)
+        _, explained = await exporter.get(f"/v1/vmis/{namespace}/db")
+        assert explained["rules"][0]["silenced"]
+        assert not explained["stale"]
+        assert exporter.events("object_refused")[0]["name"] == "db"
+
+        await admin.merge(VMIS, namespace, "db", {"status": {"nodeName": "n1"}})
+        await exporter.until_verdict(namespace, "db", "filter", "migration_in_progress")
+
+
+async def test_a_migration_between_clusters(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """An attempt that waits for its peer is named, with KubeVirt's own words."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    words = "waiting for incoming synchronization, unable to proceed"
+    blocked = {
+        "type": "decentralizedMigrationBlocked",
+        "status": "True",
+        "reason": "DecentralizedNotLiveMigratable",
+        "message": words,
+    }
+    made = await admin.create(VMIS, vmi("db", namespace, status=requested("n1", time.time())))
+    await admin.create(PODS, launcher_pod(made))
+    await admin.create(VMIMS, vmim("m", namespace, of="db"))
+    status = {"phase": "Synchronizing", "conditions": [blocked]}
+    await admin.merge_status(VMIMS, namespace, "m", status)
+    async with running(simulated, tmp_path) as exporter:
+        found = await until_evacuation(exporter, f"{namespace}/db")
+        assert found["state"] == "waiting_for_sync"
+        assert [one["message"] for one in found["why"]] == [words]
+
+
+async def test_a_clock_that_was_behind(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """The condition dates the request, also for a process whose clock was right from the start."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    now = int(time.time())
+    checkpoint = f"file:{tmp_path / 'checkpoint'}"
+    async with running(simulated, tmp_path, ahead=-240, checkpoint=checkpoint) as slow:
+        await admin.create(VMIS, vmi("db", namespace, status=requested("n1", None)))
+        await until_evacuation(slow, f"{namespace}/db")
+        await admin.merge(VMIS, namespace, "db", {"status": requested("n1", now)})
+        await until_evacuation(slow, f"{namespace}/db", requestedAt=rfc3339(now))
+    async with running(simulated, tmp_path, checkpoint=checkpoint) as exporter:
+        await until_evacuation(exporter, f"{namespace}/db", requestedAt=rfc3339(now))
+
+
+async def test_a_clock_that_is_ahead(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """With our clock two minutes ahead the first failure still counts."""
+    namespace = await simulated.make_namespace()
+    admin = simulated.admin
+    await admin.create(VMIS, vmi("db", namespace))
+    async with running(simulated, tmp_path, ahead=120) as exporter:
+        await admin.merge(VMIS, namespace, "db", {"status": requested("n1", None)})
+        await until_evacuation(exporter, f"{namespace}/db")
+        now = time.time()
+        await admin.merge(VMIS, namespace, "db", {"status": requested("n1", now)})
+        await admin.create(VMIMS, vmim("m", namespace, of="db", evacuates="n1"))
+        await admin.merge_status(VMIMS, namespace, "m", ended_attempt("Failed", now + 2))
+        await exporter.until(
+            f"/v1/vmis/{namespace}/db", lambda _, body: len(body["migrations"]) == 1
+        )
+        found = await ask_evacuation(exporter, f"{namespace}/db")
+        assert found is not None
+        assert found["failedAttempts"] == 1
