@@ -251,7 +251,7 @@ class TestTheSame:
             shown = await rows(page, "#drain-rows tbody tr")
             said = await text(page, "#drain .verdict")
 
-        counts = ("vmis", "leaves", "waits", "restarts", "stays", "external")
+        counts = ("vmis", "leaves", "waits", "fails", "restarts", "stays", "external")
         assert {key: int(row[key]) for key in counts} == {key: nodes[0][key] for key in counts}
         assert said.startswith("It can be" if told["canBeEmptied"] else "It cannot be")
         assert {one["name"]: (one["outcome"], one["failedAttempts"]) for one in shown} == {

@@ -113,7 +113,7 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         states=list(State),
         reasons=list(Reason),
         sorts=list(Sort),
-        outcomes=[one for one in GRAVEST if one is not DrainOutcome.FAILS],
+        outcomes=GRAVEST,
         kept=KEPT,
         drain_words=_DRAIN_WORDS,
         drain_rows=() if cluster is None else _list_drain_rows(cluster.drained),

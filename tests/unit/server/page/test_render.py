@@ -311,7 +311,7 @@ class TestRows:
         """Its VMs, how many of them no rule holds, the others by reason; drain outcomes."""
         page = shown(busy_inputs())
 
-        assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 0 1 0 0"
+        assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0"
 
     def test_a_node_that_is_filtered_has_its_drain(self) -> None:
         """Whether it can be emptied, and each of its VMs; not where VMs have no names."""
