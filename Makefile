@@ -146,11 +146,15 @@ release-dry-run: sbom
 	@tests/tools/build helm kustomize
 	@$(BIN)/python -m tests.generate.release $(DIST)
 
-# New pins for both sets of requirements; read the diff before committing it.
+# Fails unless every base image of the Dockerfiles is pinned by its digest; a release needs that.
+release-check: $(DEVELOPMENT)
+	@$(BIN)/python -m tests.generate.release --check
+
+# New pins for both sets of requirements, of wheels only, so that no code of theirs runs; read the diff before committing it.
 pins: $(DEVELOPMENT)
-	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
+	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
 	    pyproject.toml -o requirements/runtime.txt
-	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
+	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
 	    --group dev -c requirements/runtime.txt pyproject.toml -o requirements/development.txt
 
 clean:

@@ -171,6 +171,14 @@ def test_each_mode_has_values_for_ci() -> None:
             "mode=metrics only, not with mode=sidecar",
         ),
         ({"admission": {"enabled": True}}, "mode=standalone only, not"),
+        (
+            {
+                "mode": "standalone",
+                "admission": {"enabled": True},
+                "config": {"admission": {"groups": ["x'] || true || 'x' in ['"]}},
+            },
+            "config.admission.groups",
+        ),
         ({"mode": "side-car"}, "mode"),
         ({"podmonitor": {"enabled": True}}, "podmonitor"),
         ({"podMonitor": {"interval": 30}}, "podMonitor"),

@@ -20,7 +20,7 @@ from exporter import __version__
 from tests.cluster import PATIENCE, find_binary
 from tests.generate import REPOSITORY
 from tests.generate.manifests import NAME, REGISTRY, ROOT
-from tests.generate.release import CHECKSUMS
+from tests.generate.release import CHECKSUMS, find_unpinned
 from tests.support.program import ANYWHERE
 
 
@@ -164,6 +164,36 @@ def test_a_workflow_may_do_nothing_by_default(path: Path) -> None:
     for action, comment in uses:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action), action
         assert re.fullmatch(r"  # v\d+\.\d+\.\d+", comment), action
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_no_checkout_leaves_its_credentials(path: Path) -> None:
+    """Else every later step of the job could use the token."""
+    workflow: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    checkouts = [one for one in steps if one.get("uses", "").startswith("actions/checkout@")]
+
+    assert all(one.get("with", {}).get("persist-credentials") is False for one in checkouts)
+
+
+def test_no_release_without_digests_of_the_base_images() -> None:
+    """The workflow's check finds images that only have a tag; stages and `scratch` have none."""
+    pinned = f"python:3.11@sha256:{'0' * 64}"
+    dockerfile = f"FROM {pinned} AS build\nFROM golang:1.26 AS go\nFROM scratch\n"
+
+    assert find_unpinned(dockerfile) == ["golang:1.26"]
+    assert "run: make release-check" in WORKFLOWS[-1].read_text(encoding="utf-8")
+
+
+def test_signatures_are_verified_by_workflow_and_tag() -> None:
+    """Another workflow of the repository, or of a branch, could sign as well."""
+    commands = re.findall(r"^cosign verify.*$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    release = WORKFLOWS[-1].relative_to(ROOT)
+
+    assert commands
+    assert all(
+        f"--certificate-identity {REPOSITORY}/{release}@refs/tags/TAG " in one for one in commands
+    )
 
 
 def test_ci_runs_what_everybody_can_run() -> None:

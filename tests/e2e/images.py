@@ -9,6 +9,7 @@ the machine's Go, for distroless the packages that distroless itself is made of.
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -171,12 +172,20 @@ def of_binaries(name: str, folder: str, *tools: str, user: str = "0") -> Image:
     return Image(f"localhost/{name}:1", [f"tests/tools/{folder}"], build)
 
 
-def build_file(image: str, folder: Path, revision: str, *options: str) -> None:
-    """Run a Dockerfile; its steps trust the authorities that the machine trusts."""
+def build_file(
+    image: str, folder: Path, revision: str, *options: str, file: Path | None = None
+) -> None:
+    """Run a Dockerfile, by default the folder's; its steps trust the machine's authorities.
+
+    The stand-ins of the base images have no digests, so those of the Dockerfile are left out.
+    """
+    dockerfile = FOLDER / "Dockerfile"
+    text = (file or folder / "Dockerfile").read_text(encoding="utf-8")
+    dockerfile.write_text(re.sub(r"@sha256:[0-9a-f]{64}", "", text), encoding="utf-8")
     made = [f"--build-arg=VERSION={__version__}", f"--build-arg=REVISION={revision}"]
     trust = f"--volume={_AUTHORITIES}:{_AUTHORITIES}:ro"
     here = ["--isolation=chroot", "--network=host", "--pull-never", "--layers", trust]
-    buildah("build", *here, *made, *options, "--tag", image, folder)
+    buildah("build", *here, *made, *options, "--file", dockerfile, "--tag", image, folder)
 
 
 def stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:

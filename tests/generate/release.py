@@ -2,7 +2,8 @@
 
 `python -m tests.generate.release FOLDER` (`make release-dry-run`) writes the wheel and the source
 distribution, the chart, install.yaml, the rules with runbook URLs of this version, and the
-checksums of whatever is in the folder then. The images, signatures and attestations are made by
+checksums of whatever is in the folder then. `--check` (`make release-check`) fails if a base image
+is not pinned by its digest. The images, signatures and attestations are made by
 .github/workflows/release.yaml, which needs a registry.
 """
 
@@ -10,6 +11,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from tests.generate.rules import RULES
 
 
 CHECKSUMS = "SHA256SUMS"
+DOCKERFILES = (ROOT / "Dockerfile", ROOT / "deploy/descheduler/Dockerfile")
 
 
 def build_packages(folder: Path, epoch: int) -> None:
@@ -90,6 +93,24 @@ def write_checksums(folder: Path) -> None:
     (folder / CHECKSUMS).write_text("".join(lines), encoding="ascii")
 
 
+def find_unpinned(dockerfile: str) -> list[str]:
+    """The base images of a Dockerfile that are not pinned by their digest."""
+    images = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+    pinned = re.compile(r"\S+@sha256:[0-9a-f]{64}")
+    return [one for one in images if one != "scratch" and not pinned.fullmatch(one)]
+
+
+def check() -> None:
+    """Exit with an error that names the base images without a digest."""
+    unpinned = {one for path in DOCKERFILES for one in find_unpinned(path.read_text("utf-8"))}
+    if unpinned:
+        sys.exit(
+            f"not pinned by digest: {', '.join(sorted(unpinned))}. Append to each @ and the"
+            " digest that this prints; Dependabot renews it:"
+            " docker buildx imagetools inspect IMAGE --format '{{.Manifest.Digest}}'"
+        )
+
+
 def main(folder: Path) -> None:
     """Write everything into the folder."""
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
@@ -102,4 +123,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1:] == ["--check"]:
+        check()
+    else:
+        main(Path(sys.argv[1]))

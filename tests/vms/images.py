@@ -55,8 +55,8 @@ def _build_launcher(revision: str) -> None:
     programs = find_binary("virt-launcher").parent
     contexts = {"programs": programs, "tests": _HERE}
     options = [f"--build-context={name}={folder}" for name, folder in contexts.items()]
-    file = f"--file={_HERE / 'Dockerfile'}"
-    build_file(LAUNCHER.name, Path(module.strip()), revision, file, *options)
+    file = _HERE / "Dockerfile"
+    build_file(LAUNCHER.name, Path(module.strip()), revision, *options, file=file)
 
 
 def _qemu(folder: Path) -> Path:
