@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from exporter.engine.model import (
@@ -13,11 +13,12 @@ from exporter.engine.model import (
     Reason,
     ReviewOutcome,
     Seconds,
+    Vmi,
 )
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
-NODE_KEPT_FOR: Seconds = 86_400.0
+BLOCKS_KEPT_FOR: Seconds = 86_400.0
 """A series ends a day after its last increase, so increases over up to a day stay right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
@@ -97,16 +98,69 @@ class HeldEvictions:
         return [*reversed(self._by_vmi.get(vmi_uid, {}).values())]
 
 
+HELD_VMIS = 10_000
+"""How many VMIs `Holds` remembers: more than the VMs of a node that is drained."""
+SHORTEST_PAUSE: Seconds = 900.0
+"""A pause in the denials of a VMI that ends its hold at the earliest."""
+
+
+@dataclass(slots=True)
+class Hold:
+    """Evictions of a VMI that the admission webhook has denied without a pause.
+
+    `since` is the first denial. The hold is over at `until` if no other denial follows.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    since: Instant
+    until: Instant
+    reason: Reason
+
+
+class Holds:
+    """The present hold of each VMI by its UID; the one that was denied longest ago is dropped."""
+
+    def __init__(self) -> None:
+        self._by_vmi: dict[str, Hold] = {}
+
+    def find(self, vmi: Vmi, now: Instant) -> Hold | None:
+        """The VMI's hold, if it has not ended. It ends when the VMI leaves its node."""
+        hold = self._by_vmi.get(vmi.uid)
+        return hold if hold and hold.node == vmi.node and now <= hold.until else None
+
+    def extend(self, vmi: Vmi, reason: Reason, cooldown: Seconds, now: Instant) -> None:
+        """Begin or go on with a hold, because an eviction is denied."""
+        present = self.find(vmi, now)
+        since = now if present is None else present.since
+        until = now + max(cooldown, SHORTEST_PAUSE)
+        self._by_vmi.pop(vmi.uid, None)
+        self._by_vmi[vmi.uid] = Hold(vmi.namespace, vmi.name, vmi.node, since, until, reason)
+        if len(self._by_vmi) > HELD_VMIS:
+            del self._by_vmi[next(iter(self._by_vmi))]
+
+    def end(self, vmi: Vmi) -> None:
+        """End a hold: the VMI is being evacuated."""
+        self._by_vmi.pop(vmi.uid, None)
+
+    def open(self, now: Instant) -> list[Hold]:
+        """The holds that have not ended; those that have are dropped."""
+        self._by_vmi = {uid: one for uid, one in self._by_vmi.items() if now <= one.until}
+        return [*self._by_vmi.values()]
+
+
 @dataclass
 class Counters:
     """Counts of blocked answers (by reason, node, namespace), requests, refusals and reviews.
 
-    Connections are refused by listener, requests by status. `blocked_at`: the last blocked answer
-    of each node. `reviews` is None without an admission webhook, `events` if none are written.
+    Connections are refused by listener, requests by status. `blocked_at`: by node and namespace,
+    the last blocked answer, or the last time that VMIs were found there. `reviews` is None without
+    an admission webhook, `events` if none are written.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
-    blocked_at: dict[str, Instant] = field(default_factory=dict)
+    blocked_at: dict[tuple[str, str], Instant] = field(default_factory=dict)
     cooldowns: Histogram = field(default_factory=lambda: Histogram(COOLDOWN_BUCKETS))
     unknown_candidates: Counter[Mismatch] = field(default_factory=Counter)
     requests: dict[str, Histogram] = field(default_factory=dict)
@@ -115,6 +169,7 @@ class Counters:
     reviews: Counter[ReviewOutcome] | None = None
     events: Counter[tuple[EventReason, EventOutcome]] | None = None
     held_evictions: HeldEvictions = field(default_factory=HeldEvictions)
+    holds: Holds = field(default_factory=Holds)
 
     def count_block(
         self,
@@ -127,22 +182,27 @@ class Counters:
     ) -> None:
         """Count a blocked answer, and observe its cooldown if that is the reason."""
         self.blocks[reason, node, namespace] += 1
-        self.blocked_at[node] = now
+        self.blocked_at[node, namespace] = now
         if reason is Reason.COOLDOWN and cooldown is not None:
             self.cooldowns.observe(cooldown)
 
-    def forget_nodes(self, present: Container[str], now: Instant) -> None:
-        """Drop the counts of nodes without VMIs and without blocks for `NODE_KEPT_FOR`."""
-        gone = {
-            node
-            for node, at in self.blocked_at.items()
-            if node not in present and now - at >= NODE_KEPT_FOR
-        }
-        if not gone:
+    def forget_blocks(
+        self, nodes: Container[str], vmis: Iterable[tuple[str, str]], now: Instant
+    ) -> None:
+        """Drop counts `BLOCKS_KEPT_FOR` after their last block, unless VMIs are left there.
+
+        `vmis` are the namespaces and names of all VMIs. Where some are left on the node and in the
+        namespace the counts are kept for as long again.
+        """
+        old = {pair for pair, at in self.blocked_at.items() if now - at >= BLOCKS_KEPT_FOR}
+        if not old:
             return
-        self.blocks = Counter({key: n for key, n in self.blocks.items() if key[1] not in gone})
-        for node in gone:
-            del self.blocked_at[node]
+        namespaces = {namespace for namespace, _ in vmis}
+        gone = {one for one in old if one[0] not in nodes or one[1] not in namespaces}
+        self.blocks = Counter({key: n for key, n in self.blocks.items() if key[1:] not in gone})
+        self.blocked_at |= dict.fromkeys(old, now)
+        for one in gone:
+            del self.blocked_at[one]
 
     def count_request(self, endpoint: str, duration: Seconds) -> None:
         """Count an answered request."""

@@ -48,6 +48,7 @@ class ReviewOutcome(StrEnum):
     UNKNOWN_POD = "unknown_pod"
     UNAVAILABLE = "unavailable"
     EVACUATING = "evacuating"
+    HELD_TOO_LONG = "held_too_long"
     ALLOWED = "allowed"
     DENIED = "denied"
     WARNED = "warned"

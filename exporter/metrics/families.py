@@ -102,7 +102,7 @@ class CoolingFamily(Family, frozen=True, kw_only=True):
 
 
 def _sample_blocks(view: View) -> list[Sample]:
-    view.counters.forget_nodes(view.store.nodes, view.now)
+    view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
     return [Sample(key, value) for key, value in sorted(view.counters.blocks.items())]
 
 
@@ -130,6 +130,16 @@ def _sample_refused_connections(view: View) -> list[Sample]:
 def _sample_reviews(view: View) -> list[Sample]:
     reviews = view.counters.reviews
     return [] if reviews is None else [Sample((one,), reviews[one]) for one in ReviewOutcome]
+
+
+def _sample_holds(view: View) -> list[Sample]:
+    """Of VMIs that a migration in progress has held for longer than `stuck.migrationTimeout`."""
+    return [
+        Sample((one.namespace, one.name, one.node), one.since)
+        for one in view.counters.holds.open(view.now)
+        if one.reason is Reason.MIGRATION_IN_PROGRESS
+        and view.now - one.since > view.stuck.migration_timeout
+    ]
 
 
 def _sample_events(view: View) -> list[Sample]:
@@ -322,6 +332,16 @@ EXPORTER: tuple[ViewFamily, ...] = (
         help="Evictions that the admission webhook was asked about, by outcome; dry runs left out.",
         labels=("outcome",),
         sample=_sample_reviews,
+    ),
+    ViewFamily(
+        name="kubevirt_vmi_eviction_held_timestamp_seconds",
+        type="gauge",
+        help=(
+            "Time of the webhook's first denial of a VMI that a migration in progress has held for"
+            " longer than stuck.migrationTimeout."
+        ),
+        labels=("namespace", "name", "node"),
+        sample=_sample_holds,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_events_total",

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import structlog
 from aiohttp import hdrs, web
+from msgspec import structs
 
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
@@ -37,6 +38,12 @@ PATH = "/v1/evictions"
 REVIEW_BYTES = 2**18
 """The largest accepted review; an Eviction has 1 or 2 kB."""
 REMEMBERED = 1_000
+
+EVENTS = {
+    ReviewOutcome.DENIED: "eviction_denied",
+    ReviewOutcome.WARNED: "eviction_would_be_denied",
+    ReviewOutcome.HELD_TOO_LONG: "eviction_allowed_after_max_hold",
+}
 
 log = structlog.stdlib.get_logger()
 
@@ -90,36 +97,57 @@ class Admission:
                 policy=service.policy,
                 now=now,
             )
+            if self._is_held_too_long(judgement, now):
+                judgement = structs.replace(judgement, outcome=ReviewOutcome.HELD_TOO_LONG)
             answer = write_answer(review, judgement, service.policy, now)
-            if not review.dry_run:
+            # Anything else than an eviction was not sent by the API server.
+            if review.is_eviction and not review.dry_run:
                 self._count(review, judgement, now)
         except Exception:
             log.exception("review_failed")
             return write_answer(review, None, service.policy, now)
         return answer
 
+    def _is_held_too_long(self, judgement: Judgement, now: Instant) -> bool:
+        """Whether a denied VMI has been held for `admission.maxHold`."""
+        if judgement.outcome is not ReviewOutcome.DENIED or judgement.evidence is None:
+            return False
+        hold = self._service.counters.holds.find(judgement.evidence.vmi, now)
+        longest = self._settings.max_hold
+        return hold is not None and longest > 0 and now - hold.since >= longest
+
     def _count(self, review: Review, judgement: Judgement, now: Instant) -> None:
-        counters = self._service.counters
+        counters, outcome = self._service.counters, judgement.outcome
         if counters.reviews is not None:
-            counters.reviews[judgement.outcome] += 1
+            counters.reviews[outcome] += 1
         evidence, verdict = judgement.evidence, judgement.verdict
+        if outcome is ReviewOutcome.EVACUATING and evidence is not None:
+            counters.holds.end(evidence.vmi)
         if evidence is None or verdict is None or verdict.reason is None:
             return
-        denied, vmi = judgement.outcome is ReviewOutcome.DENIED, evidence.vmi
+        denied, vmi = outcome is ReviewOutcome.DENIED, evidence.vmi
         if denied:
             self._service.count_held(vmi, verdict, verdict.reason, now)
+        if denied or outcome is ReviewOutcome.HELD_TOO_LONG:
+            cooldown = verdict.effective_cooldown or self._service.policy.migration_cooldown
+            counters.holds.extend(vmi, verdict.reason, cooldown, now)
         user = escape(review.user[:LONGEST_NAME])
         counters.held_evictions.note(
             vmi.uid, HeldEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )
         if self._logged.lets_through((vmi.uid, user, verdict.reason), now):
-            self._log(review, user, evidence, verdict, denied=denied)
+            self._log(review, user, evidence, verdict, outcome)
 
     def _log(
-        self, review: Review, user: str, evidence: Evidence, verdict: Verdict, *, denied: bool
+        self,
+        review: Review,
+        user: str,
+        evidence: Evidence,
+        verdict: Verdict,
+        outcome: ReviewOutcome,
     ) -> None:
         log.info(
-            "eviction_denied" if denied else "eviction_would_be_denied",
+            EVENTS[outcome],
             user=user,
             pod=review.pod,
             namespace=evidence.vmi.namespace,

@@ -10,9 +10,19 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, Policy, Reason, Resource, ReviewOutcome, Seconds, Verdict
+from exporter.engine.model import (
+    Instant,
+    Pod,
+    Policy,
+    Reason,
+    Resource,
+    ReviewOutcome,
+    Seconds,
+    Verdict,
+)
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health
@@ -139,9 +149,11 @@ def judge(
     if found is None or not available:
         return Judgement(outcome=ReviewOutcome.UNAVAILABLE)
     pod, evidence = found
-    if evidence.vmi.evacuation_node:
-        return Judgement(outcome=ReviewOutcome.EVACUATING)
     verdict = decide(evidence, policy, now, dead=dead)
+    if _is_target(pod, evidence.without(dead)):
+        verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)
+    elif evidence.vmi.evacuation_node:
+        return Judgement(outcome=ReviewOutcome.EVACUATING, evidence=evidence)
     # A finished pod, such as a migration's source, runs nothing: evicting it moves nothing.
     if verdict.allowed or pod.finished:
         return Judgement(outcome=ReviewOutcome.ALLOWED)
@@ -153,6 +165,21 @@ def judge(
     )
 
 
+def _is_target(pod: Pod, evidence: Evidence) -> bool:
+    """Whether a pod is the target of the VMI's unfinished migration.
+
+    KubeVirt answers the eviction of one whose VMI is marked as if it were the VMI's own pod, and a
+    descheduler then waits ten minutes for it.
+    """
+    if pod.finished or pod.node == evidence.vmi.node:
+        return False
+    state, vmim = evidence.vmi.migration, evidence.unfinished()
+    present = {vmim.uid} if vmim is not None else set()
+    if state is not None and state.running:
+        present.add(state.uid)
+    return bool(present) and (not pod.migration_uid or pod.migration_uid in present)
+
+
 def write_answer(
     review: Review, judgement: Judgement | None, policy: Policy, now: Instant
 ) -> bytes:
@@ -161,7 +188,9 @@ def write_answer(
     if judgement is not None and judgement.evidence is not None and judgement.verdict is not None:
         message = write_message(judgement.evidence, judgement.verdict, policy, now)
         if judgement.allowed:
-            response.warnings = [f"{NAME} would deny this eviction: {message}"]
+            held = judgement.outcome is ReviewOutcome.HELD_TOO_LONG
+            why = "allows after admission.maxHold" if held else "would deny"
+            response.warnings = [f"{NAME} {why} this eviction: {message}"]
             response.audit_annotations = {AUDIT_ANNOTATION: message}
         else:
             response.allowed = False

@@ -157,11 +157,15 @@ class AdmissionMode(StrEnum):
 
 @dataclass(frozen=True)
 class AdmissionSettings:
-    """Whose evictions the admission webhook judges, by exact user or group name."""
+    """Whose evictions the admission webhook judges, by exact user or group name.
+
+    `max_hold`: how long evictions of one VMI may be denied without a pause; 0: without end.
+    """
 
     mode: AdmissionMode = AdmissionMode.WARN
     users: Names = ()
     groups: Names = ()
+    max_hold: Annotated[Seconds, parse_duration] = 86_400.0
 
 
 @dataclass(frozen=True)

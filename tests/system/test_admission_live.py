@@ -20,7 +20,7 @@ from typing import Any, Self, TypeAlias
 import aiohttp
 import pytest
 
-from tests.cluster import poll
+from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, poll, vmim
 from tests.cluster.processes import freeze
 from tests.cluster.users import kubeconfig
 from tests.support.admission import (
@@ -78,6 +78,7 @@ class Ground:
         url: str | None = None,
         pair: Pair | None = None,
         measured: bool = False,
+        max_hold: str = "24h",
     ) -> AsyncIterator[Program]:
         """An exporter whose webhook judges the listed evictor; it listens, ready or not."""
         cluster = self.real.cluster
@@ -85,6 +86,7 @@ class Ground:
         login = kubeconfig(file, url or cluster.api.url, cluster.exporter)
         config = admitting(pair or self.pair, mode, self.listed.user.name)
         config["kube"] = {"syncTimeout": "10m"}
+        config["admission"]["maxHold"] = max_hold
         arguments = ("--kubeconfig", str(login))
         async with program(self.folder, *arguments, config=config, measured=measured) as running:
             await running.listening()
@@ -100,11 +102,9 @@ class Ground:
             yield
 
     @asynccontextmanager
-    async def held_back(
-        self, mode: str = "enforce", *, measured: bool = False
-    ) -> AsyncIterator[Program]:
+    async def held_back(self, mode: str = "enforce", **options: Any) -> AsyncIterator[Program]:
         """A ready exporter that the API server calls."""
-        async with self.exporter(mode, measured=measured) as exporter, self.called(exporter):
+        async with self.exporter(mode, **options) as exporter, self.called(exporter):
             await exporter.ready()
             await exporter.until_verdict(self.namespace, "held", "preEviction", "cooldown")
             await self.listed.until_called(exporter, self.free)
@@ -216,6 +216,42 @@ async def test_a_vm_that_evacuates_already(ground: Ground) -> None:
     async with ground.held_back() as exporter:
         assert (await ground.listed.evict(pod)).code == 201
         assert await exporter.sample(REVIEWS, outcome="evacuating") == 1
+
+
+async def test_the_target_pod_of_a_migration_is_held(ground: Ground) -> None:
+    """Its eviction is denied while the migration runs, although the VM is being evacuated."""
+    admin, namespace = ground.real.admin, ground.namespace
+    await add_vm(admin, namespace, "moving", held=False, evacuates="n1")
+    moving = await admin.get(VMIS, namespace, "moving")
+    pending = await admin.create(VMIMS, vmim("m-moving", namespace, of="moving"))
+    pod = await admin.create(PODS, launcher_pod(moving, node="n2", migration=pending))
+    async with ground.held_back() as exporter:
+        await exporter.until_verdict(namespace, "moving", "filter", "migration_in_progress")
+
+        async def evict() -> Answer | None:
+            answer = await ground.listed.evict(pod["metadata"]["name"], dry_run=True)
+            return answer if answer.code == 429 else None
+
+        answer = await poll(evict, what="a denial of the target pod's eviction")
+    assert "migration_in_progress" in answer.message
+    assert "Eviction triggered evacuation" not in answer.message
+
+
+async def test_a_hold_ends_after_its_longest_time(ground: Ground) -> None:
+    """After admission.maxHold the eviction passes with a warning, and is counted as such."""
+    pod = await add_vm(ground.real.admin, ground.namespace, "long", held=True)
+    async with ground.held_back(max_hold="1s") as exporter:
+        await exporter.until_verdict(ground.namespace, "long", "preEviction", "cooldown")
+        assert (await ground.listed.evict(pod)).code == 429
+
+        async def evict() -> Answer | None:
+            answer = await ground.listed.evict(pod)
+            return answer if answer.code == 201 else None
+
+        answer = await poll(evict, what="an eviction that passes")
+        counted = await exporter.sample(REVIEWS, outcome="held_too_long")
+    assert "allows after admission.maxHold this eviction: VMI" in answer.headers["Warning"]
+    assert counted == 1
 
 
 async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> None:

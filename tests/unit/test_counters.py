@@ -2,9 +2,16 @@
 
 import pytest
 
-from exporter.counters import COOLDOWN_BUCKETS, NODE_KEPT_FOR, Counters, Histogram
+from exporter.counters import (
+    BLOCKS_KEPT_FOR,
+    COOLDOWN_BUCKETS,
+    HELD_VMIS,
+    Counters,
+    Histogram,
+    Holds,
+)
 from exporter.engine.model import Reason
-from tests.support.builders import NOW
+from tests.support.builders import NOW, a_vmi
 
 
 @pytest.mark.parametrize(
@@ -64,20 +71,64 @@ def test_an_expected_endpoint_has_a_histogram() -> None:
     assert counters.requests["verdicts"].count == 1
 
 
-def test_the_blocks_of_a_node_that_is_gone_end_after_a_day() -> None:
-    """Those of a node that has VMIs never do, and a later block counts from zero."""
+def test_blocks_end_a_day_after_their_node_or_namespace_has_gone() -> None:
+    """Where VMIs are left they stay; a later block is a new count."""
     counters = Counters()
     for node in ("kept", "gone"):
         counters.count_block(Reason.COOLDOWN, node, "shop", 900.0, now=NOW)
         counters.count_block(Reason.COOLDOWN, node, "web", 900.0, now=NOW)
-    counters.forget_nodes({"kept"}, NOW + NODE_KEPT_FOR - 1)
+    left = [("shop", "db1")]
+    counters.forget_blocks({"kept"}, left, NOW + BLOCKS_KEPT_FOR - 1)
     assert len(counters.blocks) == 4
 
-    counters.forget_nodes({"kept"}, NOW + NODE_KEPT_FOR)
-    assert set(counters.blocks) == {
-        (Reason.COOLDOWN, "kept", "shop"),
-        (Reason.COOLDOWN, "kept", "web"),
-    }
-    counters.count_block(Reason.COOLDOWN, "gone", "shop", 900.0, now=NOW + NODE_KEPT_FOR)
+    for days in (1, 2, 3):
+        counters.forget_blocks({"kept"}, left, NOW + days * BLOCKS_KEPT_FOR)
+        assert set(counters.blocks) == {(Reason.COOLDOWN, "kept", "shop")}
+    counters.count_block(Reason.COOLDOWN, "gone", "shop", 900.0, now=NOW + 3 * BLOCKS_KEPT_FOR)
     assert counters.blocks[Reason.COOLDOWN, "gone", "shop"] == 1
     assert counters.cooldowns.count == 5
+
+
+def test_short_lived_namespaces_leave_no_counts() -> None:
+    """A day after the last block nothing is left of a thousand namespaces that are gone."""
+    counters = Counters()
+    for number in range(1000):
+        counters.count_block(Reason.COOLDOWN, "kept", f"ci-{number}", 900.0, now=NOW + number)
+    counters.forget_blocks({"kept"}, [], NOW + 999 + BLOCKS_KEPT_FOR)
+
+    assert not counters.blocks
+    assert not counters.blocked_at
+
+
+class TestHolds:
+    """How long evictions of a VMI have been denied."""
+
+    def test_a_hold_begins_with_its_first_denial(self) -> None:
+        """Further denials within the cooldown extend it; a longer pause begins a new one."""
+        holds, vmi = Holds(), a_vmi(node="n1")
+        for at in (0, 1000, 2500):
+            holds.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + at)
+        found = holds.find(vmi, NOW + 2500 + 1800)
+        assert found is not None
+        assert found.since == NOW
+
+        holds.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + 2500 + 1801)
+        found = holds.find(vmi, NOW + 2500 + 1801)
+        assert found is not None
+        assert found.since == NOW + 2500 + 1801
+
+    def test_a_vmi_that_has_moved_is_held_anew(self) -> None:
+        """A hold is of one VMI on one node."""
+        holds = Holds()
+        holds.extend(a_vmi(node="n1"), Reason.COOLDOWN, 1800.0, NOW)
+
+        assert holds.find(a_vmi(node="n2"), NOW) is None
+
+    def test_the_number_of_holds_is_bounded(self) -> None:
+        """The VMI that was denied longest ago is forgotten first."""
+        holds = Holds()
+        for number in range(HELD_VMIS + 1):
+            holds.extend(a_vmi(uid=f"u{number}"), Reason.COOLDOWN, 900.0, NOW)
+
+        assert len(holds.open(NOW)) == HELD_VMIS
+        assert holds.find(a_vmi(uid="u0"), NOW) is None

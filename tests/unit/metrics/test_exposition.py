@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from exporter import __version__
-from exporter.counters import NODE_KEPT_FOR, Counters
+from exporter.counters import BLOCKS_KEPT_FOR, Counters
 from exporter.engine.diagnosis import Source, State
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
@@ -511,9 +511,9 @@ def test_two_applications_share_nothing() -> None:
 
 
 def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
-    """A day after its last block, while nodes with VMIs keep theirs."""
+    """A day after its last block; nodes with VMIs keep theirs."""
     view = a_view()
-    later = replace(view, now=NOW + NODE_KEPT_FOR)
+    later = replace(view, now=NOW + BLOCKS_KEPT_FOR)
     nodes = [
         {one.labels[1] for one in samples}
         for seen in (view, later)

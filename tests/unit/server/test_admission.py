@@ -18,7 +18,7 @@ from exporter.server.admission import PATH, REVIEW_BYTES, Admission
 from exporter.server.apps import make_query_app
 from exporter.server.reviews import NotAReview, read_review
 from exporter.settings import AdmissionMode, AdmissionSettings
-from tests.support.builders import NOW, UID, Json, a_pod
+from tests.support.builders import NOW, UID, Json, a_pod, a_running_state, a_vmi
 from tests.support.reviews import DESCHEDULER, REVIEW_UID, a_review, a_spoilt_review
 from tests.unit.server.test_api import Desk, served
 
@@ -121,7 +121,7 @@ async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook, review: Jso
 async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
     """With 0, as soon as there is a webhook; without one there are none."""
     found = [await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome]
-    assert found == [0] * 7
+    assert found == [0] * len(ReviewOutcome)
     webhook.desk.counters.reviews = None
     assert await webhook.sample(f'{REVIEWS}{{outcome="denied"}}') is None
 
@@ -143,6 +143,54 @@ async def test_outcomes(webhook: Webhook) -> None:
         "allowed": 1,
         "unavailable": 1,
     }
+
+
+async def test_what_is_no_eviction_is_not_counted(webhook: Webhook) -> None:
+    """The API server sends evictions only, so anything else does not show that it calls."""
+    for review in (a_review(subResource="binding"), a_review(review={"apiVersion": "v2"})):
+        assert (await webhook.ask(review))["allowed"]
+    status, _ = await webhook.send(b"{}")
+
+    assert status == 422
+    assert webhook.counted() == {}
+
+
+async def test_a_hold_ends(webhook: Webhook) -> None:
+    """A VM denied for admission.maxHold is let through with a warning, until it has moved."""
+    webhook.desk.store.put(a_vmi(migration=a_running_state()))
+    held, step = 86_400, 600
+    answers = []
+    for _ in range(0, held + 2 * step, step):
+        answers.append((await webhook.ask())["allowed"])
+        webhook.desk.clock.instant += step
+        webhook.desk.hear()
+    *before, last = answers
+
+    assert before == [False] * (held // step) + [True]
+    assert last
+    (warning,) = (await webhook.ask())["warnings"]
+    assert warning.startswith(
+        "kubevirt-eviction-exporter allows after admission.maxHold this eviction: VMI shop/db1:"
+    )
+    assert webhook.counted()["held_too_long"] == 3
+
+
+async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
+    """After stuck.migrationTimeout the first denial is exposed, and ends with the hold."""
+    series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
+    webhook.desk.store.put(a_vmi(migration=a_running_state()))
+    began = webhook.desk.clock.instant
+    for _ in range(9):
+        await webhook.ask()
+        assert await webhook.sample(series) is None
+        webhook.desk.clock.instant += 800
+        webhook.desk.hear()
+    webhook.desk.clock.instant += 1
+    await webhook.ask()
+    assert await webhook.sample(series) == began
+
+    webhook.desk.clock.instant += 901
+    assert await webhook.sample(series) is None
 
 
 async def test_what_a_denial_logs(webhook: Webhook) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.model import CLUSTER_RESOURCES, Outcome, Resource, ReviewOutcome
+from exporter.engine.model import CLUSTER_RESOURCES, Outcome, Reason, Resource, ReviewOutcome
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
@@ -206,6 +206,46 @@ def test_a_vmi_that_evacuates_already() -> None:
     """It is allowed, so that KubeVirt's own answer tells the descheduler that it is under way."""
     store = a_store(evacuation_node="n1")
     assert judged(a_review(), store=store).outcome is ReviewOutcome.EVACUATING
+
+
+@pytest.mark.parametrize("evacuation_node", ["", "n1"])
+@pytest.mark.parametrize(
+    ("vmi", "facts", "outcome"),
+    [
+        pytest.param({"migration": a_running_state()}, [], ReviewOutcome.DENIED, id="copying"),
+        pytest.param({"migration": None}, [a_vmim()], ReviewOutcome.DENIED, id="handed-off"),
+        pytest.param(
+            {"migration": None}, [an_ended_vmim()], ReviewOutcome.ALLOWED, id="migration-has-ended"
+        ),
+    ],
+)
+def test_the_target_pod_of_a_migration_is_held(
+    evacuation_node: str, vmi: dict[str, Any], facts: list[Any], outcome: ReviewOutcome
+) -> None:
+    """Evicting it is denied while its migration is unfinished, also while the VMI evacuates."""
+    store = a_store(**vmi, evacuation_node=evacuation_node)
+    for fact in facts:
+        store.put(fact)
+    target = a_pod(name="virt-launcher-db1-target", uid="p2", node="n2", migration_uid="m1")
+    store.put(target)
+    judgement = judged(a_review(name=target.name), store=store)
+
+    if outcome is ReviewOutcome.ALLOWED and evacuation_node:
+        outcome = ReviewOutcome.EVACUATING
+    assert judgement.outcome is outcome
+    if outcome is ReviewOutcome.DENIED:
+        assert judgement.verdict is not None
+        assert judgement.verdict.reason is Reason.MIGRATION_IN_PROGRESS
+
+
+def test_the_target_pod_of_an_earlier_migration_is_not_held_by_a_later_one() -> None:
+    """Its own migration has ended; KubeVirt's answer says that the evacuation is under way."""
+    store = a_store(migration=None, evacuation_node="n1")
+    store.put(a_vmim(uid="m2"))
+    old = a_pod(name="virt-launcher-db1-old", uid="p2", node="n2", migration_uid="m1")
+    store.put(old)
+
+    assert judged(a_review(name=old.name), store=store).outcome is ReviewOutcome.EVACUATING
 
 
 def test_a_vmi_that_no_rule_holds() -> None:
