@@ -171,9 +171,12 @@ def _is_target(pod: Pod, evidence: Evidence) -> bool:
     KubeVirt answers the eviction of one whose VMI is marked as if it were the VMI's own pod, and a
     descheduler then waits ten minutes for it.
     """
+    state, vmim = evidence.vmi.migration, evidence.unfinished()
     if pod.finished or pod.node == evidence.vmi.node:
         return False
-    state, vmim = evidence.vmi.migration, evidence.unfinished()
+    # After the hand-over the VMI is on the target's node, and its source is the other pod.
+    if state is not None and state.running and pod.node and pod.node == state.source_node:
+        return False
     present = {vmim.uid} if vmim is not None else set()
     if state is not None and state.running:
         present.add(state.uid)

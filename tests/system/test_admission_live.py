@@ -20,6 +20,7 @@ from typing import Any, Self, TypeAlias
 import aiohttp
 import pytest
 
+from exporter.engine.model import ReviewOutcome
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, poll, vmim
 from tests.cluster.processes import freeze
 from tests.cluster.users import kubeconfig
@@ -252,6 +253,63 @@ async def test_a_hold_ends_after_its_longest_time(ground: Ground) -> None:
         counted = await exporter.sample(REVIEWS, outcome="held_too_long")
     assert "allows after admission.maxHold this eviction: VMI" in answer.headers["Warning"]
     assert counted == 1
+
+
+async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
+    """Each sentence of SECURITY.md about the admission listener, with reviews sent directly."""
+    admin, namespace = ground.real.admin, ground.namespace
+    pod = await add_vm(admin, namespace, "forged", held=True)
+    user = {"username": ground.listed.user.name}
+    before = await versions(admin, namespace)
+    trust = ssl.create_default_context(cafile=ground.pair.authority)
+    async with (
+        ground.held_back(max_hold="2s") as exporter,
+        aiohttp.ClientSession(
+            exporter.admission, connector=aiohttp.TCPConnector(ssl=trust)
+        ) as session,
+    ):
+        await exporter.until_verdict(namespace, "forged", "preEviction", "cooldown")
+
+        async def send(body: bytes) -> tuple[int, Any]:
+            async with session.post(PATH, data=body) as response:
+                return response.status, await response.json(content_type=None)
+
+        async def forge(**request: Any) -> Any:
+            review = a_review(**{"namespace": namespace, "name": pod, "userInfo": user, **request})
+            status, answer = await send(json.dumps(review).encode())
+            assert status == 200
+            return answer["response"]
+
+        async def count_calls() -> float:
+            """What `KubeVirtEvictionWebhookNotCalled` counts."""
+            outcomes = set(ReviewOutcome) - {ReviewOutcome.UNLISTED_USER}
+            return sum([await exporter.sample(REVIEWS, outcome=one) for one in outcomes])
+
+        quiet = await count_calls()
+        assert (await forge(userInfo={"username": "somebody"}))["allowed"]
+        assert (await forge(subResource="exec"))["allowed"]
+        assert [(await send(body))[0] for body in (b"", b"{}", b"[" * 9000)] == [422] * 3
+        assert await count_calls() == quiet
+
+        assert (await forge(name="virt-launcher-none"))["allowed"]
+        assert await count_calls() == quiet + 1
+        told = await forge()
+        assert f"VMI {namespace}/forged: cooldown until" in told["status"]["message"]
+        _, shown = await exporter.get(f"/v1/vmis/{namespace}/forged")
+        assert [one["user"] for one in shown["heldEvictions"]] == [user["username"]]
+        assert '"event": "eviction_denied"' in exporter.output
+        assert await exporter.sample(REVIEWS, outcome="denied") == 1
+        assert await versions(admin, namespace) == before
+        assert (await ground.other.evict(pod, dry_run=True)).code == 201
+        assert (await ground.listed.evict(pod, dry_run=True)).code == 429
+
+        async def is_let_go() -> bool:
+            return bool((await forge())["allowed"])
+
+        await poll(is_let_go, what="the hold ended by forged reviews")
+        assert (await ground.listed.evict(pod, dry_run=True)).code == 201
+        async with session.get("/metrics") as response:
+            assert response.status == 404
 
 
 async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> None:
