@@ -34,7 +34,7 @@ RECEIVED_AT_ONCE = 2**15
 """The size of a TLS connection's buffer; asyncio's own have 256 KiB, for each connection."""
 PLAIN_COST = 2**16
 TLS_COST = 2**17
-"""What an open connection holds, as measured: parsed heads, and the buffers of TLS."""
+"""What an open connection counts as, chosen above what one holds: parsed heads, TLS buffers."""
 LINGERING: Seconds = 1.0
 """How long a caller has to read a refusal that came before the end of its body."""
 HANDSHAKE: Seconds = 10.0
