@@ -1109,6 +1109,7 @@ class TestEvacuations:
             "state": "no_migration",
             "stuck": True,
             "stuckBy": ["age"],
+            "lastSeen": None,
             "failedAttempts": 0,
             "backoff": None,
             "diverged": False,
