@@ -148,7 +148,7 @@ ACTIONS = {
     ),
     Obstacle.TARGET_DELETED: Action(
         "Abort the migration at once by deleting its VMIM: its target pod is being deleted, and the"
-        " VM dies when it arrives there.",
+        " VM dies if it arrives there.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.NOT_CONVERGING: Action(

@@ -87,7 +87,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
 def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     """Why the target pod of an attempt does not run, or that it is being deleted.
 
-    virt-controller lets the migration go on, and the VM dies in that pod (seen with 1.8.4).
+    virt-controller does not stop the migration: it fails, or the VM dies in that pod (1.8.4).
     """
     if not pod.migration_uid:
         return ()

@@ -48,7 +48,7 @@ def install(cluster: Cluster) -> None:
     """Install KubeVirt, and wait until both nodes can run VMs."""
     cluster.kubectl("label", "node", "n1", "node-role.kubernetes.io/control-plane=")
     cluster.apply(json.loads(find_operator().read_bytes())["items"])
-    # The operator may not grant what it may not do itself, and its release's role lacks some of it.
+    # The operator may not grant what it may not do itself: here it may do everything.
     account = "--serviceaccount=kubevirt:kubevirt-operator"
     cluster.kubectl(
         "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin", account
@@ -151,11 +151,12 @@ class Machine:
         fill: int = 32,
         copied: str = "fast",
         requests: Mapping[str, str] = _SMALL,
+        image: str = GUEST.name,
     ) -> None:
         """Start it on a node, with so many MiB of its memory filled; wait until that is done."""
         others = [name for name in self.nodes if name != node]
         self.cluster.kubectl("cordon", *others)
-        self.cluster.apply([self._guest(fill, copied, requests)])
+        self.cluster.apply([self._guest(fill, copied, requests, image)])
         self.until(lambda: self.get().get("status", {}).get("phase") == "Running", "running")
         self.cluster.kubectl("uncordon", *others)
         self.until(self._is_filled, "its memory filled")
@@ -252,9 +253,9 @@ class Machine:
         log = ("-n", SPACE, "logs", self.launcher(), "-c", "guest-console-log")
         return "filled" in self.cluster.try_kubectl(*log).stdout
 
-    def _guest(self, fill: int, copied: str, requests: Mapping[str, str]) -> Object:
+    def _guest(self, fill: int, copied: str, requests: Mapping[str, str], image: str) -> Object:
         boot = {"kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"}
-        container = {"image": GUEST.name, "imagePullPolicy": "Never", **boot}
+        container = {"image": image, "imagePullPolicy": "Never", **boot}
         return {
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
@@ -288,18 +289,12 @@ class Machine:
         }
 
 
-def name_guest_image(node: Node) -> None:
-    """Have the guest's image on a node under the name by which a migration's target asks for it."""
-    ctr = ("ctr", "-n", "k8s.io", "images", "tag", "--force")
-    subprocess.run(
-        node.command(*ctr, f"{GUEST.name}", digest_name(GUEST)), check=True, capture_output=True
-    )
-
-
-def forget_guest_image(node: Node) -> None:
-    """Take that name away: the pods of a target cannot pull it."""
-    ctr = ("ctr", "-n", "k8s.io", "images", "rm", "--sync", digest_name(GUEST))
-    subprocess.run(node.command(*ctr), check=True, capture_output=True)
+def name_guest_image(node: Node, repository: str = GUEST.name.partition(":")[0]) -> None:
+    """Have the guest's image on a node under a tag, and by digest as a migration's target asks."""
+    _, _, digest = digest_name(GUEST).partition("@")
+    for name in {f"{repository}:1", f"{repository}@{digest}"} - {GUEST.name}:
+        tag = ("ctr", "-n", "k8s.io", "images", "tag", "--force", GUEST.name, name)
+        subprocess.run(node.command(*tag), check=True, capture_output=True)
 
 
 def _phase(one: Object) -> str:
