@@ -302,8 +302,8 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
 class LastSeenAnswer(Struct, rename="camel", kw_only=True):
     """An evacuation as it was when its VMI could last be seen."""
 
-    at: InstantText
-    state: State
+    at: Annotated[InstantText, means("the last contact with the VMIs of its namespace")]
+    state: Annotated[State, means("what held it up then")]
     stuck: Annotated[bool, means("whether it was stuck then")]
 
 

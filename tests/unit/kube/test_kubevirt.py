@@ -184,6 +184,7 @@ def test_a_vmi() -> None:
                 source_node="n1",
             ),
             eviction_strategy="LiveMigrate",
+            migratable_unknown=True,
             phase="Running",
         ),
         namespace=NAMESPACE,
@@ -215,7 +216,7 @@ def test_a_vmi() -> None:
 )
 def test_a_bare_vmi(vmi: Json) -> None:
     """An empty string, null and an absent field are all "not there"."""
-    assert read_vmi(vmi) == Vmi(namespace="", name=NAME, uid=UID)
+    assert read_vmi(vmi) == Vmi(namespace="", name=NAME, uid=UID, migratable_unknown=True)
 
 
 @pytest.mark.parametrize(

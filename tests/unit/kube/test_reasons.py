@@ -99,13 +99,15 @@ def test_a_failed_attempt_says_where_the_time_went() -> None:
     assert read(Resource.VMIMS, value) == (
         Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Pending 3s, Scheduling 5m", NOW),
     )
-    value["status"]["migrationState"] = a_state_json(failed=True, failureReason="qemu crashed")
+    value["status"]["migrationState"] = a_state_json(
+        failed=True, failureReason="qemu crashed", endTimestamp=rfc3339(NOW - 1.0)
+    )
     assert read(Resource.VMIMS, value) == (
         Why(
             WhySource.FAILED_ATTEMPT,
             "Scheduling",
             "qemu crashed (after Pending 3s, Scheduling 5m)",
-            NOW - 600.0,
+            NOW - 1.0,
         ),
     )
 
