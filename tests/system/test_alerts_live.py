@@ -73,7 +73,7 @@ class Story:
         for name in HOT:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
         await asyncio.gather(*(self._move(name) for name in HOT))
-        await self.receiver.fires("KubeVirtVMChurning", name="hot-1", node=RESERVED)
+        await self.receiver.fires("KubeVirtVMChurning", name="hot-1")
         await self.receiver.fires("KubeVirtNodeCannotBeRelieved", node=RESERVED)
         # The cooldowns end by themselves.
         await self.receiver.resolves("KubeVirtVMChurning", name="hot-1")
