@@ -14,7 +14,7 @@ from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_j
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.status import Resource, StatusError
-from exporter.demo.store import NODES, PODS, RESOURCES, VMIS, decode
+from exporter.demo.store import NODES, PODS, RESOURCES, VMIMS, VMIS, decode
 
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -88,20 +88,26 @@ class PracticeServer(SimulatedApiServer):
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _read_log(self, namespace: str, name: str) -> str:
-        """What a launcher logs of the last failed migration, as far as the simulation has it."""
+        """What a launcher logs of the failed migrations that left it, as far as they are known."""
         pod = self.store.get(PODS, namespace, name)
         vmi = self.store.find(VMIS, *objects.owner_key(pod).split("/")) or {}
-        state = (vmi and objects.state_of(vmi)) or {}
-        if state.get("sourcePod") != name or not state.get("failed"):
-            return ""
-        line = {
-            "component": "virt-launcher",
-            "level": "error",
-            "msg": "Live migration failed.",
-            "reason": state.get("failureReason", ""),
-            "timestamp": state.get("endTimestamp"),
+        finished = [decode(entry) for entry in self.store.caches[VMIMS].all()]
+        states = {
+            state["migrationUid"]: state
+            for state in map(objects.state_of, [*finished, vmi])
+            if state and state.get("sourcePod") == name and state.get("failed")
         }
-        return msgspec.json.encode(line).decode() + "\n"
+        lines = [
+            {
+                "component": "virt-launcher",
+                "level": "error",
+                "msg": "Live migration failed.",
+                "reason": state.get("failureReason", ""),
+                "timestamp": state.get("endTimestamp"),
+            }
+            for state in states.values()
+        ]
+        return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
 
     def _list_pods(self, selector: str) -> Object:
         """The pods of a node, for `kubectl describe node` and `kubectl drain`."""

@@ -112,6 +112,7 @@ class Recorder(Store):
         self.counts: Counter[tuple[Resource, Kind]] = Counter()
         self._lines = file
         self._refused: set[str] = set()
+        self._written_at: Instant = 0.0
         file.write(recording.write_header())
 
     def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:
@@ -122,21 +123,21 @@ class Recorder(Store):
         if self.revision == revision:
             return
         kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
-        self._write(resource, kind, recording.write_fact(self.read_at, kind, resource, fact))
+        self._write(resource, kind, recording.write_fact(self._advance(), kind, resource, fact))
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object, and record that if it was there."""
         known = self.count(resource)
         super().remove(resource, namespace, name, uid)
         if self.count(resource) < known:
-            line = recording.write_deletion(self.read_at, resource, namespace, name, uid)
+            line = recording.write_deletion(self._advance(), resource, namespace, name, uid)
             self._write(resource, Kind.DELETED, line)
 
     def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
         """Remove all objects but those of a complete list, and record that it is complete."""
         gone = super().retain(resource, names, namespace)
         self._refused.discard(resource)
-        line = recording.write_note(self.read_at, Kind.SYNCED, resource)
+        line = recording.write_note(self._advance(), Kind.SYNCED, resource)
         self._write(resource, Kind.SYNCED, line)
         return gone
 
@@ -146,12 +147,20 @@ class Recorder(Store):
             is_unseen = health.is_refused(resource) and not health.is_seen(resource)
             if is_unseen and resource not in self._refused:
                 self._refused.add(resource)
-                line = recording.write_note(now, Kind.REFUSED, resource)
+                line = recording.write_note(self._advance(now), Kind.REFUSED, resource)
                 self._write(resource, Kind.REFUSED, line)
 
     def end(self, now: Instant) -> None:
         """Record when the recording was stopped, which may be long after its last event."""
         self._lines.write(recording.write_note(now, Kind.ENDED))
+
+    def _advance(self, to: Instant | None = None) -> Instant:
+        """The next event's instant: never before the last one's.
+
+        Lists overlap, and what a list says counts from its beginning.
+        """
+        self._written_at = max(self._written_at, self.read_at if to is None else to)
+        return self._written_at
 
     def _write(self, resource: Resource, kind: Kind, line: bytes) -> None:
         self.counts[resource, kind] += 1

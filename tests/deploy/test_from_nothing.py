@@ -194,8 +194,6 @@ async def test_the_typed_lines_end_in_verdicts(
     assert everything == f"kubectl delete namespace {NAMESPACE}"  # nobody would empty it here
     for line in [helm] if by_helm else kubectl:
         await adopter.type(adopter.moved(line))
-    if way.startswith("Standalone"):
-        await adopter.type(f"kubectl delete clusterrolebinding {NAME}-itself")
     assert await adopter.type(f"kubectl get {KINDS} -A -l {LABEL} -o name") == ""
 
 

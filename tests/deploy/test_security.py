@@ -82,6 +82,7 @@ def test_the_listeners_are_those_of_the_manifests() -> None:
     listening = set()
     for folder in OVERLAYS:
         settings = read_settings(config_of(render(folder)))
+        listening.add((Path(folder).name, f"local, {settings.listen.local}", False))
         for address in settings.listen.query:
             place = str(address) if address.path else str(address.port)
             where = "loopback" if address.is_local and not address.path else place

@@ -70,7 +70,7 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
                 command = next(one.strip() for one in lines if one.startswith("    kubectl "))
                 said = await shell(command, KUBECONFIG=kubeconfig)
                 assert first.startswith(f"{key} is stuck: ")
-                assert said.strip()
+                assert said.strip(), command
                 cancel = next(one.strip() for one in lines if one.startswith("    echo "))
                 await shell(cancel, KUBECONFIG=kubeconfig)
                 done = await poll(partial(_is_over, explain, first), what=f"the end of {key}'s")

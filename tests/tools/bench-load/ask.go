@@ -38,14 +38,14 @@ func targetFlags(flags *flag.FlagSet) func() (target, error) {
 			extra = *header + "\r\n"
 		}
 		if *body == "" {
-			t.request = fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: bench\r\n%s\r\n", *path, extra)
+			t.request = fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n", *path, extra)
 			return t, nil
 		}
 		content, err := os.ReadFile(*body)
 		if err != nil {
 			return t, err
 		}
-		t.request = fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s",
+		t.request = fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s",
 			*path, len(content), extra, content)
 		return t, nil
 	}
