@@ -14,7 +14,7 @@ from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_j
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.status import Resource, StatusError
-from exporter.demo.store import NODES, PODS, RESOURCES, VMIMS, VMIS, decode
+from exporter.demo.store import MIGRATIONS, NODES, PODS, RESOURCES, VMIS, decode
 
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -91,7 +91,7 @@ class PracticeServer(SimulatedApiServer):
         """What a launcher logs of the failed migrations that left it, as far as they are known."""
         pod = self.store.get(PODS, namespace, name)
         vmi = self.store.find(VMIS, *objects.owner_key(pod).split("/")) or {}
-        finished = [decode(entry) for entry in self.store.caches[VMIMS].all()]
+        finished = [decode(entry) for entry in self.store.caches[MIGRATIONS].all()]
         states = {
             state["migrationUid"]: state
             for state in map(objects.state_of, [*finished, vmi])
@@ -105,7 +105,7 @@ class PracticeServer(SimulatedApiServer):
                 "reason": state.get("failureReason", ""),
                 "timestamp": state.get("endTimestamp"),
             }
-            for state in states.values()
+            for state in sorted(states.values(), key=lambda state: state["endTimestamp"])
         ]
         return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
 
