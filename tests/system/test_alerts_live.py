@@ -362,7 +362,7 @@ async def test_alert_fires_resolves_and_is_told(
 
 @pytest.mark.timeout(600)
 async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
-    """Without honorLabels the VM's namespace and node are the VM's, and its state is told."""
+    """Without honorLabels the VM's namespace and node are the VM's; its attempts are counted."""
     stuck = [
         one
         for one in played.told
@@ -373,7 +373,7 @@ async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
     assert {one["labels"]["namespace"] for one in stuck} == {NAMESPACE}
     assert {one["labels"]["exported_namespace"] for one in stuck} == {NAMESPACE}
     assert not {one["labels"]["node"] for one in stuck} & {"infra-1", ""}
-    assert "State: not_migratable." in stuck[0]["annotations"]["description"]
+    assert "Failed attempts: 0." in stuck[0]["annotations"]["description"]
 
 
 @pytest.mark.timeout(600)
