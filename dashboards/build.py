@@ -1,10 +1,8 @@
 """`python -m dashboards.build` writes the JSON of every dashboard.
 
-`python -m dashboards.build --fleet FOLDER` writes them for several clusters in one data source:
-with the variable `cluster` shown.
+Those in `fleet/` are for several clusters in one data source: they show the variable `cluster`.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -39,6 +37,7 @@ from dashboards.variables import (
 
 
 HERE = Path(__file__).parent
+FLEET = HERE / "fleet"
 TAG = "kubevirt-eviction-exporter"
 OVERVIEW = "kubevirt-eviction-overview"
 ONE_VM = "kubevirt-eviction-vm"
@@ -67,10 +66,13 @@ def build_one_vm(*, fleet: bool = False) -> Dashboard:
     )
 
 
-def render(folder: Path = HERE, *, fleet: bool = False) -> dict[Path, str]:
+def render() -> dict[Path, str]:
     """The text of every file."""
-    built = (build_overview(fleet=fleet).build(), build_one_vm(fleet=fleet).build())
-    return {folder / f"{model.uid}.json": _encode(model) for model in built}
+    return {
+        folder / f"{board.uid}.json": _encode(board)
+        for folder, fleet in ((HERE, False), (FLEET, True))
+        for board in (build_overview(fleet=fleet).build(), build_one_vm(fleet=fleet).build())
+    }
 
 
 def rewrite(text: str) -> str:
@@ -125,12 +127,7 @@ def _build(
 
 def main() -> None:
     """Write every file."""
-    parser = argparse.ArgumentParser(prog="python -m dashboards.build")
-    parser.add_argument("--fleet", type=Path, metavar="FOLDER", help="for several clusters")
-    folder = parser.parse_args().fleet
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    for path, text in render(folder or HERE, fleet=folder is not None).items():
+    for path, text in render().items():
         path.write_text(text)
 
 

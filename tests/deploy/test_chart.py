@@ -21,6 +21,7 @@ from tests.generate.manifests import (
     only,
     overlay,
 )
+from tests.generate.rules import all_alerts, load_groups
 from tests.support.program import ROOT
 
 
@@ -182,6 +183,10 @@ def test_each_mode_has_values_for_ci() -> None:
         ({"mode": "side-car"}, "mode"),
         ({"podmonitor": {"enabled": True}}, "podmonitor"),
         ({"podMonitor": {"interval": 30}}, "podMonitor"),
+        (
+            {"prometheusRule": {"enabled": True, "disabled": ["KubeVirtVMChurns"]}},
+            "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
+        ),
     ],
     ids=str,
 )
@@ -226,6 +231,39 @@ def test_own_settings_are_merged_over_those_of_the_mode() -> None:
     assert changed["policy"].pop("migrationCooldown") == "1h"
     assert plain["policy"].pop("migrationCooldown") == "15m"
     assert changed == plain
+
+
+def test_alerts_follow_the_conventions_of_a_site() -> None:
+    """Left out by name, with labels and runbooks of one's own; recording rules stay as they are."""
+    chosen: Object = {
+        "disabled": ["KubeVirtVMChurning", "KubeVirtEvictionExporterStale"],
+        "additionalLabels": {"release": "ours"},
+        "additionalRuleLabels": {"team": "virt", "severity": "page"},
+        "runbookUrlPrefix": "https://wiki.example/runbooks/",
+    }
+    values = json.dumps({"prometheusRule": {"enabled": True, **chosen}})
+    made = only(tuple(charted(values=values)), "PrometheusRule")
+    expected = load_groups()
+    for group in expected["groups"]:
+        group["rules"] = [
+            one for one in group["rules"] if one.get("alert") not in chosen["disabled"]
+        ]
+    for name, alert in all_alerts(expected).items():
+        alert["labels"] |= chosen["additionalRuleLabels"]
+        alert["annotations"]["runbook_url"] = f"https://wiki.example/runbooks/{name}.md"
+
+    assert made["spec"] == expected
+    assert made["metadata"]["labels"].items() >= chosen["additionalLabels"].items()
+
+
+def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
+    """`dashboards.fleet` replaces both files."""
+    objects = charted(values=json.dumps({"dashboards": {"enabled": True, "fleet": True}}))
+    made = [one["data"] for one in objects if one["metadata"]["labels"].get("grafana_dashboard")]
+
+    assert {name: json.loads(text) for data in made for name, text in data.items()} == {
+        path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards/fleet").iterdir()
+    }
 
 
 def test_a_changed_setting_makes_new_pods() -> None:

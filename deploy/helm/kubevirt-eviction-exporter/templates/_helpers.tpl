@@ -59,6 +59,33 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{ include "name" . }}-descheduler-{{ include "policy" . | sha256sum | trunc 10 }}
 {{- end }}
 
+{{/* The rules of the file, without the alerts that are disabled, with the labels and runbooks that were chosen. */}}
+{{- define "rules" -}}
+{{- $values := .values }}
+{{- $unknown := $values.disabled }}
+{{- range $group := .spec.groups }}
+{{- $kept := list }}
+{{- range $rule := $group.rules }}
+{{- if $rule.alert }}
+{{- $_ := set $rule "labels" (merge dict $values.additionalRuleLabels $rule.labels) }}
+{{- with $values.runbookUrlPrefix }}
+{{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s.md" (trimSuffix "/" .) $rule.alert) }}
+{{- end }}
+{{- end }}
+{{- if has $rule.alert $values.disabled }}
+{{- $unknown = without $unknown $rule.alert }}
+{{- else }}
+{{- $kept = append $kept $rule }}
+{{- end }}
+{{- end }}
+{{- $_ := set $group "rules" $kept }}
+{{- end }}
+{{- with $unknown }}
+{{- fail (printf "prometheusRule.disabled: there is no alert %s; docs/reference.md lists the alerts" (join ", " .)) }}
+{{- end }}
+{{- toYaml .spec }}
+{{- end }}
+
 {{- define "probe" -}}
 httpGet: {path: {{ .path }}, port: metrics, scheme: {{ .root.Values.tls.enabled | ternary "HTTPS" "HTTP" }}}
 {{- end }}
