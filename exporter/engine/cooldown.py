@@ -25,11 +25,10 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from exporter.engine.evidence import Evidence
-from exporter.engine.history import Ending, correct_end, settle
+from exporter.engine.history import Ending, settle
 from exporter.engine.model import (
     CLOCK_SKEW,
     Instant,
-    MigrationState,
     Outcome,
     Policy,
     Seconds,
@@ -127,17 +126,9 @@ def _valid_until(
 
 def written_ends(evidence: Evidence) -> Iterator[Instant]:
     """All ends in the VMI and its history, including those ahead of our clock."""
-    state = evidence.vmi.migration
-    if state is not None and (end := _find_end(evidence, state)) is not None:
+    if (end := evidence.migration_end) is not None:
         yield end
     yield from evidence.history.written_ends()
-
-
-def _find_end(evidence: Evidence, state: MigrationState) -> Instant | None:
-    """The end of the VMI's last migration, corrected by its VMIM's if that is known."""
-    if state.end is None:
-        return None
-    return correct_end(state.end, evidence.history.find(state.uid, state.end).finished_at)
 
 
 def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
@@ -209,7 +200,7 @@ def _last_ended(
         outcome = max(state.outcome, evidence.history.find(state.uid, state.end).outcome)
         if outcome is Outcome.FAILED and not policy.count_failed_migrations:
             return endings[-1] if endings else None
-        written = _find_end(evidence, state)
+        written = evidence.migration_end
         end = settle(written, now)
         if end is None or written is None:
             return None

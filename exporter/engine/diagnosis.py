@@ -49,7 +49,6 @@ from exporter.engine.model import (
     Resource,
     Seconds,
     StuckPolicy,
-    Vmi,
     Vmim,
 )
 
@@ -379,12 +378,13 @@ def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, no
         return False
     if not state.ended:
         return now - state.start > stuck.migration_timeout
+    end = evidence.migration_end
     return (
         attempt is not None
         and attempt.phase == "Running"
         and attempt.uid == state.uid
-        and state.end is not None
-        and now - state.end > stuck.migration_timeout
+        and end is not None
+        and now - end > stuck.migration_timeout
     )
 
 
@@ -488,7 +488,7 @@ def _find_due(
     moved: Instant | None = None
     allowed = stuck.after
     if state is State.STALE_MARKER:
-        moved, allowed = _find_departure(evidence.vmi), NEXT_ATTEMPT
+        moved, allowed = _find_departure(evidence), NEXT_ATTEMPT
     elif state is State.CAPACITY and load is not None:
         moved = load.moved_at(evidence.vmi.node)
     elif state in _IN_TURN and load is not None and load.newest_success is not None:
@@ -500,10 +500,11 @@ def _find_due(
     return due if moved is None else max(due, moved + allowed)
 
 
-def _find_departure(vmi: Vmi) -> Instant | None:
+def _find_departure(evidence: Evidence) -> Instant | None:
     """When a VMI left the node that it was to leave, if its last migration succeeded."""
-    state = vmi.migration
-    return state.end if state is not None and state.outcome is Outcome.SUCCEEDED else None
+    state = evidence.vmi.migration
+    is_success = state is not None and state.outcome is Outcome.SUCCEEDED
+    return evidence.migration_end if is_success else None
 
 
 def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Instant | None:

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from exporter.engine.history import History, Migration, join
+from exporter.engine.history import History, Migration, correct_end, join
 from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, Seconds, Vmi, Vmim
 
 
@@ -180,6 +180,14 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     kept: Any = None
 
     @property
+    def migration_end(self) -> Instant | None:
+        """When the VMI's last migration ended, corrected by its VMIM; None if it has no end."""
+        state = self.vmi.migration
+        if state is None or state.end is None:
+            return None
+        return correct_end(state.end, self.history.find(state.uid, state.end).finished_at)
+
+    @property
     def contradicted_at(self) -> Instant | None:
         """From when on a start without an end is not believed: its VMIM has long been final."""
         state = self.vmi.migration
@@ -206,13 +214,11 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
             yield since + self.dead_after
 
     def snapshot(self) -> "Evidence":
-        """A copy for a later diagnosis, with a marker that does not change any more.
-
-        `history` is shared: no diagnosis uses it.
-        """
+        """A copy for a later diagnosis, with a marker and history that do not change any more."""
         if self.marker is None:
             return self
-        return replace(self, marker=replace(self.marker, failed=dict(self.marker.failed)))
+        marker = replace(self.marker, failed=dict(self.marker.failed))
+        return replace(self, marker=marker, history=History(self.history.records()))
 
     def without(self, dead: AbstractSet[Resource]) -> "Evidence":
         """The evidence as if the VMIMs or pods could not be watched, if they are `dead`."""

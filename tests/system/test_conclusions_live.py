@@ -197,7 +197,7 @@ async def test_a_clock_that_was_behind(simulated: SimulatedStage, tmp_path: Path
     admin = simulated.admin
     now = int(time.time())
     checkpoint = f"file:{tmp_path / 'checkpoint'}"
-    async with running(simulated, tmp_path, ahead=-240, checkpoint=checkpoint) as slow:
+    async with running(simulated, tmp_path, ahead=-2400, checkpoint=checkpoint) as slow:
         await admin.create(VMIS, vmi("db", namespace, status=requested("n1", None)))
         await until_evacuation(slow, f"{namespace}/db")
         await admin.merge(VMIS, namespace, "db", {"status": requested("n1", now)})

@@ -11,6 +11,7 @@ from exporter.engine.diagnosis import (
     Backoff,
     Cause,
     Diagnosis,
+    LastSeen,
     Load,
     Source,
     State,
@@ -18,6 +19,7 @@ from exporter.engine.diagnosis import (
     diagnose,
 )
 from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
+from exporter.engine.history import Migration
 from exporter.engine.model import (
     Hold,
     MigrationLimits,
@@ -30,6 +32,8 @@ from exporter.engine.model import (
 )
 from tests.support.builders import (
     NOW,
+    a_history,
+    a_migration,
     a_pod,
     a_running_state,
     a_state,
@@ -567,6 +571,87 @@ class TestBackoff:
         """A pause that has passed holds nothing any more."""
         found = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, ago), an_attempt())))
         assert (found.backoff, found.state) == (None, State.TARGET_NOT_READY)
+
+
+class TestContact:
+    """What is absent, or was seen last, is believed only while its watch can be heard."""
+
+    @pytest.mark.parametrize(
+        ("evidence", "late", "state"),
+        [
+            pytest.param(an_evacuation(), Resource.VMIMS, State.UNKNOWN, id="no-vmim"),
+            pytest.param(an_evacuation(), Resource.PODS, State.UNKNOWN, id="no-pods"),
+            pytest.param(
+                an_evacuation(vmims=(an_attempt(),)), Resource.PODS, State.UNKNOWN, id="no-target"
+            ),
+            pytest.param(
+                an_evacuation(vmi={"migration": a_state(uid="gone", start=None, end=None)}),
+                Resource.VMIMS,
+                State.MIGRATING,
+                id="just-handed-off",
+            ),
+        ],
+    )
+    def test_older_than_the_change(self, evidence: Evidence, late: Resource, state: State) -> None:
+        """A watch that was last heard before the VMI changed proves no absence; later it does."""
+        changed = replace(evidence, changed_at=NOW - 5, handed_off_at=NOW - 5)
+        contacts = {Resource.VMIMS: NOW, Resource.PODS: NOW}
+        behind = diagnose(changed, STUCK, ROOM, NOW, contacts=contacts | {late: NOW - 6})
+        caught_up = diagnose(changed, STUCK, ROOM, NOW, contacts=contacts | {late: NOW - 5})
+        assert behind is not None
+        assert behind.state is state
+        assert behind.missing == ((late,) if state is State.UNKNOWN else ())
+        assert caught_up is not None
+        assert (caught_up.state, caught_up.missing) == (diagnosis(evidence).state, ())
+
+    def test_an_attempt_that_is_there(self) -> None:
+        """What is present needs no contact."""
+        evidence = an_evacuation(vmims=(an_attempt(hold=Hold.QUOTA),))
+        changed = replace(evidence, changed_at=NOW)
+        found = diagnose(changed, STUCK, ROOM, NOW, contacts={Resource.VMIMS: NOW - 99})
+        assert found is not None
+        assert found.state is State.QUOTA
+
+    @pytest.mark.parametrize("age", [60.0, 4000.0])
+    def test_dead_vmis(self, age: float) -> None:
+        """Nothing is stuck while VMIs are dead; what was stuck before is said to be last seen."""
+        evidence = an_evacuation(age=age, marker={"failed": {"f1": NOW - 50}})
+        dead, contacts = frozenset({Resource.VMIS}), {Resource.VMIS: NOW - 30}
+        found = diagnose(evidence, STUCK, ROOM, NOW, dead=dead, contacts=contacts)
+        assert found is not None
+        assert (found.state, found.stuck, found.missing) == (
+            State.UNKNOWN,
+            False,
+            (Resource.VMIS,),
+        )
+        assert found.last_seen == LastSeen(NOW - 30, State.NO_MIGRATION, stuck=age > 1800)
+        assert diagnosis(evidence).last_seen is None
+
+    def test_a_vmi_that_cannot_be_read_any_more(self) -> None:
+        """It is dead after `dead_after`, and was last seen when it could last be read."""
+        evidence = an_evacuation(refused=((Resource.VMIS, NOW - 600),))
+        before = diagnose(evidence, STUCK, ROOM, NOW - 1)
+        assert before is not None
+        assert (before.state, diagnosis(evidence).state) == (State.NO_MIGRATION, State.UNKNOWN)
+        assert diagnosis(evidence).last_seen == LastSeen(NOW - 600, State.NO_MIGRATION, stuck=False)
+
+    def test_a_start_that_its_vmim_contradicts(self) -> None:
+        """It is a zombie once its VMIM has been final for `dead_after`, and never stalled."""
+        vmi = {"migration": a_running_state(start=NOW - 9000)}
+        final = a_history(m1=Migration(finished_at=NOW - 600))
+        evidence = an_evacuation(vmi=vmi, history=final)
+        before = diagnose(evidence, STUCK, ROOM, NOW - 1)
+        assert before is not None
+        assert before.state is State.MIGRATION_STALLED
+        assert diagnosis(evidence).state is State.ZOMBIE_STATE
+
+    @pytest.mark.parametrize(("ago", "stuck"), [(60.0, False), (2 * NEXT_ATTEMPT, True)])
+    def test_a_departure_by_a_wrong_clock(self, ago: float, *, stuck: bool) -> None:
+        """A VMI that has left is overdue from the end that its VMIM says, not its node's clock."""
+        left = a_state(end=NOW - 7200)
+        final = a_history(m1=a_migration(end=left.end, finished_at=NOW - ago))
+        gone = an_evacuation(age=9000, vmi={"node": "n2", "migration": left}, history=final)
+        assert (diagnosis(gone).state, diagnosis(gone).stuck) == (State.STALE_MARKER, stuck)
 
 
 def test_what_dead_vmims_showed_is_no_state() -> None:

@@ -502,13 +502,14 @@ class TestMarker:
         assert marker.is_over(vmi, 150.5)
 
     def test_a_diagnosis_made_later_takes_in_no_news(self) -> None:
-        """The marker of evidence that is still does not change, and one without it is itself."""
+        """A snapshot's marker and history do not change; without a marker it is the same object."""
         marker = a_marker()
         evidence = some_evidence(marker=marker)
         still = evidence.snapshot()
         marker.note_failure("e1", 120.0)
         marker.note_request(10.0)
-        assert still.marker == a_marker()
+        evidence.history.put("m1", Migration(end=NOW), keep=1)
+        assert (still.marker, len(still.history)) == (a_marker(), 0)
         bare = some_evidence()
         assert bare.snapshot() is bare
 
