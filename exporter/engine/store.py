@@ -361,11 +361,11 @@ class Store:
 
     def note_refused(self, resource: Resource, namespace: str, name: str) -> bool:
         """A known object cannot be read any more; True if it could until now."""
-        record = self._record_of(resource, namespace, name)
-        if record is None or (resource, namespace, name) in self._unreadable_since:
+        key = (resource, namespace, name)
+        if not self._knows(*key) or key in self._unreadable_since:
             return False
-        self._unreadable_since[resource, namespace, name] = self.read_at
-        self._drop_evidence(record)
+        self._unreadable_since[key] = self.read_at
+        self._drop_evidence(self._record_of(*key))
         self.revision += 1
         return True
 
@@ -546,6 +546,17 @@ class Store:
         ):
             self._drop_evidence(self._record_of(resource, namespace, name))
             self.revision += 1
+
+    def _knows(self, resource: Resource, namespace: str, name: str) -> bool:
+        match resource:
+            case Resource.VMIS:
+                return (namespace, name) in self._vmis
+            case Resource.VMIMS:
+                return self._vmims.find(namespace, name) is not None
+            case Resource.PODS:
+                return (namespace, name) in self._launchers.pods
+            case _:
+                return False
 
     def _record_of(self, resource: Resource, namespace: str, name: str) -> VmiRecord | None:
         """The VMI that a known object is, or belongs to."""

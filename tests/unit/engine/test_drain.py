@@ -18,6 +18,7 @@ from exporter.engine.drain import (
 )
 from exporter.engine.model import (
     ALL_ALIVE,
+    Contacts,
     DeadResources,
     Fact,
     KubeVirtSettings,
@@ -39,6 +40,7 @@ from tests.support.builders import (
     a_vmim,
     an_ended_vmim,
 )
+from tests.support.sizes import soaked
 
 
 LEAVES, WAITS, FAILS = DrainOutcome.LEAVES, DrainOutcome.WAITS, DrainOutcome.FAILS
@@ -311,6 +313,7 @@ vmis = st.builds(
     node=st.sampled_from(("", "n1", "n2")),
     eviction_strategy=st.sampled_from(("", "None", "LiveMigrate", "External")),
     migratable=st.booleans(),
+    migratable_unknown=st.booleans(),
     migration=st.sampled_from((None, a_running_state(), a_state())),
     evacuation_node=st.sampled_from(("", "n1")),
     phase=st.sampled_from(("Running", "Failed")),
@@ -336,8 +339,19 @@ gone = st.tuples(
 )
 
 
-@given(st.lists(st.one_of(vmis, vmims, settings, gone), max_size=25))
-def test_the_counts_are_those_of_the_single_vms(news: list[Any]) -> None:
+dead_sets = st.frozensets(st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.PODS)))
+deaths = st.builds(DeadResources, dead_sets, st.dictionaries(st.just(NAMESPACE), dead_sets))
+contacts = st.dictionaries(
+    st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.PODS)),
+    st.sampled_from((NOW - 3000.0, NOW)),
+).map(Contacts)
+
+
+@soaked(10_000)
+@given(st.lists(st.one_of(vmis, vmims, settings, gone), max_size=25), deaths, contacts)
+def test_the_counts_are_those_of_the_single_vms(
+    news: list[Any], dead: DeadResources, contacts: Contacts
+) -> None:
     """Whatever came in whatever order: what was counted on the way is what a look at each says."""
     store = a_store(read_at=NOW - 2000.0)
     for one in news:
@@ -347,8 +361,8 @@ def test_the_counts_are_those_of_the_single_vms(news: list[Any]) -> None:
             store.remove(resource, NAMESPACE, name)
         else:
             store.put(one)
-    conditions = now_in(store)
+    conditions = read_conditions(store, StuckPolicy(), dead, NOW, contacts)
     expected = {n: forecast_node(store, n, conditions)[0].outcomes for n in sorted(store.nodes)}
     expected.pop("", None)
 
-    assert count_outcomes(store, now_in(store)) == expected
+    assert count_outcomes(store, conditions) == expected

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine.diagnosis import RUNNING_PHASES
-from exporter.engine.evidence import Evidence, Marker, Remembered
+from exporter.engine.evidence import DEAD_AFTER, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.migrations import WAITING_LIMIT
 from exporter.engine.model import (
@@ -45,6 +45,7 @@ from tests.support.builders import (
     a_vmim,
     an_ended_vmim,
 )
+from tests.support.sizes import soaked
 
 
 OLD = NOW - 86_400.0
@@ -730,6 +731,16 @@ def test_a_whole_migration() -> None:
     assert len(seen(store).history) == 2
 
 
+def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
+    """It stops holding its VMI like any other object that cannot be read."""
+    store = a_store(a_vmim(), read_at=NOW)
+    assert store.note_refused(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert not store.note_refused(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi())
+    assert not decide(seen(store), a_policy(), NOW + DEAD_AFTER - 1).allowed
+    assert decide(seen(store), a_policy(), NOW + DEAD_AFTER).allowed
+
+
 # --- any order that a cluster can produce
 
 
@@ -742,7 +753,15 @@ class Gone:
     uid: str
 
 
-News: TypeAlias = Vmi | Vmim | Gone
+@dataclass(frozen=True)
+class Unreadable:
+    """An object that cannot be read any more."""
+
+    resource: Resource
+    name: str
+
+
+News: TypeAlias = Vmi | Vmim | Gone | Unreadable
 
 
 @dataclass
@@ -811,10 +830,13 @@ class Cluster:
         assert state.start is not None
         return vmim, state.start
 
-    def succeed(self) -> None:
-        """The end is written before `completed`, and the VMIM copies the state at last."""
+    def succeed(self, off: float = 0.0) -> None:
+        """The end is written before `completed`, and the VMIM copies the state at last.
+
+        `off`: how far the clock of the node that writes it is ahead.
+        """
         vmim, start = self.start()
-        end = self.now
+        end = self.now + off
         state = MigrationState(uid=vmim.uid, start=start, ended=True, end=end)
         self.say(replace(self.vmi, migration=state, node=f"n{self.attempts}"))
         self.finish(vmim, replace(state, outcome=Outcome.SUCCEEDED), "Succeeded")
@@ -843,6 +865,21 @@ class Cluster:
             vmim, phase=phase, finished=True, finished_at=self.now, outcome=state.outcome
         )
         self.change(vmim, start=state.start, end=state.end)
+
+    def lose_the_end(self) -> None:
+        """The VMIM is final and the VMI never gets an end."""
+        vmim, _ = self.start()
+        self.change(
+            vmim, phase="Failed", finished=True, finished_at=self.now, outcome=Outcome.FAILED
+        )
+
+    def spoil(self, resource: Resource) -> None:
+        """The VMI or its unfinished VMIM cannot be read any more."""
+        vmim = self.unfinished()
+        if resource is Resource.VMIS:
+            self.news.append(Unreadable(resource, NAME))
+        elif vmim is not None:
+            self.news.append(Unreadable(resource, vmim.name))
 
     def fail_early(self) -> None:
         """Failed before hand-off: the VMI does not hear of it."""
@@ -900,10 +937,15 @@ STEPS: dict[str, Callable[[Cluster], object]] = {
     "give up": Cluster.give_up,
     "recreate": Cluster.recreate,
     "collect": Cluster.collect,
+    "succeed by a slow clock": lambda cluster: cluster.succeed(-7200.0),
+    "succeed by a fast clock": lambda cluster: cluster.succeed(7200.0),
+    "lose the end": Cluster.lose_the_end,
+    "spoil the VMI": lambda cluster: cluster.spoil(Resource.VMIS),
+    "spoil the VMIM": lambda cluster: cluster.spoil(Resource.VMIMS),
 }
 RNGS = st.integers(0, 2**32).map(random.Random)
-LOSSLESS = sorted(STEPS.keys() - {"collect"})
-"""Without garbage collection the final objects tell everything that counts."""
+LOSSLESS = sorted(STEPS.keys() - {"collect", "spoil the VMI", "spoil the VMIM"})
+"""Without garbage collection the final objects, if readable, have everything that counts."""
 
 
 def lived(steps: list[str]) -> Cluster:
@@ -918,6 +960,8 @@ def tell(store: Store, news: News) -> None:
     """One event of a watch."""
     if isinstance(news, Gone):
         store.remove(news.resource, NAMESPACE, news.name, news.uid)
+    elif isinstance(news, Unreadable):
+        store.note_refused(news.resource, NAMESPACE, news.name)
     else:
         store.put(news)
 
@@ -959,7 +1003,7 @@ class Stream:
 
     def relist(self, store: Store) -> None:
         """A whole list of what is there after the events read so far."""
-        there: dict[str, Vmi | Vmim] = {}
+        there: dict[str, Vmi | Vmim | Unreadable] = {}
         for news in self.news[: self.read]:
             if isinstance(news, Gone):
                 there.pop(news.name, None)
@@ -967,8 +1011,8 @@ class Stream:
                 there[news.name] = news
         listed = list(there.values())
         self.rng.shuffle(listed)
-        for fact in listed:
-            store.put(fact)
+        for news in listed:
+            tell(store, news)
         store.retain(self.resource, {NAMESPACE: there.keys()}, None)
 
 
@@ -978,7 +1022,7 @@ def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> Store:
     vmis: list[News] = []
     vmims: list[News] = []
     for news in cluster.news:
-        is_vmi = isinstance(news, Vmi) or (isinstance(news, Gone) and news.name == NAME)
+        is_vmi = isinstance(news, Vmi) or (not isinstance(news, Vmim) and news.name == NAME)
         (vmis if is_vmi else vmims).append(news)
     streams = [Stream(Resource.VMIS, vmis, rng), Stream(Resource.VMIMS, vmims, rng)]
     while any(stream.read < len(stream.news) for stream in streams):
@@ -1004,6 +1048,7 @@ def verdicts_of(store: Store, cluster: Cluster) -> list[Verdict]:
     ]
 
 
+@soaked(10_000)
 @given(
     steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14),
     rng=RNGS,

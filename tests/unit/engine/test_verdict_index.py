@@ -44,6 +44,7 @@ from tests.support.builders import (
     a_vmi,
     a_vmim,
 )
+from tests.support.sizes import soaked
 
 
 POLICY = a_policy()
@@ -264,6 +265,14 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """An object that cannot be read any more."""
+
+    resource: Resource
+    name: str
+
+
+@dataclass(frozen=True)
 class Pause:
     """The clock goes on, or back; resources are dead or not; so many VMIs are looked at."""
 
@@ -281,7 +290,7 @@ class Sight:
     blind: bool
 
 
-Step: TypeAlias = Fact | Remembered | Gone | Pause | Sight
+Step: TypeAlias = Fact | Remembered | Gone | Unreadable | Pause | Sight
 
 instants = st.sampled_from(OFFSETS).map(lambda offset: NOW + offset)
 states = st.builds(
@@ -322,11 +331,13 @@ pods = st.builds(
     eviction_in_progress=st.booleans(),
 )
 recollections = st.builds(a_memory, st.sampled_from(NAMES).map("{}-1".format), instants)
-deletions = st.one_of(
-    st.builds(Gone, st.just(Resource.VMIS), st.sampled_from(NAMES)),
-    st.builds(Gone, st.just(Resource.VMIMS), st.sampled_from(("mig-1", "mig-2", "mig-3"))),
-    st.builds(Gone, st.just(Resource.PODS), st.sampled_from(NAMES).map("pod-{}".format)),
+objects = st.one_of(
+    st.tuples(st.just(Resource.VMIS), st.sampled_from(NAMES)),
+    st.tuples(st.just(Resource.VMIMS), st.sampled_from(("mig-1", "mig-2", "mig-3"))),
+    st.tuples(st.just(Resource.PODS), st.sampled_from(NAMES).map("pod-{}".format)),
 )
+deletions = objects.map(lambda one: Gone(*one))
+refusals = objects.map(lambda one: Unreadable(*one))
 dead_sets = st.frozensets(st.sampled_from(CLUSTER_RESOURCES))
 deaths = st.just(ALL_ALIVE) | st.builds(
     DeadResources, dead_sets, st.dictionaries(st.just(NAMESPACE), dead_sets)
@@ -334,7 +345,7 @@ deaths = st.just(ALL_ALIVE) | st.builds(
 pauses = st.builds(Pause, st.sampled_from(STEPS), deaths, st.integers(0, 2))
 sights = st.builds(Sight, st.booleans(), st.booleans(), st.booleans())
 lives = st.lists(
-    st.one_of(vmis, vmis, vmims, pods, recollections, deletions, pauses, pauses, sights),
+    st.one_of(vmis, vmis, vmims, pods, recollections, deletions, refusals, pauses, pauses, sights),
     max_size=40,
 )
 
@@ -344,7 +355,7 @@ class Play:
     """A store with its index, the clock and what is dead."""
 
     policy: Policy
-    store: Store = field(default_factory=a_store)
+    store: Store = field(default_factory=lambda: a_store(read_at=NOW))
     now: Instant = NOW
     dead: DeadResources = ALL_ALIVE
     index: VerdictIndex = field(init=False)
@@ -357,6 +368,8 @@ class Play:
         match step:
             case Gone():
                 self.store.remove(step.resource, NAMESPACE, step.name)
+            case Unreadable():
+                self.store.note_refused(step.resource, NAMESPACE, step.name)
             case Sight():
                 self.store.vmims_seen, self.store.pods_seen = step.vmims, step.pods
                 blind = frozenset({NAMESPACE})
@@ -365,6 +378,7 @@ class Play:
                 self.store.recall(step)
             case Pause():
                 self.now += step.seconds
+                self.store.read_at = self.now
                 self.dead = step.dead
                 if step.looks:
                     self.index.catch_up(self.now, dead=self.dead, most=step.looks)
@@ -412,6 +426,7 @@ policies = st.builds(
 )
 
 
+@soaked(50_000)
 @given(steps=lives, policy=policies, asking=st.booleans())
 def test_the_register_says_what_a_look_at_every_vmi_says(
     steps: list[Step], policy: Policy, *, asking: bool
