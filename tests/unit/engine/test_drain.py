@@ -119,6 +119,7 @@ def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
         pytest.param([a_movable(migration=a_running_state())], WAITS, id="running"),
         pytest.param([a_movable(), a_vmim(vmi_name="db1")], WAITS, id="pending"),
         pytest.param([a_movable(), a_vmim(vmi_name="db1", phase="")], WAITS, id="new"),
+        pytest.param([a_movable(migratable=False, migratable_unknown=True)], WAITS, id="boots"),
         pytest.param([a_moved(1, 60.0), an_ended_vmim(vmi_name="db1")], LEAVES, id="ended"),
         pytest.param(
             [a_movable(migratable=False, migration=a_running_state())], STAYS, id="not-migratable"

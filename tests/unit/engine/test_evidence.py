@@ -56,7 +56,7 @@ def seen(store: Store) -> Evidence:
     return evidence
 
 
-def an_attempt(number: int, *, created: float, failed_at: float | None = None) -> Vmim:
+def an_attempt(number: int, *, created: float | None, failed_at: float | None = None) -> Vmim:
     """An evacuation VMIM off n1, pending or failed."""
     return a_vmim(
         name=f"kubevirt-evacuation-{number}",
@@ -177,6 +177,32 @@ class TestRequest:
         store.read_at = NOW + 61
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 55))
         assert marker_of(store).requested_at == NOW + 55
+
+    @pytest.mark.parametrize("ahead", [-2400.0, 120.0])
+    def test_a_condition_that_comes_soon(self, ahead: float) -> None:
+        """It alone dates the request, whatever our clock says; attempts are counted again."""
+        store = a_store()
+        store.read_at = NOW + ahead - 1
+        store.put(a_vmi())
+        store.read_at += 1
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 2))
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
+        assert marker_of(store).requested_at == NOW
+        assert marker_of(store).failed_since_request() == 1
+        store.read_at += 3600
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
+        assert marker_of(store).requested_at == NOW - 5
+
+    def test_a_condition_that_comes_late_and_is_earlier(self) -> None:
+        """An older request is believed; an attempt without a creation time dates nothing."""
+        store = a_store()
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(an_attempt(1, created=None))
+        assert marker_of(store).requested_at == NOW
+        store.read_at = NOW + 3600
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 450))
+        assert marker_of(store).requested_at == NOW - 450
 
     @pytest.mark.parametrize("before", [None, NOW - 500], ids=["came", "unchanged"])
     def test_a_condition_that_is_no_new_request(self, before: float | None) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.diagnosis import RUNNING_PHASES
+from exporter.engine.diagnosis import RUNNING_PHASES, Backoff, State, diagnose
 from exporter.engine.evidence import DEAD_AFTER, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.migrations import WAITING_LIMIT
@@ -24,6 +24,8 @@ from exporter.engine.model import (
     Outcome,
     Pod,
     Resource,
+    StuckPolicy,
+    Trigger,
     Verdict,
     Vmi,
     Vmim,
@@ -465,8 +467,10 @@ def test_limits() -> None:
     store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
     assert store.kubevirt is None
     store.put(KubeVirtSettings(MigrationLimits(3, 1)))
+    revision = store.revision
     assert store.retain(Resource.KUBEVIRTS, {}, None) == 0
     assert store.kubevirt is None
+    assert store.revision > revision
 
 
 def test_limits_told_again_change_nothing() -> None:
@@ -729,6 +733,20 @@ def test_a_whole_migration() -> None:
         store.put(fact)
         assert reason() == expected
     assert len(seen(store).history) == 2
+
+
+def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> None:
+    """KubeVirt lists VMIMs by namespace and VMI name, evacuations and workload updates alike."""
+    store = a_store(a_vmi(uid="old", migration=MigrationState(uid="m1")))
+    failed = {"phase": "Failed", "finished": True, "finished_at": NOW}
+    store.put(a_vmim(uid="m1", trigger=Trigger.WORKLOAD_UPDATE, **failed))
+    store.put(a_vmi(evacuation_node="n1", created=NOW + 1, migratable=True))
+    next_try = a_vmim(name="mig-2", uid="m2", created=NOW + 5, trigger=Trigger.EVACUATION)
+    store.put(next_try)
+    found = diagnose(seen(store), StuckPolicy(), store.load(), NOW + 6)
+    assert found is not None
+    assert (found.state, found.backoff) == (State.BACKOFF, Backoff(20.0, NOW + 20))
+    assert found.failed_attempts == 0
 
 
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
