@@ -95,8 +95,9 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
     def is_full(self, node: str) -> bool:
         """Whether KubeVirt is known to start no migration out of this node now."""
-        dead = {Resource.VMIMS, Resource.PODS} & self.dead.everywhere
-        return self.load is not None and not dead and self.load.is_full(node)
+        if self.load is None or not self.load.is_full(node):
+            return False
+        return self.dead.everywhere.isdisjoint((Resource.VMIMS, Resource.PODS))
 
 
 def read_conditions(

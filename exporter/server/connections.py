@@ -138,13 +138,14 @@ class _Parser(HttpRequestParser):
     def feed_data(  # type: ignore[override]  # the parser in C takes no options
         self, data: bytes
     ) -> tuple[list[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
-        fed: list[tuple[RawRequestMessage, StreamReader]] = []
         if self._is_broken:
-            return fed, False, b""
+            return [], False, b""
         try:
-            for start in range(0, len(data) or 1, LONGEST_HEAD):
-                end = start + LONGEST_HEAD
-                messages, upgraded, tail = self._feed(data[start:end])
+            if len(data) <= LONGEST_HEAD:
+                return self._feed(data)
+            fed: list[tuple[RawRequestMessage, StreamReader]] = []
+            for end in range(LONGEST_HEAD, len(data) + LONGEST_HEAD, LONGEST_HEAD):
+                messages, upgraded, tail = self._feed(data[end - LONGEST_HEAD : end])
                 fed += messages
                 if upgraded:
                     return fed, True, tail + data[end:]
@@ -158,8 +159,9 @@ class _Parser(HttpRequestParser):
         messages, upgraded, tail = super().feed_data(part)
         if messages:
             self._body = messages[-1][1]
-        self._unfinished = 0 if messages or in_body else self._unfinished + len(part)
-        if self._unfinished > LONGEST_HEAD or any(_is_long(head) for head, _ in messages):
+        fed = self._unfinished + len(part)
+        self._unfinished = 0 if messages or in_body else fed
+        if fed > LONGEST_HEAD and (self._unfinished or any(_is_long(head) for head, _ in messages)):
             raise _HeadTooLong
         if (messages or in_body) and self._body.is_eof():
             self._whole()
@@ -236,7 +238,8 @@ class _Handler(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._budget.hold(self._connection, len(data))
+        if data:  # none, if what was received before is parsed on
+            self._budget.hold(self._connection, len(data))
         super().data_received(data)
 
     def _note_whole(self) -> None:
