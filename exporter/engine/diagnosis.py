@@ -236,8 +236,10 @@ def _find_last_seen(
 ) -> LastSeen | None:
     unreadable = (since for resource, since in evidence.refused if resource is Resource.VMIS)
     at = min((*unreadable, *(contacts[r] for r in contacts if r is Resource.VMIS)), default=None)
-    found = None if at is None else diagnose(evidence, stuck, load, at)
-    return None if found is None or at is None else LastSeen(at, found.state, found.stuck)
+    if at is None:
+        return None
+    found = diagnose(evidence, stuck, load, at)
+    return None if found is None else LastSeen(at, found.state, found.stuck)
 
 
 def _find_missing(

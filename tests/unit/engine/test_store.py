@@ -1132,6 +1132,35 @@ def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> N
     assert decide(seen(store), a_policy(), cluster.now) == Verdict(known=True)
 
 
+def count_entries(part: object) -> int:
+    """How many entries all containers of a store have, those of its parts included."""
+    inside = vars(part).values()
+    containers = sum(len(one) for one in inside if isinstance(one, dict | set | list))
+    parts = (one for one in inside if hasattr(one, "__dict__") and not callable(one))
+    return containers + sum(map(count_entries, parts))
+
+
+@pytest.mark.parametrize("lives", [100, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> None:
+    """However VMIs lived, no container keeps anything of them but the number of migrations."""
+    store, rng = a_store(keep=4), random.Random(lives)
+    most = 0
+    for life in range(lives):
+        cluster = Cluster(born=100 * life, attempts=100 * life)
+        for step in rng.choices(sorted(STEPS), k=14):
+            STEPS[step](cluster)
+        for news in cluster.news:
+            tell(store, news)
+        most = max(most, count_entries(store))
+        store.remove(Resource.VMIS, NAMESPACE, NAME)
+        for name in cluster.vmims:
+            store.remove(Resource.VMIMS, NAMESPACE, name)
+    left = count_entries(store)
+    prove(f"churn of the store: {lives} lives, {most} entries at most, {left} at last")
+    assert most < 40
+    assert left == len(store.finished)
+
+
 def test_pods_of_a_namespace_are_all_known_unless_it_is_refused() -> None:
     """One refused namespace hides its own launcher pods only."""
     store = a_store()
