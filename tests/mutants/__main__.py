@@ -32,6 +32,8 @@ MODULES = {
     "exporter/engine/cooldown.py": ("engine/test_cooldown", "engine/test_vectors"),
     "exporter/engine/rules.py": ("engine/test_cooldown", "engine/test_vectors"),
     "exporter/engine/diagnosis.py": ("engine/test_diagnosis", "engine/test_recorded"),
+    "exporter/engine/advice.py": ("engine/test_advice",),
+    "exporter/engine/departures.py": ("engine/test_evidence",),
     "exporter/engine/drain.py": ("engine/test_drain",),
     "exporter/engine/verdict_index.py": ("engine/test_verdict_index",),
     "exporter/engine/evidence.py": (

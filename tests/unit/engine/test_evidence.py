@@ -521,6 +521,18 @@ class TestMarker:
         now = a_vmi(**({"evacuation_node": "n1"} | vmi))
         assert a_marker().is_over(now, success) is over
 
+    def test_a_date_is_news_once(self) -> None:
+        """The condition's date replaces every other, and our clock's bound."""
+        marker = a_marker(not_before=50.0)
+        assert [marker.date(at) for at in (70.0, 70.0, 60.0)] == [True, False, True]
+        assert (marker.requested_at, marker.not_before, marker.dated) == (60.0, None, True)
+
+    def test_a_marker_that_one_replica_alone_remembers(self) -> None:
+        """It is the marker of both together."""
+        knows = Remembered(uid=UID, namespace=NAMESPACE, marker=a_marker())
+        knows_not = Remembered(uid=UID, namespace=NAMESPACE)
+        assert knows.join(knows_not) == knows_not.join(knows) == knows
+
     def test_the_success_that_it_began_after(self) -> None:
         """What ended the evacuation before this one does not end this one."""
         marker, vmi = a_marker(not_before=150.0), a_vmi(evacuation_node="n1")
