@@ -15,6 +15,7 @@ from exporter.engine.drain import (
     forecast_node,
     forecast_nodes,
     read_conditions,
+    sum_outcomes,
 )
 from exporter.engine.model import (
     ALL_ALIVE,
@@ -175,6 +176,9 @@ def test_a_node_is_emptied_unless_a_vm_stays() -> None:
     assert (forecast.can_be_emptied, forecast.at_least) == (False, None)
     nodes = forecast_nodes(store, now_in(store), {"n1": [60.0]})
     assert [(one.can_be_emptied, one.at_least) for one in nodes] == [(False, None), (True, None)]
+    assert [one.vmis for one in nodes] == [4, 1]
+    total = sum_outcomes(count_outcomes(store, now_in(store)))
+    assert total == {LEAVES: 2, RESTARTS: 1, EXTERNAL: 1, STAYS: 1}
 
 
 @pytest.mark.parametrize(
