@@ -48,6 +48,7 @@ MODULES = {
         "engine/test_store",
         "engine/test_evidence",
         "engine/test_verdict_index",
+        "checkpoint/test_changes",
     ),
     "exporter/engine/migrations.py": (
         "engine/test_migrations",

@@ -616,7 +616,6 @@ def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
     assert decide(evidence, policy, verdict.released_at).allowed
 
 
-@soaked(20_000)
 @given(evidence=histories(ahead=1_000), policy=POLICIES, later=st.integers(0, 100_000))
 def test_no_wait_is_longer_than_the_cooldown(
     evidence: Evidence, policy: Policy, later: int
@@ -629,7 +628,6 @@ def test_no_wait_is_longer_than_the_cooldown(
         assert 0.0 < verdict.not_before - now <= verdict.effective_cooldown
 
 
-@soaked(20_000)
 @given(
     evidence=histories(ahead=1_000),
     policies=st.lists(POLICIES, min_size=1, max_size=2),

@@ -749,6 +749,28 @@ def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> Non
     assert found.failed_attempts == 0
 
 
+@pytest.mark.parametrize(
+    ("resource", "fact"),
+    [(Resource.VMIS, a_vmi()), (Resource.VMIMS, a_vmim()), (Resource.PODS, a_pod())],
+)
+def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | Vmim | Pod) -> None:
+    """Its VMI's evidence says since when, until it can be read again."""
+    store = a_store(a_vmi(), a_vmim(), a_pod(), read_at=NOW)
+    assert seen(store).refused == ()
+    assert store.note_refused(resource, NAMESPACE, fact.name)
+    assert seen(store).refused == ((resource, NOW),)
+    store.put(fact)
+    assert seen(store).refused == ()
+
+
+def test_who_waits() -> None:
+    """Every VMI with an unfinished VMIM, without ended ones."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
+    for name in (NAME, "db2"):
+        store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
+    assert [evidence.vmi.name for evidence in store.waiting()] == [NAME]
+
+
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
     """It stops holding its VMI like any other object that cannot be read."""
     store = a_store(a_vmim(), read_at=NOW)
@@ -1152,6 +1174,7 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
         for news in cluster.news:
             tell(store, news)
         most = max(most, count_entries(store))
+        store.note_refused(Resource.VMIS, NAMESPACE, NAME)
         store.remove(Resource.VMIS, NAMESPACE, NAME)
         for name in cluster.vmims:
             store.remove(Resource.VMIMS, NAMESPACE, name)

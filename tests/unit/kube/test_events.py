@@ -242,6 +242,20 @@ async def test_no_end_is_invented() -> None:
         assert desk.outcomes[ENDED, EventOutcome.DROPPED] == 1
 
 
+async def test_no_event_about_vmis_that_are_dead() -> None:
+    """Neither that they are still stuck nor that it is over; later the series goes on."""
+    desk = Desk(stuck_store())
+    (watched,) = desk.health.of(Resource.VMIS)
+    watched.contact = NOW
+    assert [event["reason"] for event in await desk.after(0)] == [STUCK]
+
+    for _ in range(4):
+        assert await desk.after(REPEATED_AFTER) == []
+
+    watched.contact = desk.now
+    assert [event["reason"] for event in await desk.after(1)] == [STUCK]
+
+
 async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
     """Nothing is said about it."""
     desk = Desk(stuck_store())
