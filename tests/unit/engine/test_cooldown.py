@@ -17,7 +17,7 @@ from exporter.engine.cooldown import (
     holds_until,
     measure_cooldown,
 )
-from exporter.engine.evidence import Evidence
+from exporter.engine.evidence import DEAD_AFTER, Evidence
 from exporter.engine.history import History, Migration
 from exporter.engine.model import (
     CLOCK_SKEW,
@@ -491,6 +491,16 @@ def test_endings_kept(floor: float, ceiling: float, kept: int) -> None:
     """As many endings are kept as can matter."""
     policy = a_policy(migration_cooldown=floor, max_migration_cooldown=ceiling)
     assert policy.endings_kept == kept
+
+
+def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
+    """A migration of a VMI that was refused blocks for `dead_after`; then its rules are silent."""
+    refused = ((Resource.VMIS, NOW - DEAD_AFTER),)
+    evidence = some_evidence(vmi=a_vmi(migration=a_running_state()), refused=refused)
+    for now, is_dead in ((NOW - 1, False), (NOW, True)):
+        assert decide(evidence, a_policy(), now).allowed == is_dead
+        running, *_ = explain(evidence, a_policy(), now)
+        assert (running.silenced, running.blocks) == (is_dead, not is_dead)
 
 
 # --- the release
