@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cluster import poll
+from tests.cluster import find_binary, poll
+from tests.cluster.ports import free_port
 from tests.support.program import ROOT
 
 
@@ -30,14 +30,15 @@ async def shell(command: str, **environment: str) -> str:
     return said.decode()
 
 
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="it types kubectl commands")
 @pytest.mark.timeout(300)
 async def test_each_stuck_vm_has_an_action_that_can_be_typed(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
     """Of every stuck VM: the first line of `explain`, the command that runs, and the cancel."""
-    url = "http://127.0.0.1:19810"
+    port = free_port(2)
+    url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    path = os.pathsep.join([str(find_binary("kubectl").parent), os.environ["PATH"]])
     demo = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "exporter", "demo", "--speed", "4"),
         *("--listen", url.removeprefix("http://")),
@@ -60,7 +61,7 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
             vms = await poll(stuck, within=120, what="four stuck VMs")
             folder = tmp_path / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
             kubeconfig = str(folder / "kubeconfig")
-            assert (folder / "metrics").read_text() == "http://127.0.0.1:19811"
+            assert (folder / "metrics").read_text() == f"http://127.0.0.1:{port + 1}"
             for vm in vms:
                 key = f"{vm['namespace']}/{vm['name']}"
                 explain = f"{sys.executable} -m exporter explain --url {url} {key}"
@@ -68,11 +69,11 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
                 first, *lines = text.splitlines()
                 step = next(one for one in lines if one.startswith("  next step  "))
                 command = next(one.strip() for one in lines if one.startswith("    kubectl "))
-                said = await shell(command, KUBECONFIG=kubeconfig)
+                said = await shell(command, KUBECONFIG=kubeconfig, PATH=path)
                 assert first.startswith(f"{key} is stuck: ")
                 assert said.strip(), command
                 cancel = next(one.strip() for one in lines if one.startswith("    echo "))
-                await shell(cancel, KUBECONFIG=kubeconfig)
+                await shell(cancel, KUBECONFIG=kubeconfig, PATH=path)
                 done = await poll(partial(_is_over, explain, first), what=f"the end of {key}'s")
                 came = "\n".join(said.splitlines()[:8])
                 prove(f"{first}\n{step.strip()}\n$ {command}\n{came}\n$ {cancel}\n{done}\n")
