@@ -39,7 +39,7 @@ from tests.generate.manifests import (
     localize,
     write_overlay,
 )
-from tests.support.documents import code_blocks, parts
+from tests.support.documents import README, bare, chapters, code_blocks, parts, table
 from tests.support.lives import rfc3339
 from tests.support.program import program
 
@@ -48,6 +48,8 @@ WAYS = {
     name: code_blocks(text, "bash")[0].splitlines()
     for name, text in parts(SECTIONS[FIVE_LINES]).items()
 }
+PICKED = {picked: bare(value) for picked, _, value in table(README, "Install")}
+"""What the README lets one pick, and the value of the chart for it."""
 KINDS = (
     "deployment,service,networkpolicy,poddisruptionbudget,configmap,secret,serviceaccount,role,"
     "rolebinding,clusterrole,clusterrolebinding,certificate,issuer,podmonitor,prometheusrule"
@@ -84,6 +86,16 @@ def test_no_way_has_more_than_five_lines() -> None:
     assert len(WAYS) == 8
     assert {name.partition(", by ")[2] for name in WAYS} == {"Helm", "kustomize"}
     assert {name: lines for name, lines in WAYS.items() if len(lines) > 5} == {}
+
+
+def follow_readme(picked: str) -> list[str]:
+    """What is typed for one of the README's ways; there is no registry here for the images."""
+    (block,) = code_blocks(chapters(README)["Install"], "bash")
+    *images, install, wait, ask = block.splitlines()
+    assert all(line.startswith("podman build ") for line in images)
+    command, value = install.rsplit(" ", 1)
+    assert value in PICKED.values()
+    return [f"{command} {PICKED[picked]}", wait, ask]
 
 
 class Adopter:
@@ -195,6 +207,24 @@ async def test_the_typed_lines_end_in_verdicts(
     for line in [helm] if by_helm else kubectl:
         await adopter.type(adopter.moved(line))
     assert await adopter.type(f"kubectl get {KINDS} -A -l {LABEL} -o name") == ""
+
+
+@pytest.mark.parametrize("picked", PICKED)
+async def test_the_readme_s_lines_end_in_verdicts(
+    busy: RealCluster, pair: Pair, tmp_path: Path, picked: str
+) -> None:
+    """Whichever is picked, and with the images that the first lines have pushed."""
+    adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
+    said = [await adopter.type(line) for line in follow_readme(picked)]
+    images = await adopter.type(
+        f"kubectl -n {NAMESPACE} get deployment {NAME} -o jsonpath='{{.spec.template.spec..image}}'"
+    )
+    pushed = re.findall(r"podman push (\S+)", chapters(README)["Install"])
+    await adopter.type(commands(UNINSTALL)[0])
+
+    assert "shop/db1" in said[-1]
+    assert images
+    assert set(images.split()) <= set(pushed)
 
 
 async def test_helm_changes_the_mode_in_place(

@@ -26,7 +26,7 @@ from tests.generate.manifests import (
     chart,
     render,
 )
-from tests.support.documents import DEPLOY, INSTALL, README, bare, chapters, code_blocks, read
+from tests.support.documents import DEPLOY, INSTALL, bare, chapters, code_blocks, read
 from tests.support.lives import rfc3339
 from tests.support.program import Program, program
 
@@ -39,7 +39,7 @@ UPGRADE = "Upgrade, and change of mode"
 UNINSTALL = "Uninstall"
 TYPED_ELSEWHERE = {OWN_CALLER, FIVE_LINES, OWN_OVERLAY, UPGRADE, UNINSTALL}
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/{TLS_SECRET}"
-SECTIONS = {"Install": chapters(README)["Install"], **chapters(INSTALL), **chapters(DEPLOY)}
+SECTIONS = {**chapters(INSTALL), **chapters(DEPLOY)}
 
 
 def fenced(section: str, language: str) -> list[str]:

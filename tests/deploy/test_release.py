@@ -19,7 +19,14 @@ import yaml
 from exporter import __version__
 from tests.cluster import PATIENCE, find_binary
 from tests.generate import REPOSITORY
-from tests.generate.manifests import NAME, REGISTRY, ROOT
+from tests.generate.manifests import (
+    CHART,
+    DESCHEDULER_IMAGE,
+    EXPORTER_IMAGE,
+    NAME,
+    REGISTRY,
+    ROOT,
+)
 from tests.generate.release import CHECKSUMS, find_unpinned
 from tests.support.program import ANYWHERE
 
@@ -81,6 +88,22 @@ def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
     assert f"{REGISTRY}/exporter:{__version__}" in made.stdout
     for text in (made.stdout, (dist / "rules.yaml").read_text(encoding="utf-8")):
         assert "/blob/main/" not in text
+
+
+def test_artifact_hub_reads_the_chart_s_annotations() -> None:
+    """Its images are those of the manifests; what is YAML in a string can be read as such."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    about = {
+        name.removeprefix("artifacthub.io/"): yaml.safe_load(text)
+        for name, text in chart["annotations"].items()
+    }
+
+    assert [one["image"] for one in about["images"]] == [EXPORTER_IMAGE, DESCHEDULER_IMAGE]
+    assert about["prerelease"] is __version__.startswith("0.")
+    assert all(one["url"].startswith(REPOSITORY) for one in about["links"])
+    kinds = {"added", "changed", "deprecated", "removed", "fixed", "security"}
+    assert {one["kind"] for one in about["changes"]} <= kinds
+    assert all(one["description"] for one in about["changes"])
 
 
 def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:

@@ -199,8 +199,9 @@ def derive_policy_values(text: str) -> tuple[str, str]:
 
 
 def derive_chart(text: str) -> str:
-    """Chart.yaml with this version."""
-    return re.sub(r"^(version|appVersion): .*", rf"\1: {__version__}", text, flags=re.MULTILINE)
+    """Chart.yaml with this version, and with the images that have it."""
+    text = re.sub(r"^(version|appVersion): .*", rf"\1: {__version__}", text, flags=re.MULTILINE)
+    return re.sub(rf"(?<=image: )({REGISTRY}/\w+):.*", rf"\1:{__version__}", text)
 
 
 def derive_chart_readme(text: str) -> str:
@@ -227,14 +228,15 @@ def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[
 
 
 def derive_references(text: str) -> str:
-    """A document whose URLs for kustomize name this version."""
-    return re.sub(r"(?<=\?ref=v)\d+\.\d+\.\d+", __version__, text)
+    """A document whose URLs for kustomize and whose own images name this version."""
+    return re.sub(r"(\?ref=v|registry\.example/\w+:)\d+\.\d+\.\d+", rf"\g<1>{__version__}", text)
 
 
 DERIVED: dict[Path, Callable[[str], str]] = {
     IMAGES: derive_images,
     CHART / "Chart.yaml": derive_chart,
     CHART / "README.md": derive_chart_readme,
+    ROOT / "README.md": derive_references,
     ROOT / "docs/install.md": derive_references,
     ROOT / "docs/hold-evictions.md": derive_references,
 }
