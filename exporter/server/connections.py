@@ -159,9 +159,8 @@ class _Parser(HttpRequestParser):
         messages, upgraded, tail = super().feed_data(part)
         if messages:
             self._body = messages[-1][1]
-        fed = self._unfinished + len(part)
-        self._unfinished = 0 if messages or in_body else fed
-        if fed > LONGEST_HEAD and (self._unfinished or any(_is_long(head) for head, _ in messages)):
+        self._unfinished = 0 if messages or in_body else self._unfinished + len(part)
+        if self._unfinished > LONGEST_HEAD or any(_is_long(head) for head, _ in messages):
             raise _HeadTooLong
         if (messages or in_body) and self._body.is_eof():
             self._whole()
