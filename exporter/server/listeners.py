@@ -120,8 +120,8 @@ class Listener:
             if not address.path and getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise CannotListen(
                     f"listen.{self.name}: {address} is in use: is another exporter (or `make"
-                    f" run`) running? To use another address,"
-                    f" set `listen.{self.name}` in a --config file"
+                    f" run`) running? To use another address, set `listen.{self.name}` in a"
+                    " --config file, or start the demo with --listen HOST:PORT"
                 ) from error
             raise CannotListen(f"{address}: {getattr(error, 'strerror', '') or error}") from error
 

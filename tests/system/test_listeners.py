@@ -188,7 +188,8 @@ async def test_a_port_that_is_taken() -> None:
                 pass
     assert str(taken.value) == (
         f"listen.metrics: {address} is in use: is another exporter (or `make run`) running?"
-        " To use another address, set `listen.metrics` in a --config file"
+        " To use another address, set `listen.metrics` in a --config file, or start the demo with"
+        " --listen HOST:PORT"
     )
 
 
