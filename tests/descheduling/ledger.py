@@ -84,11 +84,15 @@ class Ledger:
         return sorted((one for one in self.moves if one.vm == vm), key=lambda one: one.end)
 
     def too_early(self, rules: Rules) -> list[tuple[Eviction, Move]]:
-        """The evictions inside the cooldown that the VM's moves before them had earned."""
+        """The evictions inside the cooldown that the VM's moves before them had earned.
+
+        The API server's log dates them when they are received; they are judged within a second.
+        """
         found = []
         for eviction in self.evictions:
             before = [one for one in self.moves_of(eviction.vm) if one.end <= eviction.at]
-            if before and eviction.at < before[-1].end + rules.effective(before):
+            judged = eviction.at + timedelta(seconds=1)
+            if before and judged < before[-1].end + rules.effective(before):
                 found.append((eviction, before[-1]))
         return found
 
