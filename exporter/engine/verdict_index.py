@@ -61,8 +61,8 @@ class _Entry(Struct, frozen=True, gc=False):
     node: str
     reason: Reason | None
     until: Instant
-    cooling: Cooling | None = None
-    may_block: bool = False
+    cooling: Cooling | None
+    may_block: bool
 
 
 class VerdictIndex:
@@ -99,7 +99,6 @@ class VerdictIndex:
 
     def note_end(self, key: Key) -> None:
         """Remove a VMI."""
-        self._outdated.discard(key)
         self._replace(key, None, self._evaluated_at)
 
     def catch_up(self, now: Instant, *, dead: DeadResources, most: int) -> bool:
@@ -203,10 +202,11 @@ class VerdictIndex:
 
 def _evaluate_vmi(
     evidence: Evidence, policy: Policy, now: Instant, *, dead: DeadResources
-) -> _Entry:
+) -> _Entry | None:
+    """The entry of a VMI; None if nothing about it can block."""
     vmi = evidence.vmi
     if cannot_block(evidence):
-        return _Entry(vmi.node, None, math.inf)
+        return None
     verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
     cooldown = measure_cooldown(evidence, policy, now)
     cooling = None if cooldown is None or not cooldown.blocks else Cooling(vmi, cooldown)

@@ -399,9 +399,9 @@ def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
 def check(played: Play) -> None:
     """The index says what a look at every VMI says, and finds who is not plainly allowed."""
     now, dead = played.now, played.dead
+    loud = played.index.find_blocked(now, dead=dead)
     summary = played.index.read(now, dead=dead)
     assert told(summary) == told(looked(played.store, played.policy, now, dead=dead))
-    loud = played.index.find_blocked(now, dead=dead)
     for evidence in played.store.all_evidence():
         if (evidence.vmi.namespace, evidence.vmi.name) not in loud:
             assert is_plain(replace(evidence, kept=None), played.policy, now, dead=dead)
