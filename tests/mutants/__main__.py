@@ -33,7 +33,7 @@ MODULES = {
     "exporter/engine/rules.py": ("engine/test_cooldown", "engine/test_vectors"),
     "exporter/engine/diagnosis.py": ("engine/test_diagnosis", "engine/test_recorded"),
     "exporter/engine/advice.py": ("engine/test_advice",),
-    "exporter/engine/departures.py": ("engine/test_evidence",),
+    "exporter/engine/departures.py": ("engine/test_departures",),
     "exporter/engine/drain.py": ("engine/test_drain",),
     "exporter/engine/verdict_index.py": ("engine/test_verdict_index",),
     "exporter/engine/evidence.py": (

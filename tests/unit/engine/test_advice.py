@@ -11,6 +11,7 @@ from exporter.engine.advice import (
     ACTIONS,
     Obstacle,
     advise,
+    find_blocker,
     find_cause,
     may_cancel,
     write_cancel,
@@ -61,6 +62,13 @@ def test_the_last_cause(why: tuple[Why, ...], cause: Why | None) -> None:
     assert find_cause(why) is cause
 
 
+def test_what_keeps_a_vm_on_its_node() -> None:
+    """That it cannot be migrated at all, else the cause of its failures."""
+    assert find_blocker((LATE, STAYS)) == STAYS
+    assert find_blocker((EARLY, PULL)) == PULL
+    assert find_blocker(()) is None
+
+
 FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
 STALLED = {"start": NOW - 10_000.0}
 
@@ -97,6 +105,7 @@ def test_every_state_has_an_action(evidence: Evidence) -> None:
         ("backoff", (QUOTA,), Obstacle.QUOTA, QUOTA),
         ("backoff", (EARLY,), Obstacle.UNEXPLAINED, EARLY),
         ("backoff", (EARLY, PULL), Obstacle.TARGET_NOT_STARTED, PULL),
+        ("backoff", (EARLY, FULL_NODES), Obstacle.UNSCHEDULABLE, FULL_NODES),
         ("nothing-begun", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
         ("nothing-begun", (), Obstacle.NONE, None),
     ],

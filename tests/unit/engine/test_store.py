@@ -625,6 +625,7 @@ def test_revision(change: Callable[[Store], None], *, changes: bool) -> None:
         pytest.param(lambda store: store.put(a_vmim(vmi_name="db2")), set(), id="foreign-vmim"),
         pytest.param(lambda store: store.remove(Resource.VMIS, NAMESPACE, NAME), {UID}, id="gone"),
         pytest.param(lambda store: store.recall(remembered("new")), {"new"}, id="recalled"),
+        pytest.param(lambda store: store.recall(remembered(UID)), {UID}, id="recalled-of-a-vmi"),
         pytest.param(
             lambda store: store.recall(Remembered(uid=UID, namespace=NAMESPACE)),
             set(),
