@@ -264,9 +264,9 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
 
 
 def _expected_hosts(settings: Settings) -> frozenset[str] | None:
-    """The names by which a query listener may be called.
+    """The names that a request to a query listener may have in `Host`.
 
-    None: by any, because the network reaches it or it asks callers who they are.
+    None: any name, because the network reaches the listener or callers need credentials.
     """
     listen = settings.listen
     asks = settings.auth.query is Authentication.KUBERNETES or settings.tls_query.client_ca_file

@@ -109,7 +109,7 @@ class PendingChanges:
     def load(
         self, shard: int, raw: bytes, now: Instant, *, replaces: bool = False
     ) -> Iterator[None]:
-        """Merge a shard into the store, and compare it with what it is to hold.
+        """Merge a stored shard into the store, and note in which VMIs it differs from our entries.
 
         Raises `Damaged` or `UnknownVersion` before anything is merged.
         """

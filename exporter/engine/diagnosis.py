@@ -13,8 +13,8 @@ The order of the states:
 4. Something delays the present attempt.
 
 A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods,
-or while their watch is dead, it is `unknown`. That a VMIM or pod is absent is believed only if its
-watch has been heard of since the VMI changed. Where VMIs are dead, every state is `unknown` and
+or while their watch is dead, it is `unknown`. A missing VMIM or pod counts as absent only if its
+watch has had contact since the VMI changed. Where VMIs are dead, every state is `unknown` and
 nothing is stuck.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
@@ -260,7 +260,7 @@ def _find_missing(
 def _is_behind(
     resource: Resource, changed_at: Instant, contacts: Mapping[Resource, Instant]
 ) -> bool:
-    """Whether the watch of a resource has not been heard of since the VMI changed."""
+    """Whether the watch of a resource has had no contact since the VMI changed."""
     return contacts.get(resource, changed_at) < changed_at
 
 
@@ -402,7 +402,7 @@ def _judge_hand_off(
 ) -> State | None:
     """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
 
-    If VMIMs have not been heard of since, it is a migration that has just begun.
+    If the watch of VMIMs has had no contact since, it is a migration that has just begun.
     """
     if evidence.is_contradicted(now):
         return State.ZOMBIE_STATE

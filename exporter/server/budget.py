@@ -19,7 +19,7 @@ from exporter.engine.model import Seconds
 BUDGET = 128 * 2**20
 """Bytes; docs/reference.md derives the memory limit of the manifests from it."""
 KEPT = BUDGET // 4
-"""Below so many bytes, freed memory is given back to the system."""
+"""Once all hold fewer bytes than this again, freed memory is returned to the system."""
 TRIMMED_AFTER: Seconds = 2.0
 """Until then the closed connections are freed."""
 

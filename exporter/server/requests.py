@@ -44,9 +44,9 @@ class Refusal(Exception):
 def refuse_unwanted(request: web.Request, hosts: frozenset[str] | None) -> None:
     """Raise `Refusal` for a compressed body, and for what a page of another site asks for.
 
-    `hosts`: by which names, beside those of the loopback interface, a listener may be called that
-    asks nobody who they are; None: by any. With DNS rebinding a page can give its own name the
-    address of this listener, and reads the answers; the name then is in `Host`.
+    `hosts`: what `Host` may be, beside names of the loopback interface; None: anything. It matters
+    where callers need no credentials: by DNS rebinding a page gives its own name the address of
+    this listener and could read the answers, but `Host` then has that name.
     """
     if hdrs.CONTENT_ENCODING in request.headers:
         detail = "Content-Encoding: expected none, a body is read as it is"

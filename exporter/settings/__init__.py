@@ -70,8 +70,8 @@ _HOLDS_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admin
 class Listen:
     """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
 
-    `hosts`: further names in `Host` by which callers reach a `query` listener on the loopback
-    interface that asks nobody who they are. `page`: the page of `metrics` names single VMs.
+    `hosts`: further names that `Host` may have on a `query` listener that only listens on loopback
+    and needs no credentials. `page`: the page of `metrics` names single VMs.
     `admission` serves the admission webhook; empty: no such listener. `local`, a unix socket for
     who may run programs in the pod, serves everything without authentication; None: no such socket.
     """

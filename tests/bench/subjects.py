@@ -296,7 +296,7 @@ def migrated(vmis: int) -> Iterator[Vmim]:
 
 
 def replica(vmis: int) -> PendingChanges:
-    """What a replica has to encode after it has listed so many VMIs with their VMIMs."""
+    """What a replica has to encode after it has listed this many VMIs and their VMIMs."""
     store = Store(endings_kept=Policy().endings_kept)
     changes = PendingChanges(store, Policy().migration_history_window)
     for number in range(vmis):

@@ -14,7 +14,7 @@ _CANDIDATES = range(20_000, 32_000)
 def free_port(count: int = 1) -> int:
     """Find a loopback port that nobody listens on, and that no other test picks meanwhile.
 
-    With a count: the first of so many in a row.
+    With a count: the first of that many free ports in a row.
     """
     for port in random.sample(_CANDIDATES, 100):
         with ExitStack() as names, suppress(OSError):
