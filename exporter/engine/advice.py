@@ -173,7 +173,7 @@ ACTIONS = {
         "Give the exporter the permission that it lacks, or repair its watch: what holds this VM up"
         " is unknown without {missing}.",
         "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
-        "KubeVirtEvictionExporterPermissionMissing",
+        "KubeVirtEvictionExporterBlindSpot",
     ),
     Obstacle.UNEXPLAINED: Action(
         "Read the VM's events: no object says why it does not move.", _EVENTS, _FAILING

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from itertools import pairwise, product
 
 from tests.alerts.scrapes import Case
 
@@ -18,7 +18,7 @@ def is_firing(case: Case) -> bool:
 
 
 def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
-    """Each firing case beside itself and beside a silent one, each silent one beside another.
+    """Each firing case beside itself and each silent one of its alert, the silent ones in pairs.
 
     A case without a series of the exporter's is no cluster of a fleet, and is left out.
     """
@@ -34,10 +34,9 @@ def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
         silent = [case for case in of_it if not is_firing(case)]
         for case in firing:
             yield join(case, case)
-        most = max(len(firing), len(silent))
-        for one, other in islice(zip(cycle(firing), cycle(silent), strict=False), most):
+        for one, other in product(firing, silent):
             yield join(one, other)
-        for one, other in zip(silent, [*silent[1:], silent[0]], strict=True):
+        for one, other in pairwise([*silent, silent[0]]):
             if one is not other:
                 yield join(one, other)
 

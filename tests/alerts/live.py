@@ -47,6 +47,8 @@ class _Ready(Server):
 
 
 EXAMPLE = RULES.parent / "alertmanager.yaml"
+WITHIN = 240.0
+"""How long to wait for an alert, in seconds."""
 AT_ONCE = {"group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
 
 
@@ -165,25 +167,25 @@ class Receiver:
         last = {json.dumps(one["labels"], sort_keys=True): one for one in self.told}
         return [one for one in last.values() if one["status"] == "firing"]
 
-    async def fires(self, alert: str, within: float = 240, **labels: str) -> None:
+    async def fires(self, alert: str, cause: str | None = None, **labels: str) -> None:
         """Wait until an alert with these labels is firing."""
         await self._until(
-            lambda: bool(_such(self.firing(), alert, labels)), within, f"{alert} firing"
+            lambda: bool(_such(self.firing(), alert, cause, labels)), f"{alert} {cause} firing"
         )
 
-    async def resolves(self, alert: str, within: float = 240, **labels: str) -> None:
+    async def resolves(self, alert: str, cause: str | None = None, **labels: str) -> None:
         """Wait until no alert with these labels is firing any more."""
         await self._until(
-            lambda: not _such(self.firing(), alert, labels), within, f"{alert} resolved"
+            lambda: not _such(self.firing(), alert, cause, labels), f"{alert} {cause} resolved"
         )
 
-    async def _until(self, holds: Callable[[], bool], within: float, what: str) -> None:
+    async def _until(self, holds: Callable[[], bool], what: str) -> None:
         try:
-            async with asyncio.timeout(within), self._changed:
+            async with asyncio.timeout(WITHIN), self._changed:
                 await self._changed.wait_for(holds)
         except TimeoutError:
             names = sorted({one["labels"]["alertname"] for one in self.firing()})
-            raise TimeoutError(f"{what}: not within {within:g} s; firing: {names}") from None
+            raise TimeoutError(f"{what}: not within {WITHIN:g} s; firing: {names}") from None
 
     async def _note(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -193,6 +195,8 @@ class Receiver:
         return web.Response()
 
 
-def _such(alerts: list[dict[str, Any]], name: str, labels: dict[str, str]) -> list[dict[str, Any]]:
-    wanted = {"alertname": name, **labels}.items()
+def _such(
+    alerts: list[dict[str, Any]], name: str, cause: str | None, labels: dict[str, str]
+) -> list[dict[str, Any]]:
+    wanted = {"alertname": name, **({"cause": cause} if cause else {}), **labels}.items()
     return [one for one in alerts if wanted <= one["labels"].items()]

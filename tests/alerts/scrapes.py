@@ -18,15 +18,11 @@ Case: TypeAlias = dict[str, Any]
 MONITORING = "monitoring"
 """The namespace of the exporter's own pods."""
 _OF_A_REPLICA = {
-    "KubeVirtDeschedulerSnapshotOld",
     "KubeVirtDeschedulerWithoutVerdict",
+    "KubeVirtEvictionExporterBlindSpot",
     "KubeVirtEvictionExporterCertificateExpiring",
     "KubeVirtEvictionExporterCheckpointNotWritten",
-    "KubeVirtEvictionExporterRefusedRequests",
-    "KubeVirtEvictionExporterReplicaNotScraped",
-    "KubeVirtEvictionExporterReplicasDisagree",
-    "KubeVirtEvictionExporterUnknownCandidates",
-    "KubeVirtEvictionExporterVMsLeftOut",
+    "KubeVirtEvictionExporterStale",
 }
 """Alerts whose only place is the namespace of the pods that are scraped."""
 _OF_OTHERS = ("apiserver_",)
@@ -100,7 +96,7 @@ class Scrape:
         if "namespace" in self.target:
             if "name" in labels and not self.honors_labels:
                 labels["exported_namespace"] = labels["namespace"]
-            elif "resource" in labels or name in _OF_A_REPLICA:
+            elif name in _OF_A_REPLICA:
                 labels["namespace"] = self.target["namespace"]
             if self.enforced:
                 labels["namespace"] = MONITORING

@@ -37,17 +37,6 @@ TEXTS = load_runbooks()
 HEADINGS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 DEPLOYMENT = "deployment/kubevirt-eviction-exporter"
 SELECTOR = "app.kubernetes.io/name=kubevirt-eviction-exporter"
-IN_WORDS = {
-    "1m": "one minute",
-    "2m": "two minutes",
-    "5m": "five minutes",
-    "10m": "ten minutes",
-    "15m": "15 minutes",
-    "25m": "25 minutes",
-    "30m": "30 minutes",
-    "1h": "hour",
-    "1d": "a day",
-}
 KNOWN = {
     *(family.name for family in FAMILIES),
     *(f"{family.name}_count" for family in FAMILIES if family.type == "histogram"),
@@ -86,34 +75,24 @@ def test_every_alert_has_its_runbook_and_the_other_way_round() -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_runbook_is_laid_out_as_kubevirts_are(name: str) -> None:
-    """The alert's name, four headings, 80 columns of prose, and fences of two languages."""
+def test_runbook_has_kubevirts_sections(name: str) -> None:
+    """The alert's name, the first thing to do, then the four sections of KubeVirt's runbooks."""
     text = TEXTS[name]
-    assert re.findall(r"^# (.*)$", prose(text), re.MULTILINE) == [name]
+    assert text.startswith(f"# {name}\n\n**Do this first:** ")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
     assert set(re.findall(r"^```(.*)$", text, re.MULTILINE)) <= {"bash", "promql", ""}
-    long = [line for line in prose(text).splitlines() if len(line) > 80]
-    assert not [line for line in long if not line.startswith(("|", "["))]
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_meaning_says_what_the_rule_says(name: str) -> None:
-    """Each duration of the rule, each metric that it compares, and a severity below warning.
-
-    But not the three minutes over which every rule bridges gaps.
-    """
+def test_runbook_explains_its_alert(name: str) -> None:
+    """The section Meaning has the first metric of the rule and each `cause`."""
     rule = ALERTS[name]
     meaning = section(TEXTS[name], "Meaning")
-    durations = [rule["for"], rule.get("keep_firing_for")]
-    durations += re.findall(r"(?:\[|offset )(\d+[smh])", rule["expr"].replace("[3m]", ""))
-    for duration in filter(None, durations):
-        assert IN_WORDS[duration] in meaning, duration
-    if rule["labels"]["severity"] == "info":
-        assert "severity `info`" in section(TEXTS[name], "Meaning") + section(TEXTS[name], "Impact")
     compared = re.search(r"(?:\w+:)?((?:kubevirt|descheduler_kubevirt)_\w+)", rule["expr"])
     assert compared is not None
-    named = compared[1].replace("_cooldown_ratio", "")
-    assert f"`{named}" in meaning
+    assert f"`{compared[1].replace('_cooldown_ratio', '')}" in meaning
+    for cause in re.findall(r'"cause", "(\w+)"', rule["expr"]):
+        assert f"`{cause}`" in meaning, cause
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -152,7 +131,7 @@ def test_runbook_has_the_action_that_names_it(obstacle: Obstacle) -> None:
 
 def test_permission_runbook_explains_every_resource() -> None:
     """Whatever may be missing, it says what is lost."""
-    text = TEXTS["KubeVirtEvictionExporterPermissionMissing"]
+    text = TEXTS["KubeVirtEvictionExporterBlindSpot"]
     rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
 
     watched = (*CLUSTER_RESOURCES, Resource.CONFIGMAPS)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 from aiohttp import web
@@ -29,19 +29,27 @@ from tests.support.serving import serving
 
 
 WEST = "west"
-ALERTS = {
-    "KubeVirtDeschedulerDoesNotAsk",
-    "KubeVirtDeschedulerSnapshotOld",
-    "KubeVirtDeschedulerWithoutVerdict",
-    "KubeVirtEvictionExporterCertificateExpiring",
-    "KubeVirtEvictionExporterRefusedRequests",
-    "KubeVirtEvictionExporterReplicaNotScraped",
-    "KubeVirtEvictionExporterReplicasDisagree",
-    "KubeVirtEvictionExporterUnknownCandidates",
-    "KubeVirtEvictionExporterVMsLeftOut",
-    "KubeVirtEvictionWebhookFailing",
+Cause: TypeAlias = tuple[str, str | None]
+"""An alert's name, and its label `cause` if it has one."""
+ABSENT = ("KubeVirtEvictionExporterAbsent", "every_replica")
+ALONE: set[Cause] = {
+    ("KubeVirtEvictionExporterAbsent", "some_replicas"),
+    ("KubeVirtDeschedulerDoesNotAsk", None),
+    ("KubeVirtDeschedulerWithoutVerdict", "no_verdict"),
+    ("KubeVirtDeschedulerWithoutVerdict", "snapshot_old"),
+    ("KubeVirtEvictionWebhookFailing", "call_failed"),
 }
-"""The alerts that this cluster causes, beside KubeVirtEvictionExporterAbsent."""
+"""With one replica of two, and callers that fail or do not call."""
+BESIDE_AN_ODD_ONE: set[Cause] = {
+    ("KubeVirtDeschedulerWithoutVerdict", "rejected"),
+    ("KubeVirtDeschedulerWithoutVerdict", "unknown_vmi"),
+    ("KubeVirtEvictionExporterBlindSpot", "vmis_left_out"),
+    ("KubeVirtEvictionExporterCertificateExpiring", None),
+    ("KubeVirtEvictionExporterStale", "replicas_differ"),
+}
+"""With a replica of other settings, and callers that ask nonsense."""
+ALERTS = {ABSENT, *ALONE, *BESIDE_AN_ODD_ONE}
+"""What this cluster causes."""
 DAYS_LEFT = 5
 ASKS_EVERY = 0.5
 STEPS_EVERY = 0.5
@@ -109,22 +117,16 @@ class West:
             try:
                 await self._run_beside_an_odd_one(url)
                 async with self._exporter("d"):
-                    await self._resolve(*ALERTS)
+                    await self._resolve(*ALONE, *BESIDE_AN_ODD_ONE)
             finally:
                 asking.cancel()
-        await self._receiver.fires("KubeVirtEvictionExporterAbsent", cluster=WEST)
+        await self._fire(ABSENT)
         async with self._exporter("c"), self._exporter("d"):
-            await self._receiver.resolves("KubeVirtEvictionExporterAbsent", cluster=WEST)
+            await self._resolve(ABSENT)
 
     async def _run_alone(self) -> None:
         """With one replica of two, and callers that fail or do not call."""
-        await self._fire(
-            "KubeVirtEvictionExporterReplicaNotScraped",
-            "KubeVirtDeschedulerDoesNotAsk",
-            "KubeVirtDeschedulerSnapshotOld",
-            "KubeVirtDeschedulerWithoutVerdict",
-            "KubeVirtEvictionWebhookFailing",
-        )
+        await self._fire(*ALONE)
         self._others.broken = False
 
     async def _run_beside_an_odd_one(self, url: str) -> None:
@@ -145,13 +147,7 @@ class West:
         nonsense = asyncio.create_task(self._ask_nonsense(url))
         try:
             async with self._exporter("d", odd):
-                await self._fire(
-                    "KubeVirtEvictionExporterCertificateExpiring",
-                    "KubeVirtEvictionExporterReplicasDisagree",
-                    "KubeVirtEvictionExporterVMsLeftOut",
-                    "KubeVirtEvictionExporterRefusedRequests",
-                    "KubeVirtEvictionExporterUnknownCandidates",
-                )
+                await self._fire(*BESIDE_AN_ODD_ONE)
         finally:
             nonsense.cancel()
 
@@ -189,8 +185,8 @@ class West:
                     assert answer.status == 422
                 await asyncio.sleep(ASKS_EVERY)
 
-    async def _fire(self, *alerts: str) -> None:
-        await asyncio.gather(*(self._receiver.fires(one, cluster=WEST) for one in alerts))
+    async def _fire(self, *alerts: Cause) -> None:
+        await asyncio.gather(*(self._receiver.fires(*one, cluster=WEST) for one in alerts))
 
-    async def _resolve(self, *alerts: str) -> None:
-        await asyncio.gather(*(self._receiver.resolves(one, cluster=WEST) for one in alerts))
+    async def _resolve(self, *alerts: Cause) -> None:
+        await asyncio.gather(*(self._receiver.resolves(*one, cluster=WEST) for one in alerts))

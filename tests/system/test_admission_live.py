@@ -281,7 +281,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
             return answer["response"]
 
         async def count_calls() -> float:
-            """What `KubeVirtEvictionWebhookNotCalled` counts."""
+            """What the cause `not_called` of `KubeVirtEvictionWebhookFailing` counts."""
             outcomes = set(ReviewOutcome) - {ReviewOutcome.UNLISTED_USER}
             return sum([await exporter.sample(REVIEWS, outcome=one) for one in outcomes])
 

@@ -10,6 +10,7 @@ troubles of its own. It tells two Alertmanagers: a plain one, and one with the s
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -47,7 +48,16 @@ HELD = tuple(f"held-{number}" for number in range(1, 11))
 NAMESPACE = "lab"
 EAST = "east"
 RECEIVERS = ("others", "virtualization", "virtualization-later")
-ABSENT = "KubeVirtEvictionExporterAbsent"
+ABSENT = west.ABSENT[0]
+CAUSES = {
+    (name, cause)
+    for name, rule in ALERTS.items()
+    for cause in re.findall(r'"cause", "(\w+)"', rule["expr"]) or [None]
+} - {
+    ("KubeVirtDeschedulerWithoutVerdict", "closed"),
+    ("KubeVirtEvictionWebhookFailing", "unavailable"),
+}
+"""Each alert with each `cause`, except the two that only promtool tests."""
 MOVES = 4
 
 
@@ -116,17 +126,21 @@ class Story:
 
     async def refuse_a_permission(self) -> None:
         """Grant what was refused from the start, once that has been told."""
-        await self.receiver.fires("KubeVirtEvictionExporterPermissionMissing", resource="kubevirts")
+        await self.receiver.fires(
+            "KubeVirtEvictionExporterBlindSpot", cause="forbidden", resource="kubevirts"
+        )
         self.demo.server.recover("kubevirts")
-        await self.receiver.resolves("KubeVirtEvictionExporterPermissionMissing")
+        await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="forbidden")
 
     async def break_a_watch(self) -> None:
         """Let a resource be listed and not watched, until that has been told."""
         self.demo.server.answer("kubevirts", 500, verbs=("watch",))
         self.demo.server.cut("kubevirts")
-        await self.receiver.fires("KubeVirtEvictionExporterWatchFailing", resource="kubevirts")
+        await self.receiver.fires(
+            "KubeVirtEvictionExporterStale", cause="watch_failing", resource="kubevirts"
+        )
         self.demo.server.recover("kubevirts")
-        await self.receiver.resolves("KubeVirtEvictionExporterWatchFailing")
+        await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="watch_failing")
 
     async def deny_and_break(self) -> None:
         """Both of these, one after the other: they are about the same resource."""
@@ -136,8 +150,10 @@ class Story:
     async def send_nonsense(self) -> None:
         """One line that is no object."""
         assert self.demo.server.inject(b"[]\n", VMIS.plural)
-        await self.receiver.fires("KubeVirtEvictionExporterRefusedObjects", resource=VMIS.plural)
-        await self.receiver.resolves("KubeVirtEvictionExporterRefusedObjects")
+        await self.receiver.fires(
+            "KubeVirtEvictionExporterBlindSpot", cause="invalid_objects", resource=VMIS.plural
+        )
+        await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="invalid_objects")
 
     async def lose_the_disk(self, kept: Path) -> None:
         """The checkpoint's directory goes, and comes back."""
@@ -149,17 +165,19 @@ class Story:
 
     async def call_the_webhook(self, url: str) -> None:
         """Ask the webhook about an eviction, once it was told that nobody does."""
-        await self.receiver.fires("KubeVirtEvictionWebhookNotCalled")
+        await self.receiver.fires("KubeVirtEvictionWebhookFailing", cause="not_called")
         async with aiohttp.ClientSession() as session, session.post(url, json=a_review()) as asked:
             assert asked.status == 200
-        await self.receiver.resolves("KubeVirtEvictionWebhookNotCalled")
+        await self.receiver.resolves("KubeVirtEvictionWebhookFailing", cause="not_called")
 
     async def fall_silent(self) -> None:
         """Say nothing for minutes, and go on."""
         self.demo.server.freeze()
-        await self.receiver.fires("KubeVirtEvictionExporterStale", resource=VMIS.plural)
+        await self.receiver.fires(
+            "KubeVirtEvictionExporterStale", cause="no_contact", resource=VMIS.plural
+        )
         self.demo.server.thaw()
-        await self.receiver.resolves("KubeVirtEvictionExporterStale")
+        await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="no_contact")
 
     async def _move(self, name: str) -> None:
         await self._until_running(name)
@@ -305,15 +323,17 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             Prometheus(directory, rules, targets=targets, alertmanagers=managers)
         )
         await enter(demo)
-        await receiver.fires("KubeVirtEvictionExporterAbsent")
+        await receiver.fires(ABSENT, cause="every_replica")
         demo.server.answer("kubevirts", 403)
         demo.server.refuse_streaming_lists()
         demo.server.freeze()
         async with exporting(settings, demo, clock) as query, playing(demo, query):
-            await receiver.fires("KubeVirtEvictionExporterNotSynced", resource=VMIS.plural)
+            await receiver.fires(
+                "KubeVirtEvictionExporterStale", cause="not_synced", resource=VMIS.plural
+            )
             demo.server.thaw()
-            await receiver.resolves("KubeVirtEvictionExporterNotSynced")
-            await receiver.resolves("KubeVirtEvictionExporterAbsent")
+            await receiver.resolves("KubeVirtEvictionExporterStale", cause="not_synced")
+            await receiver.resolves(ABSENT, cause="every_replica")
             # A scrape that fails on a busy machine ends these alerts, too.
             await until_ready(query)
             story = Story(demo, receiver)
@@ -329,26 +349,30 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             yield Played(receiver, routed, prometheus, time.monotonic() - started)
 
 
-def expected_clusters(alert: str) -> set[str | None]:
+def expected_clusters(alert: west.Cause) -> set[str | None]:
     """The clusters in which an alert has a cause; None: all of them, before any was seen."""
-    if alert == ABSENT:
+    if alert == west.ABSENT:
         return {None, west.WEST}
     return {west.WEST} if alert in west.ALERTS else {EAST}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ALERTS)
-async def test_alert_fires_resolves_and_is_told(
-    played: Played, name: str, prove: Callable[[str], None]
+@pytest.mark.parametrize(("name", "cause"), sorted(CAUSES, key=str))
+async def test_alert_fires_and_resolves(
+    played: Played, name: str, cause: str | None, prove: Callable[[str], None]
 ) -> None:
-    """From the very same rule file, through Alertmanager, to somebody who is told twice."""
-    told = [one for one in played.told if one["labels"]["alertname"] == name]
+    """Each cause of each shipped alert sends a notification when it begins and when it ends."""
+    told = [
+        one
+        for one in played.told
+        if (one["labels"]["alertname"], one["labels"].get("cause")) == (name, cause)
+    ]
     labels = [one["labels"] for one in told if one["status"] == "firing"]
 
     assert {one["status"] for one in told} == {"firing", "resolved"}
     clusters = {one.get("cluster") for one in labels}
     # A machine so busy that no scrape succeeds makes the east absent, too.
-    assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters(name)
+    assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters((name, cause))
     rule = ALERTS[name]
     for one in labels:
         assert rule["labels"].items() <= one.items()
@@ -357,7 +381,7 @@ async def test_alert_fires_resolves_and_is_told(
         assert one["annotations"]["runbook_url"] == rule["annotations"]["runbook_url"]
         assert "<no value>" not in json.dumps(one["annotations"])
         assert "error" not in one["annotations"]["description"]
-    prove(f"alerts: {name} fired, resolved and was told: {told[0]['annotations']['description']}")
+    prove(f"alerts: {name} fired and resolved: {told[0]['annotations']['description']}")
 
 
 @pytest.mark.timeout(600)
@@ -429,7 +453,7 @@ async def test_prometheus_evaluated_every_rule_without_an_error(
 
 @pytest.mark.timeout(600)
 async def test_scaled_rules_parse_to_the_same_tree(played: Played) -> None:
-    """Prometheus's own parser finds nothing changed but ranges and offsets, each by the factor."""
+    """Prometheus's own parser finds nothing changed but ranges, steps and offsets, each by the factor."""
     original = all_rules(load_groups())
     scaled = all_rules(scale(load_groups(), FACTOR))
     for before, after in zip(original, scaled, strict=True):
@@ -450,12 +474,12 @@ async def test_queries_of_the_runbooks_are_answered(played: Played) -> None:
 
 
 def shorten(tree: Any) -> Any:
-    """A syntax tree with its ranges and offsets divided by the factor."""
+    """A syntax tree with its ranges, steps and offsets divided by the factor."""
     if isinstance(tree, list):
         return [shorten(one) for one in tree]
     if isinstance(tree, dict):
         return {
-            key: round(value / FACTOR) if key in {"range", "offset"} else shorten(value)
+            key: round(value / FACTOR) if key in {"range", "offset", "step"} else shorten(value)
             for key, value in tree.items()
         }
     return tree

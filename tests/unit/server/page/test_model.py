@@ -46,7 +46,7 @@ from tests.support.builders import NOW, a_running_state, a_state, a_store, a_vmi
 
 
 POLICY = Policy()
-RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterPermissionMissing.md"
+RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterBlindSpot.md"
 
 
 def a_health(*watched: Watched) -> Health:
