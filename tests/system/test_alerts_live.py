@@ -453,7 +453,7 @@ async def test_prometheus_evaluated_every_rule_without_an_error(
 
 @pytest.mark.timeout(600)
 async def test_scaled_rules_parse_to_the_same_tree(played: Played) -> None:
-    """Prometheus's own parser finds nothing changed but ranges, steps and offsets, each by the factor."""
+    """Prometheus's own parser finds only ranges, steps and offsets changed, each by the factor."""
     original = all_rules(load_groups())
     scaled = all_rules(scale(load_groups(), FACTOR))
     for before, after in zip(original, scaled, strict=True):
