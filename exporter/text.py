@@ -1,6 +1,5 @@
 """Text for people: durations, instants, and names without invisible characters."""
 
-import math
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -45,44 +44,47 @@ def format_duration(seconds: Seconds) -> str:
     return "".join(parts) + (f"{rest:g}s" if rest else "")
 
 
-def write_instant(instant: Instant) -> str:
-    """RFC 3339 in UTC, with microseconds unless the second is whole."""
-    bounded = min(max(instant, _FIRST_INSTANT), _LAST_INSTANT)
-    second = math.floor(bounded)
-    micro = round((bounded - second) * 1e6)
-    if micro == 10**6:
-        second, micro = second + 1, 0
-    return f"{_write_second(second)}.{micro:06}Z" if micro else f"{_write_second(second)}Z"
+def to_datetime(instant: Instant) -> datetime:
+    """An instant in UTC, to the microsecond; outside the calendar its first or last second."""
+    if not _FIRST_INSTANT <= instant <= _LAST_INSTANT:
+        instant = _FIRST_INSTANT if instant < _FIRST_INSTANT else _LAST_INSTANT
+    return datetime.fromtimestamp(instant, tz=UTC)
 
 
-@lru_cache(maxsize=2**12)
-def _write_second(second: int) -> str:
-    """Cached: every answer has two instants, mostly of the present second; 0.5 instead of 2 us."""
-    moment = datetime.fromtimestamp(second, tz=UTC)
-    return moment.isoformat(timespec="seconds").removesuffix("+00:00")
+def to_optional_datetime(instant: Instant | None) -> datetime | None:
+    """`to_datetime`; None stays None."""
+    return None if instant is None else to_datetime(instant)
 
 
 @lru_cache(maxsize=2**14)
-def write_release(instant: Instant) -> str:
-    """`write_instant`, rounded up, so that a caller that returns at this time is not too early.
+def to_release(instant: Instant) -> datetime:
+    """`to_datetime`, rounded up, so that a caller that returns at this time is not too early.
 
-    Cached: every answer during a cooldown has this instant, and writing it takes 5 us.
+    Cached: every verdict during a cooldown has this instant, and this takes 0.6 of its 6.8 us.
     """
-    text = write_instant(instant)
-    moment = datetime.fromisoformat(text)
-    if moment.timestamp() < min(instant, _LAST_INSTANT):
-        return write_instant((moment + timedelta(microseconds=1)).timestamp())
-    return text
+    moment = to_datetime(instant)
+    early = moment.timestamp() < instant <= _LAST_INSTANT
+    return moment + timedelta(microseconds=1) if early else moment
 
 
-def write_optional_release(instant: Instant | None) -> str | None:
-    """`write_release`; None stays None."""
-    return None if instant is None else write_release(instant)
+def write_datetime(moment: datetime) -> str:
+    """RFC 3339 of a datetime in UTC, with microseconds unless the second is whole."""
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def write_instant(instant: Instant) -> str:
+    """`write_datetime` of an instant."""
+    return write_datetime(to_datetime(instant))
 
 
 def write_optional_instant(instant: Instant | None) -> str | None:
     """`write_instant`; None stays None."""
     return None if instant is None else write_instant(instant)
+
+
+def write_optional_release(instant: Instant | None) -> str | None:
+    """`write_datetime` of `to_release`; None stays None."""
+    return None if instant is None else write_datetime(to_release(instant))
 
 
 def clean(text: str, most: int) -> str:

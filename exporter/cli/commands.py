@@ -111,14 +111,14 @@ def status(arguments: argparse.Namespace) -> Exit:
 
     async def ask(exporter: "Exporter") -> str:
         body = await exporter.read("/v1/status")
-        answer = decode(body, StatusAnswer)
-        evacuations = await exporter.read("/v1/evacuations") if answer.ready else None
-        blocked = await exporter.read("/v1/blocked") if answer.ready else None
+        ready = decode(body, dict).get("ready")
+        evacuations = await exporter.read("/v1/evacuations") if ready else None
+        blocked = await exporter.read("/v1/blocked") if ready else None
         if arguments.json:
             bodies = {"status": body, "evacuations": evacuations, "blocked": blocked}
             return _indent({name: one and decode(one, dict) for name, one in bodies.items()})
         return show_status(
-            answer,
+            decode(body, StatusAnswer),
             None if evacuations is None else decode(evacuations, EvacuationsAnswer),
             None if blocked is None else decode(blocked, BlockedAnswer),
             detect_terminal(sys.stdout, os.environ),
@@ -313,16 +313,14 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         connect,
         find_url,
     )
-    from exporter.cli.instants import Unreadable
 
     async def answer() -> str:
         async with connect(endpoint) as exporter:
             return await ask(exporter)
 
-    url = arguments.url or find_url(os.environ)
     try:
         endpoint = Endpoint(
-            url,
+            arguments.url or find_url(os.environ),
             token_file=arguments.token_file,
             ca_file=arguments.ca_file,
             cert_file=arguments.cert_file,
@@ -337,9 +335,6 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         return complain(Exit.NO_SUCH_NODE, str(missing))
     except CannotAsk as trouble:
         return complain(Exit.CANNOT_ASK, str(trouble))
-    except Unreadable as trouble:
-        why = f"{url} is no exporter of this version: {trouble}; --json prints its answer unchanged"
-        return complain(Exit.CANNOT_ASK, why)
     return print_answer(text, Exit.CANNOT_ASK)
 
 

@@ -1,11 +1,8 @@
 """The command `explain`: why a VM may or may not be moved now, and what that is based on."""
 
-from exporter.cli.instants import (
-    read_instant,
-    write_distance,
-    write_past,
-    write_release,
-)
+from datetime import datetime
+
+from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import Reason
@@ -41,7 +38,7 @@ _UNMOVED = {
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
-    """Why a VM may or may not be moved now, and what that is based on. Raises `Unreadable`."""
+    """Why a VM may or may not be moved now, and what that is based on."""
     sheet = Sheet(screen)
     if vmi.evacuation is not None and vmi.evacuation.stuck:
         sheet.say(*_say_stuck(vmi.evacuation))
@@ -87,7 +84,7 @@ def _say_stuck(one: EvacuationAnswer) -> list[Cell]:
     return [f"{one.namespace}/{one.name}", (" is stuck", BAD), f"{asked} {age} ago{failed}."]
 
 
-def _list_action(sheet: Sheet, one: EvacuationAnswer, as_of: str) -> None:
+def _list_action(sheet: Sheet, one: EvacuationAnswer, as_of: datetime) -> None:
     """The cause, what to do, where to read more, and the command to begin with."""
     rows: list[list[Cell]] = []
     if one.cause is not None:
@@ -159,11 +156,11 @@ def _rule(rule: RuleAnswer) -> list[Cell]:
 
 
 def _cooldown(
-    cooldown: CooldownAnswer | None, policy: PolicyAnswer, as_of: str
+    cooldown: CooldownAnswer | None, policy: PolicyAnswer, as_of: datetime
 ) -> list[list[Cell]]:
     if cooldown is None:
         return [["no migration has ended"]]
-    over = read_instant(cooldown.not_before) <= read_instant(as_of)
+    over = cooldown.not_before <= as_of
     took = write_span(cooldown.duration_seconds)
     return [
         ["arithmetic", write_arithmetic(cooldown, policy)],
@@ -193,11 +190,10 @@ def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
 _MIGRATION_HEAD = ("ENDED", "TOOK", "OUTCOME", "COUNTED")
 
 
-def _migration(one: MigrationAnswer, as_of: str) -> list[Cell]:
+def _migration(one: MigrationAnswer, as_of: datetime) -> list[Cell]:
     took = "?"
     if one.start is not None and one.end is not None:
-        seconds = read_instant(one.end) - read_instant(one.start)
-        took = write_span(max(0.0, seconds))
+        took = write_span(max(0.0, (one.end - one.start).total_seconds()))
     elif one.start is not None:
         took = f"began {write_past(one.start, as_of)}"
     style = {"failed": BAD, "succeeded": GOOD}.get(one.outcome, "")
@@ -206,12 +202,12 @@ def _migration(one: MigrationAnswer, as_of: str) -> list[Cell]:
     return [ended, took, (one.outcome, style), counted]
 
 
-def _attempt(one: PendingAnswer, as_of: str) -> str:
+def _attempt(one: PendingAnswer, as_of: datetime) -> str:
     made = "" if one.created_at is None else f", created {write_past(one.created_at, as_of)}"
     return f"{one.name}: {one.phase or 'no phase yet'}{made}"
 
 
-def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
+def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
     by = f": stuck by {' and '.join(one.stuck_by)}" if one.stuck else ""
     rows: list[list[Cell]] = [
         ["state", (f"{one.state}{by}", BAD if one.stuck else "")],
@@ -233,12 +229,12 @@ def _evacuation(one: EvacuationAnswer, as_of: str) -> list[list[Cell]]:
     return rows
 
 
-def _why(one: WhyAnswer, as_of: str) -> tuple[str, str, str]:
+def _why(one: WhyAnswer, as_of: datetime) -> tuple[str, str, str]:
     when = "now" if one.at is None else write_past(one.at, as_of)
     return one.source, when, write_reason(one)
 
 
-def _held_eviction(one: HeldEvictionAnswer, as_of: str) -> list[Cell]:
+def _held_eviction(one: HeldEvictionAnswer, as_of: datetime) -> list[Cell]:
     outcome: Cell = ("denied", BAD) if one.denied else "would be denied"
     times = "once" if one.times == 1 else f"{one.times} times, last"
     return [f"by {one.user}", f"{times} {write_past(one.at, as_of)}", outcome, str(one.reason)]

@@ -1,10 +1,11 @@
 """The command `status`: whether the exporter works, what is stuck, and which VMs are held."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import groupby
 
 from exporter.cli.explain import write_reason
-from exporter.cli.instants import read_instant, write_distance, write_past, write_release
+from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain import GRAVEST
 from exporter.engine.model import Reason
@@ -42,7 +43,6 @@ def show_status(
     """Whether the exporter works, which evacuations are stuck, and which VMs are held until when.
 
     Before the exporter is ready, the other answers are None. `everything` shows every row.
-    Raises `Unreadable`.
     """
     sheet = Sheet(screen)
     sheet.say(*_judge(status))
@@ -111,7 +111,7 @@ def _warnings(status: StatusAnswer) -> list[str]:
     return warnings
 
 
-def _resource(one: ResourceAnswer, as_of: str) -> list[Cell]:
+def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
     place = str(one.resource) if one.namespace is None else f"{one.resource} in {one.namespace}"
     if one.refused is not None:
         return [place, ("cannot be watched", BAD)]
@@ -122,7 +122,7 @@ def _resource(one: ResourceAnswer, as_of: str) -> list[Cell]:
     return [place, f"synced, last contact {write_distance(one.contact_at, as_of)}"]
 
 
-def _checkpoint(kept: CheckpointStatus | None, as_of: str) -> str:
+def _checkpoint(kept: CheckpointStatus | None, as_of: datetime) -> str:
     if kept is None:
         return "none: after a restart only what the cluster still shows is known"
     state = "written by this process" if kept.writes else "written by another replica"
@@ -176,7 +176,7 @@ _HELD_HEAD = ("VM", "ON", "BECAUSE", "UNTIL")
 
 def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
     """One row per VM: those with a release time in that order, then the others."""
-    dated: list[tuple[float, list[Cell]]] = []
+    dated: list[tuple[datetime, list[Cell]]] = []
     others: list[list[Cell]] = []
     for (namespace, name), group in groupby(blocked.blocked, lambda one: (one.namespace, one.name)):
         entries: list[BlockedVmi] = list(group)
@@ -187,6 +187,6 @@ def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
             others.append([*row, _UNTIL[Reason(entries[0].reason)]])
         else:
             until = f"{write_release(release)} ({write_distance(release, blocked.as_of)})"
-            dated.append((read_instant(release), [*row, until]))
+            dated.append((release, [*row, until]))
     dated.sort(key=lambda one: one[0])
     return [row for _, row in dated] + others

@@ -64,12 +64,7 @@ from exporter.server.schemas import (
     round_up_seconds,
     write_outcome,
 )
-from exporter.text import (
-    write_instant,
-    write_optional_instant,
-    write_release,
-    write_span,
-)
+from exporter.text import to_datetime, to_optional_datetime, to_release, write_instant, write_span
 
 
 def write_verdict(
@@ -91,7 +86,7 @@ def write_verdict(
         mismatch=verdict.mismatch,
         allowed=reason is None,
         reason=reason,
-        not_before=None if end is None else write_release(end),
+        not_before=None if end is None else to_release(end),
         retry_after_seconds=None if end is None else round_up_seconds(max(0.0, end - now)),
         effective_cooldown_seconds=None if effective is None else round_seconds(effective),
         migrations_in_window=verdict.migrations_in_window,
@@ -131,8 +126,8 @@ def list_evacuations(
     found = [answer for answer in answers if answer is not None]
     found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
     return EvacuationsAnswer(
-        as_of=write_instant(now),
-        observed_at=write_optional_instant(health.observed_at),
+        as_of=to_datetime(now),
+        observed_at=to_optional_datetime(health.observed_at),
         stale=health.is_stale(now, (one.namespace for one in found)),
         evacuations=found,
         blind_spots=health.refused_resources(),
@@ -144,7 +139,7 @@ def list_nodes(
 ) -> NodesAnswer:
     """The forecasts of all nodes, in their order; `namespaces` are those of their VMIs."""
     return NodesAnswer(
-        as_of=write_instant(now),
+        as_of=to_datetime(now),
         stale=health.is_stale(now, namespaces),
         nodes=[NodeAnswer(**_write_forecast(one)) for one in forecasts],
     )
@@ -155,7 +150,7 @@ def describe_drain(
 ) -> DrainAnswer:
     """The forecast of one node and of each VMI on it."""
     return DrainAnswer(
-        as_of=write_instant(now),
+        as_of=to_datetime(now),
         stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
         candidates=[_write_drain_candidate(one) for one in candidates],
         **_write_forecast(forecast),
@@ -176,8 +171,8 @@ def describe_status(
     """
     return StatusAnswer(
         version=__version__,
-        as_of=write_instant(now),
-        observed_at=write_optional_instant(health.observed_at),
+        as_of=to_datetime(now),
+        observed_at=to_optional_datetime(health.observed_at),
         staleness=health.staleness(now),
         ready=health.ready,
         waiting_for=health.waiting_for(),
@@ -220,10 +215,10 @@ def explain_vmi(
 
     cooldown = measure_cooldown(evidence, policy, now)
     return VmiAnswer(
-        as_of=write_instant(now),
-        observed_at=write_optional_instant(health.seen_through(Resource.VMIS, vmi.namespace)),
+        as_of=to_datetime(now),
+        observed_at=to_optional_datetime(health.seen_through(Resource.VMIS, vmi.namespace)),
         stale=health.is_stale(now, (vmi.namespace,)),
-        unreadable_since=write_optional_instant(
+        unreadable_since=to_optional_datetime(
             min((since for _, since in evidence.refused), default=None)
         ),
         namespace=vmi.namespace,
@@ -231,7 +226,7 @@ def explain_vmi(
         vmi_uid=vmi.uid,
         node=vmi.node,
         phase=vmi.phase,
-        created_at=write_optional_instant(vmi.created),
+        created_at=to_optional_datetime(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=_write_evacuation(evidence, diagnosis, now, why),
         drain=drain,
@@ -278,7 +273,7 @@ def _write_watched(watched: Watched) -> ResourceAnswer:
         synced=watched.synced,
         refused=watched.refused or None,
         trouble=watched.trouble or None,
-        contact_at=write_optional_instant(watched.contact),
+        contact_at=to_optional_datetime(watched.contact),
         refused_objects=watched.refused_objects,
     )
 
@@ -286,8 +281,8 @@ def _write_watched(watched: Watched) -> ResourceAnswer:
 def _write_checkpoint(kept: CheckpointHealth) -> CheckpointStatus:
     return CheckpointStatus(
         writes=kept.writes,
-        written_at=write_optional_instant(kept.written_at),
-        unwritten_since=write_optional_instant(kept.unwritten_since),
+        written_at=to_optional_datetime(kept.written_at),
+        unwritten_since=to_optional_datetime(kept.unwritten_since),
         vmis=kept.vmis,
         bytes=kept.size,
         faults={fault: count for fault, count in kept.faults.items() if count},
@@ -372,13 +367,13 @@ _WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
 
 def _write_cooldown(cooldown: Cooldown) -> CooldownAnswer:
     return CooldownAnswer(
-        ended_at=write_instant(cooldown.end),
+        ended_at=to_datetime(cooldown.end),
         duration_seconds=round(cooldown.duration, 3),
         migrations_in_window=cooldown.migrations_in_window,
         base_seconds=round(cooldown.base, 3),
         backed_off_seconds=round(cooldown.backed, 3),
         effective_seconds=round(cooldown.effective, 3),
-        not_before=write_release(cooldown.not_before),
+        not_before=to_release(cooldown.not_before),
     )
 
 
@@ -395,8 +390,8 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
         counted[ending] -= in_window
         answer = MigrationAnswer(
             uid=None if key.startswith("@") else key,
-            start=write_optional_instant(record.start),
-            end=write_optional_instant(end),
+            start=to_optional_datetime(record.start),
+            end=to_optional_datetime(end),
             outcome=write_outcome(record.outcome),
             handed_off=record.handed_off,
             in_window=in_window,
@@ -426,7 +421,7 @@ def _write_evacuation(
         evacuation_node_name=diagnosis.node,
         eviction_strategy=vmi.eviction_strategy,
         source=diagnosis.source,
-        requested_at=write_instant(diagnosis.requested_at),
+        requested_at=to_datetime(diagnosis.requested_at),
         age_seconds=round(max(0.0, now - diagnosis.requested_at), 3),
         state=diagnosis.state,
         stuck=diagnosis.stuck,
@@ -444,7 +439,7 @@ def _write_evacuation(
         last_seen=None
         if diagnosis.last_seen is None
         else LastSeenAnswer(
-            at=write_instant(diagnosis.last_seen.at),
+            at=to_datetime(diagnosis.last_seen.at),
             state=diagnosis.last_seen.state,
             stuck=diagnosis.last_seen.stuck,
         ),
@@ -483,7 +478,7 @@ def write_why(why: Why) -> WhyAnswer:
         source=why.source,
         reason=why.reason,
         message=why.message,
-        at=write_optional_instant(why.at),
+        at=to_optional_datetime(why.at),
     )
 
 
@@ -491,7 +486,7 @@ def _write_backoff(diagnosis: Diagnosis) -> BackoffAnswer | None:
     backoff = diagnosis.backoff
     if backoff is None:
         return None
-    return BackoffAnswer(seconds=backoff.seconds, next_try_at=write_instant(backoff.next_try))
+    return BackoffAnswer(seconds=backoff.seconds, next_try_at=to_datetime(backoff.next_try))
 
 
 def _write_cancel(evidence: Evidence, diagnosis: Diagnosis) -> CancelAnswer:
@@ -511,7 +506,7 @@ def _write_vmim(vmim: Vmim) -> PendingAnswer:
         name=vmim.name,
         uid=vmim.uid,
         phase=vmim.phase,
-        created_at=write_optional_instant(vmim.created),
+        created_at=to_optional_datetime(vmim.created),
         handed_off=vmim.handed_off,
     )
 
@@ -537,7 +532,7 @@ def _write_launcher(evidence: Evidence) -> LauncherAnswer | None:
 def _write_held_eviction(held: HeldEviction) -> HeldEvictionAnswer:
     return HeldEvictionAnswer(
         user=held.user,
-        at=write_instant(held.at),
+        at=to_datetime(held.at),
         times=held.times,
         reason=held.reason,
         denied=held.denied,

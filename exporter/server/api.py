@@ -69,11 +69,7 @@ from exporter.server.schemas import (
     VmiAnswer,
 )
 from exporter.settings import Limits
-from exporter.text import (
-    write_instant,
-    write_optional_instant,
-    write_optional_release,
-)
+from exporter.text import to_datetime, to_optional_datetime, write_optional_release
 
 
 MAX_AGE: Seconds = 90.0
@@ -144,8 +140,8 @@ class Service:
         now = self.clock()
         return _json(
             VerdictsAnswer(
-                as_of=write_instant(now),
-                observed_at=write_optional_instant(self.health.observed_at),
+                as_of=to_datetime(now),
+                observed_at=to_optional_datetime(self.health.observed_at),
                 stale=self.health.is_stale(now, (one.namespace for one in candidates)),
                 verdicts=self._judge(asked, candidates, now),
             )
@@ -361,7 +357,7 @@ class Service:
 def _write_blocked(blocked: Blocked, now: Instant) -> list[bytes]:
     """A `BlockedAnswer` as JSON, reusing its encoded entries, which come last."""
     empty = BlockedAnswer(
-        as_of=write_instant(now), stale=blocked.stale, max_age_seconds=MAX_AGE, blocked=[]
+        as_of=to_datetime(now), stale=blocked.stale, max_age_seconds=MAX_AGE, blocked=[]
     )
     return [msgspec.json.encode(empty).removesuffix(b"[]}"), blocked.encoded, b"}"]
 

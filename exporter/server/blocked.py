@@ -44,7 +44,7 @@ from exporter.engine.verdict_index import VerdictIndex
 from exporter.health import Health, Staleness
 from exporter.server.answers import count_held
 from exporter.server.schemas import BlockedVmi
-from exporter.text import write_optional_release
+from exporter.text import to_release
 
 
 SETTLING: Seconds = 0.05
@@ -352,7 +352,7 @@ def _write_entry(evidence: Evidence, checkpoint: Checkpoint, verdict: Verdict) -
         node=vmi.node,
         checkpoint=checkpoint,
         reason=verdict.reason,
-        not_before=write_optional_release(verdict.not_before),
+        not_before=None if verdict.not_before is None else to_release(verdict.not_before),
     )
 
 

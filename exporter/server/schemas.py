@@ -1,9 +1,10 @@
-"""The types of the query API's requests and answers, and how instants are written in them.
+"""The types of the query API's requests and answers.
 
 The same types decode requests, encode answers and generate the schemas of the OpenAPI document.
 """
 
 import math
+from datetime import datetime
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -26,7 +27,8 @@ Namespace = Annotated[str, Meta(min_length=1, max_length=63)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Uid = Annotated[str, Meta(max_length=128)]
 Remark = Annotated[str, Meta(max_length=253)]
-InstantText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+Timestamp = Annotated[datetime, Meta(tz=True)]
+"""Written as RFC 3339 in UTC, with microseconds unless the second is whole."""
 
 
 def means(text: str) -> Meta:
@@ -34,9 +36,9 @@ def means(text: str) -> Meta:
     return Meta(description=text)
 
 
-AsOf = Annotated[InstantText, means("the instant of the answer, by the exporter's clock")]
+AsOf = Annotated[Timestamp, means("the instant of the answer, by the exporter's clock")]
 ObservedAt = Annotated[
-    InstantText | None,
+    Timestamp | None,
     means("the last proof of contact with the API server; null before the first"),
 ]
 Stale = Annotated[
@@ -103,7 +105,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     ]
     reason: Annotated[Reason | None, means("why it is blocked; null: it is allowed")]
     not_before: Annotated[
-        InstantText | None,
+        Timestamp | None,
         means("under cooldown: when it is allowed, if nothing else happens"),
     ]
     retry_after_seconds: Annotated[
@@ -153,9 +155,7 @@ class BlockedVmi(Struct, rename="camel", kw_only=True, frozen=True, gc=False):
     node: Annotated[str, means("the node it runs on")]
     checkpoint: Annotated[Checkpoint, means("the checkpoint that blocks it")]
     reason: Annotated[Reason, means("why")]
-    not_before: Annotated[
-        InstantText | None, means("when the cooldown ends; null for other reasons")
-    ]
+    not_before: Annotated[Timestamp | None, means("when the cooldown ends; null for other reasons")]
 
 
 class BlockedAnswer(Struct, rename="camel", kw_only=True):
@@ -191,7 +191,7 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
 class CooldownAnswer(Struct, rename="camel", kw_only=True):
     """effective = min(base * 2^(migrationsInWindow-1), cap); base = max(floor, duration)."""
 
-    ended_at: Annotated[InstantText, means("when the last migration ended")]
+    ended_at: Annotated[Timestamp, means("when the last migration ended")]
     duration_seconds: Annotated[float, means("how long it took; 0: unknown")]
     migrations_in_window: Annotated[int, means("how many ended migrations count")]
     base_seconds: Annotated[float, means("the longer of the floor and the duration")]
@@ -201,7 +201,7 @@ class CooldownAnswer(Struct, rename="camel", kw_only=True):
     ]
     effective_seconds: Annotated[float, means("the same, at most the cap")]
     not_before: Annotated[
-        InstantText,
+        Timestamp,
         means("endedAt plus effectiveSeconds; earlier if older migrations leave the window first"),
     ]
 
@@ -210,8 +210,8 @@ class MigrationAnswer(Struct, rename="camel", kw_only=True):
     """One recorded migration."""
 
     uid: Annotated[str | None, means("the VMIM's UID; null: only its end is known")]
-    start: Annotated[InstantText | None, means("null: not known")]
-    end: Annotated[InstantText | None, means("null: it has not ended, or the time is unknown")]
+    start: Annotated[Timestamp | None, means("null: not known")]
+    end: Annotated[Timestamp | None, means("null: it has not ended, or the time is unknown")]
     outcome: Annotated[str, means("succeeded, failed or unknown")]
     handed_off: Annotated[
         bool, means("whether it reached a target pod; only such migrations count")
@@ -228,7 +228,7 @@ class PendingAnswer(Struct, rename="camel", kw_only=True):
     name: Annotated[str, means("the VMIM's name")]
     uid: Annotated[str, means("the VMIM's UID")]
     phase: Annotated[str, means("its phase; empty: none yet")]
-    created_at: Annotated[InstantText | None, means("when the VMIM was created")]
+    created_at: Annotated[Timestamp | None, means("when the VMIM was created")]
     handed_off: Annotated[bool, means("whether it has reached a target pod")]
 
 
@@ -274,7 +274,7 @@ class BackoffAnswer(Struct, rename="camel", kw_only=True):
     """KubeVirt's present pause before the next attempt."""
 
     seconds: Annotated[float, means("how long the pause is")]
-    next_try_at: Annotated[InstantText, means("when it ends")]
+    next_try_at: Annotated[Timestamp, means("when it ends")]
 
 
 class CancelAnswer(Struct, rename="camel", kw_only=True):
@@ -294,15 +294,13 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
     message: Annotated[
         str, means("at most 1,024 characters; empty: none is given, or the VMI is not evacuating")
     ]
-    at: Annotated[
-        InstantText | None, means("when the cluster dated it; null: undated, and true now")
-    ]
+    at: Annotated[Timestamp | None, means("when the cluster dated it; null: undated, and true now")]
 
 
 class LastSeenAnswer(Struct, rename="camel", kw_only=True):
     """An evacuation as it was when its VMI could last be seen."""
 
-    at: Annotated[InstantText, means("the last contact with the VMIs of its namespace")]
+    at: Annotated[Timestamp, means("the last contact with the VMIs of its namespace")]
     state: Annotated[State, means("what held it up then")]
     stuck: Annotated[bool, means("whether it was stuck then")]
 
@@ -325,7 +323,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
             " always before KubeVirt 1.7"
         ),
     ]
-    requested_at: Annotated[InstantText, means("the earliest known time of the request")]
+    requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
     age_seconds: Annotated[float, means("from requestedAt to asOf")]
     state: Annotated[State, means("what holds it up")]
     stuck: Annotated[bool, means("whether it needs attention")]
@@ -464,7 +462,7 @@ class HeldEvictionAnswer(Struct, rename="camel", kw_only=True):
     """An eviction that the admission webhook denied, or in mode `warn` would have denied."""
 
     user: Annotated[str, means("the user that requested it")]
-    at: Annotated[InstantText, means("when it was last requested")]
+    at: Annotated[Timestamp, means("when it was last requested")]
     times: Annotated[int, means("how often this user's evictions of the VMI were held")]
     reason: Annotated[Reason, means("why it was last held")]
     denied: Annotated[bool, means("false: admission.mode is warn, so the eviction was let through")]
@@ -477,7 +475,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     observed_at: ObservedAt
     stale: Stale
     unreadable_since: Annotated[
-        InstantText | None,
+        Timestamp | None,
         means(
             "since when the VMI, its unfinished VMIM or its launcher pod cannot be read any more;"
             " after kube.deadAfter rules without an expiry do not block; null: all can be read"
@@ -493,7 +491,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
             "KubeVirt's phase; Succeeded or Failed: the VM has stopped, so nothing is left to move"
         ),
     ]
-    created_at: InstantText | None
+    created_at: Timestamp | None
     evacuation_node_name: Annotated[str | None, means("the node it is to leave; null: none")]
     evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
     drain: Annotated[DrainOutcome, means("what a drain of its node would do to it")]
@@ -530,7 +528,7 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
     synced: Annotated[bool, means("whether it has been listed completely")]
     refused: Annotated[str | None, means("why the API server refuses it; null: it does not")]
     trouble: Annotated[str | None, means("the present error; null: none")]
-    contact_at: Annotated[InstantText | None, means("the last event, bookmark or list")]
+    contact_at: Annotated[Timestamp | None, means("the last event, bookmark or list")]
     refused_objects: Annotated[int, means("unreadable objects since the start")]
 
 
@@ -538,9 +536,9 @@ class CheckpointStatus(Struct, rename="camel", kw_only=True):
     """The state of the checkpoint."""
 
     writes: Annotated[bool, means("whether this process writes it")]
-    written_at: Annotated[InstantText | None, means("when this process last saw it fully written")]
+    written_at: Annotated[Timestamp | None, means("when this process last saw it fully written")]
     unwritten_since: Annotated[
-        InstantText | None, means("when the oldest unwritten change was made; null: none")
+        Timestamp | None, means("when the oldest unwritten change was made; null: none")
     ]
     vmis: Annotated[int, means("how many VMIs it holds")]
     bytes: Annotated[int, means("its size")]

@@ -42,6 +42,7 @@ from exporter.server.schemas import (
     StatusAnswer,
     VmiAnswer,
 )
+from exporter.text import to_optional_datetime
 
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class WatchSummary(Struct, frozen=True, kw_only=True):
     synced: int
     refused: int
     objects: int
-    contact_at: str | None
+    contact_at: datetime | None
     trouble: str
 
 
@@ -143,12 +144,12 @@ class PageStatus(Struct, frozen=True, kw_only=True):
     """
 
     version: str
-    as_of: str
+    as_of: datetime
     ready: bool
     closing: bool
     staleness: Staleness
-    observed_at: str | None
-    dies_at: Instant | None
+    observed_at: datetime | None
+    dies_at: datetime | None
     waiting_for: tuple[str, ...]
     watching: tuple[WatchSummary, ...]
     losses: tuple[Loss, ...]
@@ -215,9 +216,8 @@ class Cluster(VmCounts, frozen=True, kw_only=True):
 
 
 class PageModel(Struct, frozen=True, kw_only=True):
-    """Everything the page shows at `now`; `cluster` is None until the exporter is ready."""
+    """Everything the page shows; `cluster` is None until the exporter is ready."""
 
-    now: Instant
     status: PageStatus
     policy: Policy
     stuck: StuckPolicy
@@ -297,11 +297,6 @@ def read_filter(query: Mapping[str, str]) -> PageFilter:
     )
 
 
-def read_instant(text: str) -> Instant:
-    """Parse an instant of the API's types."""
-    return datetime.fromisoformat(text).timestamp()
-
-
 def build_page(
     inputs: PageInputs,
     filters: PageFilter,
@@ -329,7 +324,6 @@ def build_page(
     )
     answers = status.ready and not inputs.closing
     return PageModel(
-        now=now,
         status=_summarize_status(inputs, status, now, named=named),
         policy=inputs.policy,
         stuck=inputs.stuck,
@@ -353,7 +347,7 @@ def _summarize_status(
         closing=inputs.closing,
         staleness=status.staleness,
         observed_at=status.observed_at,
-        dies_at=inputs.health.dies_at(now),
+        dies_at=to_optional_datetime(inputs.health.dies_at(now)),
         waiting_for=tuple(status.waiting_for if named else dict.fromkeys(unsettled)),
         watching=tuple(
             _summarize_watch(inputs.store, status, one, named=named) for one in resources
@@ -378,7 +372,7 @@ def _summarize_watch(
         synced=sum(one.synced and not one.refused for one in watched),
         refused=sum(one.refused is not None for one in watched),
         objects=store.count(resource),
-        contact_at=min(contacts, key=read_instant, default=None),
+        contact_at=min(contacts, default=None),
         trouble=trouble if named or not trouble else "failing: see the log",
     )
 
@@ -555,13 +549,10 @@ def _first_held(rows: list[tuple[BlockedVmi, ...]], sort: Sort) -> Iterable[tupl
             return nsmallest(ROWS, rows, key=lambda one: (one[0].reason, _release(one)))
 
 
-def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool, str]:
-    """The sort key of the release time; VMs without a known release come last.
-
-    Instants are written in UTC, so their texts sort without the final Z as they do.
-    """
-    known = [one.not_before.rstrip("Z") for one in entries if one.not_before is not None]
-    return len(known) < len(entries), max(known, default="")
+def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool | datetime, ...]:
+    """The sort key of the release time; VMs without a known release come last."""
+    known = sorted(one.not_before for one in entries if one.not_before is not None)
+    return len(known) < len(entries), *known[-1:]
 
 
 def _of_vmi(one: BlockedVmi | EvacuationAnswer) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ from exporter.engine.diagnosis import State
 from exporter.engine.drain import GRAVEST, KEPT, DrainOutcome
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.health import Staleness
-from exporter.server.page.model import ROWS, PageModel, Sort, read_instant
+from exporter.server.page.model import ROWS, PageModel, Sort
 from exporter.server.schemas import (
     DrainAnswer,
     MigrationAnswer,
@@ -24,7 +24,7 @@ from exporter.server.schemas import (
     Problem,
     VmiAnswer,
 )
-from exporter.text import format_duration, split_span, write_instant
+from exporter.text import format_duration, split_span, to_datetime, write_datetime
 
 
 SPANS: tuple[Seconds, ...] = tuple(
@@ -72,11 +72,11 @@ class Timeline(Struct, frozen=True, kw_only=True):
 class Axis(Struct, frozen=True):
     """The time axis that all timelines of a page share."""
 
-    since: Instant
-    now: Instant
-    until: Instant
+    since: datetime
+    now: datetime
+    until: datetime
 
-    def place(self, instant: Instant) -> float:
+    def place(self, instant: datetime) -> float:
         """The position of an instant in percent of the width, clamped to the axis."""
         share = (instant - self.since) / (self.until - self.since)
         return round(100 * min(max(share, 0.0), 1.0), 2)
@@ -89,7 +89,7 @@ class Axis(Struct, frozen=True):
     @property
     def past(self) -> Seconds:
         """How much past it shows."""
-        return self.now - self.since
+        return (self.now - self.since).total_seconds()
 
 
 def render_page(page: PageModel, *, linked: bool) -> str:
@@ -100,7 +100,7 @@ def render_page(page: PageModel, *, linked: bool) -> str:
     cluster = page.cluster
     vms = None if cluster is None else cluster.vms
     shown = () if vms is None else (*vms.evacuations.shown, *(one.vmi for one in vms.held.shown))
-    axis = measure_axis(shown, page.now, page.policy.migration_history_window)
+    axis = measure_axis(shown, page.status.as_of, page.policy.migration_history_window)
     return _PAGE.render(
         page=page,
         status=page.status,
@@ -130,7 +130,7 @@ def _list_drain_rows(drained: DrainAnswer | None) -> list[NodeCandidate]:
 def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
     """Render the page of one VM; `linked` as in `render_page`."""
     window = vmi.policy.migration_history_window_seconds
-    axis = measure_axis((vmi,), read_instant(vmi.as_of), window)
+    axis = measure_axis((vmi,), vmi.as_of, window)
     title = f"{vmi.namespace}/{vmi.name}"
     return _VM.render(vmi=vmi, linked=linked, title=title, **_shared(axis))
 
@@ -138,7 +138,7 @@ def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
 def render_problem(problem: Problem, now: Instant) -> str:
     """Render why there is no page of a VM."""
     return _PROBLEM.render(
-        problem=problem, as_of=write_instant(now), linked=False, title=problem.title, **_ASSETS
+        problem=problem, as_of=to_datetime(now), linked=False, title=problem.title, **_ASSETS
     )
 
 
@@ -162,7 +162,7 @@ def describe_health(page: PageModel) -> tuple[str, str]:
         return "no", f"Not ready: waiting for {waiting}. Until then verdicts are answered 503."
     contact = "never"
     if status.observed_at is not None:
-        contact = _ago(page.now - read_instant(status.observed_at))
+        contact = _ago(status.as_of - status.observed_at)
     match status.staleness:
         case Staleness.FRESH if status.losses:
             refused = ", ".join(loss.resource for loss in status.losses)
@@ -170,11 +170,10 @@ def describe_health(page: PageModel) -> tuple[str, str]:
         case Staleness.FRESH:
             return "yes", f"Synced, last contact {contact}."
         case Staleness.STALE:
-            dies = (
-                ""
-                if status.dies_at is None
-                else f" In {write_duration(status.dies_at - page.now)} only cooldowns still block."
-            )
+            dies = ""
+            if status.dies_at is not None:
+                left = (status.dies_at - status.as_of).total_seconds()
+                dies = f" In {write_duration(left)} only cooldowns still block."
             return "barely", f"Stale: the last contact was {contact}.{dies}"
         case Staleness.DEAD:
             return "no", f"Dead: the last contact was {contact}; only cooldowns still block."
@@ -186,35 +185,40 @@ def write_duration(seconds: Seconds) -> str:
     return " ".join(f"{count} {'min' if unit == 'm' else unit}" for count, unit in parts) or "0 s"
 
 
-def write_time(instant: Instant | str | None, now: Instant) -> Markup:
+def write_time(moment: datetime | None, now: datetime) -> Markup:
     """An instant as HTML: its distance from now, and in UTC."""
-    if instant is None:
+    if moment is None:
         return Markup('<span class="none">never</span>')
-    text = write_instant(instant) if isinstance(instant, float) else instant
-    moment = read_instant(text)
-    far = f"in {write_duration(moment - now)}" if moment - now >= 1 else _ago(now - moment)
-    clock = datetime.fromtimestamp(moment, tz=UTC)
-    same_day = moment // _DAY == now // _DAY
-    label = clock.strftime("%H:%M:%S" if same_day else "%d %b %H:%M")
+    left = (moment - now).total_seconds()
+    far = f"in {write_duration(left)}" if left >= 1 else _ago(now - moment)
+    label = moment.strftime("%H:%M:%S" if moment.date() == now.date() else "%d %b %H:%M")
     return Markup(
         '<time datetime="{}"><span class="far">{}</span> <span class="at">{} UTC</span></time>'
-    ).format(text, far, label)
+    ).format(write_datetime(moment), far, label)
 
 
-def measure_axis(vmis: tuple[VmiAnswer, ...], now: Instant, window: Seconds) -> Axis:
+def _write_moment(moment: datetime) -> Markup:
+    """An instant as HTML, in UTC alone."""
+    return Markup('<time datetime="{}">{} UTC</time>').format(
+        write_datetime(moment), moment.replace(microsecond=0, tzinfo=None)
+    )
+
+
+def measure_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
     """The shortest axis that fits everything about these VMs within the history window."""
     earliest, latest = now, now
     for vmi in vmis:
         for migration in vmi.migrations:
             begin = migration.start or migration.end
             if begin is not None:
-                earliest = min(earliest, read_instant(begin))
+                earliest = min(earliest, begin)
         if vmi.evacuation is not None:
-            earliest = min(earliest, read_instant(vmi.evacuation.requested_at))
+            earliest = min(earliest, vmi.evacuation.requested_at)
         if vmi.cooldown is not None:
-            latest = max(latest, read_instant(vmi.cooldown.not_before))
+            latest = max(latest, vmi.cooldown.not_before)
     window = window or _DAY
-    past = min(next((span for span in SPANS if span >= now - earliest), window), window)
+    oldest = (now - earliest).total_seconds()
+    past = timedelta(seconds=min(next((span for span in SPANS if span >= oldest), window), window))
     return Axis(now - past, now, max(latest, now + AHEAD * past))
 
 
@@ -223,18 +227,14 @@ def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
     seen = [one for one in vmi.migrations if _span(one, axis.now)[1] >= axis.since]
     failed = [one for one in seen if one.outcome == "failed"]
     cooldown = None
-    if vmi.cooldown is not None and read_instant(vmi.cooldown.not_before) > axis.now:
-        ends = read_instant(vmi.cooldown.ended_at), read_instant(vmi.cooldown.not_before)
+    if vmi.cooldown is not None and vmi.cooldown.not_before > axis.now:
+        ends = vmi.cooldown.ended_at, vmi.cooldown.not_before
         cooldown = _bar(axis, *ends, "cooldown")
     return Timeline(
         bars=tuple(_bar(axis, *_span(one, axis.now), _kind(one)) for one in seen),
         failures=tuple(axis.place(_span(one, axis.now)[1]) for one in failed),
         cooldown=cooldown,
-        requested=(
-            None
-            if vmi.evacuation is None
-            else axis.place(read_instant(vmi.evacuation.requested_at))
-        ),
+        requested=(None if vmi.evacuation is None else axis.place(vmi.evacuation.requested_at)),
         label=_label_timeline(vmi, axis, seen=len(seen), failed=len(failed)),
     )
 
@@ -247,19 +247,18 @@ def _label_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> st
     if any(_is_under_way(one) for one in vmi.migrations):
         parts.append("one under way")
     if vmi.evacuation is not None:
-        asked = axis.now - read_instant(vmi.evacuation.requested_at)
+        asked = axis.now - vmi.evacuation.requested_at
         parts.append(f"evacuation requested {_ago(asked)}")
     if vmi.cooldown is not None:
-        left = read_instant(vmi.cooldown.not_before) - axis.now
+        left = (vmi.cooldown.not_before - axis.now).total_seconds()
         if left > 0:
             parts.append(f"cooling down for {write_duration(left)} more")
     return ", ".join(parts)
 
 
-def _span(migration: MigrationAnswer, now: Instant) -> tuple[Instant, Instant]:
+def _span(migration: MigrationAnswer, now: datetime) -> tuple[datetime, datetime]:
     """Start and end of a migration as far as known; a running one ends now."""
-    start = None if migration.start is None else read_instant(migration.start)
-    end = None if migration.end is None else read_instant(migration.end)
+    start, end = migration.start, migration.end
     if end is None:
         end = now if start is None or _is_under_way(migration) else start
     return (end if start is None else start), end
@@ -274,12 +273,13 @@ def _kind(migration: MigrationAnswer) -> str:
     return "running" if _is_under_way(migration) else migration.outcome
 
 
-def _bar(axis: Axis, begin: Instant, end: Instant, kind: str) -> Bar:
+def _bar(axis: Axis, begin: datetime, end: datetime, kind: str) -> Bar:
     x = axis.place(begin)
     return Bar(x, round(max(0.0, axis.place(end) - x), 2), kind)
 
 
-def _ago(seconds: Seconds) -> str:
+def _ago(past: timedelta) -> str:
+    seconds = past.total_seconds()
     return "now" if seconds < 1 else f"{write_duration(seconds)} ago"
 
 
@@ -295,10 +295,6 @@ def _vmi_path(vmi: VmiAnswer | NodeCandidate) -> str:
     return f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}"
 
 
-def _seconds_since(end: str, begin: str) -> Seconds:
-    return read_instant(end) - read_instant(begin)
-
-
 def _compile() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
@@ -312,8 +308,7 @@ def _compile() -> Environment:
         "duration": write_duration,
         "setting": format_duration,
         "path": _vmi_path,
-        "since": _seconds_since,
-        "instant": read_instant,
+        "moment": _write_moment,
     }
     return environment
 

@@ -14,10 +14,7 @@ from exporter.server.schemas import (
     BlockedAnswer,
     BlockedVmi,
 )
-from exporter.text import (
-    write_instant,
-    write_optional_instant,
-)
+from exporter.text import to_datetime, to_optional_datetime
 from tests.support.builders import (
     NOW,
     a_history,
@@ -67,7 +64,7 @@ def held(name: str, reason: Reason = Reason.COOLDOWN, until: float | None = None
         node="n1",
         checkpoint=Checkpoint.PRE_EVICTION if cools else Checkpoint.FILTER,
         reason=reason,
-        not_before=write_optional_instant(until),
+        not_before=to_optional_datetime(until),
     )
 
 
@@ -93,7 +90,7 @@ def status_of(
         evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: why
     )
     answer = BlockedAnswer(
-        as_of=write_instant(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
+        as_of=to_datetime(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
     )
     ready = status.ready
     return show_status(

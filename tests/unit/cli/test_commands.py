@@ -405,7 +405,8 @@ async def test_an_exporter_of_another_version_is_told() -> None:
         _, told, _ = await ask("status", "--json", "--url", url)
 
     assert (code, out) == (Exit.CANNOT_ASK, "")
-    assert err.endswith("'noon' is no instant; --json prints its answer unchanged\n")
+    assert "Invalid RFC3339 encoded datetime - at `$.asOf`" in err
+    assert err.endswith("--json prints it unchanged\n")
     assert json.loads(told)["status"]["asOf"] == "noon"
 
 

@@ -1,7 +1,6 @@
 """What the API says of a VMI."""
 
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -33,6 +32,7 @@ from exporter.server.schemas import (
     RuleAnswer,
     VmiAnswer,
 )
+from exporter.text import to_datetime
 from tests.support.builders import (
     KEEP,
     NOW,
@@ -96,7 +96,7 @@ class TestVerdict:
 
         assert (answer.known, answer.mismatch, answer.allowed) == (True, None, False)
         assert answer.reason == "cooldown"
-        assert answer.not_before == "2027-01-15T08:05:00Z"
+        assert answer.not_before == to_datetime(NOW + 300)
         assert answer.retry_after_seconds == 300.0
         assert answer.effective_cooldown_seconds == 900.0
         assert answer.migrations_in_window == 1
@@ -146,7 +146,7 @@ class TestVerdict:
 
         assert answer.not_before is not None
         assert answer.retry_after_seconds is not None
-        not_before = datetime.fromisoformat(answer.not_before).timestamp()
+        not_before = answer.not_before.timestamp()
         assert decide(evidence, policy, not_before).allowed
         assert decide(evidence, policy, NOW + answer.retry_after_seconds).allowed
 
@@ -169,13 +169,13 @@ class TestExplanation:
 
         cooldown = answer.cooldown
         assert cooldown is not None
-        assert cooldown.ended_at == "2027-01-15T07:50:00Z"
+        assert cooldown.ended_at == to_datetime(NOW - 600)
         assert cooldown.duration_seconds == 1200.0
         assert cooldown.migrations_in_window == 3
         assert cooldown.base_seconds == 1200.0
         assert cooldown.backed_off_seconds == 4800.0
         assert cooldown.effective_seconds == 3600.0
-        assert cooldown.not_before == "2027-01-15T08:50:00Z"
+        assert cooldown.not_before == to_datetime(NOW + 3000)
         assert rule(answer, "cooldown").why == (
             "3 ended in the window: base 20m, backed off to 1h20m, capped to 1h, from"
             " 2027-01-15T07:50:00Z on"
@@ -383,8 +383,8 @@ class TestExplanation:
         )
         answer = explained(evidence, a_policy(guard_evacuations=False))
 
-        assert answer.observed_at == "2027-01-15T07:59:58Z"
-        assert answer.as_of == "2027-01-15T08:00:00Z"
+        assert answer.observed_at == to_datetime(NOW - 2)
+        assert answer.as_of == to_datetime(NOW)
         assert (answer.vmi_uid, answer.node, answer.evacuation_node_name) == (
             "uid-of-db1",
             "n1",
@@ -496,7 +496,7 @@ class TestStatus:
             contact_at=None,
             refused_objects=3,
         )
-        assert answer.resources[0].contact_at == answer.observed_at == "2027-01-15T07:59:58Z"
+        assert answer.resources[0].contact_at == answer.observed_at == to_datetime(NOW - 2)
         assert (answer.resources[0].refused, answer.resources[0].trouble) == (None, None)
         assert answer.blind_spots == {"virtualmachineinstancemigrations": "forbidden"}
         assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
@@ -557,8 +557,8 @@ class TestStatus:
             health, vmis=0, drain={}, held={}, now=NOW
         ).checkpoint == CheckpointStatus(
             writes=True,
-            written_at="2027-01-15T07:59:51Z",
-            unwritten_since="2027-01-15T07:59:53Z",
+            written_at=to_datetime(NOW - 9),
+            unwritten_since=to_datetime(NOW - 7),
             vmis=2,
             bytes=126,
             faults={CheckpointFault.CONFLICT: 1},

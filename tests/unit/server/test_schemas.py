@@ -18,10 +18,12 @@ from exporter.server.schemas import (
     round_up_seconds,
 )
 from exporter.text import (
+    to_datetime,
+    to_optional_datetime,
+    to_release,
     write_instant,
     write_optional_instant,
     write_optional_release,
-    write_release,
 )
 from tests.support.builders import NOW
 
@@ -40,7 +42,8 @@ def test_instants_are_rfc_3339_in_utc(instant: float, text: str) -> None:
     """An instant ends in Z and has a fraction only where there is one."""
     assert write_instant(instant) == text
     assert write_optional_instant(instant) == text
-    assert write_release(instant) == text
+    assert msgspec.json.encode(to_datetime(instant)) == f'"{text}"'.encode()
+    assert msgspec.json.encode(to_release(instant)) == f'"{text}"'.encode()
     assert write_optional_release(instant) == text
 
 
@@ -56,6 +59,7 @@ def test_instants_are_rounded_as_datetime_does(instant: float) -> None:
 def test_no_instant_is_null() -> None:
     """What is not there is written as nothing."""
     assert write_optional_instant(None) is None
+    assert to_optional_datetime(None) is None
     assert write_optional_release(None) is None
     assert round_seconds(None) is None
     assert round_up_seconds(None) is None
@@ -64,9 +68,10 @@ def test_no_instant_is_null() -> None:
 @given(st.floats(0.0, 4e9))
 def test_a_release_is_never_written_too_early(instant: float) -> None:
     """Read back, a release is the instant or up to two microseconds later."""
-    read = datetime.fromisoformat(write_release(instant)).timestamp()
+    read = datetime.fromisoformat(write_optional_release(instant) or "").timestamp()
 
     assert instant <= read <= instant + 2e-6
+    assert to_release(instant).timestamp() == read
 
 
 @given(st.floats(0.0, 1e9))
