@@ -76,10 +76,11 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
     """Read the whole body. Raises `Refusal` if it is too large, too slow or broken."""
     try:
         if request.content.is_eof():
-            # The body came with the head: skip the timeout, which takes 7 of the 30 us.
-            return await request.read()
-        async with asyncio.timeout(limits.request_timeout):
-            return await request.read()
+            # The body came with the head, so nothing is awaited.
+            body = request.content.read_nowait()
+        else:
+            async with asyncio.timeout(limits.request_timeout):
+                body = await request.read()
     except TimeoutError:
         raise Refusal(
             408,
@@ -88,13 +89,17 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
             {hdrs.CONNECTION: "close"},
         ) from None
     except web.HTTPRequestEntityTooLarge:
-        raise Refusal(
-            413,
-            "Body too large",
-            f"the body may have at most {limits.body_bytes} bytes (limits.bodyBytes)",
-        ) from None
+        raise _too_large(limits) from None
     except web.RequestPayloadError:
         raise Refusal(400, "Broken body", "the body does not match the request's headers") from None
+    if len(body) > limits.body_bytes:
+        raise _too_large(limits)
+    return body
+
+
+def _too_large(limits: Limits) -> Refusal:
+    detail = f"the body may have at most {limits.body_bytes} bytes (limits.bodyBytes)"
+    return Refusal(413, "Body too large", detail)
 
 
 def decode_verdicts(body: bytes) -> VerdictRequest:
