@@ -199,7 +199,7 @@ def recount(
         counts[evidence.vmi.node][find_outcome(evidence, conditions, diagnosis)] += 1
 
 
-def sum_outcomes(counts: Mapping[str, Counter[DrainOutcome]]) -> Counter[DrainOutcome]:
+def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[DrainOutcome]:
     """The counts of all nodes together."""
     total: Counter[DrainOutcome] = Counter()
     for outcomes in counts.values():

@@ -141,8 +141,13 @@ def list_nodes(
     return NodesAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, namespaces),
-        nodes=[NodeAnswer(**_write_forecast(one)) for one in forecasts],
+        nodes=[write_node(one) for one in forecasts],
     )
+
+
+def write_node(forecast: Forecast) -> NodeAnswer:
+    """The API's form of a node's forecast."""
+    return NodeAnswer(**_write_forecast(forecast))
 
 
 def describe_drain(

@@ -18,6 +18,7 @@ from aiohttp.payload import Payload
 from exporter.counters import Counters
 from exporter.engine.drain import (
     Conditions,
+    DrainOutcome,
     count_outcomes,
     find_duration,
     find_outcome,
@@ -63,6 +64,9 @@ from exporter.server.requests import (
 from exporter.server.schemas import (
     BlockedAnswer,
     Candidate,
+    DrainAnswer,
+    EvacuationsAnswer,
+    StatusAnswer,
     VerdictAnswer,
     VerdictRequest,
     VerdictsAnswer,
@@ -180,12 +184,16 @@ class Service:
         evidence = self.store.evidence(namespace, name)
         if evidence is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
+        return self.describe_vmi(evidence, self.clock())
+
+    def describe_vmi(self, evidence: Evidence, now: Instant) -> VmiAnswer:
+        """Everything known about one VMI."""
         return explain_vmi(
             evidence,
             self.policy,
             self.stuck,
             load=self.store.load(),
-            now=self.clock(),
+            now=now,
             health=self.health,
             kubevirt=self.store.kubevirt,
             why=self.store.reasons(evidence.vmi),
@@ -195,15 +203,17 @@ class Service:
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
         """GET /v1/evacuations."""
         self._require_ready()
-        return _json(
-            list_evacuations(
-                self.store.evacuating(),
-                self.stuck,
-                self.store.load(),
-                self.clock(),
-                self.health,
-                reasons=self.store.reasons,
-            )
+        return _json(self.describe_evacuations(self.clock()))
+
+    def describe_evacuations(self, now: Instant) -> EvacuationsAnswer:
+        """Every evacuation with its diagnosis."""
+        return list_evacuations(
+            self.store.evacuating(),
+            self.stuck,
+            self.store.load(),
+            now,
+            self.health,
+            reasons=self.store.reasons,
         )
 
     async def answer_nodes(self, _request: web.Request) -> web.Response:
@@ -211,7 +221,7 @@ class Service:
         self._require_ready()
         durations = await self._read_durations()
         now = self.clock()
-        forecasts = forecast_nodes(self.store, self._read_conditions(now), durations)
+        forecasts = forecast_nodes(self.store, self.read_conditions(now), durations)
         namespaces = {namespace for namespace, _ in self.store.keys()}  # noqa: SIM118 (a Store is no mapping)
         return _json(list_nodes(forecasts, namespaces, now, self.health))
 
@@ -223,23 +233,36 @@ class Service:
             raise Refusal(422, "Too long", "node: at most 253 characters")
         if node not in self.store.nodes:
             raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
-        now = self.clock()
-        forecast, candidates = forecast_node(self.store, node, self._read_conditions(now))
-        return _json(describe_drain(forecast, candidates, now, self.health))
+        return _json(self.describe_node(node, self.clock()))
+
+    def describe_node(self, node: str, now: Instant) -> DrainAnswer:
+        """What a drain of a node would do to each of its VMs."""
+        forecast, candidates = forecast_node(self.store, node, self.read_conditions(now))
+        return describe_drain(forecast, candidates, now, self.health)
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
         held = (await self.blocked.read(None)).held if self.health.ready else {}
         now = self.clock()
+        outcomes = count_outcomes(self.store, self.read_conditions(now))
+        return _json(self.describe_status(held, outcomes, now))
+
+    def describe_status(
+        self,
+        held: Mapping[Reason, int],
+        outcomes: Mapping[str, Mapping[DrainOutcome, int]],
+        now: Instant,
+    ) -> StatusAnswer:
+        """The exporter's health; the blocked VMIs by reason, and drain outcomes by node."""
         status = describe_status(
             self.health,
             vmis=self.store.nodes.total(),
-            drain=sum_outcomes(count_outcomes(self.store, self._read_conditions(now))),
+            drain=sum_outcomes(outcomes),
             held=held,
             now=now,
         )
         status.ready = status.ready and not self.closing
-        return _json(status)
+        return status
 
     async def answer_metrics(self, request: web.Request) -> web.Response:
         """GET /metrics."""
@@ -263,7 +286,8 @@ class Service:
         """GET /openapi.json."""
         return _json(write_openapi())
 
-    def _read_conditions(self, now: Instant) -> Conditions:
+    def read_conditions(self, now: Instant) -> Conditions:
+        """The conditions of a drain now."""
         return read_conditions(
             self.store, self.stuck, self.health.find_dead(now), now, self.health.find_contacts()
         )
@@ -300,7 +324,7 @@ class Service:
     ) -> list[VerdictAnswer]:
         """Judge all candidates in one loop; with 1,000 of them every call counts."""
         find, policy, checkpoint = self.store.evidence, self.policy, asked.checkpoint
-        conditions = self._read_conditions(now)
+        conditions = self.read_conditions(now)
         dead = conditions.dead
         answers = []
         for candidate in candidates:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from aiohttp import hdrs, web
 
 from exporter.server.api import Service
-from exporter.server.page.model import PageInputs, build_page, read_filter, summarize_held
+from exporter.server.page.model import build_page, read_filter, summarize_held
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
 from exporter.server.requests import Refusal
 
@@ -24,17 +24,7 @@ async def answer_page(
     blocked = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
     held = await asyncio.to_thread(summarize_held, blocked, filters)
-    now = service.clock()
-    inputs = PageInputs(
-        store=service.store,
-        health=service.health,
-        policy=service.policy,
-        stuck=service.stuck,
-        blocked=blocked,
-        held_evictions=service.counters.held_evictions,
-        closing=service.closing,
-    )
-    page = build_page(inputs, filters, now, named=named, held=held)
+    page = build_page(service, held, filters, service.clock(), named=named)
     return _html(await asyncio.to_thread(render_page, page, linked=linked))
 
 

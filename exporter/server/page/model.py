@@ -1,10 +1,10 @@
-"""The page model: everything the status page shows at one instant. Pure.
+"""The page model: everything the status page shows at one instant.
 
-It is built by the API's own functions from one state of the store and one `now`, so that no row
-contradicts another or the API.
+It is put together from the API's answers of one `now`, so that no row contradicts another or the
+API.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -12,33 +12,18 @@ from heapq import nsmallest
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from exporter.counters import HeldEvictions
 from exporter.engine.diagnosis import State
-from exporter.engine.drain import (
-    DrainOutcome,
-    count_outcomes,
-    forecast_node,
-    read_conditions,
-    sum_outcomes,
-)
-from exporter.engine.evidence import Evidence
+from exporter.engine.drain import forecast_nodes
 from exporter.engine.model import Instant, Policy, Reason, Resource, StuckPolicy
-from exporter.engine.store import Store
-from exporter.health import Health, Staleness
-from exporter.server.answers import (
-    count_held,
-    describe_drain,
-    describe_status,
-    explain_vmi,
-    list_evacuations,
-)
+from exporter.server.answers import write_node
+from exporter.server.api import Service
 from exporter.server.schemas import (
     BlockedVmi,
-    CheckpointStatus,
     DrainAnswer,
     EvacuationAnswer,
+    NodeAnswer,
     StatusAnswer,
     VmiAnswer,
 )
@@ -114,141 +99,57 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
         return self.matching - len(self.shown)
 
 
-class WatchSummary(Struct, frozen=True, kw_only=True):
-    """The watches of one resource, summed over all `places` (namespaces, or the cluster).
-
-    `contact_at` is the oldest contact of a synced place. `trouble` is the present error, or "".
-    """
-
-    resource: Resource
-    places: int
-    synced: int
-    refused: int
-    objects: int
-    contact_at: datetime | None
-    trouble: str
-
-
-class Loss(Struct, frozen=True, kw_only=True):
-    """A resource that may not be read: `lost` is what does not work, `why` the error by place."""
-
-    resource: Resource
-    lost: str
-    why: dict[str, str]
-
-
-class PageStatus(Struct, frozen=True, kw_only=True):
-    """The health of the exporter. `dies_at`: when it becomes DEAD without further contact.
-
-    `checkpoint` is None without a checkpoint; `shared`: it is in ConfigMaps, not in a file.
-    """
-
-    version: str
-    as_of: datetime
-    ready: bool
-    closing: bool
-    staleness: Staleness
-    observed_at: datetime | None
-    dies_at: datetime | None
-    waiting_for: tuple[str, ...]
-    watching: tuple[WatchSummary, ...]
-    losses: tuple[Loss, ...]
-    checkpoint: CheckpointStatus | None
-    shared: bool
-
-
-class VmCounts(Struct, frozen=True, kw_only=True):
-    """How many VMs there are, how many are held, by their first reason, and drain outcomes."""
-
-    vmis: int
-    held_by: dict[Reason, int]
-    drain: dict[DrainOutcome, int]
-
-    @property
-    def held(self) -> int:
-        """How many VMs may not be moved now."""
-        return sum(self.held_by.values())
-
-    @property
-    def free(self) -> int:
-        """How many VMs no rule holds; whether they can be moved is another question."""
-        return self.vmis - self.held
-
-
-class Node(VmCounts, frozen=True, kw_only=True):
-    """A node with its VMs."""
-
-    name: str
-
-
-class Held(Struct, frozen=True, kw_only=True):
-    """A VM that may not be moved now, with its entries in the blocked set."""
-
-    entries: tuple[BlockedVmi, ...]
-    vmi: VmiAnswer
-
-
 class Vms(Struct, frozen=True, kw_only=True):
     """The tables of single VMs, and the namespaces to suggest in the filter.
 
-    `found` are the VMs with the name that the filter asks for; None: it asks for none.
+    `held` has each VM with its entries in the blocked set. `found` are the VMs with the name that
+    the filter asks for; None: it asks for none.
     """
 
     found: Rows[VmiAnswer] | None
     evacuations: Rows[VmiAnswer]
-    held: Rows[Held]
+    held: Rows[tuple[tuple[BlockedVmi, ...], VmiAnswer]]
     namespaces: tuple[str, ...]
 
 
-class Cluster(VmCounts, frozen=True, kw_only=True):
-    """The cluster in numbers; `vms` is None if the page may not name VMs.
+class PageModel(Struct, frozen=True, kw_only=True):
+    """Everything the page shows, in the API's answers; until `status.ready` only the first fields.
 
-    `drained` is the forecast of the node that the filter names, if it may name VMs.
+    - `objects`: how many there are of each resource.
+    - `dies_at`: when `status.staleness` becomes DEAD without further contact.
+    - `closing`: this process is shutting down.
+    - `states`, `stuck_evacuations`: evacuations by state, and how many are stuck.
+    - `held_by`: held VMs by node and their first reason.
+    - `drained`: the drain of the node that the filter names, if it may name VMs.
+    - `vms`: None if the page may not name VMs.
     """
 
-    evacuating: int
-    stuck: int
-    states: dict[State, int]
-    nodes: Rows[Node]
-    node_names: tuple[str, ...]
-    drained: DrainAnswer | None
-    vms: Vms | None
-
-
-class PageModel(Struct, frozen=True, kw_only=True):
-    """Everything the page shows; `cluster` is None until the exporter is ready."""
-
-    status: PageStatus
+    status: StatusAnswer
+    objects: dict[Resource, int]
+    dies_at: datetime | None
+    closing: bool
     policy: Policy
     stuck: StuckPolicy
     filters: PageFilter
-    cluster: Cluster | None
+    states: dict[State, int] = {}
+    stuck_evacuations: int = 0
+    nodes: Rows[NodeAnswer] = Rows(shown=(), matching=0, total=0)
+    node_names: tuple[str, ...] = ()
+    held_by: dict[str, Counter[Reason]] = {}
+    drained: DrainAnswer | None = None
+    vms: Vms | None = None
 
 
 class HeldVms(Struct, frozen=True, kw_only=True):
-    """The held VMs: counted by reason, and by node and reason; the `matching` rows of a filter.
+    """The held VMs: counted by reason, and by node and reason; the `rows` of a filter.
 
-    A VM's entries are together; `shown` has those of the first rows.
+    A VM's entries in the blocked set are together.
     """
 
     reasons: Counter[Reason]
-    by_node: Counter[tuple[str, Reason]]
+    by_node: dict[str, Counter[Reason]]
     namespaces: set[str]
-    shown: tuple[tuple[BlockedVmi, ...], ...]
-    matching: int
-    total: int
-
-
-class PageInputs(Struct, frozen=True, kw_only=True):
-    """The inputs of the page model; `blocked` is the whole blocked set at that instant."""
-
-    store: Store
-    health: Health
-    policy: Policy
-    stuck: StuckPolicy
-    blocked: list[BlockedVmi]
-    held_evictions: HeldEvictions
-    closing: bool = False
+    rows: Rows[tuple[BlockedVmi, ...]]
 
 
 def summarize_held(blocked: list[BlockedVmi], filters: PageFilter) -> HeldVms:
@@ -256,13 +157,18 @@ def summarize_held(blocked: list[BlockedVmi], filters: PageFilter) -> HeldVms:
     # Sorted by VMI and checkpoint, so that a VMI's first entry has the reason of both checkpoints.
     held = [tuple(entries) for _, entries in groupby(blocked, key=_of_vmi)]
     matching = [entries for entries in held if _matches_held(filters, entries)]
+    by_node = defaultdict[str, Counter[Reason]](Counter)
+    for first, *_ in held:
+        by_node[first.node][first.reason] += 1
     return HeldVms(
-        reasons=count_held(blocked),
-        by_node=Counter((entries[0].node, entries[0].reason) for entries in held),
+        reasons=sum(by_node.values(), Counter()),
+        by_node=by_node,
         namespaces={entries[0].namespace for entries in held},
-        shown=tuple(_first_held(matching, filters.sort)),
-        matching=len(matching),
-        total=len(held),
+        rows=Rows(
+            shown=tuple(_first_held(matching, filters.sort)),
+            matching=len(matching),
+            total=len(held),
+        ),
     )
 
 
@@ -298,206 +204,106 @@ def read_filter(query: Mapping[str, str]) -> PageFilter:
 
 
 def build_page(
-    inputs: PageInputs,
-    filters: PageFilter,
-    now: Instant,
-    *,
-    named: bool,
-    held: HeldVms | None = None,
+    service: Service, held: HeldVms, filters: PageFilter, now: Instant, *, named: bool
 ) -> PageModel:
     """Build the page model at `now`; it names single VMs only if `named`.
 
-    `held`: what `summarize_held` returned for these inputs and filters, if it was called before.
+    `held`: what `summarize_held` returned for the blocked set at that instant and these filters.
     """
-    held = held or summarize_held(inputs.blocked, filters)
-    dead = inputs.health.find_dead(now)
-    outcomes = count_outcomes(
-        inputs.store,
-        read_conditions(inputs.store, inputs.stuck, dead, now, inputs.health.find_contacts()),
-    )
-    status = describe_status(
-        inputs.health,
-        vmis=inputs.store.nodes.total(),
-        drain=sum_outcomes(outcomes),
-        held=held.reasons,
-        now=now,
-    )
-    answers = status.ready and not inputs.closing
-    return PageModel(
-        status=_summarize_status(inputs, status, now, named=named),
-        policy=inputs.policy,
-        stuck=inputs.stuck,
+    forecasts = forecast_nodes(service.store, service.read_conditions(now), durations={})
+    outcomes = {one.node: one.outcomes for one in forecasts}
+    status = service.describe_status(held.reasons, outcomes, now)
+    page = PageModel(
+        status=status if named else _hide_names(status),
+        objects={one.resource: service.store.count(one.resource) for one in status.resources},
+        dies_at=to_optional_datetime(service.health.dies_at(now)),
+        closing=service.closing,
+        policy=service.policy,
+        stuck=service.stuck,
         filters=filters,
-        cluster=_summarize_cluster(inputs, filters, now, outcomes, held, named=named)
-        if answers
-        else None,
     )
-
-
-def _summarize_status(
-    inputs: PageInputs, status: StatusAnswer, now: Instant, *, named: bool
-) -> PageStatus:
-    """As GET /v1/status; unless `named`, by resource instead of by namespace."""
-    resources = dict.fromkeys(one.resource for one in status.resources)
-    unsettled = (one.resource for one in status.resources if not (one.synced or one.refused))
-    return PageStatus(
-        version=status.version,
-        as_of=status.as_of,
-        ready=status.ready,
-        closing=inputs.closing,
-        staleness=status.staleness,
-        observed_at=status.observed_at,
-        dies_at=to_optional_datetime(inputs.health.dies_at(now)),
-        waiting_for=tuple(status.waiting_for if named else dict.fromkeys(unsettled)),
-        watching=tuple(
-            _summarize_watch(inputs.store, status, one, named=named) for one in resources
-        ),
-        losses=tuple(
-            _describe_loss(status, one, named=named) for one in resources if _is_lost(status, one)
-        ),
-        checkpoint=status.checkpoint,
-        shared=Resource.CONFIGMAPS in resources,
-    )
-
-
-def _summarize_watch(
-    store: Store, status: StatusAnswer, resource: Resource, *, named: bool
-) -> WatchSummary:
-    watched = [one for one in status.resources if one.resource is resource]
-    contacts = [one.contact_at for one in watched if one.synced and one.contact_at is not None]
-    trouble = next((one.trouble for one in watched if one.trouble and not one.refused), "")
-    return WatchSummary(
-        resource=resource,
-        places=len(watched),
-        synced=sum(one.synced and not one.refused for one in watched),
-        refused=sum(one.refused is not None for one in watched),
-        objects=store.count(resource),
-        contact_at=min(contacts, default=None),
-        trouble=trouble if named or not trouble else "failing: see the log",
-    )
-
-
-def _describe_loss(status: StatusAnswer, resource: Resource, *, named: bool) -> Loss:
-    why = {
-        one.namespace or "in the cluster": one.refused
-        for one in status.resources
-        if one.resource is resource and one.refused is not None
-    }
-    return Loss(resource=resource, lost=LOSSES[resource], why=why if named else {})
-
-
-def _is_lost(status: StatusAnswer, resource: Resource) -> bool:
-    return any(one.refused for one in status.resources if one.resource is resource)
-
-
-def _summarize_cluster(
-    inputs: PageInputs,
-    filters: PageFilter,
-    now: Instant,
-    outcomes: dict[str, Counter[DrainOutcome]],
-    held: HeldVms,
-    *,
-    named: bool,
-) -> Cluster:
-    store = inputs.store
-    evacuations = list_evacuations(
-        store.evacuating(), inputs.stuck, store.load(), now, inputs.health, reasons=store.reasons
-    ).evacuations
+    if not status.ready:
+        return page
+    nodes = [write_node(one) for one in forecasts if filters.node in ("", one.node)]
+    nodes.sort(key=lambda one: -held.by_node.get(one.node, Counter[Reason]()).total())
+    evacuations = service.describe_evacuations(now).evacuations
     states = Counter(one.state for one in evacuations)
-    nodes = _list_nodes(store, held.by_node, outcomes)
-    total = sum_outcomes(outcomes)
-    drained = None
-    if named and filters.node in outcomes:
-        conditions = read_conditions(
-            store, inputs.stuck, inputs.health.find_dead(now), now, inputs.health.find_contacts()
-        )
-        forecast, candidates = forecast_node(store, filters.node, conditions)
-        drained = describe_drain(forecast, candidates, now, inputs.health)
-    return Cluster(
-        vmis=store.nodes.total(),
-        held_by={reason: held.reasons[reason] for reason in Reason},
-        drain={one: total[one] for one in DrainOutcome},
-        evacuating=len(evacuations),
-        stuck=sum(one.stuck for one in evacuations),
+    return structs.replace(
+        page,
         states={state: states[state] for state in State if states[state]},
-        nodes=_cut([node for node in nodes if filters.node in ("", node.name)], len(nodes)),
-        node_names=tuple(sorted(node.name for node in nodes if node.name)[:HINTS]),
-        drained=drained,
-        vms=_list_vms(inputs, filters, now, evacuations, held) if named else None,
+        stuck_evacuations=sum(one.stuck for one in evacuations),
+        nodes=Rows(shown=tuple(nodes[:ROWS]), matching=len(nodes), total=len(forecasts)),
+        node_names=tuple(outcomes)[:HINTS],
+        held_by=held.by_node,
+        drained=service.describe_node(filters.node, now)
+        if named and filters.node in outcomes
+        else None,
+        vms=_list_vms(service, held, filters, now, evacuations) if named else None,
     )
 
 
-def _list_nodes(
-    store: Store,
-    reasons: Counter[tuple[str, Reason]],
-    outcomes: Mapping[str, Mapping[DrainOutcome, int]],
-) -> list[Node]:
-    """Every node that has VMs; most held VMs first."""
-    nodes = [
-        Node(
-            name=name,
-            vmis=vmis,
-            held_by={r: reasons[name, r] for r in Reason},
-            drain={one: outcomes.get(name, {}).get(one, 0) for one in DrainOutcome},
-        )
-        for name, vmis in store.nodes.items()
-    ]
-    return sorted(nodes, key=lambda node: (-node.held, node.name))
+def _hide_names(status: StatusAnswer) -> StatusAnswer:
+    """The same without namespaces, and without the errors, which may name some."""
+    waiting = dict.fromkeys(
+        one.resource for one in status.resources if not (one.synced or one.refused)
+    )
+    return structs.replace(
+        status,
+        waiting_for=list(waiting or status.waiting_for),
+        resources=[
+            structs.replace(
+                one,
+                namespace=None,
+                refused=one.refused and "see the log",
+                trouble=one.trouble and "failing: see the log",
+            )
+            for one in status.resources
+        ],
+        blind_spots={},
+    )
 
 
 def _list_vms(
-    inputs: PageInputs,
+    service: Service,
+    held: HeldVms,
     filters: PageFilter,
     now: Instant,
     evacuations: list[EvacuationAnswer],
-    held: HeldVms,
 ) -> Vms:
-    def explained(one: EvacuationAnswer | BlockedVmi) -> Iterator[VmiAnswer]:
-        evidence = inputs.store.evidence(one.namespace, one.name)
-        if evidence is not None:
-            yield _explain(inputs, evidence, now)
+    def explained(keys: Iterable[tuple[str, str]]) -> Iterator[VmiAnswer]:
+        for key in keys:
+            evidence = service.store.evidence(*key)
+            if evidence is not None:
+                yield service.describe_vmi(evidence, now)
 
     moving = _sort_evacuations(
         [e for e in evacuations if _matches_evacuation(filters, e)], filters.sort
     )
-    namespaces = {one.namespace for one in evacuations} | held.namespaces
+    found = None
+    if filters.vm:
+        keys = [key for key in service.store.keys() if filters.vm in "/".join(key)]  # noqa: SIM118 (a Store is no mapping)
+        found = Rows(
+            shown=tuple(explained(nsmallest(ROWS, keys))),
+            matching=len(keys),
+            total=len(service.store),
+        )
     return Vms(
-        found=_find_vms(inputs, filters, now) if filters.vm else None,
+        found=found,
         evacuations=Rows(
-            shown=tuple(vmi for one in moving[:ROWS] for vmi in explained(one)),
+            shown=tuple(explained(map(_of_vmi, moving[:ROWS]))),
             matching=len(moving),
             total=len(evacuations),
         ),
         held=Rows(
             shown=tuple(
-                Held(entries=one, vmi=vmi) for one in held.shown for vmi in explained(one[0])
+                (entries, vmi)
+                for entries in held.rows.shown
+                for vmi in explained([_of_vmi(entries[0])])
             ),
-            matching=held.matching,
-            total=held.total,
+            matching=held.rows.matching,
+            total=held.rows.total,
         ),
-        namespaces=tuple(sorted(namespaces)[:HINTS]),
-    )
-
-
-def _find_vms(inputs: PageInputs, filters: PageFilter, now: Instant) -> Rows[VmiAnswer]:
-    known = inputs.store.keys()
-    keys = [key for key in known if filters.vm in "/".join(key)]
-    evidences = (inputs.store.evidence(*key) for key in nsmallest(ROWS, keys))
-    shown = tuple(_explain(inputs, one, now) for one in evidences if one is not None)
-    return Rows(shown=shown, matching=len(keys), total=len(inputs.store))
-
-
-def _explain(inputs: PageInputs, evidence: Evidence, now: Instant) -> VmiAnswer:
-    return explain_vmi(
-        evidence,
-        inputs.policy,
-        inputs.stuck,
-        load=inputs.store.load(),
-        now=now,
-        health=inputs.health,
-        kubevirt=inputs.store.kubevirt,
-        why=inputs.store.reasons(evidence.vmi),
-        held_evictions=inputs.held_evictions.of(evidence.vmi.uid),
+        namespaces=tuple(sorted({one.namespace for one in evacuations} | held.namespaces)[:HINTS]),
     )
 
 
@@ -557,7 +363,3 @@ def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool | datetime, ...]:
 
 def _of_vmi(one: BlockedVmi | EvacuationAnswer) -> tuple[str, str]:
     return one.namespace, one.name
-
-
-def _cut(rows: list[T], total: int) -> Rows[T]:
-    return Rows(shown=tuple(rows[:ROWS]), matching=len(rows), total=total)

@@ -14,14 +14,15 @@ from msgspec import Struct
 
 from exporter.engine.diagnosis import State
 from exporter.engine.drain import GRAVEST, KEPT, DrainOutcome
-from exporter.engine.model import Instant, Reason, Seconds
+from exporter.engine.model import Instant, Reason, Resource, Seconds
 from exporter.health import Staleness
-from exporter.server.page.model import ROWS, PageModel, Sort
+from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
 from exporter.server.schemas import (
     DrainAnswer,
     MigrationAnswer,
     NodeCandidate,
     Problem,
+    ResourceAnswer,
     VmiAnswer,
 )
 from exporter.text import format_duration, split_span, to_datetime, write_datetime
@@ -97,14 +98,17 @@ def render_page(page: PageModel, *, linked: bool) -> str:
 
     `linked`: link to the API, which the same listener serves.
     """
-    cluster = page.cluster
-    vms = None if cluster is None else cluster.vms
-    shown = () if vms is None else (*vms.evacuations.shown, *(one.vmi for one in vms.held.shown))
+    vms = page.vms
+    shown = () if vms is None else (*vms.evacuations.shown, *(vmi for _, vmi in vms.held.shown))
+    watched = dict[Resource, list[ResourceAnswer]]()
+    for one in page.status.resources:
+        watched.setdefault(one.resource, []).append(one)
     axis = measure_axis(shown, page.status.as_of, page.policy.migration_history_window)
     return _PAGE.render(
         page=page,
         status=page.status,
-        cluster=cluster,
+        watched=watched,
+        losses=LOSSES,
         vms=vms,
         filters=page.filters,
         linked=linked,
@@ -116,7 +120,7 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         outcomes=GRAVEST,
         kept=KEPT,
         drain_words=_DRAIN_WORDS,
-        drain_rows=() if cluster is None else _list_drain_rows(cluster.drained),
+        drain_rows=_list_drain_rows(page.drained),
         **_shared(axis),
     )
 
@@ -155,7 +159,7 @@ def _shared(axis: Axis) -> dict[str, object]:
 def describe_health(page: PageModel) -> tuple[str, str]:
     """Whether the page can be trusted: yes, mostly, barely or no, and a sentence or two."""
     status = page.status
-    if status.closing:
+    if page.closing:
         return "no", "This process is ending."
     if not status.ready:
         waiting = ", ".join(status.waiting_for) or "the first list"
@@ -163,16 +167,16 @@ def describe_health(page: PageModel) -> tuple[str, str]:
     contact = "never"
     if status.observed_at is not None:
         contact = _ago(status.as_of - status.observed_at)
+    refused = ", ".join(dict.fromkeys(one.resource for one in status.resources if one.refused))
     match status.staleness:
-        case Staleness.FRESH if status.losses:
-            refused = ", ".join(loss.resource for loss in status.losses)
+        case Staleness.FRESH if refused:
             return "mostly", f"Synced, last contact {contact}; but it may not read {refused}."
         case Staleness.FRESH:
             return "yes", f"Synced, last contact {contact}."
         case Staleness.STALE:
             dies = ""
-            if status.dies_at is not None:
-                left = (status.dies_at - status.as_of).total_seconds()
+            if page.dies_at is not None:
+                left = (page.dies_at - status.as_of).total_seconds()
                 dies = f" In {write_duration(left)} only cooldowns still block."
             return "barely", f"Stale: the last contact was {contact}.{dies}"
         case Staleness.DEAD:
@@ -284,11 +288,11 @@ def _ago(past: timedelta) -> str:
 
 
 def _title(page: PageModel) -> str:
-    if page.cluster is None:
+    if page.status.vmis is None or not page.status.ready:
         return "not ready"
-    if page.cluster.stuck:
-        return f"{page.cluster.stuck} stuck"
-    return f"{page.cluster.held} held"
+    if page.stuck_evacuations:
+        return f"{page.stuck_evacuations} stuck"
+    return f"{page.status.vmis.known - page.status.vmis.allowed} held"
 
 
 def _vmi_path(vmi: VmiAnswer | NodeCandidate) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from exporter import __version__
-from exporter.counters import HeldEviction, HeldEvictions
+from exporter.counters import Counters, HeldEviction
 from exporter.engine.advice import ACTIONS
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
@@ -27,7 +27,8 @@ from exporter.engine.model import (
     WhySource,
 )
 from exporter.health import CheckpointFault, CheckpointHealth, Watched
-from exporter.server.page.model import ROWS, PageFilter, PageInputs, build_page
+from exporter.server.api import Service
+from exporter.server.page.model import ROWS, PageFilter
 from exporter.server.page.render import (
     PAGE_HEADERS,
     SPANS,
@@ -45,10 +46,10 @@ from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim,
 from tests.unit.server.page.test_model import (
     a_health,
     build_model,
-    busy_inputs,
+    busy_service,
     cooling,
     evacuating,
-    make_inputs,
+    make_service,
 )
 
 
@@ -111,9 +112,9 @@ class Document(HTMLParser):
         return " ".join(found.text.split())
 
 
-def draining_inputs() -> PageInputs:
+def draining_service() -> Service:
     """On n2 a VM that would stay and one that would go down; on n3 one that would leave."""
-    return make_inputs(
+    return make_service(
         KubeVirtSettings(eviction_strategy="LiveMigrate"),
         evacuating("old", migratable=False, namespace="bank", node="n2"),
         a_vmi(name="moving", uid="uid-of-moving", eviction_strategy="None", node="n2"),
@@ -121,10 +122,9 @@ def draining_inputs() -> PageInputs:
     )
 
 
-def shown(inputs: PageInputs, filters: PageFilter | None = None, *, named: bool = True) -> Document:
-    """The page of a inputs; where it tells of single VMs it links to the API too."""
-    model = build_page(inputs, filters or PageFilter(), NOW, named=named)
-    return Document(render_page(model, linked=named))
+def shown(service: Service, filters: PageFilter | None = None, *, named: bool = True) -> Document:
+    """The page over a service; where it tells of single VMs it links to the API too."""
+    return Document(render_page(build_model(service, filters, named=named), linked=named))
 
 
 class TestTrust:
@@ -166,7 +166,7 @@ class TestTrust:
         self, changes: dict[str, Any], later: Seconds, told: tuple[str, str]
     ) -> None:
         """Whether the answers can be trusted, since when, and what is waited for."""
-        model = build_model(make_inputs(**changes), now=NOW + later)
+        model = build_model(make_service(**changes), now=NOW + later)
 
         assert describe_health(model) == told
         assert told[1] in " ".join(render_page(model, linked=True).split())
@@ -175,7 +175,7 @@ class TestTrust:
         """Which resource, what is lost by it, and what the API server says."""
         health = a_health()
         health.of(Resource.PODS)[0].refused = "403 <no>"
-        page = shown(make_inputs(health=health))
+        page = shown(make_service(health=health))
 
         assert page.text("verdict").startswith("Mostly healthy. Synced")
         assert page.text("loss-pods") == (
@@ -184,34 +184,48 @@ class TestTrust:
         )
         assert "refused" in page.text("watch-pods")
 
+    def test_a_resource_is_said_once_for_all_namespaces(self) -> None:
+        """How many of them are synced and refused, the oldest contact, and the present error."""
+        health = a_health(
+            Watched(Resource.VMIS, "shop", synced=True, contact=NOW),
+            Watched(Resource.VMIS, "bank", synced=True, contact=NOW - 5),
+            Watched(Resource.PODS, "shop", refused="403 no"),
+            Watched(Resource.PODS, "bank", synced=True, contact=NOW, trouble="slow"),
+        )
+        page = shown(make_service(health=health))
+
+        assert page.text("loss-pods").endswith("shop: 403 no")
+        assert page.text("watch-virtualmachineinstances").endswith("synced 5 s ago 07:59:55 UTC")
+        assert "1 of 2 namespaces synced, 1 refused slow now" in page.text("watch-pods")
+
     def test_the_checkpoint_is_told(self) -> None:
         """Where it is kept, whose turn it is to write it, and what went wrong."""
         health = a_health()
-        assert shown(make_inputs(health=health)).text("checkpoint").startswith("none:")
+        assert shown(make_service(health=health)).text("checkpoint").startswith("none:")
         health.checkpoint = CheckpointHealth(vmis=3, size=12_345)
         health.watched.append(Watched(Resource.CONFIGMAPS, "ns", synced=True, contact=NOW))
 
-        assert shown(make_inputs(health=health)).text("checkpoint") == (
+        assert shown(make_service(health=health)).text("checkpoint") == (
             "ConfigMaps, written by another replica; fully written, 3 VMs in 12,345 bytes"
         )
         health.checkpoint.may_write = lambda: True
         health.checkpoint.find_unwritten = lambda: NOW - 90
         health.checkpoint.faults[CheckpointFault.CONFLICT] = 2
-        assert shown(make_inputs(health=health)).text("checkpoint") == (
+        assert shown(make_service(health=health)).text("checkpoint") == (
             "ConfigMaps, written by this process; unwritten since"
             " 1 min 30 s ago 07:58:30 UTC conflict (2)"
         )
 
     def test_version_and_policy_are_told(self) -> None:
         """The version, and the policy in the settings' own words."""
-        page = shown(make_inputs(policy=Policy(migration_history_window=172_800.0)))
+        page = shown(make_service(policy=Policy(migration_history_window=172_800.0)))
 
         assert page.text("version") == __version__
         assert page.text("policy") == "cooldown 15m, at most 6h; window 48h"
 
     def test_until_it_is_synced_there_is_no_table(self) -> None:
         """The page renders before the first sync, and shows nothing that is not known yet."""
-        page = shown(make_inputs(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
+        page = shown(make_service(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
 
         assert page.text("verdict").startswith(
             "Not healthy. Not ready: waiting for virtualmachineinst"
@@ -224,7 +238,7 @@ class TestTrust:
 def test_the_documents_pictures_show_today_s_words(picture: Path) -> None:
     """The drawn headings and next steps are those of the page; if not, `make screenshots`."""
     drawn = set(picture.with_suffix(".txt").read_text(encoding="utf-8").splitlines())
-    page = shown(busy_inputs())
+    page = shown(busy_service())
     columns = [one for one in page.all("th") if one.attributes.get("scope") == "col"]
     headings = [*page.all("h1"), *page.all("h2"), *columns]
     words = {" ".join(one.text.split()) for one in headings}
@@ -239,7 +253,7 @@ class TestRows:
 
     def test_an_evacuation_has_its_row(self) -> None:
         """State, stuck in words, attempts, source and next step."""
-        page = shown(busy_inputs())
+        page = shown(busy_service())
         row = page.text("e-uid-of-old")
 
         assert row.startswith("bank/old on n2 Stuck by age not_migratable 1 h 6 min ago 06:53:20")
@@ -261,7 +275,7 @@ class TestRows:
         }
         from_n1 = {"vmi_name": "db1", "evacuates": "n1", "trigger": "evacuation"}
         page = shown(
-            make_inputs(
+            make_service(
                 evacuating("db1"),
                 a_vmim(name="m1", uid="m1", created=NOW - 30, **from_n1, **failed),
                 a_vmim(name="m2", uid="m2", created=NOW - 4, **from_n1),
@@ -275,7 +289,7 @@ class TestRows:
 
     def test_a_held_vm_has_its_row(self) -> None:
         """By what it is held, until when, how far the cooldown has run, and why."""
-        page = shown(busy_inputs())
+        page = shown(busy_service())
 
         assert page.text("h-uid-of-soon").startswith(
             "shop/soon on n1 cooldown at preEviction in 10 s 08:00:10 UTC 14 min 50 s"
@@ -292,10 +306,11 @@ class TestRows:
 
     def test_who_asked_for_its_eviction_is_told(self) -> None:
         """Beside what holds it: the user, how long ago, and whether it was denied."""
-        asked = HeldEvictions()
+        counters = Counters()
+        asked = counters.held_evictions
         for user, denied in (("autoscaler", False), ("descheduler", True)):
             asked.note("uid-of-db1", HeldEviction(user, NOW - 7, Reason.COOLDOWN, denied))
-        page = shown(make_inputs(cooling("db1"), held_evictions=asked))
+        page = shown(make_service(cooling("db1"), counters=counters))
 
         assert "eviction requested by descheduler 7 s ago" in page.text("h-uid-of-db1")
         assert "UTC, denied" in page.text("h-uid-of-db1")
@@ -304,37 +319,37 @@ class TestRows:
 
     def test_both_reasons_are_told(self) -> None:
         """A VM that is held at both checkpoints waits for the one, and then for the other."""
-        page = shown(make_inputs(cooling("db1"), a_vmim()))
+        page = shown(make_service(cooling("db1"), a_vmim()))
 
         assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("h-uid-of-db1"))
 
     def test_a_node_has_its_row(self) -> None:
         """Its VMs, how many of them no rule holds, the others by reason; drain outcomes."""
-        page = shown(busy_inputs())
+        page = shown(busy_service())
 
         assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0"
 
     def test_a_node_that_is_filtered_has_its_drain(self) -> None:
         """Whether it can be emptied, and each of its VMs; not where VMs have no names."""
-        inputs = draining_inputs()
+        service = draining_service()
         reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
-        old = inputs.store.evidence("bank", "old")
+        old = service.store.evidence("bank", "old")
         assert old is not None
-        inputs.store.put(old.vmi, (reason,))
-        page = shown(inputs, PageFilter(node="n2"))
-        cooled = shown(inputs, PageFilter(node="n3"))
+        service.store.put(old.vmi, (reason,))
+        page = shown(service, PageFilter(node="n2"))
+        cooled = shown(service, PageFilter(node="n3"))
 
         assert "It cannot be emptied. 1 of 2 VMs would not leave." in page.text("drain")
         assert "bank/old stays ? 0 LiveMigratable HostDeviceNotLiveMigratable" in page.text("drain")
         assert "shop/moving restarts ? 0" in page.text("drain")
         assert "It can be emptied." in cooled.text("drain")
         for filters, named in ((PageFilter(), True), (PageFilter(node="n2"), False)):
-            html = render_page(build_page(inputs, filters, NOW, named=named), linked=named)
+            html = render_page(build_model(service, filters, named=named), linked=named)
             assert 'id="drain"' not in html
 
     def test_what_an_eviction_would_do_is_counted(self) -> None:
         """A VM that no rule holds may still be one that cannot move."""
-        text = shown(draining_inputs()).text("drain-totals")
+        text = shown(draining_service()).text("drain-totals")
 
         assert text == (
             "Held or not, if evicted: 1 would be migrated, 0 would wait, 0 would fail to leave,"
@@ -344,7 +359,7 @@ class TestRows:
     @pytest.mark.parametrize("linked", [True, False])
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
         """The JSON of the tables, where the listener serves it; each VM has a page on both."""
-        html = render_page(build_model(busy_inputs()), linked=linked)
+        html = render_page(build_model(busy_service()), linked=linked)
         links = {one.attributes["href"] for one in Document(html).all("a")}
         api = {"/v1/evacuations", "/v1/blocked", "/openapi.json"}
 
@@ -353,15 +368,15 @@ class TestRows:
 
     def test_more_rows_than_a_table_takes_are_counted(self) -> None:
         """What is left out is told, with the way to it."""
-        page = shown(make_inputs(*(evacuating(f"e{n}", node=f"n{n}") for n in range(ROWS + 3))))
+        page = shown(make_service(*(evacuating(f"e{n}", node=f"n{n}") for n in range(ROWS + 3))))
 
         assert page.text("more-evacuations") == "3 more evacuations: filter."
         assert page.text("more-nodes") == "3 more nodes: filter."
 
     def test_nothing_is_said_in_words(self) -> None:
         """An empty table is a sentence, which tells whether it is the filter's doing."""
-        page = shown(make_inputs(a_vmi()))
-        filtered = shown(busy_inputs(), PageFilter(state=State.QUOTA))
+        page = shown(make_service(a_vmi()))
+        filtered = shown(busy_service(), PageFilter(state=State.QUOTA))
 
         assert "No VM is evacuating." in page.text("evacuations")
         assert "No rule holds any VM." in page.text("held")
@@ -376,7 +391,7 @@ class TestForm:
         filters = PageFilter(
             namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN
         )
-        page = shown(busy_inputs(), filters)
+        page = shown(busy_service(), filters)
         values = {one.attributes["name"]: one.attributes["value"] for one in page.all("input")}
         chosen = [o.attributes["value"] for o in page.all("option") if "selected" in o.attributes]
 
@@ -386,7 +401,7 @@ class TestForm:
 
     def test_what_was_ignored_is_said(self) -> None:
         """A value that makes no sense is named."""
-        page = shown(busy_inputs(), PageFilter(ignored=("sort: expected <b>",)))
+        page = shown(busy_service(), PageFilter(ignored=("sort: expected <b>",)))
 
         assert page.text("ignored-1") == "Ignored query parameter: sort: expected <b>."
 
@@ -396,9 +411,9 @@ class TestPrivacy:
 
     def test_no_name_is_told_and_why(self) -> None:
         """No name and no namespace; but why not, where they are, and how to have them here."""
-        inputs = busy_inputs()
-        names = {e.vmi.name for e in inputs.store.all_evidence()}
-        html = render_page(build_page(inputs, PageFilter(), NOW, named=False), linked=False)
+        service = busy_service()
+        names = {e.vmi.name for e in service.store.all_evidence()}
+        html = render_page(build_model(service, named=False), linked=False)
         text = Document(html).text("main")
 
         assert not [name for name in names if re.search(rf"\b{name}\b", text)]
@@ -416,7 +431,7 @@ class TestSafety:
         """Whatever names, nodes, UIDs and refusals hold, no element and no attribute is made."""
         health = a_health()
         health.watched.append(Watched(Resource.CONFIGMAPS, HOSTILE[0], refused=HOSTILE[1]))
-        plain = shown(busy_inputs())
+        plain = shown(busy_service())
         facts = [
             fact
             for number, text in enumerate(HOSTILE)
@@ -426,7 +441,7 @@ class TestSafety:
             )
         ]
         filters = PageFilter(namespace="", node="", ignored=HOSTILE)
-        page = shown(make_inputs(*facts, health=health), filters)
+        page = shown(make_service(*facts, health=health), filters)
 
         assert [one.tag for one in page.elements].count("script") == 1
         assert {one.tag for one in page.elements} <= {e.tag for e in plain.elements} | {"p", "div"}
@@ -442,7 +457,7 @@ class TestSafety:
     def test_a_hostile_wish_is_text(self) -> None:
         """What the address asks for comes back as the value of a field, and as nothing else."""
         for text in HOSTILE:
-            page = shown(busy_inputs(), PageFilter(namespace=text))
+            page = shown(busy_service(), PageFilter(namespace=text))
             values = [one.attributes.get("value") for one in page.all("input")]
 
             assert text in values
@@ -450,7 +465,7 @@ class TestSafety:
 
     def test_the_policy_names_what_is_in_the_page(self) -> None:
         """The style and the script have the hashes of the header, and there are no others."""
-        page = shown(busy_inputs())
+        page = shown(busy_service())
         policy = dict(
             part.split(" ", 1) for part in PAGE_HEADERS["Content-Security-Policy"].split("; ")
         )
@@ -464,7 +479,7 @@ class TestSafety:
 
     def test_nothing_comes_from_elsewhere(self) -> None:
         """No attribute has a style, a handler or the address of another origin."""
-        for element in shown(busy_inputs()).elements:
+        for element in shown(busy_service()).elements:
             for name, value in element.attributes.items():
                 assert name != "style"
                 assert not name.startswith("on")
@@ -473,7 +488,7 @@ class TestSafety:
 
     def test_every_id_is_given_once(self) -> None:
         """What renews the page finds each row by its id."""
-        ids = [e.attributes["id"] for e in shown(busy_inputs()).elements if "id" in e.attributes]
+        ids = [e.attributes["id"] for e in shown(busy_service()).elements if "id" in e.attributes]
 
         assert len(ids) == len(set(ids))
 
@@ -529,13 +544,11 @@ def test_instants_are_told_to_people_and_machines(instant: float | None, told: s
     assert instant is None or f'datetime="{write_instant(instant)}"' in html
 
 
-def the_vmi(inputs: PageInputs) -> VmiAnswer:
+def the_vmi(service: Service) -> VmiAnswer:
     """The only VM that is shown."""
-    model = build_model(inputs)
-    assert model.cluster is not None
-    assert model.cluster.vms is not None
-    rows = model.cluster.vms
-    return (*rows.evacuations.shown, *(row.vmi for row in rows.held.shown))[0]
+    model = build_model(service)
+    assert model.vms is not None
+    return (*model.vms.evacuations.shown, *(vmi for _, vmi in model.vms.held.shown))[0]
 
 
 class TestTimeline:
@@ -545,7 +558,7 @@ class TestTimeline:
 
     def test_a_migration_is_a_bar_and_a_cooldown_a_stretch(self) -> None:
         """From start to end, and from the end to when the VM is released."""
-        line = draw_timeline(the_vmi(make_inputs(cooling("db1", left=50.0))), self.AXIS)
+        line = draw_timeline(the_vmi(make_service(cooling("db1", left=50.0))), self.AXIS)
 
         (bar,) = line.bars
         assert (bar.x, bar.kind) == (0.0, "succeeded")
@@ -557,7 +570,7 @@ class TestTimeline:
     def test_a_failure_is_marked_where_it_ended(self) -> None:
         """Failed ones have a mark of their own, in the picture and in the words."""
         state = a_state(start=NOW - 300, end=NOW - 200, outcome=Outcome.FAILED)
-        line = draw_timeline(the_vmi(make_inputs(a_vmi(migration=state))), self.AXIS)
+        line = draw_timeline(the_vmi(make_service(a_vmi(migration=state))), self.AXIS)
 
         assert line.failures == (70.0,)
         assert [bar.kind for bar in line.bars] == ["failed"]
@@ -566,7 +579,7 @@ class TestTimeline:
     def test_one_under_way_reaches_until_now(self) -> None:
         """What has not ended lasts until now."""
         vmi = evacuating("db1", migration=a_running_state(start=NOW - 450))
-        line = draw_timeline(the_vmi(make_inputs(vmi)), self.AXIS)
+        line = draw_timeline(the_vmi(make_service(vmi)), self.AXIS)
 
         (bar,) = line.bars
         assert (bar.x, bar.width, bar.kind) == (45.0, 45.0, "running")
@@ -579,7 +592,7 @@ class TestTimeline:
     def test_what_failed_at_an_unknown_instant_is_not_under_way(self) -> None:
         """Its end is there and cannot be read: it is over."""
         state = a_state(start=NOW - 450, end=None, ended=True, outcome=Outcome.FAILED)
-        line = draw_timeline(the_vmi(make_inputs(evacuating("db1", migration=state))), self.AXIS)
+        line = draw_timeline(the_vmi(make_service(evacuating("db1", migration=state))), self.AXIS)
 
         assert [(bar.x, bar.width, bar.kind) for bar in line.bars] == [(45.0, 0.0, "failed")]
         assert line.failures == (45.0,)
@@ -588,7 +601,7 @@ class TestTimeline:
     def test_what_ended_before_it_is_left_out(self) -> None:
         """An older migration is not piled up at its edge."""
         ended = an_ended_vmim(uid="old", start=NOW - 5000, end=NOW - 4000, finished_at=NOW - 4000)
-        line = draw_timeline(the_vmi(make_inputs(a_vmi(migration=a_state()), ended)), self.AXIS)
+        line = draw_timeline(the_vmi(make_service(a_vmi(migration=a_state()), ended)), self.AXIS)
 
         assert len(line.bars) == 1
 
@@ -598,10 +611,9 @@ class TestTimeline:
     def test_all_share_an_axis_that_holds_them(self, oldest: Seconds, past: Seconds) -> None:
         """The shortest span with everything in it, and never more than the window of history."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
-        model = build_model(make_inputs(a_vmi(migration=state)))
-        assert model.cluster is not None
-        assert model.cluster.vms is not None
-        vmis = tuple(row.vmi for row in model.cluster.vms.held.shown)
+        model = build_model(make_service(a_vmi(migration=state)))
+        assert model.vms is not None
+        vmis = tuple(vmi for _, vmi in model.vms.held.shown)
         axis = measure_axis(vmis, model.status.as_of, 86_400.0)
 
         assert axis.past == past
