@@ -48,10 +48,9 @@ def build_overview(*, fleet: bool = False) -> Dashboard:
     return _build(
         OVERVIEW,
         "KubeVirt evictions / Overview",
-        "Which VMs must not be moved, which evacuations are stuck, and whether the exporter that "
-        "says so can be trusted.",
+        "Which alerts fire, which evacuations are stuck, and which VMs must not be moved now.",
         [choose_cluster(hide=not fleet), choose_jobs(), choose_namespaces(), choose_nodes()],
-        overview.ask(ONE_VM),
+        overview.sections(ONE_VM),
     )
 
 
@@ -60,9 +59,9 @@ def build_one_vm(*, fleet: bool = False) -> Dashboard:
     return _build(
         ONE_VM,
         "KubeVirt evictions / VM",
-        "One VM: whether it is held or being evacuated, since when, and why.",
+        "One VM: whether its eviction is blocked, whether it is evacuating, since when, and why.",
         [choose_cluster(hide=not fleet), choose_jobs(), choose_namespace(), choose_name()],
-        one_vm.ask(),
+        one_vm.sections(),
     )
 
 
@@ -82,7 +81,7 @@ def rewrite(text: str) -> str:
 
 
 def _encode(model: models.Dashboard) -> str:
-    # A dashboard that is provisioned has no id of its own, and says so.
+    # Grafana requires that a provisioned dashboard has no id.
     return JSONEncoder(indent=2).encode({"id": None, **model.to_json()}) + "\n"
 
 
@@ -117,8 +116,8 @@ def _build(
     for variable in variables:
         board.with_variable(variable)
     numbers = count(1)
-    for question, panels in sections.items():
-        board.with_row(Row(question).id(next(numbers)))
+    for section, panels in sections.items():
+        board.with_row(Row(section).id(next(numbers)))
         for panel in panels:
             panel.build().id_val = next(numbers)
             board.with_panel(panel)

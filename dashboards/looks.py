@@ -1,7 +1,7 @@
-"""How panels look: one function per kind, so that like things look alike.
+"""One function per kind of panel, so that panels of one kind look the same.
 
-A panel of this project has a question for a title, a description that says how to read the answer
-and what to do about it, and a unit.
+A panel has a title that names what it shows, a description that says how to read it and what to do
+about it, and a unit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ class Column:
         return properties
 
 
-def ask_stat(
+def stat_panel(
     title: str,
     description: str,
     queries: Mapping[str, str],
@@ -124,7 +124,7 @@ def ask_stat(
     return panel
 
 
-def ask_over_time(
+def time_panel(
     title: str,
     description: str,
     queries: Mapping[str, str],
@@ -194,7 +194,7 @@ def ask_over_time(
     return panel
 
 
-def ask_bars(
+def bars_panel(
     title: str,
     description: str,
     query: str,
@@ -223,7 +223,7 @@ def ask_bars(
     )
 
 
-def ask_heatmap(
+def heatmap_panel(
     title: str, description: str, query: str, *, size: Size, unit: str
 ) -> heatmap.Panel:
     """A histogram over time, from its cumulative buckets."""
@@ -252,7 +252,7 @@ def ask_heatmap(
     )
 
 
-def ask_timeline(
+def timeline_panel(
     title: str, description: str, query: str, *, size: Size, legend: str, answers: Answers
 ) -> statetimeline.Panel:
     """Since when each series has had its value."""
@@ -272,7 +272,7 @@ def ask_timeline(
     )
 
 
-def ask_table(
+def table_panel(
     title: str,
     description: str,
     columns: Sequence[Column],

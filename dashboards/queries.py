@@ -1,14 +1,14 @@
 """PromQL as the panels need it.
 
-Replicas: each watches the whole cluster and says the same of it, so gauges, and counters of what
-happened to the cluster, are aggregated with max, and instants with min, which is the first sight;
-what a replica counted of its own callers is summed.
+Replicas: each watches the whole cluster. Gauges, and counters of what happened to the cluster, are
+aggregated with max; the first instant is the min; what a replica counts of its own callers is
+summed.
 
-Scrapes without honorLabels: Prometheus then puts its own `namespace` (and, where the scrape sets
-one, `node`) over the VM's and keeps the VM's as `exported_namespace`; queries survive both.
+Scrapes without honorLabels: Prometheus replaces the VM's `namespace` (and, if the scrape sets one,
+`node`) by its own and keeps the VM's as `exported_namespace`. Queries work with both.
 
-Clusters: every selector keeps to the chosen `cluster`, and every aggregation keeps the label. Where
-there is none, nothing is chosen, and an empty value selects the series without it.
+Clusters: every selector has the chosen `cluster`, and every aggregation keeps the label. Without
+that label nothing is chosen, and an empty value selects the series without it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ POLICY = "kubevirt_eviction_exporter_policy_seconds"
 REQUESTS = "kubevirt_eviction_exporter_request_duration_seconds"
 STUCK = "kubevirt_eviction_exporter_stuck_evacuations"
 DAY = "[1d]"
-"""The range of what is said per day."""
+"""The range of numbers per day."""
 _UNAME = ("instance", "nodename")
 _CLUSTER = 'cluster=~"$cluster"'
 _JOB = 'job=~"$job"'
@@ -36,14 +36,14 @@ def select(metric: str, *matchers: str) -> str:
 
 
 def select_other(metric: str, *matchers: str) -> str:
-    """The series of a metric that is another program's, or a recording rule's: of no exporter."""
+    """The series of a metric of another program, or of a recording rule."""
     return f"{metric}{{{', '.join((_CLUSTER, *matchers))}}}"
 
 
 def select_by(chosen: str, metric: str, *matchers: str, range_function: str = "") -> str:
     """The series whose VM has a chosen `namespace` or `node`.
 
-    `range_function` is a template of what is done to the two selectors.
+    `range_function` is a template that is applied to both selectors.
     """
     renamed = select(metric, f'exported_{chosen}=~"${chosen}"', *matchers)
     plain = select(metric, f'exported_{chosen}=""', f'{chosen}=~"${chosen}"', *matchers)
@@ -74,7 +74,7 @@ def rate(counter: str, *matchers: str) -> str:
 
 
 def rate_other(counter: str, *matchers: str) -> str:
-    """The same of another program's counter."""
+    """The growth of another program's counter per second."""
     return f"rate({select_other(counter, *matchers)}[{RATE}])"
 
 
@@ -94,15 +94,15 @@ def of_endpoints(series: str, endpoints: str) -> str:
 
 
 def per_day(recorded: str) -> str:
-    """The number within the last day of what a recording rule has per second, once a minute.
+    """The count within the last day, from a recording rule that has a rate once a minute.
 
-    Not an average: a counter has no series before its first event.
+    An average would be wrong: a counter has no series before its first event.
     """
     return f"60 * sum_over_time({select_other(recorded)}{DAY})"
 
 
 def of_node(vector: str) -> str:
-    """What node_exporter says by `instance`, by the name of the chosen node."""
+    """A vector of node_exporter, with the chosen node's name instead of `instance`."""
     names = select_other("node_uname_info", 'nodename=~"$node"')
     joined = f"{vector} * on (cluster, instance) group_left (nodename) {each(_UNAME, names)}"
     return each(("node",), f'label_replace({joined}, "node", "$1", "nodename", "(.+)")')

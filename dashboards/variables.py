@@ -12,7 +12,7 @@ from dashboards.looks import DATASOURCE
 from dashboards.queries import RANGE, each, rename, select, select_by
 
 
-# What is held or being evacuated has one of these; whatever had, within the time range, is offered.
+# A blocked or evacuating VM has one of these; VMs that had one within the time range are offered.
 _VMS = ("kubevirt_vmi_eviction_cooldown_seconds", "kubevirt_vmi_evacuation_info")
 _SEEN = f"last_over_time({{}}[{RANGE}])"
 
@@ -23,10 +23,10 @@ def choose_datasource() -> DatasourceVariable:
 
 
 def choose_cluster(*, hide: bool) -> QueryVariable:
-    """Which cluster: one, as alerts and nodes of several would be told apart by name only.
+    """Which cluster: only one, because names of nodes and alerts may be the same in several.
 
-    Where no series has the label, nothing can be chosen, and the empty value selects everything.
-    Grafana cannot hide a variable by the number of its values, so that this is decided beforehand.
+    If no series has the label, nothing can be chosen, and the empty value selects everything.
+    Grafana cannot hide a variable that has one value, so the files decide that.
     """
     query = "label_values(kubevirt_eviction_exporter_build_info, cluster)"
     variable = _choose("cluster", "Cluster", "Clusters with an exporter.", query)
@@ -36,19 +36,19 @@ def choose_cluster(*, hide: bool) -> QueryVariable:
 def choose_jobs() -> QueryVariable:
     """Which exporters: the descheduler plugin has metrics of the same names, in another job.
 
-    "All" stands for the jobs found here, therefore, and not for any job.
+    So "All" means the jobs found here, and not any job.
     """
     query = 'label_values(kubevirt_eviction_exporter_build_info{cluster=~"$cluster"}, job)'
     return _allow_several(_choose("job", "Job", "Scrape jobs of the exporter.", query))
 
 
 def choose_namespaces() -> QueryVariable:
-    """Whose VMs."""
+    """Namespaces of VMs."""
     return _allow_several(choose_namespace()).all_value(".*")
 
 
 def choose_nodes() -> QueryVariable:
-    """Which nodes; a VM that has not been placed yet is on none."""
+    """Which nodes. A VM that is not scheduled yet has none."""
     nodes = rename(select("descheduler_kubevirt_vmis"), "node")
     return _allow_several(_choose_label("node", "Node", "Nodes with a VM.", nodes)).all_value(".+")
 
@@ -56,19 +56,19 @@ def choose_nodes() -> QueryVariable:
 def choose_namespace() -> QueryVariable:
     """The namespace of one VM."""
     seen = " or ".join(rename(_SEEN.format(select(metric)), "namespace") for metric in _VMS)
-    description = "Namespaces of VMs that were held or evacuated within the time range."
+    description = "Namespaces of VMs that were blocked or evacuating within the time range."
     return _choose_label("namespace", "Namespace", description, seen)
 
 
 def choose_name() -> QueryVariable:
     """The name of one VM."""
     seen = " or ".join(select_by("namespace", m, range_function=_SEEN) for m in _VMS)
-    description = "VMs of the namespace that were held or evacuated within the time range."
+    description = "VMs of the namespace that were blocked or evacuating within the time range."
     return _choose_label("name", "VM", description, seen)
 
 
 def _choose_label(name: str, label: str, description: str, vector: str) -> QueryVariable:
-    """The values of a label, which Grafana reads out of the text of the series."""
+    """The values of a label. Grafana reads them from the text of the series."""
     query = f"query_result({each((name,), vector, 'group')})"
     return _choose(name, label, description, query).regex(f'/{name}="([^"]+)"/')
 

@@ -200,7 +200,7 @@ _EVACUATION = ("namespace", "name", "node")
 BLOCKS = ViewFamily(
     name="descheduler_kubevirt_eviction_blocks_total",
     type="counter",
-    help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's own.",
+    help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
     sample=_sample_blocks,
 )
@@ -209,48 +209,48 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
         type="histogram",
-        help="Effective cooldown of each answer or eviction that was blocked by cooldown.",
+        help="Effective cooldown of the VMI, for each answer or eviction that a cooldown blocked.",
         sample=lambda view: _sample_histogram((), view.counters.cooldowns),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_build_info",
         type="gauge",
-        help="1, with the version of this exporter.",
+        help="Always 1; the label is the version of this exporter.",
         labels=("version",),
         sample=lambda _view: [Sample((__version__,), 1)],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_synced",
         type="gauge",
-        help="1 if a whole list of the resource has been read, in every watched namespace.",
+        help="1 if a complete list of the resource has been read in every watched namespace.",
         labels=("resource",),
         sample=lambda view: [Sample((r,), view.health.is_synced(r)) for r in view.watched],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
         type="gauge",
-        help="1 if the API server refuses the resource, so that the exporter runs without it.",
+        help="1 if the exporter lacks permission for the resource and runs without it.",
         labels=("resource",),
         sample=lambda view: [Sample((r,), view.health.is_refused(r)) for r in view.watched],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         type="gauge",
-        help="Last event, bookmark or list of the resource, where it may be seen; 0 without any.",
+        help="Time of the last event, bookmark or list of the resource; 0 if none.",
         labels=("resource",),
         sample=lambda view: [Sample((r,), _last_contact(view.health, r)) for r in view.watched],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_objects",
         type="gauge",
-        help="Objects held in memory.",
+        help="Objects in memory, by resource.",
         labels=("resource",),
         sample=lambda view: [Sample((r,), view.store.count(r)) for r in CLUSTER_RESOURCES],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_lists_total",
         type="counter",
-        help="Whole lists read; more than one per namespace means that the watch was interrupted.",
+        help="Complete lists read; more than one per namespace means that a watch was interrupted.",
         labels=("resource",),
         sample=lambda view: [
             Sample((r,), sum(one.lists for one in view.health.of(r))) for r in view.watched
@@ -260,8 +260,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_watch_restarts_total",
         type="counter",
         help=(
-            "Watches opened again, by why the one before ended; ended is the server's own time-out,"
-            " no_progress a version that brought nothing."
+            "Watch restarts by reason; ended is the server's own timeout, no_progress means that"
+            " several watches in a row received nothing."
         ),
         labels=("resource", "reason"),
         sample=lambda view: [
@@ -273,7 +273,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_objects_total",
         type="counter",
-        help="Objects and watch lines that could not be used; what was known of them is kept.",
+        help="Invalid objects and watch lines; the last valid version of an object is kept.",
         labels=("resource",),
         sample=lambda view: [
             Sample((r,), sum(one.refused_objects for one in view.health.of(r)))
@@ -283,16 +283,14 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
         type="counter",
-        help=(
-            "Candidates asked about that are no VMI of this cluster: name unknown, or another UID."
-        ),
+        help="Requested verdicts about unknown VMIs, by reason: unknown name, or different UID.",
         labels=("reason",),
         sample=lambda view: [Sample((m,), view.counters.unknown_candidates[m]) for m in Mismatch],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_request_duration_seconds",
         type="histogram",
-        help="Time to answer a request, by endpoint; blocked_wait holds requests open on purpose.",
+        help="Time to answer a request, by endpoint; blocked_wait is slow on purpose (long poll).",
         labels=("endpoint",),
         sample=lambda view: [
             one
@@ -303,14 +301,14 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_connections_total",
         type="counter",
-        help="Connections closed because a listener, or the memory budget of all, was full.",
+        help="Connections closed because of limits.connections or the memory limit, by listener.",
         labels=("listener",),
         sample=_sample_refused_connections,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_requests_total",
         type="counter",
-        help="Requests answered by an error, by HTTP status.",
+        help="Requests answered with an error, by HTTP status.",
         labels=("status",),
         sample=lambda view: [
             Sample((str(status),), count)
@@ -320,7 +318,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_certificate_not_after_timestamp_seconds",
         type="gauge",
-        help="When the certificate of a TLS listener ends.",
+        help="Time at which the certificate of a TLS listener expires.",
         labels=("listener",),
         sample=lambda view: [
             Sample((listener,), end) for listener, end in view.health.certificates.items()
@@ -329,7 +327,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_admission_reviews_total",
         type="counter",
-        help="Evictions that the admission webhook was asked about, by outcome; dry runs left out.",
+        help="Evictions that the admission webhook reviewed, by outcome, without dry runs.",
         labels=("outcome",),
         sample=_sample_reviews,
     ),
@@ -337,8 +335,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         type="gauge",
         help=(
-            "Time of the webhook's first denial of a VMI that a migration in progress has held for"
-            " longer than stuck.migrationTimeout."
+            "Time of the first denial, for VMIs that the webhook has denied because of a migration"
+            " for longer than stuck.migrationTimeout."
         ),
         labels=("namespace", "name", "node"),
         sample=_sample_holds,
@@ -346,53 +344,51 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_events_total",
         type="counter",
-        help="Kubernetes Events about VMIs, by reason and what became of them; only with events.",
+        help="Kubernetes Events about VMIs, by reason and outcome; absent if events are off.",
         labels=("reason", "outcome"),
         sample=_sample_events,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_checkpoint_writer",
         type="gauge",
-        help=(
-            "1 if this process writes the checkpoint: of the replicas one, the holder of the Lease."
-        ),
+        help="1 if this replica writes the checkpoint; with several, the holder of the Lease.",
         sample=_of_checkpoint(lambda kept: float(kept.writes)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_checkpoint_written_timestamp_seconds",
         type="gauge",
-        help="When this process last saw everything written, itself being the writer; 0 before.",
+        help="Time at which the checkpoint was last complete, if this replica writes it; else 0.",
         sample=_of_checkpoint(lambda kept: kept.written_at or 0.0),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds",
         type="gauge",
-        help="Since when something waits to be written to the checkpoint; 0 if nothing does.",
+        help="Time of the oldest change that is not written to the checkpoint; 0 if none.",
         sample=_sample_unwritten,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_checkpoint_vmis",
         type="gauge",
-        help="VMIs of which the checkpoint is to hold something.",
+        help="VMIs with history to store in the checkpoint.",
         sample=_of_checkpoint(lambda kept: kept.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_checkpoint_bytes",
         type="gauge",
-        help="The size of what the checkpoint is to hold.",
+        help="Size of the history to store in the checkpoint.",
         sample=_of_checkpoint(lambda kept: kept.size),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_checkpoint_faults_total",
         type="counter",
-        help="What went wrong with the checkpoint, each survived: damaged shards, failed writes.",
+        help="Errors of the checkpoint, such as damaged shards and failed writes, by kind.",
         labels=("fault",),
         sample=_sample_faults,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_policy_seconds",
         type="gauge",
-        help="The policy in force, by setting; 0 means off.",
+        help="Value of each policy setting; 0 means off.",
         labels=("setting",),
         sample=lambda view: [
             Sample((setting,), getattr(view.policy, setting))
@@ -406,7 +402,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_migration_limit",
         type="gauge",
-        help="Parallel migrations that KubeVirt allows, if its KubeVirt object may be read.",
+        help="Parallel migrations that KubeVirt allows; absent without permission for kubevirts.",
         labels=("scope",),
         sample=_sample_limits,
     ),
@@ -415,57 +411,55 @@ EXPORTER: tuple[ViewFamily, ...] = (
 VMIS = Family(
     name="descheduler_kubevirt_vmis",
     type="gauge",
-    help="VMIs on each node, by what an eviction would be answered now: allowed or the reason.",
+    help="VMIs per node and current verdict: allowed, or the reason why it is blocked.",
     labels=("verdict", "node"),
 )
 DRAINS = Family(
     name="kubevirt_eviction_exporter_node_drain_vmis",
     type="gauge",
-    help="VMIs on each node, by what a drain of the node would do to them now.",
+    help="VMIs per node and outcome, if the node were drained now.",
     labels=("node", "outcome"),
 )
 EVACUATIONS: tuple[EvacuationFamily, ...] = (
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_requested_timestamp_seconds",
         type="gauge",
-        help="When the evacuation of this VMI from this node was requested, or first seen.",
+        help="Time at which the evacuation of the VMI from the node was requested or first seen.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.requested_at),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_info",
         type="gauge",
-        help="1 for each evacuating VMI, with its evictionStrategy and who asked.",
+        help="1 for each evacuating VMI, with its evictionStrategy and who requested it.",
         labels=(*_EVACUATION, "strategy", "source"),
         sample=lambda key, vmi, d: Sample((*key, vmi.eviction_strategy, d.source), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_state",
         type="gauge",
-        help="1 for the current state of each evacuation, which is what holds it up.",
+        help="1 for the current state of each evacuation; the state is what delays it.",
         labels=(*_EVACUATION, "state"),
         sample=lambda key, _vmi, d: Sample((*key, d.state), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_stuck",
         type="gauge",
-        help=(
-            "1 if the evacuation is older than stuck.after without migrating, or failed too often."
-        ),
+        help="1 if the evacuation exceeded stuck.after without migrating, or failed too often.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.stuck),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_diverged",
         type="gauge",
-        help="1 if the launcher pod lacks the descheduler's eviction-in-progress for two minutes.",
+        help="1 if the launcher pod has lacked eviction-in-progress for two minutes.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.diverged),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_failed_attempts",
         type="gauge",
-        help="Evacuation migrations that failed since the request; a lower bound.",
+        help="Evacuation migrations that failed since the request; there may have been more.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.failed_attempts),
     ),
@@ -474,21 +468,21 @@ COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
         type="gauge",
-        help="When the cooldown of this VMI ends; only while it holds.",
+        help="Time at which the cooldown of the VMI ends; absent if it has none.",
         labels=("namespace", "name", "node"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.not_before),
     ),
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
         type="gauge",
-        help="Effective cooldown of this VMI; only while it holds.",
+        help="Effective cooldown of the VMI; absent if it has none.",
         labels=("namespace", "name", "node"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.effective),
     ),
     CoolingFamily(
         name="kubevirt_vmi_migrations_in_window",
         type="gauge",
-        help="Migrations of this VMI that ended inside the history window; only while it matters.",
+        help="Migrations of the VMI that ended inside the window; absent without a cooldown.",
         labels=("namespace", "name"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name), c.migrations_in_window),
     ),
@@ -496,18 +490,18 @@ COOLING: tuple[CoolingFamily, ...] = (
 STUCK_EVACUATIONS = Family(
     name="kubevirt_eviction_exporter_stuck_evacuations",
     type="gauge",
-    help="Stuck evacuations, by who asked and what holds them up.",
+    help="Stuck evacuations, by who requested them (source) and what delays them (state).",
     labels=("source", "state"),
 )
 LEFT_OUT = Family(
     name="kubevirt_eviction_exporter_vmis_left_out",
     type="gauge",
-    help="VMIs without series of their own because limits.vmiSeries is reached.",
+    help="VMIs that have no series of their own because limits.vmiSeries is reached.",
 )
 MIGRATIONS = ViewFamily(
     name="kubevirt_eviction_exporter_migrations_total",
     type="counter",
-    help="Migrations that ended since this process started, by outcome and what they were for.",
+    help="Migrations that ended since this process started, by outcome and trigger.",
     labels=("outcome", "trigger"),
     sample=_sample_migrations,
 )

@@ -29,8 +29,6 @@ def an_hour(cluster: str, *, restarts: bool = False, ends: bool = True) -> dict[
         f'{EXPORTER}_synced{{resource="virtualmachineinstances"{labels}}}': whole,
         f'{EXPORTER}_build_info{{version="1"{labels}}}': "1x60",
         f'{EXPORTER}_migrations_total{{outcome="failed",trigger="evacuation"{labels}}}': "0+6x60",
-        f'descheduler_kubevirt_eviction_blocks_total{{reason="cooldown",node="n1",'
-        f'namespace="shop"{labels}}}': "0+3x60",
         f'{EXPORTER}_stuck_evacuations{{source="other",state="backoff"{labels}}}': "2x60",
         f'{EXPORTER}_stuck_evacuations{{source="unknown",state="quota"{labels}}}': "1x60",
     }
@@ -63,7 +61,6 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
             "alert_rule_test": [],
         }
     )
-    blocks = 0.05 * len(scrape.replicas)
     case["promql_expr_test"] = [
         expect(
             dict.fromkeys(clusters, 2.0),
@@ -73,10 +70,6 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
         expect(
             dict.fromkeys(clusters, 0.1),
             "round(cluster:kubevirt_eviction_exporter_migrations:rate5m, 0.001)",
-        ),
-        expect(
-            dict.fromkeys(clusters, blocks),
-            "round(cluster:descheduler_kubevirt_eviction_blocks:rate5m, 0.001)",
         ),
         expect(
             dict.fromkeys(clusters, 3.0),

@@ -1,16 +1,14 @@
-"""Pictures of dashboards for the documents: the panels' own queries, drawn with Matplotlib.
+"""A picture of the overview for the documents: the panels' queries, drawn with Matplotlib.
 
-Grafana cannot be run here, so that these are no screenshots of it. What they show is real: the
-exporter on the simulated cluster, asked through a real Prometheus, as the live test of the
-dashboards does. Panels about other programs are left out, as there only a page speaks for them.
+It is not a screenshot, because Grafana cannot run here. The data are real: the exporter on the
+simulated cluster, queried through a real Prometheus, as in the live test of the dashboards.
 
-`python -m tests.generate.dashboards` writes them; three minutes.
+`python -m tests.generate.dashboards` writes it; three minutes.
 """
 
 import asyncio
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,30 +21,19 @@ from tests.system.test_dashboards_live import HONORED, Watched, watching
 
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
-PICTURES = {
-    "dashboard-trust": (
-        "Has each read everything?",
-        "Which versions, how many replicas?",
-        "How long is the API server silent?",
-        "Why are watches opened again?",
-        "How long does an answer take?",
-        "How much does it hold, and leave out?",
-        "How old is the checkpoint?",
-        "What went wrong with the checkpoint?",
-        "Which requests are answered by an error?",
-    ),
-    "dashboard-moves": (
-        "How many are stuck?",
-        "Why are they stuck?",
-        "Which evacuations keep failing?",
-        "How many VMs may not be moved, and why?",
-        "How many migrations end, how, and what were they for?",
-        "On which step of the backoff are the VMs?",
-        "What was refused, and why?",
-        "What share of each node's VMs may leave it?",
-    ),
-}
-"""The panels of the overview in each picture, three in a row."""
+PICTURE = FOLDER / "dashboard-overview.png"
+PANELS = (
+    "Time since the last contact",
+    "Stuck evacuations",
+    "Stuck evacuations by state",
+    "Running migrations and their limits",
+    "Blocked VMs by reason",
+    "VMs that may leave each node",
+    "Migrations that ended",
+    "Requests for verdicts",
+    "Blocked evictions by reason",
+)
+"""The panels of the overview in the picture, three in a row."""
 COLUMNS = 3
 DPI = 110
 Shown: TypeAlias = list[tuple[str, list[float], list[float]]]
@@ -120,26 +107,18 @@ def _legend(template: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), template)
 
 
-def _panels(titles: Sequence[str]) -> Iterator[dict[str, Any]]:
-    by_title = {panel["title"]: panel for panel in load_dashboards()[OVERVIEW]["panels"]}
-    return (by_title[title] for title in titles)
-
-
 async def main() -> None:
-    """Write every picture."""
+    """Write the picture."""
+    by_title = {panel["title"]: panel for panel in load_dashboards()[OVERVIEW]["panels"]}
+    rows = -(-len(PANELS) // COLUMNS)
+    figure = Figure(figsize=(14, 3 * rows), layout="constrained")
+    places = figure.subplots(rows, COLUMNS, squeeze=False).flat
     with tempfile.TemporaryDirectory() as directory:
         async with watching(Path(directory)) as watched:
-            for name, titles in PICTURES.items():
-                rows = -(-len(titles) // COLUMNS)
-                figure = Figure(figsize=(14, 3 * rows), layout="constrained")
-                places = figure.subplots(rows, COLUMNS, squeeze=False).flat
-                for panel, axes in zip(_panels(titles), places, strict=False):
-                    draw(axes, panel, await ask(watched, panel))
-                for axes in places:
-                    axes.set_axis_off()
-                path = FOLDER / f"{name}.png"
-                figure.savefig(path, dpi=DPI)
-                print(f"{path.name}: {path.stat().st_size} bytes")
+            for title, axes in zip(PANELS, places, strict=True):
+                draw(axes, by_title[title], await ask(watched, by_title[title]))
+    figure.savefig(PICTURE, dpi=DPI)
+    print(f"{PICTURE.name}: {PICTURE.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -33,9 +33,6 @@ def _read_plugin() -> dict[str, Foreign]:
 PLUGIN = _read_plugin()
 OTHERS = {
     "up": Foreign("gauge", ()),
-    "process_start_time_seconds": Foreign("gauge", ()),
-    "process_resident_memory_bytes": Foreign("gauge", ()),
-    "process_cpu_seconds_total": Foreign("counter", ()),
     "descheduler_loop_duration_seconds_count": Foreign("counter", ()),
     "descheduler_descheduler_loop_duration_seconds_count": Foreign("counter", ()),
     "apiserver_admission_webhook_fail_open_count": Foreign("counter", ("name", "type")),
