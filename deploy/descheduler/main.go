@@ -1,4 +1,4 @@
-// The stock descheduler plus the plugin KubeVirtVerdicts.
+// The standard descheduler with the plugin KubeVirtVerdicts.
 package main
 
 import (
@@ -16,7 +16,7 @@ func main() {
 	command := app.NewDeschedulerCommand(os.Stdout)
 	command.AddCommand(app.NewVersionCommand())
 	setUp := command.PreRunE
-	// The stock command's own set-up empties the registry, so ours comes after it.
+	// The standard command's PreRunE empties the registry, so the plugin is added after it.
 	command.PreRunE = func(cmd *cobra.Command, args []string) error {
 		if err := setUp(cmd, args); err != nil {
 			return err

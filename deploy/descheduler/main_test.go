@@ -11,7 +11,7 @@ import (
 	"github.com/kubevirt-eviction-exporter/exporter/deploy/descheduler/verdicts"
 )
 
-// The policy beside this file is one that the descheduler takes, with the plugin at both points.
+// The descheduler accepts policy.yaml, with the plugin at both extension points.
 func TestPolicy(t *testing.T) {
 	descheduler.SetupPlugins()
 	registry := pluginregistry.PluginRegistry

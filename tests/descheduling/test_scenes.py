@@ -35,7 +35,7 @@ BY_ONE = Bounds(20, 72)
 """With 64 GiB of ballast and four VMs of 8 GiB a node is above it, and with three it is not."""
 TIMEOUT = 5.0
 """A busy machine adds seconds of its own, but not another one of these."""
-REFUSED = "Eviction refused without a verdict"
+BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
 UNKNOWN = "kubevirt_eviction_exporter_unknown_candidates_total"
 
 
@@ -132,7 +132,11 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
             exporter.process.kill()
             await asking.ran(2)
             told_after_death = stage.evicted(space)
-        held_by = {one["vmi"]["name"] for one in asking.said(REFUSED) if one["outcome"] == "held"}
+        held_by = {
+            one["vmi"]["name"]
+            for one in asking.said(BLOCKED_UNANSWERED)
+            if one["outcome"] == "blocked_by_snapshot"
+        }
 
         async with stage.descheduler(None) as unasking:
             await _until_evicted(stage, space, 5, by=unasking)

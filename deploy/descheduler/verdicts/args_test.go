@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What an Args leaves out gets its default; what it says, a false included, stays.
+// SetDefaults sets omitted fields and keeps the others, including false.
 func TestSetDefaults(t *testing.T) {
 	args := &Args{}
 	SetDefaults(args)
@@ -22,7 +22,7 @@ func TestSetDefaults(t *testing.T) {
 	expect(t, "httpTimeout", args.HTTPTimeout.Duration, time.Minute)
 }
 
-// A copy shares nothing with its original.
+// A deep copy shares no memory with its original.
 func TestDeepCopyObject(t *testing.T) {
 	args := makeArgs(func(a *Args) { a.TLSConfig = &TLSConfig{CACertFile: "/ca"} })
 	copied := args.DeepCopyObject().(*Args)
@@ -40,7 +40,7 @@ func TestDeepCopyObject(t *testing.T) {
 	}
 }
 
-// These are taken, before and after defaults.
+// Validate accepts these arguments, before and after SetDefaults.
 func TestValidateTakes(t *testing.T) {
 	for name, args := range map[string]*Args{
 		"loopback":     {URLPrefix: "http://127.0.0.1:9810"},
@@ -64,7 +64,7 @@ func TestValidateTakes(t *testing.T) {
 	}
 }
 
-// Each fault is refused by name.
+// Validate names each invalid field.
 func TestValidateRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
 		args Args
@@ -78,12 +78,12 @@ func TestValidateRefuses(t *testing.T) {
 		"query":          {Args{URLPrefix: "http://h?x=1"}, "expected no user, query or fragment"},
 		"password":       {Args{URLPrefix: "http://u:secret@h"}, "expected no user, query or fragment"},
 		"relative":       {Args{URLPrefix: "unix:run/q.sock"}, "unix:run/q.sock: not an absolute path, expected unix:/PATH"},
-		"long socket":    {Args{URLPrefix: "unix:/" + strings.Repeat("x", 107)}, "at most 107 can be a socket"},
+		"long socket":    {Args{URLPrefix: "unix:/" + strings.Repeat("x", 107)}, "expected at most 107"},
 		"unix and TLS":   {Args{URLPrefix: "unix:/q", TLSConfig: &TLSConfig{}}, "tlsConfig: urlPrefix unix:/q is not encrypted"},
 		"http and TLS":   {Args{URLPrefix: "http://h", TLSConfig: &TLSConfig{}}, "tlsConfig: urlPrefix http://h is not encrypted"},
 		"half a pair":    {Args{URLPrefix: "https://h", TLSConfig: &TLSConfig{CertFile: "/c"}}, "expected both certFile and keyFile"},
 		"relative CA":    {Args{URLPrefix: "https://h", TLSConfig: &TLSConfig{CACertFile: "ca"}}, `tlsConfig.caCertFile: "ca": expected an absolute path`},
-		"clear token":    {Args{URLPrefix: "http://h", BearerTokenFile: "/token"}, "bearerTokenFile: the token would cross the network in clear text"},
+		"clear token":    {Args{URLPrefix: "http://h", BearerTokenFile: "/token"}, "bearerTokenFile: the token would be sent unencrypted"},
 		"no timeout":     {Args{URLPrefix: "http://h", HTTPTimeout: &metav1.Duration{}}, "httpTimeout: 0s: expected more than 0s and at most 30s"},
 		"timeout of 31s": {Args{URLPrefix: "http://h", HTTPTimeout: &metav1.Duration{Duration: 31 * time.Second}}, "httpTimeout: 31s"},
 	} {
@@ -99,7 +99,7 @@ func TestValidateRefuses(t *testing.T) {
 	}
 }
 
-// All faults are told at once, and by whom.
+// Validate returns all errors at once, with the name of the plugin.
 func TestValidateTellsAll(t *testing.T) {
 	err := Validate(&Args{
 		URLPrefix:       "ftp://h",

@@ -10,12 +10,11 @@ const (
 	longestBreak = 60 * time.Second
 )
 
-// breaker keeps requests from an exporter that does not answer.
+// breaker is a circuit breaker: it stops requests to an exporter that does not answer.
 //
-// The poll of the snapshot neither opens nor closes it. The two requests can fail apart: an answer
-// too large for the poll says nothing of verdicts, and polls that succeed while verdicts hang would
-// close it again and again, at one timeout each. But when polls succeed after failures, the
-// exporter is probably back, and the next call is let through as the trial (see hasten).
+// Only requests for verdicts open and close it, because polls of the snapshot can succeed while
+// verdicts fail, and the other way round. But when a poll succeeds after a failed one, the exporter
+// is probably back, and the next request is sent as a trial (see retryNow).
 type breaker struct {
 	mu     sync.Mutex
 	pause  time.Duration // 0: closed
@@ -23,7 +22,7 @@ type breaker struct {
 	trying bool
 }
 
-// admit tells whether a request may be sent now. Its end must be told to succeed or fail.
+// admit reports whether a request may be sent now. The caller must then call succeed or fail.
 func (b *breaker) admit(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -37,7 +36,7 @@ func (b *breaker) admit(now time.Time) bool {
 	return true
 }
 
-// succeed closes the breaker, and tells whether it was open.
+// succeed closes the breaker and reports whether it was open.
 func (b *breaker) succeed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -46,8 +45,8 @@ func (b *breaker) succeed() bool {
 	return wasOpen
 }
 
-// fail opens the breaker or, after a trial, keeps it open for longer. It tells whether it was
-// closed. What was sent before it opened and fails after does not count again.
+// fail opens the breaker or, after a trial, keeps it open for longer. It reports whether the breaker
+// was closed. A request that was sent before it opened and fails later has no effect.
 func (b *breaker) fail(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -61,8 +60,8 @@ func (b *breaker) fail(now time.Time) bool {
 	return wasClosed
 }
 
-// hasten lets the next call be the trial.
-func (b *breaker) hasten() {
+// retryNow lets the next request through as a trial.
+func (b *breaker) retryNow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.until = time.Time{}

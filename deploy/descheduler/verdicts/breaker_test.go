@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A failure stops requests for 5 s, then lets one through; each further failure doubles the pause,
-// up to 60 s; a success ends it.
+// After a failure no request is sent for 5 s, then one. Each further failure doubles the pause, up to
+// 60 s. A success closes the breaker.
 func TestBreaker(t *testing.T) {
 	b := &breaker{}
 	now := time.Now()
@@ -29,7 +29,7 @@ func TestBreaker(t *testing.T) {
 	expect(t, "the pause starts anew", b.admit(now.Add(firstBreak)), true)
 }
 
-// Requests that were under way when the breaker opened count as one failure.
+// Requests that were sent before the breaker opened count as one failure.
 func TestBreakerCountsOneOutageOnce(t *testing.T) {
 	b := &breaker{}
 	now := time.Now()
@@ -42,14 +42,14 @@ func TestBreakerCountsOneOutageOnce(t *testing.T) {
 	expect(t, "admitted after the first pause", b.admit(now.Add(firstBreak)), true)
 }
 
-// When polls succeed again the next call is the trial, and one only.
+// When polls succeed again, exactly one request is sent as a trial.
 func TestBreakerHastens(t *testing.T) {
 	b := &breaker{}
 	now := time.Now()
-	b.hasten()
+	b.retryNow()
 	expect(t, "closed admits", b.admit(now), true)
 	b.fail(now)
-	b.hasten()
+	b.retryNow()
 	expect(t, "the trial", b.admit(now), true)
 	expect(t, "a second", b.admit(now), false)
 	b.fail(now)

@@ -19,18 +19,18 @@ const (
 	mostProblemBytes = 4 << 10
 	mostHeaderBytes  = 64 << 10
 
-	// How long an answer to the long poll may take beyond the wait that it asked for.
+	// How much longer than the requested wait an answer to the long poll may take.
 	pollGrace = 10 * time.Second
 )
 
-// client speaks the exporter's query API.
+// client calls the exporter's query API.
 type client struct {
 	base    string
 	timeout time.Duration
 	http    *http.Client
 }
 
-// statusError is an answer that is not the one asked for.
+// statusError is an answer with an unexpected HTTP status.
 type statusError struct {
 	status int
 	detail string
@@ -43,9 +43,9 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("answered %d: %s", e.status, e.detail)
 }
 
-// isRefusal tells whether the exporter works and only will not take what was asked. Such an answer
-// must not open the breaker: anybody who can label a pod could keep it open.
-func isRefusal(err error) bool {
+// isRejection reports whether the exporter works but rejected the request as invalid. Such an answer
+// must not open the breaker, or anybody who can label a pod could keep it open.
+func isRejection(err error) bool {
 	var answered *statusError
 	if !errors.As(err, &answered) {
 		return false
@@ -57,29 +57,29 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// newClient makes no connection yet.
+// newClient returns a client that has not connected yet.
 func newClient(at endpoint, args *Args) *client {
 	return &client{
 		base:    at.base,
 		timeout: args.HTTPTimeout.Duration,
 		http: &http.Client{
 			Transport: newTransport(at, args),
-			// A token goes to nobody else.
+			// Never send the token to another server.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
 }
 
-// ask asks for a verdict, which the exporter counts where it blocks. Before an eviction it asks by
-// all rules: a migration may have begun since the snapshot that Filter used.
+// ask requests a verdict. The exporter counts it if it blocks. Before an eviction the request names
+// no checkpoint, so all rules apply: a migration may have begun since the snapshot that Filter used.
 func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outcome, block, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	question := verdictsRequest{Candidates: []candidate{asked}}
+	content := verdictsRequest{Candidates: []candidate{asked}}
 	if at == atFilter {
-		question.Checkpoint = checkpoints[at]
+		content.Checkpoint = checkpoints[at]
 	}
-	body, err := json.Marshal(question)
+	body, err := json.Marshal(content)
 	if err != nil {
 		return 0, block{}, err
 	}
@@ -88,8 +88,8 @@ func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outco
 		return 0, block{}, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	// Not sent, being empty: it tells net/http that asking twice does no harm, so that a kept
-	// connection which the exporter has just closed is no failure.
+	// An empty value is not sent. It tells net/http that it may send the request again, for example
+	// when the exporter has just closed an idle connection.
 	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)
 	if err != nil {
@@ -106,8 +106,8 @@ func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outco
 	return readVerdict(answer, asked)
 }
 
-// poll asks what is blocked. With a snapshot it waits until that has changed, or for so long, and
-// answers the same one renewed where it has not.
+// poll requests the set of blocked VMIs. With a last snapshot it waits until the set changes, for at
+// most wait. If it has not changed, poll returns the last snapshot with a new time.
 func (c *client) poll(ctx context.Context, last *snapshot, wait time.Duration) (*snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait+pollGrace)
 	defer cancel()
@@ -127,7 +127,7 @@ func (c *client) poll(ctx context.Context, last *snapshot, wait time.Duration) (
 		return nil, err
 	}
 	defer response.Body.Close()
-	// The set was true when the answer began, however long its body takes.
+	// The set was current when the answer began, even if the body takes long.
 	answeredAt := time.Now()
 	if response.StatusCode == http.StatusNotModified && last != nil {
 		return last.renewed(answeredAt), nil
@@ -142,7 +142,7 @@ func (c *client) poll(ctx context.Context, last *snapshot, wait time.Duration) (
 	return readSnapshot(answer, response.Header.Get("ETag"), answeredAt)
 }
 
-// close ends the connections that no request uses.
+// close closes the idle connections.
 func (c *client) close() {
 	c.http.CloseIdleConnections()
 }
@@ -150,7 +150,7 @@ func (c *client) close() {
 func readAtMost(body io.Reader, most int64) ([]byte, error) {
 	read, err := io.ReadAll(io.LimitReader(body, most+1))
 	if err != nil {
-		return nil, fmt.Errorf("the answer broke off: %w", err)
+		return nil, fmt.Errorf("the answer ended early: %w", err)
 	}
 	if int64(len(read)) > most {
 		return nil, fmt.Errorf("%w: more than %d bytes", errTooLarge, most)
@@ -158,12 +158,12 @@ func readAtMost(body io.Reader, most int64) ([]byte, error) {
 	return read, nil
 }
 
-// readProblem reads the detail of an application/problem+json, if that is what it is.
+// readProblem returns the status and, from an application/problem+json body, its detail.
 func readProblem(response *http.Response) error {
 	var problem struct {
 		Detail string `json:"detail"`
 	}
-	// What cannot be read leaves the status, which says enough.
+	// If the body cannot be read, the status is enough.
 	_ = json.NewDecoder(io.LimitReader(response.Body, mostProblemBytes)).Decode(&problem)
 	return &statusError{status: response.StatusCode, detail: problem.Detail}
 }

@@ -9,7 +9,7 @@ import (
 
 const defaultHTTPTimeout = time.Second
 
-// SetDefaults fills in what an Args leaves out. The descheduler validates before it does this.
+// SetDefaults sets the fields that the policy omits. The descheduler calls Validate first.
 func SetDefaults(obj runtime.Object) {
 	args := obj.(*Args)
 	if args.HTTPTimeout == nil {

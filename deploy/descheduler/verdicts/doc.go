@@ -1,5 +1,5 @@
 // Package verdicts is the descheduler plugin KubeVirtVerdicts: it asks the eviction exporter
-// whether a KubeVirt VM may be evicted, and obeys. It holds no policy of its own.
+// whether a KubeVirt VM may be evicted, and does what the answer says. It has no rules of its own.
 //
 //	profiles:
 //	- name: vms
@@ -11,45 +11,44 @@
 //	    filter: {enabled: [KubeVirtVerdicts]}
 //	    preevictionfilter: {enabled: [KubeVirtVerdicts]}
 //
-// Enable it at both points: migrations and evacuations under way block at both, cooldowns at
-// preevictionfilter. The descheduler ignores any other spelling of that name without a word.
+// Enable it at both extension points: running migrations and evacuations block at both, cooldowns
+// only at preevictionfilter. The descheduler ignores a misspelled extension point without an error.
 // [Args] lists the arguments.
 //
-// # What is asked
+// # Requests
 //
-// Only pods labelled kubevirt.io=virt-launcher; every other pod is allowed unseen. So is a launcher
-// with the annotation descheduler.alpha.kubernetes.io/eviction-in-progress: the descheduler counts
-// it as gone already, and would move another VM in the place of one that is hidden. A launcher's
-// VMI is the one that its annotation kubevirt.io/domain names in its namespace, and its label
-// kubevirt.io/created-by carries that VMI's UID.
+// The plugin asks only about pods with the label kubevirt.io=virt-launcher and allows all others. It
+// also allows a launcher with the annotation descheduler.alpha.kubernetes.io/eviction-in-progress:
+// the descheduler already counts it as evicted, and if the plugin hid it, the descheduler would
+// evict another VM instead. The pod's annotation kubevirt.io/domain is the name of its VMI, and the
+// label kubevirt.io/created-by is the VMI's UID.
 //
-// One background request at a time, bound to the context of [New], holds GET /v1/blocked open and
-// keeps its answer as a snapshot. Filter looks the VMI up there and asks POST /v1/verdicts only
-// about one that is blocked, because the exporter counts blocks by those requests.
-// PreEvictionFilter always asks, with no checkpoint, so that all rules apply: a migration that began
-// after the snapshot blocks there. The first Filter waits for the first snapshot, once and for
-// httpTimeout at most.
+// A background goroutine, which ends with the context of [New], long-polls GET /v1/blocked and
+// stores the answer as a snapshot. Filter looks up the VMI in the snapshot. Only if it is blocked
+// there, Filter asks POST /v1/verdicts, so that the exporter counts the block. PreEvictionFilter
+// always asks, and names no checkpoint, so that all rules apply: a migration that began after the
+// snapshot blocks there. The first Filter waits for the first snapshot, once and at most for
+// httpTimeout.
 //
-// # When there is no answer
+// # Errors
 //
-// Any failure to get a verdict (no connection, a timeout, a status other than 200, a body that
-// cannot be read, a snapshot older than its maxAgeSeconds) makes it unavailable. After a failed
-// request no other is sent for 5 s, then one, and after each further failure for twice as long, up
-// to 60 s: an exporter that is down costs one timeout and not one per pod.
+// A verdict is unavailable after any error: no connection, a timeout, a status other than 200, an
+// unreadable body, or a snapshot older than its maxAgeSeconds. After a failed request the plugin
+// sends none for 5 s, then one as a trial. After each further failure it waits twice as long, up to
+// 60 s. So an exporter that is down costs one timeout and not one per pod.
 //
-//   - ignorable: true (the default) allows the eviction, unless a snapshot not older than its
-//     maxAgeSeconds says that this VMI is blocked at this point, before an eviction by any rule:
-//     that evidence still holds.
-//   - ignorable: false refuses it. It refuses as well what an answer allows that says "stale": the
-//     exporter has lost the API server, so it cannot know of a migration that began since.
+//   - ignorable: true (the default) allows the eviction, unless a fresh snapshot says that this VMI
+//     is blocked. Before an eviction, a block at either checkpoint counts.
+//   - ignorable: false blocks the eviction. It also blocks if the answer says "stale": the exporter
+//     has lost the API server, so it cannot know about new migrations.
 //
-// A VMI that the exporter does not know ("known": false) is allowed and counted apart.
+// A VMI that the exporter does not know ("known": false) is allowed and counted as unknown.
 //
-// # What is to be seen
+// # Logs and metrics
 //
-// At -v=2 "Eviction blocked" is logged once for each block that the exporter answered and counted,
-// "Eviction refused without a verdict" for each that it did not. That verdicts or the snapshot have
-// become unavailable, or available again, is logged once per change at any verbosity. Among the
-// descheduler's own metrics are descheduler_kubevirt_verdicts_total,
+// At -v=2 the plugin logs "Eviction blocked" once for each block that the exporter counted, and
+// "Eviction blocked without a verdict" for each other block. At any verbosity it logs once when
+// verdicts or the snapshot become unavailable, and once when they are available again. The
+// descheduler's metrics include descheduler_kubevirt_verdicts_total,
 // descheduler_kubevirt_snapshot_polls_total and descheduler_kubevirt_snapshot_timestamp_seconds.
 package verdicts

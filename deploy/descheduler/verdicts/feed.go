@@ -12,25 +12,25 @@ import (
 )
 
 const (
-	// A snapshot is renewed three times within its age, and at least this often.
+	// A snapshot is renewed three times within its maximum age, and at least this often.
 	longestWait = 30 * time.Second
 
-	// The least time from one poll to the next: a storm of changes is a few answers, and a server
-	// that does not wait is no busy loop.
+	// The shortest time between two polls: it limits the load when changes are frequent, or when the
+	// server answers at once.
 	pollSpacing = 200 * time.Millisecond
 
 	firstPollPause   = time.Second
 	longestPollPause = 30 * time.Second
 )
 
-// api is what the plugin asks of the exporter.
+// api is the part of the client that the plugin uses.
 type api interface {
 	ask(ctx context.Context, at checkpoint, asked candidate) (outcome, block, error)
 	poll(ctx context.Context, last *snapshot, wait time.Duration) (*snapshot, error)
 	close()
 }
 
-// feed keeps the latest snapshot.
+// feed polls the exporter and stores the latest snapshot.
 type feed struct {
 	api      api
 	counters *counters
@@ -38,23 +38,23 @@ type feed struct {
 	// recovered is called when a poll succeeds after one that failed.
 	recovered func()
 
-	latest   atomic.Pointer[snapshot]
-	polled   chan struct{} // closed when the first poll has ended, whichever way
-	patience sync.Once
+	latest    atomic.Pointer[snapshot]
+	polled    chan struct{} // closed when the first poll has ended, with or without an error
+	firstWait sync.Once
 }
 
 func newFeed(api api, counters *counters, log klog.Logger, recovered func()) *feed {
 	return &feed{api: api, counters: counters, log: log, recovered: recovered, polled: make(chan struct{})}
 }
 
-// read answers the latest snapshot, which may be none or too old. The first caller waits for the
-// first poll, for so long at most; nobody waits again.
-func (f *feed) read(ctx context.Context, most time.Duration) *snapshot {
+// read returns the latest snapshot, which may be nil or too old. The first call waits for the first
+// poll, for at most timeout; later calls do not wait.
+func (f *feed) read(ctx context.Context, timeout time.Duration) *snapshot {
 	if latest := f.latest.Load(); latest != nil {
 		return latest
 	}
-	f.patience.Do(func() {
-		ctx, cancel := context.WithTimeout(ctx, most)
+	f.firstWait.Do(func() {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		select {
 		case <-f.polled:
@@ -67,7 +67,7 @@ func (f *feed) read(ctx context.Context, most time.Duration) *snapshot {
 // run polls until its context ends.
 func (f *feed) run(ctx context.Context) {
 	defer f.api.close()
-	var pause time.Duration // 0: the last poll was answered
+	var pause time.Duration // 0: the last poll succeeded
 	var first sync.Once
 	for {
 		began := time.Now()
@@ -78,10 +78,10 @@ func (f *feed) run(ctx context.Context) {
 		}
 		rest := pollSpacing - time.Since(began)
 		if err == nil {
-			f.keep(latest, last, pause != 0)
+			f.store(latest, last, pause != 0)
 			pause = 0
 		} else {
-			f.suffer(err, pause != 0)
+			f.handleError(err, pause != 0)
 			pause = min(max(2*pause, firstPollPause), longestPollPause)
 			rest = jitter(pause)
 		}
@@ -94,8 +94,8 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// keep takes what a poll has answered.
-func (f *feed) keep(latest, last *snapshot, wasFailing bool) {
+// store stores the snapshot of a successful poll.
+func (f *feed) store(latest, last *snapshot, wasFailing bool) {
 	f.latest.Store(latest)
 	f.counters.noteSnapshot(time.Now())
 	if last != nil && latest.etag == last.etag {
@@ -104,14 +104,14 @@ func (f *feed) keep(latest, last *snapshot, wasFailing bool) {
 		f.counters.countPoll(pollChanged)
 	}
 	if wasFailing {
-		f.log.Info("The snapshot of blocked VMIs is renewed again")
+		f.log.Info("The snapshot of blocked VMIs is up to date again")
 		f.recovered()
 	}
 }
 
-// suffer takes the failure of a poll. The snapshot stays until its age ends it, except where there
-// is a newer one that is too large: then it is known to be wrong.
-func (f *feed) suffer(err error, wasFailing bool) {
+// handleError handles a failed poll. The last snapshot stays in use until it is too old. But if the
+// new one is too large, the last one is known to be wrong and is dropped.
+func (f *feed) handleError(err error, wasFailing bool) {
 	if errors.Is(err, errTooLarge) {
 		f.latest.Store(nil)
 		f.counters.countPoll(pollTooLarge)
@@ -119,12 +119,12 @@ func (f *feed) suffer(err error, wasFailing bool) {
 		f.counters.countPoll(pollFailed)
 	}
 	if !wasFailing {
-		f.log.Error(err, "The snapshot of blocked VMIs is not renewed")
+		f.log.Error(err, "Cannot update the snapshot of blocked VMIs")
 	}
 }
 
-// waitFor is how long the next poll lets the exporter hold it. After a failure an answer is wanted
-// at once, be it the old one.
+// waitFor returns how long the exporter may wait before it answers the next poll. After a failure it
+// should answer at once, even without a change.
 func waitFor(last *snapshot, wasFailing bool) time.Duration {
 	if last == nil || wasFailing {
 		return 0
@@ -132,7 +132,8 @@ func waitFor(last *snapshot, wasFailing bool) time.Duration {
 	return min(longestWait, last.maxAge/3)
 }
 
-// jitter is from half of the pause to all of it: many deschedulers do not come back at once.
+// jitter returns a random time from half of the pause to all of it, so that many deschedulers do not
+// poll at the same moment.
 func jitter(pause time.Duration) time.Duration {
 	return pause/2 + rand.N(pause/2+1)
 }

@@ -18,7 +18,7 @@ func startFeed(t *testing.T, api *fakeAPI, recovered func()) *feed {
 	return made
 }
 
-// A snapshot is renewed well within its age, for as long as polls are answered.
+// While polls succeed, the snapshot is renewed before its maximum age.
 func TestFeedRenews(t *testing.T) {
 	for _, maxAge := range []time.Duration{3 * time.Second, 90 * time.Second, time.Hour} {
 		t.Run(maxAge.String(), func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestFeedRenews(t *testing.T) {
 	}
 }
 
-// A server that never lets a poll wait is asked five times a second and not in a loop.
+// A server that always answers at once gets at most five polls per second.
 func TestFeedIsNoBusyLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{snapshot: blockedAt(atFilter)}
@@ -56,7 +56,7 @@ func TestFeedIsNoBusyLoop(t *testing.T) {
 	})
 }
 
-// Failures are followed by growing pauses, and a snapshot by its maxAge alone ends.
+// After failures the pauses grow, and the snapshot stays in use until its maximum age.
 func TestFeedBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{snapshot: blockedAt(atFilter, "db1")}
@@ -82,7 +82,7 @@ func TestFeedBacksOff(t *testing.T) {
 	})
 }
 
-// An answer too large ends the snapshot before it, and is counted apart.
+// An answer that is too large removes the snapshot, and has its own counter.
 func TestFeedTooLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{snapshot: blockedAt(atFilter, "db1")}
@@ -96,7 +96,7 @@ func TestFeedTooLarge(t *testing.T) {
 	})
 }
 
-// The first reader waits for the first poll, all readers together at most so long, and once.
+// Only the first reader waits for the first poll, and at most for the timeout.
 func TestFeedFirstRead(t *testing.T) {
 	for name, test := range map[string]struct {
 		api    *fakeAPI
@@ -119,8 +119,8 @@ func TestFeedFirstRead(t *testing.T) {
 	}
 }
 
-// The end of its context ends the poll at once, in the middle of a wait or of a pause, and closes
-// what is open. (That no goroutine is left, synctest itself sees to.)
+// When the context ends, the poll ends at once, during a wait or a pause, and closes its connections.
+// (synctest checks that no goroutine is left.)
 func TestFeedEnds(t *testing.T) {
 	for name, pollErr := range map[string]error{"waiting": nil, "pausing": errDown} {
 		t.Run(name, func(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 
 var errDown = errors.New("down")
 
-// makeArgs are the defaults, changed.
+// makeArgs returns the default arguments with some changes.
 func makeArgs(change func(*Args)) *Args {
 	args := &Args{URLPrefix: "http://127.0.0.1:9810"}
 	if change != nil {
@@ -27,7 +27,7 @@ func makeArgs(change func(*Args)) *Args {
 	return args
 }
 
-// launcher is the pod of the VMI shop/NAME, whose UID is uid-NAME.
+// launcher returns the pod of the VMI shop/NAME with the UID uid-NAME.
 func launcher(name string) *v1.Pod {
 	return &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -41,7 +41,7 @@ func launcher(name string) *v1.Pod {
 	}
 }
 
-// logged is what a plugin has logged at -v=2.
+// logged contains what a plugin logged at -v=2.
 type logged struct {
 	mu    sync.Mutex
 	lines bytes.Buffer
@@ -59,13 +59,13 @@ func (l *logged) count(text string) int {
 	return strings.Count(l.lines.String(), text)
 }
 
-// logTo is a context whose logger writes there.
+// logTo returns a context whose logger writes to logged.
 func logTo(ctx context.Context, to *logged) context.Context {
 	config := textlogger.NewConfig(textlogger.Verbosity(2), textlogger.Output(to))
 	return klog.NewContext(ctx, textlogger.NewLogger(config))
 }
 
-// expect compares by ==.
+// expect fails the test unless both values are equal.
 func expect[T comparable](t *testing.T, what string, got, want T) {
 	t.Helper()
 	if got != want {
@@ -73,7 +73,7 @@ func expect[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
-// eventually waits for what other goroutines do.
+// eventually waits until a condition is true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for range 500 {
@@ -85,7 +85,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 	t.Fatalf("%s: not within 5 s", what)
 }
 
-// fakeAPI answers from memory. A poll with a wait takes that long.
+// fakeAPI answers from memory. A poll with a wait takes as long as the wait.
 type fakeAPI struct {
 	mu       sync.Mutex
 	asked    []candidate
@@ -136,7 +136,7 @@ func (f *fakeAPI) set(change func()) {
 	change()
 }
 
-// blockedAt is a snapshot that blocks shop/NAME for each name, answered now.
+// blockedAt returns a new snapshot that blocks shop/NAME for each name.
 func blockedAt(at checkpoint, names ...string) *snapshot {
 	made := &snapshot{etag: strings.Join(names, ","), maxAge: 90 * time.Second, answeredAt: time.Now()}
 	for one := range made.blocks {

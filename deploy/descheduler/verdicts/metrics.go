@@ -9,7 +9,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// pollResult is how a poll of the snapshot ended.
+// pollResult is the result of a poll of the snapshot.
 type pollResult int
 
 const (
@@ -19,7 +19,7 @@ const (
 	pollTooLarge
 )
 
-// pollResults are the names in the metrics.
+// pollResults are the label values in the metrics.
 var pollResults = [...]string{
 	pollChanged:   "changed",
 	pollUnchanged: "unchanged",
@@ -30,21 +30,21 @@ var pollResults = [...]string{
 var (
 	verdictsDesc = metrics.NewDesc(
 		"descheduler_kubevirt_verdicts_total",
-		"Questions about virt-launcher pods, by the descheduler's checkpoint and how they ended.",
+		"Decisions about virt-launcher pods, by the descheduler's checkpoint and outcome.",
 		[]string{"checkpoint", "outcome"}, nil, metrics.ALPHA, "")
 	pollsDesc = metrics.NewDesc(
 		"descheduler_kubevirt_snapshot_polls_total",
-		"Polls of the set of blocked VMIs that have ended, by result.",
+		"Finished polls of the set of blocked VMIs, by result.",
 		[]string{"result"}, nil, metrics.ALPHA, "")
 	snapshotDesc = metrics.NewDesc(
 		"descheduler_kubevirt_snapshot_timestamp_seconds",
-		"When the exporter last answered such a poll; 0 if it never has.",
+		"Time of the last successful poll of the set of blocked VMIs; 0 if none.",
 		nil, nil, metrics.ALPHA, "")
 )
 
-// counters are the plugin's metrics. They are a collector over plain numbers, so that counting an
-// allowed pod allocates nothing, every series is there from the start, and the descheduler's
-// DELETE /metrics, which drops the children of its vectors, does not detach them.
+// counters are the plugin's metrics: a collector that reads plain numbers. So counting allocates no
+// memory, every series exists from the start, and the descheduler's DELETE /metrics, which resets
+// metric vectors, does not remove them.
 type counters struct {
 	metrics.BaseStableCollector
 
@@ -55,7 +55,8 @@ type counters struct {
 
 var _ metrics.StableCollector = &counters{}
 
-// processCounters are shared by all instances of the plugin: a dry run builds two.
+// processCounters returns the counters that all instances of the plugin share. A dry run of the
+// descheduler makes two instances.
 var processCounters = sync.OnceValue(func() *counters {
 	made := &counters{}
 	legacyregistry.CustomMustRegister(made)

@@ -11,34 +11,34 @@ import (
 )
 
 const exposition = `
-# HELP descheduler_kubevirt_snapshot_polls_total [ALPHA] Polls of the set of blocked VMIs that have ended, by result.
+# HELP descheduler_kubevirt_snapshot_polls_total [ALPHA] Finished polls of the set of blocked VMIs, by result.
 # TYPE descheduler_kubevirt_snapshot_polls_total counter
 descheduler_kubevirt_snapshot_polls_total{result="changed"} 2
 descheduler_kubevirt_snapshot_polls_total{result="failed"} 0
 descheduler_kubevirt_snapshot_polls_total{result="too_large"} 1
 descheduler_kubevirt_snapshot_polls_total{result="unchanged"} 0
-# HELP descheduler_kubevirt_snapshot_timestamp_seconds [ALPHA] When the exporter last answered such a poll; 0 if it never has.
+# HELP descheduler_kubevirt_snapshot_timestamp_seconds [ALPHA] Time of the last successful poll of the set of blocked VMIs; 0 if none.
 # TYPE descheduler_kubevirt_snapshot_timestamp_seconds gauge
 descheduler_kubevirt_snapshot_timestamp_seconds 1.7956512e+09
-# HELP descheduler_kubevirt_verdicts_total [ALPHA] Questions about virt-launcher pods, by the descheduler's checkpoint and how they ended.
+# HELP descheduler_kubevirt_verdicts_total [ALPHA] Decisions about virt-launcher pods, by the descheduler's checkpoint and outcome.
 # TYPE descheduler_kubevirt_verdicts_total counter
 descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="allowed"} 1
 descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="blocked"} 0
-descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="held"} 0
+descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="blocked_by_snapshot"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="stale"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="unavailable"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="unknown"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="unnamed"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="allowed"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="blocked"} 1
-descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="held"} 0
+descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="blocked_by_snapshot"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="stale"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="unavailable"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="unknown"} 0
 descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome="unnamed"} 0
 `
 
-// The whole exposition: every series is there from the start, and promlint finds nothing.
+// Every series exists from the start, and promlint finds no problem.
 func TestExposition(t *testing.T) {
 	made := &counters{}
 	registry := metrics.NewKubeRegistry()
@@ -58,7 +58,7 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// The counters are in the descheduler's registry once, and outlive its DELETE /metrics.
+// The counters are registered once, and DELETE /metrics does not remove them.
 func TestProcessCounters(t *testing.T) {
 	expect(t, "the same", processCounters(), processCounters())
 	processCounters().count(atFilter, unnamed)

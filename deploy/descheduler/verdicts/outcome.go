@@ -1,6 +1,6 @@
 package verdicts
 
-// checkpoint is a point at which the descheduler asks its filters.
+// checkpoint is an extension point at which the descheduler calls its filters.
 type checkpoint int
 
 const (
@@ -8,44 +8,44 @@ const (
 	atPreEviction
 )
 
-// checkpoints are the names on the wire and in the metrics.
+// checkpoints are the names in requests and in the metrics.
 var checkpoints = [...]string{atFilter: "filter", atPreEviction: "preEviction"}
 
-// outcome is how a question about a launcher pod ended.
+// outcome is the result of the decision about one launcher pod.
 type outcome int
 
 const (
 	// allowed by a verdict or by the snapshot.
 	allowed outcome = iota
-	// blocked by a verdict, which the exporter has counted.
+	// blocked by a verdict, which the exporter counted.
 	blocked
-	// unknown to the exporter, which allows it.
+	// unknown to the exporter, which allows the eviction.
 	unknown
-	// stale: allowed, but by evidence that the exporter itself calls stale.
+	// stale: allowed, but the exporter says that its data are stale.
 	stale
-	// unavailable: no verdict, and nothing that blocks in the snapshot.
+	// unavailable: no verdict, and no fresh snapshot that blocks.
 	unavailable
-	// held: no verdict, but a snapshot still fresh says blocked.
-	held
-	// unnamed: a launcher pod that names no VMI.
+	// blockedBySnapshot: no verdict, but a fresh snapshot says blocked.
+	blockedBySnapshot
+	// unnamed: the launcher pod does not name its VMI.
 	unnamed
 )
 
-// outcomes are the names in the metrics.
+// outcomes are the label values in the metrics.
 var outcomes = [...]string{
-	allowed:     "allowed",
-	blocked:     "blocked",
-	unknown:     "unknown",
-	stale:       "stale",
-	unavailable: "unavailable",
-	held:        "held",
-	unnamed:     "unnamed",
+	allowed:           "allowed",
+	blocked:           "blocked",
+	unknown:           "unknown",
+	stale:             "stale",
+	unavailable:       "unavailable",
+	blockedBySnapshot: "blocked_by_snapshot",
+	unnamed:           "unnamed",
 }
 
-// permits tells whether the eviction may go on.
+// permits reports whether the eviction may continue.
 func (o outcome) permits(ignorable bool) bool {
 	switch o {
-	case blocked, held:
+	case blocked, blockedBySnapshot:
 		return false
 	case stale, unavailable:
 		return ignorable

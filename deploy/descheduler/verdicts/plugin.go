@@ -21,7 +21,7 @@ const (
 	createdByLabel    = "kubevirt.io/created-by"
 	leavingAnnotation = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 
-	// The API server's limit on names, and so the exporter's: a longer one is no VMI's.
+	// The API server's limit on names. A longer name cannot be a VMI's.
 	longestName = 253
 )
 
@@ -34,16 +34,16 @@ type Plugin struct {
 	breaker   *breaker
 	counters  *counters
 	ignorable bool
-	patience  time.Duration
+	timeout   time.Duration
 }
 
 var _ frameworktypes.EvictorPlugin = &Plugin{}
 
-// New builds the plugin and starts its poll, which ends with ctx. It waits for nothing.
+// New builds the plugin and starts its polling, which ends with ctx. It does not wait for an answer.
 func New(ctx context.Context, obj runtime.Object, _ frameworktypes.Handle) (frameworktypes.Plugin, error) {
 	args, ok := obj.(*Args)
 	if !ok {
-		return nil, fmt.Errorf("%s: expected its arguments to be *verdicts.Args, not %T", Name, obj)
+		return nil, fmt.Errorf("%s: expected arguments of type *verdicts.Args, not %T", Name, obj)
 	}
 	at, err := parseURLPrefix(args.URLPrefix)
 	if err != nil {
@@ -57,7 +57,7 @@ func New(ctx context.Context, obj runtime.Object, _ frameworktypes.Handle) (fram
 	return plugin, nil
 }
 
-// newPlugin is New without the poll.
+// newPlugin is New without polling.
 func newPlugin(ctx context.Context, api api, args *Args, counters *counters) *Plugin {
 	log := klog.FromContext(ctx).WithValues("plugin", Name)
 	breaker := &breaker{}
@@ -65,11 +65,11 @@ func newPlugin(ctx context.Context, api api, args *Args, counters *counters) *Pl
 		ctx:       ctx,
 		log:       log,
 		api:       api,
-		feed:      newFeed(api, counters, log, breaker.hasten),
+		feed:      newFeed(api, counters, log, breaker.retryNow),
 		breaker:   breaker,
 		counters:  counters,
 		ignorable: *args.Ignorable,
-		patience:  args.HTTPTimeout.Duration,
+		timeout:   args.HTTPTimeout.Duration,
 	}
 }
 
@@ -78,7 +78,8 @@ func (p *Plugin) Name() string {
 	return Name
 }
 
-// Filter tells whether a pod may be a candidate. Only a VMI that the snapshot blocks is asked about.
+// Filter reports whether a pod may be a candidate. It asks the exporter only if the snapshot blocks
+// the VMI.
 func (p *Plugin) Filter(pod *v1.Pod) bool {
 	if !isLauncher(pod) || isLeaving(pod) {
 		return true
@@ -87,11 +88,11 @@ func (p *Plugin) Filter(pod *v1.Pod) bool {
 	if !asked.isNamed() {
 		return p.conclude(pod, atFilter, unnamed, block{})
 	}
-	latest := p.feed.read(p.ctx, p.patience)
+	latest := p.feed.read(p.ctx, p.timeout)
 	switch {
 	case !latest.isFresh(time.Now()):
 		return p.conclude(pod, atFilter, unavailable, block{})
-	case latest.names(atFilter, asked.key()):
+	case latest.contains(atFilter, asked.key()):
 		return p.judge(pod, atFilter, asked)
 	case latest.stale:
 		return p.conclude(pod, atFilter, stale, block{})
@@ -100,8 +101,8 @@ func (p *Plugin) Filter(pod *v1.Pod) bool {
 	}
 }
 
-// PreEvictionFilter tells whether a pod may be evicted now. Every launcher pod is asked about, by
-// all rules.
+// PreEvictionFilter reports whether a pod may be evicted now. It asks the exporter about every
+// launcher pod, and all rules apply.
 func (p *Plugin) PreEvictionFilter(pod *v1.Pod) bool {
 	if !isLauncher(pod) || isLeaving(pod) {
 		return true
@@ -113,21 +114,21 @@ func (p *Plugin) PreEvictionFilter(pod *v1.Pod) bool {
 	return p.judge(pod, atPreEviction, asked)
 }
 
-// judge gets a verdict or, without one, what the snapshot still proves.
+// judge decides by a verdict or, without one, by a fresh snapshot.
 func (p *Plugin) judge(pod *v1.Pod, at checkpoint, asked candidate) bool {
 	if ended, why, ok := p.ask(at, asked); ok {
 		return p.conclude(pod, at, ended, why)
 	}
 	latest := p.feed.latest.Load()
 	if latest.isFresh(time.Now()) {
-		if why, found := latest.holds(at, asked.key(), asked.VMIUID); found {
-			return p.conclude(pod, at, held, why)
+		if why, found := latest.find(at, asked.key(), asked.VMIUID); found {
+			return p.conclude(pod, at, blockedBySnapshot, why)
 		}
 	}
 	return p.conclude(pod, at, unavailable, block{})
 }
 
-// ask sends a request where the breaker lets it.
+// ask sends a request if the breaker allows it.
 func (p *Plugin) ask(at checkpoint, asked candidate) (outcome, block, bool) {
 	if !p.breaker.admit(time.Now()) {
 		return 0, block{}, false
@@ -137,9 +138,9 @@ func (p *Plugin) ask(at checkpoint, asked candidate) (outcome, block, bool) {
 	case err == nil:
 		p.noteAnswer()
 		return ended, why, true
-	case isRefusal(err):
+	case isRejection(err):
 		p.noteAnswer()
-		p.log.Error(err, "The exporter refused a question", "vmi", klog.KRef(asked.Namespace, asked.Name))
+		p.log.Error(err, "The exporter rejected a request", "vmi", klog.KRef(asked.Namespace, asked.Name))
 	case p.breaker.fail(time.Now()) && p.ctx.Err() == nil:
 		p.log.Error(err, "Verdicts are unavailable", "ignorable", p.ignorable)
 	}
@@ -152,7 +153,7 @@ func (p *Plugin) noteAnswer() {
 	}
 }
 
-// conclude counts and logs how a question ended, and tells whether the eviction may go on.
+// conclude counts and logs an outcome, and reports whether the eviction may continue.
 func (p *Plugin) conclude(pod *v1.Pod, at checkpoint, ended outcome, why block) bool {
 	p.counters.count(at, ended)
 	permitted := ended.permits(p.ignorable)
@@ -162,7 +163,8 @@ func (p *Plugin) conclude(pod *v1.Pod, at checkpoint, ended outcome, why block) 
 	return permitted
 }
 
-// logBlock writes the line that counts: as many "Eviction blocked" as the exporter has counted.
+// logBlock logs a block. There are as many lines "Eviction blocked" as blocks that the exporter
+// counted.
 func (p *Plugin) logBlock(pod *v1.Pod, at checkpoint, ended outcome, why block) {
 	log := p.log.V(2)
 	if !log.Enabled() {
@@ -174,12 +176,12 @@ func (p *Plugin) logBlock(pod *v1.Pod, at checkpoint, ended outcome, why block) 
 			"checkpoint", checkpoints[at], "reason", why.reason, "notBefore", why.notBefore)
 		return
 	}
-	log.Info("Eviction refused without a verdict", "pod", klog.KObj(pod), "vmi", vmi,
+	log.Info("Eviction blocked without a verdict", "pod", klog.KObj(pod), "vmi", vmi,
 		"checkpoint", checkpoints[at], "outcome", outcomes[ended], "reason", why.reason, "notBefore", why.notBefore)
 }
 
-// isLeaving tells whether the descheduler counts the pod as gone already: hidden, it would be
-// replaced by another one.
+// isLeaving reports whether the descheduler already counts the pod as evicted. If it were hidden, the
+// descheduler would evict another one instead.
 func isLeaving(pod *v1.Pod) bool {
 	_, found := pod.Annotations[leavingAnnotation]
 	return found

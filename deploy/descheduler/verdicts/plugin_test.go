@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// pluginOver is a plugin that has this snapshot (if any), and no poll.
+// pluginOver returns a plugin with this snapshot (if any) that does not poll.
 func pluginOver(t testing.TB, api *fakeAPI, snapshot *snapshot, ignorable bool) (*Plugin, *logged) {
 	lines := &logged{}
 	args := makeArgs(func(a *Args) { a.Ignorable = &ignorable })
@@ -25,7 +25,7 @@ func (p *Plugin) counted(at checkpoint, ended outcome) int {
 	return int(p.counters.verdicts[at][ended].Load())
 }
 
-// Pods that are no launchers are allowed with no work, whatever the exporter does.
+// Other pods are allowed without a request.
 func TestOtherPods(t *testing.T) {
 	api := &fakeAPI{ended: blocked, askErr: errDown}
 	plugin, _ := pluginOver(t, api, nil, false)
@@ -37,7 +37,8 @@ func TestOtherPods(t *testing.T) {
 	expect(t, "counted", plugin.counters.verdicts[atFilter][unnamed].Load(), 0)
 }
 
-// A launcher that is leaving is allowed unseen: hidden, it would be replaced by another.
+// A launcher that is being evicted is allowed without a request: if it were hidden, the descheduler
+// would evict another one instead.
 func TestLeavingLaunchers(t *testing.T) {
 	api := &fakeAPI{ended: blocked}
 	plugin, _ := pluginOver(t, api, blockedAt(atFilter, "db1"), false)
@@ -48,7 +49,7 @@ func TestLeavingLaunchers(t *testing.T) {
 	expect(t, "asked", len(api.asked), 0)
 }
 
-// A launcher that names no VMI is allowed and counted; so is one with a name no VMI can have.
+// A launcher without the name of a VMI, or with an impossible one, is allowed and counted as unnamed.
 func TestUnnamedLaunchers(t *testing.T) {
 	api := &fakeAPI{ended: blocked}
 	plugin, _ := pluginOver(t, api, nil, false)
@@ -61,8 +62,8 @@ func TestUnnamedLaunchers(t *testing.T) {
 	expect(t, "counted at preEviction", plugin.counted(atPreEviction, unnamed), 2)
 }
 
-// Filter asks only about a VMI that the snapshot blocks there; PreEvictionFilter always asks. The
-// UID sent is the VMI's, not the pod's.
+// Filter asks only about a VMI that the snapshot blocks at filter. PreEvictionFilter always asks. The
+// request has the VMI's UID, not the pod's.
 func TestWhatIsAsked(t *testing.T) {
 	api := &fakeAPI{ended: blocked, why: block{reason: "migration_in_progress"}}
 	plugin, _ := pluginOver(t, api, blockedAt(atFilter, "db1"), true)
@@ -83,34 +84,35 @@ func TestWhatIsAsked(t *testing.T) {
 	expect(t, "a wrong UID is told to the exporter", api.asked[len(api.asked)-1].VMIUID, "a wrong one")
 }
 
-// Each outcome, where ignorable and where not: may the eviction go on, what is counted and logged.
+// For each outcome, with ignorable true and false: whether the eviction may continue, what is counted
+// and what is logged.
 func TestOutcomes(t *testing.T) {
 	const (
 		answered   = `"Eviction blocked"`
-		unanswered = `"Eviction refused without a verdict"`
+		unanswered = `"Eviction blocked without a verdict"`
 	)
-	refusal := &statusError{status: http.StatusUnprocessableEntity}
+	rejection := &statusError{status: http.StatusUnprocessableEntity}
 	for name, test := range map[string]struct {
 		answer    outcome
 		err       error
-		held      bool
+		snapshot  bool
 		ended     outcome
-		ignorable bool // the answer of PreEvictionFilter where ignorable
-		strict    bool // and where not
+		ignorable bool // what PreEvictionFilter returns if ignorable
+		strict    bool // and if not
 	}{
 		"allowed":                             {allowed, nil, false, allowed, true, true},
 		"blocked":                             {blocked, nil, false, blocked, false, false},
 		"unknown":                             {unknown, nil, false, unknown, true, true},
 		"stale":                               {stale, nil, false, stale, true, false},
 		"unavailable":                         {0, errDown, false, unavailable, true, false},
-		"refused":                             {0, refusal, false, unavailable, true, false},
-		"held":                                {0, errDown, true, held, false, false},
+		"rejected":                            {0, rejection, false, unavailable, true, false},
+		"blocked by the snapshot":             {0, errDown, true, blockedBySnapshot, false, false},
 		"allowed, though the snapshot blocks": {allowed, nil, true, allowed, true, true},
 	} {
 		for _, ignorable := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/ignorable=%t", name, ignorable), func(t *testing.T) {
 				latest := blockedAt(atPreEviction)
-				if test.held {
+				if test.snapshot {
 					latest = blockedAt(atPreEviction, "db1")
 				}
 				plugin, lines := pluginOver(t, &fakeAPI{ended: test.answer, askErr: test.err}, latest, ignorable)
@@ -127,8 +129,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// The evidence of a snapshot holds for the VMI with that UID while it is fresh: at filter what
-// blocks there, before an eviction whatever blocks.
+// Without a verdict, a fresh snapshot blocks the VMI with that UID: at filter only by the blocks of
+// filter, before an eviction by the blocks of both checkpoints.
 func TestHeldEvidence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plugin, _ := pluginOver(t, &fakeAPI{askErr: errDown}, blockedAt(atPreEviction, "db1"), true)
@@ -141,14 +143,14 @@ func TestHeldEvidence(t *testing.T) {
 		expect(t, "another UID", plugin.PreEvictionFilter(reborn), true)
 		expect(t, "at filter", plugin.Filter(launcher("db1")), true)
 		running := blockedAt(atFilter, "db1")
-		_, found := running.holds(atPreEviction, vmiKey{"shop", "db1"}, "uid-db1")
+		_, found := running.find(atPreEviction, vmiKey{"shop", "db1"}, "uid-db1")
 		expect(t, "what blocks at filter, before an eviction", found, true)
 		time.Sleep(90*time.Second + 1)
 		expect(t, "too old", plugin.PreEvictionFilter(launcher("db1")), true)
 	})
 }
 
-// Filter without a usable snapshot: no request, and the answer of ignorable.
+// Without a fresh snapshot, Filter sends no request and decides by ignorable.
 func TestFilterWithoutSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, ignorable := range []bool{true, false} {
@@ -166,7 +168,7 @@ func TestFilterWithoutSnapshot(t *testing.T) {
 	})
 }
 
-// A stale snapshot that does not block: obeyed where ignorable, refused where not.
+// A VMI that a stale snapshot does not block is allowed if ignorable, and blocked if not.
 func TestFilterOnStaleSnapshot(t *testing.T) {
 	for _, ignorable := range []bool{true, false} {
 		latest := blockedAt(atFilter, "db1")
@@ -178,7 +180,7 @@ func TestFilterOnStaleSnapshot(t *testing.T) {
 	}
 }
 
-// An outage costs one request per pause, and one line at its start and one at its end.
+// An outage costs one request per pause, and one log line when it starts and one when it ends.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{askErr: errDown}
@@ -205,7 +207,7 @@ func TestOutage(t *testing.T) {
 	})
 }
 
-// A question that the exporter will not take is no outage: it must not keep others from asking.
+// A rejected request is not an outage: later requests are still sent.
 func TestRefusedQuestionIsNoOutage(t *testing.T) {
 	api := &fakeAPI{askErr: &statusError{status: http.StatusUnprocessableEntity, detail: "name: too long"}}
 	plugin, _ := pluginOver(t, api, blockedAt(atFilter), true)
@@ -215,7 +217,7 @@ func TestRefusedQuestionIsNoOutage(t *testing.T) {
 	expect(t, "asked", len(api.asked), 3)
 }
 
-// A line tells which pod, which VMI, where and why.
+// The log line names the pod, the VMI, the checkpoint and the reason.
 func TestBlockIsLogged(t *testing.T) {
 	api := &fakeAPI{ended: blocked, why: block{reason: "cooldown", notBefore: "2026-01-01T00:00:00Z"}}
 	plugin, lines := pluginOver(t, api, nil, true)
@@ -227,7 +229,7 @@ func TestBlockIsLogged(t *testing.T) {
 	}
 }
 
-// An allowed pod costs one map lookup and no memory, however many VMIs are blocked.
+// An allowed pod costs one map lookup and no memory, even if many VMIs are blocked.
 func TestFilterAllowedAllocatesNothing(t *testing.T) {
 	plugin, pod := pluginForAllowed(t)
 	expect(t, "allocations", testing.AllocsPerRun(1000, func() { plugin.Filter(pod) }), 0)
@@ -242,7 +244,7 @@ func BenchmarkFilterAllowed(b *testing.B) {
 	}
 }
 
-// pluginForAllowed has 5,000 blocked VMIs and a pod that is none of them.
+// pluginForAllowed returns a plugin with 5,000 blocked VMIs, and a pod of another VMI.
 func pluginForAllowed(t testing.TB) (*Plugin, *v1.Pod) {
 	names := make([]string, 5000)
 	for i := range names {

@@ -29,7 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// exporter is a query API over HTTP that blocks the VMIs shop/NAME in its sets.
+// exporter is a query API over HTTP that blocks the VMIs shop/NAME of its sets.
 type exporter struct {
 	mu       sync.Mutex
 	blocked  [len(checkpoints)]map[string]bool
@@ -132,7 +132,7 @@ func (e *exporter) answerBlocked(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"stale": false, "maxAgeSeconds": 90, "blocked": entries})
 }
 
-// start serves it on a port of the loopback.
+// start serves it on a loopback port.
 func start(t testing.TB, handler http.Handler) *httptest.Server {
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
@@ -142,7 +142,7 @@ func start(t testing.TB, handler http.Handler) *httptest.Server {
 	return server
 }
 
-// build is New, ended with the test.
+// build calls New; the plugin ends with the test.
 func build(t testing.TB, args *Args) *Plugin {
 	t.Helper()
 	if err := Validate(args); err != nil {
@@ -168,9 +168,9 @@ func clientOf(t testing.TB, args *Args) *client {
 	return made
 }
 
-// Over a Unix socket: asks, obeys, and hears of a change within moments.
+// Over a Unix socket the plugin gets verdicts, and gets a changed set within a second.
 func TestUnixSocket(t *testing.T) {
-	// A socket's path must be short, and that of t.TempDir may not be.
+	// The path of a socket must be short, and t.TempDir may return a long one.
 	folder, err := os.MkdirTemp("", "")
 	if err != nil {
 		t.Fatal(err)
@@ -193,8 +193,8 @@ func TestUnixSocket(t *testing.T) {
 	eventually(t, "the change", func() bool { return !plugin.Filter(launcher("db2")) && plugin.Filter(launcher("db1")) })
 }
 
-// A migration that the snapshot does not show yet blocks before the eviction, and so does one that
-// only the snapshot shows once the exporter is gone.
+// Before an eviction, a migration blocks that is not in the snapshot yet. So does one that is only in
+// the snapshot when the exporter is down.
 func TestMigrationSinceFilter(t *testing.T) {
 	api := newExporter()
 	server := start(t, api)
@@ -204,11 +204,11 @@ func TestMigrationSinceFilter(t *testing.T) {
 	expect(t, "before the eviction", plugin.PreEvictionFilter(launcher("db1")), false)
 	expect(t, "another one", plugin.PreEvictionFilter(launcher("db2")), true)
 
-	eventually(t, "the snapshot", func() bool { return plugin.feed.latest.Load().names(atFilter, vmiKey{"shop", "db1"}) })
+	eventually(t, "the snapshot", func() bool { return plugin.feed.latest.Load().contains(atFilter, vmiKey{"shop", "db1"}) })
 	server.Listener.Close()
 	server.CloseClientConnections()
 	expect(t, "without an exporter", plugin.PreEvictionFilter(launcher("db1")), false)
-	expect(t, "held", plugin.counted(atPreEviction, held), 1)
+	expect(t, "blocked by the snapshot", plugin.counted(atPreEviction, blockedBySnapshot), 1)
 	expect(t, "another one without an exporter", plugin.PreEvictionFilter(launcher("db2")), true)
 }
 
@@ -246,7 +246,7 @@ func TestRequestsOfACycle(t *testing.T) {
 		api.requested("filter"), api.requested(""), api.requested("poll"), time.Since(began).Round(time.Millisecond))
 }
 
-// Plugins whose contexts have ended leave nothing behind, with an exporter and without one.
+// Plugins whose contexts have ended leave no goroutine and no connection, with and without an exporter.
 func TestNewLeaksNothing(t *testing.T) {
 	api := newExporter()
 	server := start(t, api)
@@ -270,7 +270,7 @@ func TestNewLeaksNothing(t *testing.T) {
 	eventually(t, "as many goroutines as before", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// New neither waits nor needs an exporter, and says which file is wrong.
+// New does not need an exporter, and names the file that cannot be read.
 func TestNew(t *testing.T) {
 	began := time.Now()
 	build(t, makeArgs(func(a *Args) { a.URLPrefix = "http://192.0.2.1:9810" }))
@@ -288,10 +288,10 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// Every way in which an answer can fail is an error within the timeout, and names what was wrong.
+// Each kind of bad answer is an error within the timeout that says what was wrong.
 func TestBrokenAnswers(t *testing.T) {
 	hang := func(w http.ResponseWriter, r *http.Request) {
-		// The server sees the client go only once the body is read.
+		// The server notices that the client is gone only after it has read the body.
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	}
@@ -336,7 +336,7 @@ func TestBrokenAnswers(t *testing.T) {
 			fmt.Fprint(w, `{"stale"`)
 			w.(http.Flusher).Flush()
 			kill(w, r)
-		}, "the answer broke off"},
+		}, "the answer ended early"},
 		"killed": {kill, "EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -351,7 +351,7 @@ func TestBrokenAnswers(t *testing.T) {
 			if took := time.Since(began); took > 3*time.Second {
 				t.Errorf("ask took %s", took)
 			}
-			expect(t, "is a refusal", isRefusal(err), false)
+			expect(t, "is a rejection", isRejection(err), false)
 
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
@@ -363,7 +363,7 @@ func TestBrokenAnswers(t *testing.T) {
 	}
 }
 
-// Nobody listens: an error at once.
+// If nothing listens, the error comes at once.
 func TestConnectionRefused(t *testing.T) {
 	client := clientOf(t, makeArgs(func(a *Args) { a.URLPrefix = "unix:/not/there" }))
 	_, _, err := client.ask(t.Context(), atFilter, candidate{})
@@ -372,18 +372,18 @@ func TestConnectionRefused(t *testing.T) {
 	}
 }
 
-// A question that the exporter will not take is told from an outage.
-func TestRefusal(t *testing.T) {
+// A rejected request is distinguished from an outage.
+func TestRejection(t *testing.T) {
 	for _, status := range []int{400, 413, 422} {
-		expect(t, fmt.Sprint(status), isRefusal(fmt.Errorf("so: %w", &statusError{status: status})), true)
+		expect(t, fmt.Sprint(status), isRejection(fmt.Errorf("so: %w", &statusError{status: status})), true)
 	}
 	for _, err := range []error{errDown, &statusError{status: 401}, &statusError{status: 404}, &statusError{status: 503}} {
-		expect(t, err.Error(), isRefusal(err), false)
+		expect(t, err.Error(), isRejection(err), false)
 	}
 }
 
-// An exporter killed in the middle of a cycle, or hanging: one timeout in all, then the answers of
-// `ignorable` but for what the snapshot still proves.
+// If the exporter is killed or hangs during a cycle, the plugin waits for one timeout. Then it decides
+// by the fresh snapshot and by ignorable.
 func TestKilledInTheMiddle(t *testing.T) {
 	for _, ignorable := range []bool{true, false} {
 		for _, way := range []string{"killed", "hanging"} {
@@ -414,7 +414,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	}
 }
 
-// A kept connection that the exporter has closed is no failure.
+// An idle connection that the exporter has closed causes no error.
 func TestClosedKeptConnection(t *testing.T) {
 	api := newExporter()
 	server := start(t, api)
@@ -427,7 +427,7 @@ func TestClosedKeptConnection(t *testing.T) {
 	}
 }
 
-// A server that accepts and never shakes hands collects no connections: each is given up.
+// Connections to a server that never completes the TLS handshake are closed.
 func TestNoHandshake(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -467,7 +467,7 @@ func TestNoHandshake(t *testing.T) {
 	}
 }
 
-// The token sent is the one that the file holds at that moment; an empty file is an error.
+// Each request has the token that is in the file at that time. An empty file is an error.
 func TestBearerTokenRotation(t *testing.T) {
 	var sent atomic.Value
 	api := newExporter()
@@ -490,7 +490,7 @@ func TestBearerTokenRotation(t *testing.T) {
 	}
 }
 
-// Over TLS, with our authority and our certificate; all three files may change under way.
+// Over TLS with a CA and a client certificate, whose files may change while the plugin runs.
 func TestTLS(t *testing.T) {
 	folder := t.TempDir()
 	files := &TLSConfig{filepath.Join(folder, "ca"), filepath.Join(folder, "cert"), filepath.Join(folder, "key")}
@@ -537,7 +537,7 @@ func TestTLS(t *testing.T) {
 	}
 	write(t, files.CACertFile, []byte("no PEM"))
 	server.CloseClientConnections()
-	if err := ask(); err == nil || !strings.Contains(err.Error(), "holds no PEM certificate") {
+	if err := ask(); err == nil || !strings.Contains(err.Error(), "contains no PEM certificate") {
 		t.Errorf("with a broken file: got %v", err)
 	}
 }
@@ -549,7 +549,7 @@ func write(t testing.TB, file string, body []byte) {
 	}
 }
 
-// authority signs certificates for the loopback.
+// authority is a CA that signs certificates for loopback addresses.
 type authority struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
@@ -598,7 +598,7 @@ func (a *authority) pair(t testing.TB, name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// write stores the authority and a client's pair.
+// write writes the CA, and a client's certificate and key.
 func (a *authority) write(t testing.TB, files *TLSConfig) {
 	pair := a.pair(t, "descheduler")
 	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)

@@ -4,19 +4,19 @@ import (
 	"time"
 )
 
-// vmiKey is what a launcher pod can tell of its VMI at no cost.
+// vmiKey identifies a VMI by what its launcher pod says.
 type vmiKey struct {
 	namespace, name string
 }
 
-// block is why a VMI is blocked.
+// block says why a VMI is blocked.
 type block struct {
 	vmiUID    string
 	reason    string
 	notBefore string
 }
 
-// snapshot is one answer of GET /v1/blocked. It does not change; a newer one takes its place.
+// snapshot is one answer of GET /v1/blocked. It is never changed, only replaced.
 type snapshot struct {
 	etag       string
 	blocks     [len(checkpoints)]map[vmiKey]block
@@ -25,21 +25,21 @@ type snapshot struct {
 	answeredAt time.Time
 }
 
-// isFresh tells whether it may still be used. There may be no snapshot at all.
+// isFresh reports whether the snapshot may still be used. It may be nil.
 func (s *snapshot) isFresh(now time.Time) bool {
 	return s != nil && now.Sub(s.answeredAt) <= s.maxAge
 }
 
-// names tells whether a VMI of that name is blocked, whichever its UID: the exporter counts
-// callers that send a wrong one, so it must hear of them.
-func (s *snapshot) names(at checkpoint, key vmiKey) bool {
+// contains reports whether a VMI of that name is blocked, with any UID: the exporter counts requests
+// with a wrong UID, so they must reach it.
+func (s *snapshot) contains(at checkpoint, key vmiKey) bool {
 	_, found := s.blocks[at][key]
 	return found
 }
 
-// holds finds why this very VMI is blocked, before an eviction by the rules of either checkpoint.
-// An empty UID is any.
-func (s *snapshot) holds(at checkpoint, key vmiKey, uid string) (block, bool) {
+// find returns why the VMI with this UID is blocked. Before an eviction, a block at either checkpoint
+// counts. An empty UID matches any.
+func (s *snapshot) find(at checkpoint, key vmiKey, uid string) (block, bool) {
 	for one := range at + 1 {
 		if found, ok := s.blocks[one][key]; ok && (uid == "" || uid == found.vmiUID) {
 			return found, true
@@ -48,7 +48,7 @@ func (s *snapshot) holds(at checkpoint, key vmiKey, uid string) (block, bool) {
 	return block{}, false
 }
 
-// renewed is the same set, answered again: 304.
+// renewed returns the same set with a new time, after an answer 304.
 func (s *snapshot) renewed(answeredAt time.Time) *snapshot {
 	again := *s
 	again.answeredAt = answeredAt

@@ -16,13 +16,14 @@ import (
 const (
 	idleConnTimeout = 60 * time.Second
 
-	// A connection is made for longer than the request that wants it: another may use it. Without
-	// this a server that accepts and says nothing would collect them.
+	// Dialing may continue after its request has timed out, so that the next request can use the
+	// connection. Without this limit, connections to a server that never answers would accumulate.
 	dialTimeout = 5 * time.Second
 )
 
-// newTransport makes the way to the exporter: over its socket or the network, never a proxy. The
-// token is read for each request and the certificates for each connection, so both may rotate.
+// newTransport returns a transport to the exporter, over its socket or the network, never through a
+// proxy. It reads the token for each request and the certificates for each connection, so both may be
+// renewed.
 func newTransport(at endpoint, args *Args) http.RoundTripper {
 	dialer := &net.Dialer{Timeout: dialTimeout}
 	transport := &http.Transport{
@@ -51,7 +52,7 @@ func newTransport(at endpoint, args *Args) http.RoundTripper {
 	return &tokenTransport{file: args.BearerTokenFile, Transport: transport}
 }
 
-// tokenTransport sends the token that a file holds now.
+// tokenTransport reads the token from a file and sends it with each request.
 type tokenTransport struct {
 	file string
 	*http.Transport
@@ -67,7 +68,7 @@ func (t *tokenTransport) RoundTrip(request *http.Request) (*http.Response, error
 	return t.Transport.RoundTrip(request)
 }
 
-// checkFiles reads every file once, so that a wrong path shows at the start.
+// checkFiles reads every file once, so that a wrong path is an error at the start.
 func checkFiles(args *Args) error {
 	_, err := loadTLS(args.TLSConfig)
 	if args.BearerTokenFile != "" {
@@ -101,7 +102,7 @@ func loadTLS(files *TLSConfig) (*tls.Config, error) {
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(read) {
-			return nil, fmt.Errorf("tlsConfig.caCertFile: %s holds no PEM certificate", files.CACertFile)
+			return nil, fmt.Errorf("tlsConfig.caCertFile: %s contains no PEM certificate", files.CACertFile)
 		}
 	}
 	if files.CertFile != "" {

@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// A cycle is serial, so one that waits longer than this for one pod is no use to anybody.
+	// The descheduler asks about one pod after another, so a longer timeout would block its cycle.
 	longestHTTPTimeout = 30 * time.Second
 
-	// The room for a path in Linux's sockaddr_un, less its final zero.
+	// The size of a path in Linux's sockaddr_un, without its final zero.
 	longestSocketPath = 107
 
 	expectedURLPrefix = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 )
 
-// Validate says everything that is wrong with an Args, field by field.
+// Validate returns one error that names every invalid field.
 func Validate(obj runtime.Object) error {
 	args, ok := obj.(*Args)
 	if !ok {
-		return fmt.Errorf("%s: expected its arguments to be *verdicts.Args, not %T", Name, obj)
+		return fmt.Errorf("%s: expected arguments of type *verdicts.Args, not %T", Name, obj)
 	}
 	var errs []error
 	at, err := parseURLPrefix(args.URLPrefix)
@@ -50,7 +50,7 @@ func Validate(obj runtime.Object) error {
 	errs = append(errs, validateFile("bearerTokenFile", args.BearerTokenFile)...)
 	if err == nil && args.BearerTokenFile != "" && !at.isPrivate() {
 		errs = append(errs, fmt.Errorf(
-			"bearerTokenFile: the token would cross the network in clear text to %s: expected https://,"+
+			"bearerTokenFile: the token would be sent unencrypted to %s: expected https://,"+
 				" unix: or a loopback address", args.URLPrefix))
 	}
 	if len(errs) == 0 {
@@ -76,7 +76,7 @@ func validateFile(field, path string) []error {
 	return []error{fmt.Errorf("%s: %q: expected an absolute path", field, path)}
 }
 
-// endpoint is a parsed urlPrefix: where requests go, and the socket that carries them if any.
+// endpoint is a parsed urlPrefix: the base URL and, if any, the socket.
 type endpoint struct {
 	base   string
 	socket string
@@ -114,12 +114,12 @@ func parseSocket(path string) (endpoint, error) {
 	}
 	if len(path) > longestSocketPath {
 		return endpoint{}, fmt.Errorf(
-			"unix:%s: %d bytes of path, at most %d can be a socket", path, len(path), longestSocketPath)
+			"unix:%s: the path has %d bytes, expected at most %d", path, len(path), longestSocketPath)
 	}
 	return endpoint{base: "http://exporter", socket: path}, nil
 }
 
-// isPrivate tells whether nobody on the network can read what is sent.
+// isPrivate reports whether nobody on the network can read the requests.
 func (e endpoint) isPrivate() bool {
 	if e.tls || e.socket != "" || e.host == "localhost" {
 		return true

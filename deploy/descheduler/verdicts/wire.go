@@ -10,7 +10,7 @@ import (
 const (
 	mostBlocked = 100_000
 
-	// An answer that claims more is believed for this long.
+	// The upper limit of an answer's maxAgeSeconds.
 	longestMaxAge = time.Hour
 )
 
@@ -34,7 +34,7 @@ type verdictsRequest struct {
 	Candidates []candidate `json:"candidates"`
 }
 
-// The pointers tell what is missing from what is false.
+// Pointers distinguish a missing field from false.
 type verdictsAnswer struct {
 	Stale    *bool `json:"stale"`
 	Verdicts []struct {
@@ -60,7 +60,7 @@ type blockedAnswer struct {
 	} `json:"blocked"`
 }
 
-// readVerdict reads the answer to a question about one candidate.
+// readVerdict reads the answer to a request about one candidate.
 func readVerdict(body []byte, asked candidate) (outcome, block, error) {
 	var answer verdictsAnswer
 	if err := json.Unmarshal(body, &answer); err != nil {
@@ -74,7 +74,7 @@ func readVerdict(body []byte, asked candidate) (outcome, block, error) {
 	}
 	verdict := answer.Verdicts[0]
 	if verdict.Namespace != asked.Namespace || verdict.Name != asked.Name {
-		return 0, block{}, fmt.Errorf("verdicts[0]: expected one on %s/%s, not on %s/%s",
+		return 0, block{}, fmt.Errorf("verdicts[0]: expected %s/%s, not %s/%s",
 			asked.Namespace, asked.Name, verdict.Namespace, verdict.Name)
 	}
 	switch {
@@ -91,7 +91,7 @@ func readVerdict(body []byte, asked candidate) (outcome, block, error) {
 	}
 }
 
-// readSnapshot reads the blocked set, answered with this ETag at this instant.
+// readSnapshot reads the set of blocked VMIs. The ETag and the time of the answer belong to it.
 func readSnapshot(body []byte, etag string, answeredAt time.Time) (*snapshot, error) {
 	var answer blockedAnswer
 	if err := json.Unmarshal(body, &answer); err != nil {
@@ -107,7 +107,7 @@ func readSnapshot(body []byte, etag string, answeredAt time.Time) (*snapshot, er
 	case answer.Blocked == nil:
 		return nil, errors.New("blocked: missing from the answer")
 	case len(answer.Blocked) > mostBlocked:
-		return nil, fmt.Errorf("%w: %d blocked VMIs, at most %d are kept",
+		return nil, fmt.Errorf("%w: %d blocked VMIs, expected at most %d",
 			errTooLarge, len(answer.Blocked), mostBlocked)
 	}
 	read := &snapshot{

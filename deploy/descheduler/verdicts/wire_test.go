@@ -15,7 +15,7 @@ const blockedBody = `{"asOf": "2026-01-01T00:00:00Z", "stale": false, "maxAgeSec
 	{"namespace": "shop", "name": "db2", "vmiUid": "u2", "node": "n1", "checkpoint": "one of a later version",
 	 "reason": "cooldown", "notBefore": null}]}`
 
-// The blocked set is kept by checkpoint; an entry of a checkpoint that is not ours is left out.
+// The snapshot has the blocked VMIs by checkpoint, without those of unknown checkpoints.
 func TestReadSnapshot(t *testing.T) {
 	now := time.Now()
 	read, err := readSnapshot([]byte(blockedBody), `"tag"`, now)
@@ -34,7 +34,7 @@ func TestReadSnapshot(t *testing.T) {
 	expect(t, "preEviction", read.blocks[atPreEviction][vmiKey{"shop", "db1"}], cooling)
 }
 
-// An age beyond all reason does not make a snapshot eternal.
+// The maximum age of a snapshot is limited to an hour.
 func TestReadSnapshotBoundsItsAge(t *testing.T) {
 	read, err := readSnapshot([]byte(`{"stale": false, "maxAgeSeconds": 1e300, "blocked": []}`), "tag", time.Now())
 	if err != nil {
@@ -43,7 +43,7 @@ func TestReadSnapshotBoundsItsAge(t *testing.T) {
 	expect(t, "maxAge", read.maxAge, time.Hour)
 }
 
-// What is not a blocked set is refused, and what is missing named.
+// An invalid set is an error that names the missing field.
 func TestReadSnapshotRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ body, etag, says string }{
 		"garbage":    {"<html>", "tag", "not a blocked set"},
@@ -61,7 +61,7 @@ func TestReadSnapshotRefuses(t *testing.T) {
 	}
 }
 
-// More VMIs than are kept make the snapshot unavailable, not half of it true.
+// A set with too many VMIs is an error and is not cut.
 func TestReadSnapshotTooLarge(t *testing.T) {
 	body := `{"stale": false, "maxAgeSeconds": 90, "blocked": [{}` + strings.Repeat(",{}", mostBlocked) + `]}`
 	if _, err := readSnapshot([]byte(body), "tag", time.Now()); !errors.Is(err, errTooLarge) {
@@ -69,7 +69,7 @@ func TestReadSnapshotTooLarge(t *testing.T) {
 	}
 }
 
-// Each kind of verdict.
+// readVerdict reads each kind of verdict.
 func TestReadVerdict(t *testing.T) {
 	for name, test := range map[string]struct {
 		stale, known, allows string
@@ -94,14 +94,14 @@ func TestReadVerdict(t *testing.T) {
 	}
 }
 
-// What is not one verdict on that VMI is refused; nothing absent is taken for a false.
+// Anything other than one verdict about that VMI is an error. A missing field does not count as false.
 func TestReadVerdictRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ body, says string }{
 		"garbage":    {"nope", "not a list of verdicts"},
 		"empty":      {`{}`, "stale: missing"},
 		"none":       {`{"stale": false, "verdicts": []}`, "verdicts: expected 1, not 0"},
 		"two":        {`{"stale": false, "verdicts": [{}, {}]}`, "verdicts: expected 1, not 2"},
-		"other VMI":  {`{"stale": false, "verdicts": [{"namespace": "shop", "name": "db2"}]}`, "expected one on shop/db1, not on shop/db2"},
+		"other VMI":  {`{"stale": false, "verdicts": [{"namespace": "shop", "name": "db2"}]}`, "expected shop/db1, not shop/db2"},
 		"no allowed": {`{"stale": false, "verdicts": [{"namespace": "shop", "name": "db1", "known": true}]}`, "expected both allowed and known"},
 		"no known":   {`{"stale": false, "verdicts": [{"namespace": "shop", "name": "db1", "allowed": true}]}`, "expected both allowed and known"},
 	} {
