@@ -12,8 +12,7 @@ from aiohttp import hdrs, web
 from msgspec import structs
 
 from exporter.counters import HeldEviction
-from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, ReviewOutcome, Verdict
+from exporter.engine.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
 from exporter.server.api import Service
 from exporter.server.apps import answering_problems, timed_handler
@@ -136,23 +135,13 @@ class Admission:
             vmi.uid, HeldEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )
         if self._logged.lets_through((vmi.uid, user, verdict.reason), now):
-            self._log(review, user, evidence, verdict, outcome)
-
-    def _log(
-        self,
-        review: Review,
-        user: str,
-        evidence: Evidence,
-        verdict: Verdict,
-        outcome: ReviewOutcome,
-    ) -> None:
-        log.info(
-            EVENTS[outcome],
-            user=user,
-            pod=review.pod,
-            namespace=evidence.vmi.namespace,
-            name=evidence.vmi.name,
-            node=evidence.vmi.node,
-            reason=str(verdict.reason),
-            not_before=write_optional_release(verdict.not_before),
-        )
+            log.info(
+                EVENTS[outcome],
+                user=user,
+                pod=review.pod,
+                namespace=vmi.namespace,
+                name=vmi.name,
+                node=vmi.node,
+                reason=str(verdict.reason),
+                not_before=write_optional_release(verdict.not_before),
+            )

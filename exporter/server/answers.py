@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import convert
+
 from exporter import __version__
 from exporter.counters import HeldEviction
 from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
@@ -17,7 +19,7 @@ from exporter.engine.drain import (
     find_outcome,
 )
 from exporter.engine.evidence import Evidence
-from exporter.engine.history import History, Migration
+from exporter.engine.history import History
 from exporter.engine.model import (
     Checkpoint,
     Instant,
@@ -33,7 +35,7 @@ from exporter.engine.model import (
     Why,
 )
 from exporter.engine.rules import RuleResult, decide, explain
-from exporter.health import CheckpointHealth, Health, Watched
+from exporter.health import Health
 from exporter.server.schemas import (
     BackoffAnswer,
     BlockedVmi,
@@ -174,6 +176,7 @@ def describe_status(
 
     `drain` has the number of VMIs by outcome, and `held` that of blocked ones by reason.
     """
+    kept = health.checkpoint
     return StatusAnswer(
         version=__version__,
         as_of=to_datetime(now),
@@ -181,10 +184,37 @@ def describe_status(
         staleness=health.staleness(now),
         ready=health.ready,
         waiting_for=health.waiting_for(),
-        resources=[_write_watched(watched) for watched in health.watched],
+        resources=[
+            ResourceAnswer(
+                resource=watched.resource,
+                namespace=watched.namespace,
+                synced=watched.synced,
+                refused=watched.refused or None,
+                trouble=watched.trouble or None,
+                contact_at=to_optional_datetime(watched.contact),
+                refused_objects=watched.refused_objects,
+            )
+            for watched in health.watched
+        ],
         blind_spots=health.refused_resources(),
-        checkpoint=None if health.checkpoint is None else _write_checkpoint(health.checkpoint),
-        vmis=_count_vmis(vmis, held, drain) if health.ready else None,
+        checkpoint=None
+        if kept is None
+        else CheckpointStatus(
+            writes=kept.writes,
+            written_at=to_optional_datetime(kept.written_at),
+            unwritten_since=to_optional_datetime(kept.unwritten_since),
+            vmis=kept.vmis,
+            bytes=kept.size,
+            faults={fault: count for fault, count in kept.faults.items() if count},
+        ),
+        vmis=VmiCounts(
+            known=vmis,
+            allowed=vmis - sum(held.values()),
+            held={reason: held.get(reason, 0) for reason in Reason},
+            drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
+        )
+        if health.ready
+        else None,
     )
 
 
@@ -242,12 +272,38 @@ def explain_vmi(
             _write_finding(finding, evidence, cooldown)
             for finding in explain(evidence, policy, now, dead=dead)
         ],
-        cooldown=None if cooldown is None else _write_cooldown(cooldown),
+        cooldown=None
+        if cooldown is None
+        else CooldownAnswer(
+            ended_at=to_datetime(cooldown.end),
+            duration_seconds=round(cooldown.duration, 3),
+            migrations_in_window=cooldown.migrations_in_window,
+            base_seconds=round(cooldown.base, 3),
+            backed_off_seconds=round(cooldown.backed, 3),
+            effective_seconds=round(cooldown.effective, 3),
+            not_before=to_release(cooldown.not_before),
+        ),
         migrations=_write_history(evidence.history, policy, now),
-        pending_migrations=_write_pending(evidence),
-        launcher=_write_launcher(evidence),
-        held_evictions=[_write_held_eviction(held) for held in held_evictions],
-        policy=_write_policy(policy),
+        pending_migrations=[_write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
+        launcher=convert(evidence.launcher, LauncherAnswer | None, from_attributes=True),
+        held_evictions=[
+            HeldEvictionAnswer(
+                user=held.user,
+                at=to_datetime(held.at),
+                times=held.times,
+                reason=held.reason,
+                denied=held.denied,
+            )
+            for held in held_evictions
+        ],
+        policy=PolicyAnswer(
+            migration_cooldown_seconds=policy.migration_cooldown,
+            max_migration_cooldown_seconds=policy.max_migration_cooldown,
+            migration_history_window_seconds=policy.migration_history_window,
+            count_failed_migrations=policy.count_failed_migrations,
+            guard_pending_migrations=policy.guard_pending_migrations,
+            guard_evacuations=policy.guard_evacuations,
+        ),
         blind_spots=health.refused_resources(),
     )
 
@@ -258,40 +314,6 @@ def count_held(blocked: Iterable[BlockedVmi]) -> Counter[Reason]:
     for entry in blocked:
         first.setdefault((entry.namespace, entry.name), entry.reason)
     return Counter(first.values())
-
-
-def _count_vmis(
-    known: int, held: Mapping[Reason, int], drain: Mapping[DrainOutcome, int]
-) -> VmiCounts:
-    return VmiCounts(
-        known=known,
-        allowed=known - sum(held.values()),
-        held={reason: held.get(reason, 0) for reason in Reason},
-        drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
-    )
-
-
-def _write_watched(watched: Watched) -> ResourceAnswer:
-    return ResourceAnswer(
-        resource=watched.resource,
-        namespace=watched.namespace,
-        synced=watched.synced,
-        refused=watched.refused or None,
-        trouble=watched.trouble or None,
-        contact_at=to_optional_datetime(watched.contact),
-        refused_objects=watched.refused_objects,
-    )
-
-
-def _write_checkpoint(kept: CheckpointHealth) -> CheckpointStatus:
-    return CheckpointStatus(
-        writes=kept.writes,
-        written_at=to_optional_datetime(kept.written_at),
-        unwritten_since=to_optional_datetime(kept.unwritten_since),
-        vmis=kept.vmis,
-        bytes=kept.size,
-        faults={fault: count for fault, count in kept.faults.items() if count},
-    )
 
 
 def _write_finding(
@@ -370,25 +392,14 @@ _WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
 }
 
 
-def _write_cooldown(cooldown: Cooldown) -> CooldownAnswer:
-    return CooldownAnswer(
-        ended_at=to_datetime(cooldown.end),
-        duration_seconds=round(cooldown.duration, 3),
-        migrations_in_window=cooldown.migrations_in_window,
-        base_seconds=round(cooldown.base, 3),
-        backed_off_seconds=round(cooldown.backed, 3),
-        effective_seconds=round(cooldown.effective, 3),
-        not_before=to_release(cooldown.not_before),
-    )
-
-
 def _write_history(history: History, policy: Policy, now: Instant) -> list[MigrationAnswer]:
     endings = history.endings(now, count_failed=policy.count_failed_migrations)
     counted: Counter[tuple[Instant | None, Instant | None, Outcome]] = Counter(
         (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
     )
     dated = []
-    for key, record in sorted(history.records().items(), key=_without_uid):
+    # Records without a UID come last, so that an end known by UID too counts once.
+    for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
         end = record.known_end
         ending = (end, record.start, record.outcome)
         in_window = record.handed_off and counted[ending] > 0
@@ -406,17 +417,12 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
     return [answer for _, answer in dated]
 
 
-def _without_uid(item: tuple[str, Migration]) -> bool:
-    """Sort records without a UID last, so that an end known by UID too counts once."""
-    return item[0].startswith("@")
-
-
 def _write_evacuation(
     evidence: Evidence, diagnosis: Diagnosis | None, now: Instant, why: tuple[Why, ...]
 ) -> EvacuationAnswer | None:
     if diagnosis is None:
         return None
-    vmi = evidence.vmi
+    vmi, backoff = evidence.vmi, diagnosis.backoff
     advice = advise(evidence, diagnosis, why)
     return EvacuationAnswer(
         namespace=vmi.namespace,
@@ -432,7 +438,9 @@ def _write_evacuation(
         stuck=diagnosis.stuck,
         stuck_by=list(diagnosis.stuck_by),
         failed_attempts=diagnosis.failed_attempts,
-        backoff=_write_backoff(diagnosis),
+        backoff=None
+        if backoff is None
+        else BackoffAnswer(seconds=backoff.seconds, next_try_at=to_datetime(backoff.next_try)),
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
         mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
@@ -448,7 +456,16 @@ def _write_evacuation(
             state=diagnosis.last_seen.state,
             stuck=diagnosis.last_seen.stuck,
         ),
-        cancel=_write_cancel(evidence, diagnosis) if may_cancel(evidence) else None,
+        cancel=CancelAnswer(
+            method="PUT",
+            path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
+            f"/virtualmachineinstances/{vmi.name}/evacuate/cancel",
+            # It must match the stored value (`pkg/virt-api/rest/evacuate_cancel.go`).
+            body={"evacuationNodeName": diagnosis.node},
+            command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
+        )
+        if may_cancel(evidence)
+        else None,
     )
 
 
@@ -487,25 +504,6 @@ def write_why(why: Why) -> WhyAnswer:
     )
 
 
-def _write_backoff(diagnosis: Diagnosis) -> BackoffAnswer | None:
-    backoff = diagnosis.backoff
-    if backoff is None:
-        return None
-    return BackoffAnswer(seconds=backoff.seconds, next_try_at=to_datetime(backoff.next_try))
-
-
-def _write_cancel(evidence: Evidence, diagnosis: Diagnosis) -> CancelAnswer:
-    """The body must match the stored value (`pkg/virt-api/rest/evacuate_cancel.go`)."""
-    vmi = evidence.vmi
-    return CancelAnswer(
-        method="PUT",
-        path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
-        f"/virtualmachineinstances/{vmi.name}/evacuate/cancel",
-        body={"evacuationNodeName": diagnosis.node},
-        command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
-    )
-
-
 def _write_vmim(vmim: Vmim) -> PendingAnswer:
     return PendingAnswer(
         name=vmim.name,
@@ -513,43 +511,4 @@ def _write_vmim(vmim: Vmim) -> PendingAnswer:
         phase=vmim.phase,
         created_at=to_optional_datetime(vmim.created),
         handed_off=vmim.handed_off,
-    )
-
-
-def _write_pending(evidence: Evidence) -> list[PendingAnswer]:
-    return [_write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished]
-
-
-def _write_launcher(evidence: Evidence) -> LauncherAnswer | None:
-    pod = evidence.launcher
-    if pod is None:
-        return None
-    return LauncherAnswer(
-        name=pod.name,
-        node=pod.node,
-        phase=pod.phase,
-        ready=pod.ready,
-        scheduled=pod.scheduled,
-        eviction_in_progress=pod.eviction_in_progress,
-    )
-
-
-def _write_held_eviction(held: HeldEviction) -> HeldEvictionAnswer:
-    return HeldEvictionAnswer(
-        user=held.user,
-        at=to_datetime(held.at),
-        times=held.times,
-        reason=held.reason,
-        denied=held.denied,
-    )
-
-
-def _write_policy(policy: Policy) -> PolicyAnswer:
-    return PolicyAnswer(
-        migration_cooldown_seconds=policy.migration_cooldown,
-        max_migration_cooldown_seconds=policy.max_migration_cooldown,
-        migration_history_window_seconds=policy.migration_history_window,
-        count_failed_migrations=policy.count_failed_migrations,
-        guard_pending_migrations=policy.guard_pending_migrations,
-        guard_evacuations=policy.guard_evacuations,
     )

@@ -50,7 +50,7 @@ from exporter.server.answers import (
     list_nodes,
     write_verdict,
 )
-from exporter.server.blocked import Blocked, BlockedSet
+from exporter.server.blocked import BlockedSet
 from exporter.server.openapi import write_openapi
 from exporter.server.requests import (
     RETRY_AFTER,
@@ -163,7 +163,14 @@ class Service:
         headers: dict[str, str] = {hdrs.ETAG: blocked.etag, hdrs.CACHE_CONTROL: "no-cache"}
         if blocked.etag in known or "*" in known:
             return web.Response(status=304, headers=headers)
-        parts = _write_blocked(blocked, self.clock())
+        empty = BlockedAnswer(
+            as_of=to_datetime(self.clock()),
+            stale=blocked.stale,
+            max_age_seconds=MAX_AGE,
+            blocked=[],
+        )
+        # The entries come last, and are encoded once for all callers.
+        parts = [msgspec.json.encode(empty).removesuffix(b"[]}"), blocked.encoded, b"}"]
         if len(blocked.encoded) < SHARED_FROM:
             return web.Response(
                 body=b"".join(parts), content_type="application/json", headers=headers
@@ -376,14 +383,6 @@ class Service:
             reason=str(verdict.reason),
             not_before=write_optional_release(verdict.not_before),
         )
-
-
-def _write_blocked(blocked: Blocked, now: Instant) -> list[bytes]:
-    """A `BlockedAnswer` as JSON, reusing its encoded entries, which come last."""
-    empty = BlockedAnswer(
-        as_of=to_datetime(now), stale=blocked.stale, max_age_seconds=MAX_AGE, blocked=[]
-    )
-    return [msgspec.json.encode(empty).removesuffix(b"[]}"), blocked.encoded, b"}"]
 
 
 def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -162,41 +162,38 @@ def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) 
 
     @web.middleware
     async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = await _answer(request, handler, hosts)
+        try:
+            refuse_unwanted(request, hosts)
+            response = await handler(request)
+        except Refusal as refusal:
+            response = answer_problem(refusal.problem, refusal.headers)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            response = answer_problem(
+                Problem(
+                    title=error.reason,
+                    status=error.status,
+                    detail=_DETAILS.get(error.status, error.reason),
+                ),
+                {str(hdrs.ALLOW): error.headers[hdrs.ALLOW]}
+                if hdrs.ALLOW in error.headers
+                else None,
+            )
+        except Exception:
+            log.exception("request_failed", method=request.method, path=request.path)
+            response = answer_problem(
+                Problem(
+                    title="Internal error",
+                    status=500,
+                    detail="the exporter failed to answer this request; its log says why",
+                )
+            )
         if response.status >= 400:
             counters.refused_requests[response.status] += 1
         return response
 
     return answer_problems
-
-
-async def _answer(
-    request: web.Request, handler: Handler, hosts: frozenset[str] | None
-) -> web.StreamResponse:
-    try:
-        refuse_unwanted(request, hosts)
-        return await handler(request)
-    except Refusal as refusal:
-        return answer_problem(refusal.problem, refusal.headers)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        headers: dict[str, str] = {}
-        if hdrs.ALLOW in error.headers:
-            headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
-        detail = _DETAILS.get(error.status, error.reason)
-        return answer_problem(
-            Problem(title=error.reason, status=error.status, detail=detail), headers
-        )
-    except Exception:
-        log.exception("request_failed", method=request.method, path=request.path)
-        return answer_problem(
-            Problem(
-                title="Internal error",
-                status=500,
-                detail="the exporter failed to answer this request; its log says why",
-            )
-        )
 
 
 _DETAILS = {

@@ -36,10 +36,10 @@ class Route(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    method: str
     path: str
     summary: str
     answer: type[Struct] | tuple[str, ...]
+    method: str = "GET"
     request: type[Struct] | None = None
     parameters: tuple[Parameter, ...] = ()
     problems: tuple[int, ...] = ()
@@ -73,19 +73,15 @@ _CHECKPOINT_PARAMETER = Parameter(
     schema={"type": "string", "enum": [c.value for c in Checkpoint]},
 )
 
+
+def _name_in_path(name: str, description: str, longest: int) -> Parameter:
+    schema = {"type": "string", "minLength": 1, "maxLength": longest}
+    return Parameter(name=name, place="path", description=description, schema=schema)
+
+
 _VMI_PATH = (
-    Parameter(
-        name="namespace",
-        place="path",
-        description="The VMI's namespace.",
-        schema={"type": "string", "minLength": 1, "maxLength": 63},
-    ),
-    Parameter(
-        name="name",
-        place="path",
-        description="The VMI's name.",
-        schema={"type": "string", "minLength": 1, "maxLength": 253},
-    ),
+    _name_in_path("namespace", "The VMI's namespace.", 63),
+    _name_in_path("name", "The VMI's name.", 253),
 )
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -99,7 +95,6 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="blocked",
-        method="GET",
         path="/v1/blocked",
         summary="Every VMI that is blocked now; with wait and If-None-Match, once the set changes.",
         answer=BlockedAnswer,
@@ -123,7 +118,6 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="vmi",
-        method="GET",
         path="/v1/vmis/{namespace}/{name}",
         summary="Everything known about one VMI: verdicts, what each rule says, migrations.",
         answer=VmiAnswer,
@@ -132,7 +126,6 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="evacuations",
-        method="GET",
         path="/v1/evacuations",
         summary="Every evacuation with its diagnosis and the next step, longest first.",
         answer=EvacuationsAnswer,
@@ -140,7 +133,6 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="nodes",
-        method="GET",
         path="/v1/nodes",
         summary="What a drain of each node would do to its VMs.",
         answer=NodesAnswer,
@@ -148,37 +140,26 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="node",
-        method="GET",
         path="/v1/nodes/{node}",
         summary="What a drain of one node would do to each VM on it.",
         answer=DrainAnswer,
-        parameters=(
-            Parameter(
-                name="node",
-                place="path",
-                description="The node's name.",
-                schema={"type": "string", "minLength": 1, "maxLength": 253},
-            ),
-        ),
+        parameters=(_name_in_path("node", "The node's name.", 253),),
         problems=(404, 422, 503),
     ),
     Route(
         name="status",
-        method="GET",
         path="/v1/status",
         summary="The health of this exporter and how many VMIs it knows; works before it is ready.",
         answer=StatusAnswer,
     ),
     Route(
         name="metrics",
-        method="GET",
         path="/metrics",
         summary="Prometheus metrics: text 0.0.4, or OpenMetrics 1.0 if accepted.",
         answer=("text/plain", "application/openmetrics-text"),
     ),
     Route(
         name="livez",
-        method="GET",
         path="/livez",
         summary="200 while the process serves requests.",
         answer=("text/plain",),
@@ -186,7 +167,6 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="readyz",
-        method="GET",
         path="/readyz",
         summary="200 once VMIs are synced in at least one namespace, and everything else is synced"
         " or refused.",
@@ -196,14 +176,12 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="openapi",
-        method="GET",
         path="/openapi.json",
         summary="This document.",
         answer=("application/json",),
     ),
     Route(
         name="vm",
-        method="GET",
         path="/vmis/{namespace}/{name}",
         summary="One VM for people: the same as GET /v1/vmis/{namespace}/{name}.",
         answer=("text/html",),
@@ -212,7 +190,6 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="page",
-        method="GET",
         path="/",
         summary="A page for people.",
         answer=("text/html",),

@@ -113,12 +113,16 @@ def read_review(body: bytes) -> Review:
     if not uid:
         raise NotAReview("expected an AdmissionReview with a request.uid")
     version = _text(_mapping(document).get("apiVersion"))
-    user = _mapping(request.get("userInfo"))
+    user, resource = _mapping(request.get("userInfo")), _mapping(request.get("resource"))
     groups = user.get("groups")
     return Review(
         uid=uid,
         version=OLD_API_VERSION if version == OLD_API_VERSION else API_VERSION,
-        is_eviction=version == API_VERSION and _is_eviction(request),
+        is_eviction=version == API_VERSION
+        and request.get("operation") == "CREATE"
+        and request.get("subResource") == "eviction"
+        and resource.get("resource") == "pods"
+        and resource.get("group") == "",
         user=_text(user.get("username")),
         groups=tuple(g for g in groups if isinstance(g, str)) if isinstance(groups, list) else (),
         namespace=_text(request.get("namespace")),
@@ -226,16 +230,6 @@ def _write_progress(evidence: Evidence) -> str:
     if state is not None and state.start is not None:
         return f" since {write_instant(state.start)}"
     return ""
-
-
-def _is_eviction(request: dict[str, Any]) -> bool:
-    resource = _mapping(request.get("resource"))
-    return (
-        request.get("operation") == "CREATE"
-        and request.get("subResource") == "eviction"
-        and resource.get("resource") == "pods"
-        and resource.get("group") == ""
-    )
 
 
 def _is_dry_run(request: dict[str, Any]) -> bool:

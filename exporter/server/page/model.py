@@ -5,12 +5,12 @@ API.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from enum import StrEnum
 from heapq import nsmallest
 from itertools import groupby
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
@@ -156,7 +156,12 @@ def summarize_held(blocked: list[BlockedVmi], filters: PageFilter) -> HeldVms:
     """Count, filter and sort the blocked set; 10,000 VMs take 30 ms."""
     # Sorted by VMI and checkpoint, so that a VMI's first entry has the reason of both checkpoints.
     held = [tuple(entries) for _, entries in groupby(blocked, key=_of_vmi)]
-    matching = [entries for entries in held if _matches_held(filters, entries)]
+    matching = [
+        entries
+        for entries in held
+        if _matches(filters, entries[0])
+        and (filters.reason is None or any(one.reason is filters.reason for one in entries))
+    ]
     by_node = defaultdict[str, Counter[Reason]](Counter)
     for first, *_ in held:
         by_node[first.node][first.reason] += 1
@@ -165,7 +170,8 @@ def summarize_held(blocked: list[BlockedVmi], filters: PageFilter) -> HeldVms:
         by_node=by_node,
         namespaces={entries[0].namespace for entries in held},
         rows=Rows(
-            shown=tuple(_first_held(matching, filters.sort)),
+            # Sorting all would hold the interpreter's lock for 50 ms with 10,000 VMs.
+            shown=tuple(nsmallest(ROWS, matching, key=_HELD_KEYS[filters.sort])),
             matching=len(matching),
             total=len(held),
         ),
@@ -276,9 +282,14 @@ def _list_vms(
             if evidence is not None:
                 yield service.describe_vmi(evidence, now)
 
-    moving = _sort_evacuations(
-        [e for e in evacuations if _matches_evacuation(filters, e)], filters.sort
-    )
+    moving = [
+        one
+        for one in evacuations
+        if _matches(filters, one)
+        and filters.state in (None, one.state)
+        and (one.stuck or not filters.stuck)
+    ]
+    moving.sort(key=_EVACUATION_KEYS[filters.sort])
     found = None
     if filters.vm:
         keys = [key for key in service.store.keys() if filters.vm in "/".join(key)]  # noqa: SIM118 (a Store is no mapping)
@@ -307,52 +318,12 @@ def _list_vms(
     )
 
 
-def _matches_evacuation(filters: PageFilter, one: EvacuationAnswer) -> bool:
+def _matches(filters: PageFilter, one: BlockedVmi | EvacuationAnswer) -> bool:
     return (
         filters.vm in f"{one.namespace}/{one.name}"
         and filters.namespace in ("", one.namespace)
         and filters.node in ("", one.node)
-        and filters.state in (None, one.state)
-        and (one.stuck or not filters.stuck)
     )
-
-
-def _matches_held(filters: PageFilter, entries: tuple[BlockedVmi, ...]) -> bool:
-    return (
-        filters.vm in f"{entries[0].namespace}/{entries[0].name}"
-        and filters.namespace in ("", entries[0].namespace)
-        and filters.node in ("", entries[0].node)
-        and (filters.reason is None or any(one.reason is filters.reason for one in entries))
-    )
-
-
-def _sort_evacuations(rows: list[EvacuationAnswer], sort: Sort) -> list[EvacuationAnswer]:
-    """`rows` are the longest first, and stay so among equals."""
-    match sort:
-        case Sort.TIME:
-            return sorted(rows, key=lambda one: not one.stuck)
-        case Sort.NAME:
-            return sorted(rows, key=_of_vmi)
-        case Sort.NODE:
-            return sorted(rows, key=lambda one: one.node)
-        case Sort.STATE:
-            return sorted(rows, key=lambda one: one.state)
-
-
-def _first_held(rows: list[tuple[BlockedVmi, ...]], sort: Sort) -> Iterable[tuple[BlockedVmi, ...]]:
-    """The first `ROWS` of `rows`, which are sorted by NAME.
-
-    Sorting all of them would hold the interpreter's lock for 50 ms with 10,000 VMs.
-    """
-    match sort:
-        case Sort.TIME:
-            return nsmallest(ROWS, rows, key=_release)
-        case Sort.NAME:
-            return rows[:ROWS]
-        case Sort.NODE:
-            return nsmallest(ROWS, rows, key=lambda one: (one[0].node, _release(one)))
-        case Sort.STATE:
-            return nsmallest(ROWS, rows, key=lambda one: (one[0].reason, _release(one)))
 
 
 def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool | datetime, ...]:
@@ -363,3 +334,19 @@ def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool | datetime, ...]:
 
 def _of_vmi(one: BlockedVmi | EvacuationAnswer) -> tuple[str, str]:
     return one.namespace, one.name
+
+
+_EVACUATION_KEYS: dict[Sort, Callable[[EvacuationAnswer], Any]] = {
+    Sort.TIME: lambda one: not one.stuck,
+    Sort.NAME: _of_vmi,
+    Sort.NODE: lambda one: one.node,
+    Sort.STATE: lambda one: one.state,
+}
+"""The sort keys of evacuations, which are the longest first, and stay so among equals."""
+_HELD_KEYS: dict[Sort, Callable[[tuple[BlockedVmi, ...]], Any]] = {
+    Sort.TIME: _release,
+    Sort.NAME: lambda entries: _of_vmi(entries[0]),
+    Sort.NODE: lambda entries: (entries[0].node, _release(entries)),
+    Sort.STATE: lambda entries: (entries[0].reason, _release(entries)),
+}
+"""The sort keys of held VMs, which are sorted by name, and stay so among equals."""

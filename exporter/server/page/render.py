@@ -18,7 +18,6 @@ from exporter.engine.model import Instant, Reason, Resource, Seconds
 from exporter.health import Staleness
 from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
 from exporter.server.schemas import (
-    DrainAnswer,
     MigrationAnswer,
     NodeCandidate,
     Problem,
@@ -100,6 +99,7 @@ def render_page(page: PageModel, *, linked: bool) -> str:
     """
     vms = page.vms
     shown = () if vms is None else (*vms.evacuations.shown, *(vmi for _, vmi in vms.held.shown))
+    candidates = [] if page.drained is None else page.drained.candidates
     watched = dict[Resource, list[ResourceAnswer]]()
     for one in page.status.resources:
         watched.setdefault(one.resource, []).append(one)
@@ -120,15 +120,9 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         outcomes=GRAVEST,
         kept=KEPT,
         drain_words=_DRAIN_WORDS,
-        drain_rows=_list_drain_rows(page.drained),
+        drain_rows=sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS],
         **_shared(axis),
     )
-
-
-def _list_drain_rows(drained: DrainAnswer | None) -> list[NodeCandidate]:
-    """The first rows of a node's VMs, the gravest outcome first."""
-    candidates = [] if drained is None else drained.candidates
-    return sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS]
 
 
 def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
@@ -235,7 +229,10 @@ def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
         ends = vmi.cooldown.ended_at, vmi.cooldown.not_before
         cooldown = _bar(axis, *ends, "cooldown")
     return Timeline(
-        bars=tuple(_bar(axis, *_span(one, axis.now), _kind(one)) for one in seen),
+        bars=tuple(
+            _bar(axis, *_span(one, axis.now), "running" if _is_under_way(one) else one.outcome)
+            for one in seen
+        ),
         failures=tuple(axis.place(_span(one, axis.now)[1]) for one in failed),
         cooldown=cooldown,
         requested=(None if vmi.evacuation is None else axis.place(vmi.evacuation.requested_at)),
@@ -271,10 +268,6 @@ def _span(migration: MigrationAnswer, now: datetime) -> tuple[datetime, datetime
 def _is_under_way(migration: MigrationAnswer) -> bool:
     """Whether it is still running; a failed one may have no end time."""
     return migration.end is None and migration.outcome == "unknown"
-
-
-def _kind(migration: MigrationAnswer) -> str:
-    return "running" if _is_under_way(migration) else migration.outcome
 
 
 def _bar(axis: Axis, begin: datetime, end: datetime, kind: str) -> Bar:
