@@ -48,7 +48,7 @@ WAYS = {
     name: code_blocks(text, "bash")[0].splitlines()
     for name, text in parts(SECTIONS[FIVE_LINES]).items()
 }
-PICKED = {picked: bare(value) for picked, _, value in table(README, "Install")}
+PICKED = {picked: bare(value) for picked, _, value in table(README, "Pick one of three")}
 """What the README lets one pick, and the value of the chart for it."""
 KINDS = (
     "deployment,service,networkpolicy,poddisruptionbudget,configmap,secret,serviceaccount,role,"
@@ -90,7 +90,7 @@ def test_no_way_has_more_than_five_lines() -> None:
 
 def follow_readme(picked: str) -> list[str]:
     """What is typed for one of the README's ways; there is no registry here for the images."""
-    (block,) = code_blocks(chapters(README)["Install"], "bash")
+    (block,) = code_blocks(chapters(README)["Pick one of three"], "bash")
     *images, install, wait, ask = block.splitlines()
     assert all(line.startswith("podman build ") for line in images)
     command, value = install.rsplit(" ", 1)
@@ -219,7 +219,7 @@ async def test_the_readme_s_lines_end_in_verdicts(
     images = await adopter.type(
         f"kubectl -n {NAMESPACE} get deployment {NAME} -o jsonpath='{{.spec.template.spec..image}}'"
     )
-    pushed = re.findall(r"podman push (\S+)", chapters(README)["Install"])
+    pushed = re.findall(r"podman push (\S+)", chapters(README)["Pick one of three"])
     await adopter.type(commands(UNINSTALL)[0])
 
     assert "shop/db1" in said[-1]
