@@ -63,7 +63,7 @@ LONGEST_WAIT: Seconds = 60.0
 
 _RETRIES_AT_ONCE = re.compile(r"\bkured\b|machine-api")
 """Users that retry a denied eviction without a pause: kured and OpenShift's machine-api."""
-_HOLDS_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admins")
+_GROUPS_OF_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admins")
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Listen:
     """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
 
     `hosts`: further names that `Host` may have on a `query` listener that only listens on loopback
-    and needs no credentials. `page`: the page of `metrics` names single VMs.
-    `admission` serves the admission webhook; empty: no such listener. `local`, a unix socket for
-    who may run programs in the pod, serves everything without authentication; None: no such socket.
+    and needs no credentials. `page`: whether the page on `metrics` shows single VMs.
+    `admission` serves the admission webhook; empty: off. `local` is a unix socket that serves
+    everything without authentication, to whoever can run programs in the pod; None: off.
     """
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
@@ -116,7 +116,7 @@ class Limits:
 class Tls:
     """One listener's TLS files; without a certificate it serves plain HTTP.
 
-    With `client_ca_file` callers need a certificate of that authority.
+    With `client_ca_file` callers need a certificate that this CA signed.
     """
 
     cert_file: Path | None = None
@@ -159,7 +159,7 @@ class AdmissionMode(StrEnum):
 class AdmissionSettings:
     """Whose evictions the admission webhook judges, by exact user or group name.
 
-    `max_hold`: how long evictions of one VMI may be denied without a pause; 0: without end.
+    `max_hold`: how long evictions of one VMI may be denied without a pause; 0: no limit.
     """
 
     mode: AdmissionMode = AdmissionMode.WARN
@@ -178,7 +178,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole configuration, with `remarks` on it for the operator."""
+    """The whole configuration; `remarks` are warnings for the operator."""
 
     policy: Policy = field(default_factory=Policy)
     stuck: StuckPolicy = field(default_factory=StuckPolicy)
@@ -276,21 +276,21 @@ def _check_cap(section: Section, policy: Policy) -> None:
 
 def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None:
     for key, value, meaning in (
-        ("migrationCooldown", policy.migration_cooldown, "no floor"),
-        ("maxMigrationCooldown", policy.max_migration_cooldown, "no cap"),
+        ("migrationCooldown", policy.migration_cooldown, "no minimum"),
+        ("maxMigrationCooldown", policy.max_migration_cooldown, "no maximum"),
         ("migrationHistoryWindow", policy.migration_history_window, "no backoff"),
     ):
         if section.has(key) and not value:
             remarks.append(
-                f"policy.{key}: 0 means {meaning} here; the KubevirtMigrationAware plugin"
-                " reads 0 as its default"
+                f"policy.{key}: 0 means {meaning}; the plugin KubevirtMigrationAware uses its"
+                " default instead"
             )
     window, cap = policy.migration_history_window, policy.max_migration_cooldown
     if section.has("migrationHistoryWindow") and window and cap and window <= 6 * cap:
         remarks.append(
             f"policy.migrationHistoryWindow: {format_duration(window)} is not longer than six"
-            f" times maxMigrationCooldown ({format_duration(6 * cap)}): the backoff decays"
-            " before the cap can hold"
+            f" times maxMigrationCooldown ({format_duration(6 * cap)}): migrations leave the"
+            " window before the cooldown stays at its maximum"
         )
 
 
@@ -316,16 +316,16 @@ def _read_listen(section: Section) -> Listen:
 
 
 def _check_exposure(root: Section, settings: Settings) -> None:
-    """Require encryption and authentication for what the network can reach."""
+    """Require encryption and authentication for listeners that the network can reach."""
     auth, tls = settings.auth, settings.tls_query
     is_safe = tls.cert_file and (tls.client_ca_file or auth.query is Authentication.KUBERNETES)
     for address in settings.listen.query:
         if not (address.is_local or is_safe or auth.allow_insecure_query):
             root.report(
                 "listen.query",
-                f"{address} can be reached from the network: it needs tls.query with a certificate"
-                " and either its clientCAFile or auth.query: kubernetes. Else listen on a loopback"
-                " address or a unix socket, or say auth.allowInsecureQuery: true",
+                f"{address} is reachable from the network: set tls.query.certFile and keyFile, and"
+                " either tls.query.clientCAFile or auth.query: kubernetes. Or listen on a loopback"
+                " address or a unix socket, or set auth.allowInsecureQuery: true",
             )
     for listener, addresses, asks, files in (
         ("query", settings.listen.query, auth.query, settings.tls_query),
@@ -335,49 +335,49 @@ def _check_exposure(root: Section, settings: Settings) -> None:
         if asks is Authentication.KUBERNETES and is_exposed and not files.cert_file:
             root.report(
                 f"auth.{listener}",
-                "kubernetes has callers send their tokens, which would cross the network in plain"
-                f" text: it needs tls.{listener} with a certificate",
+                "with kubernetes, callers send tokens, which would not be encrypted:"
+                f" set tls.{listener}.certFile and keyFile",
             )
 
 
 def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> None:
-    """Check the webhook's listener, and warn of users and groups that do not fit."""
+    """Check the webhook's listener, and warn about unsuitable users and groups."""
     admission, addresses = settings.admission, settings.listen.admission
     listed = admission.users + admission.groups
     if any(address.path for address in addresses):
-        root.report("listen.admission", "the API server calls no unix socket: expected host:port")
+        root.report(
+            "listen.admission", "the API server cannot call a unix socket: expected host:port"
+        )
     elif addresses and not settings.tls_admission.cert_file:
         root.report(
             "listen.admission",
-            "the API server calls a webhook over TLS only: it needs tls.admission with a"
-            " certificate",
+            "the API server calls webhooks only over TLS: set tls.admission.certFile and keyFile",
         )
     if admission.mode is AdmissionMode.ENFORCE and not listed:
         root.report(
             "admission.users",
-            "enforce without users or groups would hold nobody: list those whose evictions are"
-            " to be denied",
+            "with enforce, expected the users or groups whose evictions may be denied",
         )
     elif addresses and not listed:
-        remarks.append("admission.users: no user and no group is listed, so nobody is held")
+        remarks.append("admission.users: no user and no group is listed, so no eviction is denied")
     if listed and not addresses:
-        remarks.append("admission: listen.admission is not set, so no eviction is judged")
+        remarks.append("admission: listen.admission is not set, so the webhook is off")
     remarks += [
         f"admission.users: {user} retries a denied eviction without a pause: do not list it"
         for user in admission.users
         if _RETRIES_AT_ONCE.search(user)
     ]
     remarks += [
-        f"admission.groups: {group} holds people too: a `kubectl drain` of theirs would wait"
+        f"admission.groups: {group} contains people too, and their `kubectl drain` would wait"
         for group in admission.groups
-        if group in _HOLDS_PEOPLE
+        if group in _GROUPS_OF_PEOPLE
     ]
 
 
 def _read_tls(section: Section) -> Tls:
     tls = _read(section, Tls)
     if (tls.cert_file is None) != (tls.key_file is None):
-        section.report("", "certFile and keyFile go together")
+        section.report("", "expected both certFile and keyFile, or neither")
     if tls.client_ca_file is not None and tls.cert_file is None:
-        section.report("clientCAFile", "needs a certFile and a keyFile")
+        section.report("clientCAFile", "expected certFile and keyFile too")
     return tls

@@ -35,7 +35,7 @@ _PARSERS: dict[Any, Callable[[object], Any]] = {
 }
 """The parser of a field by its type; `Annotated` names another one."""
 _KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt"}
-"""The keys that are not just the field's name in camel case."""
+"""Keys that are not the field's name in camel case."""
 
 
 class InvalidSettings(Exception):
@@ -78,7 +78,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 class Section:
-    """One mapping of the document, which collects faults and knows the keys it was read for."""
+    """One mapping of the document: it collects faults, and remembers which keys were read."""
 
     def __init__(self, path: str, value: object, faults: list[str]) -> None:
         self._path = path
@@ -119,7 +119,7 @@ class Section:
             return default
 
     def read(self, cls: type[T], *, skip: tuple[str, ...] = ()) -> T:
-        """An instance of a class whose fields are the keys of this mapping, but for `skip`."""
+        """Read the keys of this mapping into the fields of a class, except those in `skip`."""
         default = cls()
         hints = get_type_hints(cls, include_extras=True)
         return cls(

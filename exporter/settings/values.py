@@ -23,7 +23,7 @@ _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _CONFIG_MAP = re.compile(rf"(?=.{{1,62}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
-"""A DNS subdomain, as long as a label's value at most: the checkpoint's name becomes one."""
+"""A DNS subdomain that is also a valid label value: the name is written to a label."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _hint(value: object) -> str:
     if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
         return f": it needs a unit, as in {value}m"
     days = _DAYS.match(value) if isinstance(value, str) else None
-    return f": there are no days, {days[0]} is {int(days[1]) * 24}h" if days else ""
+    return f": days are not supported, write {int(days[1]) * 24}h" if days else ""
 
 
 def parse_address(value: object) -> Address:

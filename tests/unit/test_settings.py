@@ -307,12 +307,12 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
         ),
         pytest.param(
             {"tls": {"query": {"certFile": "/c"}}},
-            "tls.query: certFile and keyFile go together",
+            "tls.query: expected both certFile and keyFile, or neither",
             id="no-key",
         ),
         pytest.param(
             {"tls": {"metrics": {"clientCAFile": "/a"}}},
-            "tls.metrics.clientCAFile: needs a certFile and a keyFile",
+            "tls.metrics.clientCAFile: expected certFile and keyFile too",
             id="authority-alone",
         ),
         pytest.param(
@@ -328,8 +328,8 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
         ),
         pytest.param(
             {"auth": {"metrics": "kubernetes"}},
-            "auth.metrics: kubernetes has callers send their tokens, which would cross the network"
-            " in plain text: it needs tls.metrics with a certificate",
+            "auth.metrics: with kubernetes, callers send tokens, which would not be encrypted: set"
+            " tls.metrics.certFile and keyFile",
             id="tokens-in-plain-text",
         ),
         pytest.param(
@@ -337,8 +337,8 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
                 "listen": {"query": ":9810"},
                 "auth": {"query": "kubernetes", "allowInsecureQuery": True},
             },
-            "auth.query: kubernetes has callers send their tokens, which would cross the network in"
-            " plain text: it needs tls.query with a certificate",
+            "auth.query: with kubernetes, callers send tokens, which would not be encrypted: set"
+            " tls.query.certFile and keyFile",
             id="tokens-in-plain-text-to-the-api",
         ),
         *(
@@ -390,19 +390,19 @@ def test_an_unknown_key_is_told_the_nearest_known_one(document: object, fault: s
         ),
         pytest.param(
             {"admission": {"mode": "enforce"}},
-            "admission.users: enforce without users or groups would hold nobody: list those whose"
-            " evictions are to be denied",
+            "admission.users: with enforce, expected the users or groups whose evictions may be"
+            " denied",
             id="enforce-nobody",
         ),
         pytest.param(
             {"listen": {"admission": ":9812"}},
-            "listen.admission: the API server calls a webhook over TLS only: it needs tls.admission"
-            " with a certificate",
+            "listen.admission: the API server calls webhooks only over TLS: set"
+            " tls.admission.certFile and keyFile",
             id="admission-without-tls",
         ),
         pytest.param(
             {"listen": {"admission": "unix:/a.sock"}},
-            "listen.admission: the API server calls no unix socket: expected host:port",
+            "listen.admission: the API server cannot call a unix socket: expected host:port",
             id="admission-on-a-socket",
         ),
         pytest.param(
@@ -512,17 +512,17 @@ def test_a_bad_duration_is_not_compared(key: str) -> None:
         pytest.param({}, [], id="defaults"),
         pytest.param(
             {"migrationCooldown": 0},
-            ["policy.migrationCooldown: 0 means no floor here"],
+            ["policy.migrationCooldown: 0 means no minimum"],
             id="no-floor",
         ),
         pytest.param(
             {"maxMigrationCooldown": "0s"},
-            ["policy.maxMigrationCooldown: 0 means no cap here"],
+            ["policy.maxMigrationCooldown: 0 means no maximum"],
             id="no-cap",
         ),
         pytest.param(
             {"migrationHistoryWindow": "0"},
-            ["policy.migrationHistoryWindow: 0 means no backoff here"],
+            ["policy.migrationHistoryWindow: 0 means no backoff"],
             id="no-window",
         ),
         pytest.param(
@@ -538,14 +538,14 @@ def test_a_bad_duration_is_not_compared(key: str) -> None:
         ),
         pytest.param(
             {"migrationHistoryWindow": "1h", "maxMigrationCooldown": 0},
-            ["policy.maxMigrationCooldown: 0 means no cap here"],
+            ["policy.maxMigrationCooldown: 0 means no maximum"],
             id="no-cap-to-compare-with",
         ),
         pytest.param({"maxMigrationCooldown": "20h"}, [], id="default-window-is-not-remarked"),
     ],
 )
 def test_remarks(policy: dict[str, Any], remarks: list[str]) -> None:
-    """An explicit 0 and an explicit short window are pointed out, defaults are not."""
+    """There is a remark on an explicit 0 and an explicit short window, but not on defaults."""
     got = read_settings({"policy": policy}).remarks
     assert len(got) == len(remarks)
     assert all(one.startswith(expected) for one, expected in zip(got, remarks, strict=True))
@@ -563,7 +563,7 @@ ADMISSION = {
         pytest.param(ADMISSION, ["admission.users: no user and no group is listed"], id="nobody"),
         pytest.param(
             {"admission": {"users": ["x"]}},
-            ["admission: listen.admission is not set, so no eviction is judged"],
+            ["admission: listen.admission is not set, so the webhook is off"],
             id="no-listener",
         ),
         pytest.param(
@@ -585,14 +585,14 @@ ADMISSION = {
         ),
         pytest.param(
             ADMISSION | {"admission": {"groups": ["system:masters", "evictors"]}},
-            ["admission.groups: system:masters holds people too"],
+            ["admission.groups: system:masters contains people too"],
             id="people",
         ),
         pytest.param(ADMISSION | {"admission": {"users": ["descheduler"]}}, [], id="none"),
     ],
 )
 def test_remarks_on_admission(document: dict[str, Any], remarks: list[str]) -> None:
-    """Who is held by nothing, or should not be listed, is pointed out."""
+    """A webhook without users, users without a webhook, and unsuitable users are remarked on."""
     got = read_settings(document).remarks
     assert len(got) == len(remarks)
     assert all(one.startswith(expected) for one, expected in zip(got, remarks, strict=True))
@@ -684,9 +684,9 @@ def test_what_is_no_duration(text: object) -> None:
         pytest.param(30, "got 30: it needs a unit, as in 30m", id="number"),
         pytest.param(1.5, "got 1.5: it needs a unit, as in 1.5m", id="fraction"),
         pytest.param("900", "got '900': it needs a unit, as in 900m", id="number-as-text"),
-        pytest.param("1d", "got '1d': there are no days, 1d is 24h", id="day"),
-        pytest.param("7d", "got '7d': there are no days, 7d is 168h", id="days"),
-        pytest.param("1d12h", "got '1d12h': there are no days, 1d is 24h", id="day-and-hours"),
+        pytest.param("1d", "got '1d': days are not supported, write 24h", id="day"),
+        pytest.param("7d", "got '7d': days are not supported, write 168h", id="days"),
+        pytest.param("1d12h", "got '1d12h': days are not supported, write 24h", id="day-and-hours"),
         pytest.param(-5, "got -5", id="negative"),
         pytest.param(True, "got True", id="truth"),
         pytest.param(float("inf"), "got inf", id="infinite"),
@@ -809,16 +809,16 @@ def test_an_address_is_listened_on_once(listen: dict[str, Any], faults: list[str
     ],
     ids=["everywhere", "some", "none"],
 )
-def test_the_query_api_is_not_shown_to_the_network_unasked(
+def test_an_unprotected_query_api_on_the_network_is_an_error(
     query: object, exposed: list[str]
 ) -> None:
-    """An address that others can reach needs a permission by name; the metrics' does not."""
+    """It needs TLS and authentication, or allowInsecureQuery. The metrics listener does not."""
     document: dict[str, Any] = {"listen": {"query": query, "metrics": ":9811"}}
     if exposed:
         assert faults_of(document) == [
-            f"listen.query: {address} can be reached from the network: it needs tls.query with a"
-            " certificate and either its clientCAFile or auth.query: kubernetes. Else listen on a"
-            " loopback address or a unix socket, or say auth.allowInsecureQuery: true"
+            f"listen.query: {address} is reachable from the network: set tls.query.certFile and"
+            " keyFile, and either tls.query.clientCAFile or auth.query: kubernetes. Or listen on a"
+            " loopback address or a unix socket, or set auth.allowInsecureQuery: true"
             for address in exposed
         ]
     else:

@@ -148,7 +148,7 @@ def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     assert check(path) is Exit.OK
     out = capsys.readouterr().out
-    assert "policy.migrationCooldown: 0 means no floor" in out
+    assert "policy.migrationCooldown: 0 means no minimum" in out
     assert "policy.migrationHistoryWindow: 24h" in out
 
 
