@@ -7,8 +7,6 @@ from exporter.server.schemas import DrainAnswer, NodeAnswer, NodeCandidate, Node
 from exporter.text import write_span
 
 
-ROWS = 20
-"""How many rows are shown without --all."""
 NAMED = 3
 """How many VMs a sentence names."""
 QUOTED = 100
@@ -33,11 +31,8 @@ def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
     depends = f", {others} of them if others act" if others else ""
     sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied{depends}.")
     _warn(sheet, stale=answer.stale)
-    limit = None if everything else ROWS
-    rows = [_node_row(one) for one in answer.nodes[:limit]]
     head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
-    sheet.rows(rows, head)
-    sheet.note_hidden(len(answer.nodes), limit)
+    sheet.table(head, [_node_row(one) for one in answer.nodes], everything=everything)
     return sheet.text()
 
 
@@ -59,10 +54,18 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
     counts = [(one, _count(answer, one)) for one in GRAVEST]
     sheet.rows([(str(one), str(count), _MEANINGS[one]) for one, count in counts if count])
     sheet.head("A drain now")
-    limit = None if everything else ROWS
     found = sorted(answer.candidates, key=lambda one: GRAVEST.index(one.outcome))
-    sheet.rows([_candidate_row(one) for one in found[:limit]], _HEAD)
-    sheet.note_hidden(len(found), limit)
+    rows = [
+        (
+            f"{one.namespace}/{one.name}",
+            (str(one.outcome), BAD if one.outcome in KEPT else ""),
+            "?" if one.last_duration_seconds is None else write_span(one.last_duration_seconds),
+            str(one.failed_attempts),
+            write_why(one),
+        )
+        for one in found
+    ]
+    sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows, everything=everything)
     return sheet.text()
 
 
@@ -103,20 +106,6 @@ def _name(found: list[NodeCandidate]) -> str:
         names.append(name)
     more = len(found) - NAMED
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
-
-
-_HEAD = ("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY")
-
-
-def _candidate_row(one: NodeCandidate) -> list[Cell]:
-    took = one.last_duration_seconds
-    return [
-        f"{one.namespace}/{one.name}",
-        (str(one.outcome), BAD if one.outcome in KEPT else ""),
-        "?" if took is None else write_span(took),
-        str(one.failed_attempts),
-        write_why(one),
-    ]
 
 
 def write_why(one: NodeCandidate) -> str:

@@ -71,7 +71,15 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
     sheet.head("Based on")
-    sheet.rows(_evidence(vmi))
+    contact = "none yet" if vmi.observed_at is None else write_past(vmi.observed_at, vmi.as_of)
+    sheet.rows(
+        [
+            ("runs on", vmi.node or "no node yet"),
+            ("launcher pod", "unknown" if vmi.launcher is None else _launcher(vmi.launcher)),
+            ("last contact", contact),
+            ("not watched", ", ".join(vmi.blind_spots) or "nothing"),
+        ]
+    )
     return sheet.text()
 
 
@@ -238,16 +246,6 @@ def _held_eviction(one: HeldEvictionAnswer, as_of: datetime) -> list[Cell]:
     outcome: Cell = ("denied", BAD) if one.denied else "would be denied"
     times = "once" if one.times == 1 else f"{one.times} times, last"
     return [f"by {one.user}", f"{times} {write_past(one.at, as_of)}", outcome, str(one.reason)]
-
-
-def _evidence(vmi: VmiAnswer) -> list[list[Cell]]:
-    contact = "none yet" if vmi.observed_at is None else write_past(vmi.observed_at, vmi.as_of)
-    return [
-        ["runs on", vmi.node or "no node yet"],
-        ["launcher pod", "unknown" if vmi.launcher is None else _launcher(vmi.launcher)],
-        ["last contact", contact],
-        ["not watched", ", ".join(vmi.blind_spots) or "nothing"],
-    ]
 
 
 def _launcher(pod: LauncherAnswer) -> str:

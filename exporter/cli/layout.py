@@ -26,6 +26,8 @@ NARROWEST = 40
 """Fewer columns leave no space to align anything."""
 INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
+ROWS = 20
+"""How many rows of a table are shown without --all."""
 GOOD, BAD, FAINT = "green", "bold red", "dim"
 
 _UNLIMITED = 1_000_000
@@ -121,10 +123,14 @@ class Sheet:
             table.add_row(*row)
         self._console.print(Padding.indent(table, indent))
 
-    def note_hidden(self, total: int, limit: int | None) -> None:
-        """Say how many rows are not shown."""
-        if limit is not None and total > limit:
-            self.rows([((f"and {total - limit} more: --all shows them", FAINT),)])
+    def table(
+        self, head: Sequence[str], rows: Sequence[Sequence[Cell]], *, everything: bool
+    ) -> None:
+        """Add a table; unless `everything`, its first `ROWS` rows and how many more there are."""
+        shown = rows if everything else rows[:ROWS]
+        self.rows(shown, head)
+        if len(rows) > len(shown):
+            self.rows([((f"and {len(rows) - len(shown)} more: --all shows them", FAINT),)])
 
     def command(self, command: str) -> None:
         """Add a command on one line, however long, so that it can be copied."""
@@ -134,7 +140,10 @@ class Sheet:
 def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
     """The width of each column so that no word is broken; none if there is not enough room."""
     columns = list(zip(*rows, strict=True))
-    widths = [max(_longest_word(text) for text in column) for column in columns]
+    widths = [
+        max((Text(word).cell_len for text in column for word in text.plain.split()), default=0)
+        for column in columns
+    ]
     wanted = [max(text.cell_len for text in column) for column in columns]
     spare = room - sum(widths) - GAP * (len(columns) - 1)
     if spare < 0:
@@ -145,10 +154,6 @@ def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
         widths[number] += more
         spare -= more
     return widths
-
-
-def _longest_word(text: Text) -> int:
-    return max((Text(word).cell_len for word in text.plain.split()), default=0)
 
 
 def _draw(cell: Cell) -> Text:

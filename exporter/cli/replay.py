@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from exporter.cli.commands import Exit, complain, name_python, print_answer, refuse
 from exporter.cli.layout import Screen, detect_terminal
@@ -86,7 +86,12 @@ def replay(
             show(found, source, as_json=arguments.json, screen=screen, out=text)
             print_faults(source.faults, sys.stderr)
         if arguments.plot is not None:
-            _draw(found, arguments.plot)
+            from exporter.whatif import plot
+
+            try:
+                plot.draw(found, arguments.plot)
+            except plot.CannotDraw as trouble:
+                raise CannotReplay(f"--plot {arguments.plot}: {trouble}") from None
     except CannotReplay as trouble:
         return complain(Exit.CANNOT_REPLAY, str(trouble))
     except OSError as error:
@@ -201,7 +206,8 @@ def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Com
             for event in source.events(source.faults):
                 replay.take(event)
                 if replay.events % PROGRESS_EVERY == 0:
-                    _show_progress(progress, task, source, replay)
+                    status = f"{write_instant(replay.now)[:16]}, {replay.events:,} events"
+                    progress.update(task, completed=source.done(replay.now), status=status)
         except recording.UnknownFormat as unknown:
             raise CannotReplay(str(unknown)) from None
         except OSError as error:
@@ -302,16 +308,6 @@ def _open_source(
     return nullcontext(from_prometheus(arguments, sys.stderr))
 
 
-def _draw(found: Comparison, path: Path) -> None:
-    """Raises `CannotReplay` or OSError."""
-    from exporter.whatif import plot
-
-    try:
-        plot.draw(found, path)
-    except plot.CannotDraw as trouble:
-        raise CannotReplay(f"--plot {path}: {trouble}") from None
-
-
 def _progress(errors: TextIO) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
@@ -322,8 +318,3 @@ def _progress(errors: TextIO) -> Progress:
         transient=True,
         disable=not errors.isatty(),
     )
-
-
-def _show_progress(progress: Progress, task: TaskID, source: Source, replay: Replay) -> None:
-    status = f"{write_instant(replay.now)[:16]}, {replay.events:,} events"
-    progress.update(task, completed=source.done(replay.now), status=status)

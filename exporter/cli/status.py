@@ -6,7 +6,7 @@ from itertools import groupby
 
 from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
-from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
+from exporter.cli.layout import BAD, FAINT, GOOD, ROWS, Cell, Screen, Sheet
 from exporter.engine.drain import GRAVEST
 from exporter.engine.model import Reason
 from exporter.health import Staleness
@@ -21,9 +21,6 @@ from exporter.server.schemas import (
 )
 from exporter.text import write_span
 
-
-ROWS = 20
-"""How many rows of each list are shown without --all."""
 
 _UNTIL = {
     Reason.MIGRATION_IN_PROGRESS: "the migration ends",
@@ -63,17 +60,15 @@ def show_status(
         drained = ", ".join(f"{one} {count}" for one, count in counts if count)
         if drained:
             sheet.rows([("held or not, a drain of their nodes", drained)])
-    limit = None if everything else ROWS
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]
         others = [one for one in evacuations.evacuations if not one.stuck]
-        _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck, limit)
-        _list_evacuations(sheet, f"Other evacuations: {len(others)}", others, limit)
+        _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck, everything=everything)
+        _list_evacuations(sheet, f"Other evacuations: {len(others)}", others, everything=everything)
     if blocked is not None:
         rows = _held_vms(blocked)
         sheet.head(f"Held VMs: {len(rows)}")
-        sheet.rows(rows[:limit], _HELD_HEAD)
-        sheet.note_hidden(len(rows), limit)
+        sheet.table(("VM", "ON", "BECAUSE", "UNTIL"), rows, everything=everything)
     return sheet.text()
 
 
@@ -133,22 +128,27 @@ def _checkpoint(kept: CheckpointStatus | None, as_of: datetime) -> str:
     return f"{kept.vmis} VMs, {kept.bytes:,} bytes, {state}"
 
 
-_EVACUATION_HEAD = ("VM", "FROM", "AGE", "STATE", "FAILED")
-
-
 def _list_evacuations(
-    sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], limit: int | None
+    sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], *, everything: bool
 ) -> None:
     """List evacuations, and below them each action with its cause and the VMs that it is for.
 
     The command is the one for the first of them.
     """
-    shown = found[:limit]
     sheet.head(head)
-    sheet.rows([_evacuation_row(one) for one in shown], _EVACUATION_HEAD)
-    sheet.note_hidden(len(found), limit)
+    rows = [
+        (
+            f"{one.namespace}/{one.name}",
+            one.evacuation_node_name,
+            write_span(int(one.age_seconds), units=2),
+            (str(one.state), BAD if one.stuck else ""),
+            str(one.failed_attempts),
+        )
+        for one in found
+    ]
+    sheet.table(("VM", "FROM", "AGE", "STATE", "FAILED"), rows, everything=everything)
     alike = dict[tuple[str, str], list[EvacuationAnswer]]()
-    for one in shown:
+    for one in found if everything else found[:ROWS]:
         said = "" if one.cause is None else write_reason(one.cause)
         alike.setdefault((one.next_step, said), []).append(one)
     for (step, said), ones in alike.items():
@@ -159,19 +159,6 @@ def _list_evacuations(
             sheet.rows([(f"cause: {said}",)] if said else [])
             sheet.rows([(f"runbook: {first.runbook}",)])
             sheet.command(first.command)
-
-
-def _evacuation_row(one: EvacuationAnswer) -> list[Cell]:
-    return [
-        f"{one.namespace}/{one.name}",
-        one.evacuation_node_name,
-        write_span(int(one.age_seconds), units=2),
-        (str(one.state), BAD if one.stuck else ""),
-        str(one.failed_attempts),
-    ]
-
-
-_HELD_HEAD = ("VM", "ON", "BECAUSE", "UNTIL")
 
 
 def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:

@@ -10,11 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.engine.model import Instant, Policy, Reason, Seconds
-from exporter.text import escape, format_duration, split_span, write_instant
+from exporter.text import escape, format_duration, split_span, write_instant, write_optional_instant
 from exporter.whatif.account import (
     Account,
     Comparison,
-    Contender,
     Histogram,
     StuckEvacuation,
     Timeline,
@@ -48,7 +47,11 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
         markup=False,
         emoji=False,
     )
-    console.print(_headline(comparison))
+    console.print(
+        f"{write_instant(comparison.began)} to {write_instant(comparison.ended)}"
+        f" ({_span(comparison.ended - comparison.began)}), {comparison.events:,} events,"
+        f" {comparison.vms:,} VMs"
+    )
     console.print()
     console.print(_table(comparison))
     stuck = _gather_stuck(comparison)
@@ -80,14 +83,6 @@ def to_json(comparison: Comparison, remarks: Sequence[str] = ()) -> dict[str, An
 def share_of(part: float, whole: float) -> float:
     """`part` as a share of `whole`, 0 if there is nothing to share."""
     return part / whole if whole else 0.0
-
-
-def _headline(comparison: Comparison) -> str:
-    return (
-        f"{write_instant(comparison.began)} to {write_instant(comparison.ended)}"
-        f" ({_span(comparison.ended - comparison.began)}), {comparison.events:,} events,"
-        f" {comparison.vms:,} VMs"
-    )
 
 
 def _table(comparison: Comparison) -> Table:
@@ -172,10 +167,26 @@ def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) 
 
 
 def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
-    stuck, migrations = account.stuck, account.migrations
+    found, migrations = account.stuck, account.migrations
+    policy, stuck = account.contender.policy, account.contender.stuck
     return {
         "name": account.contender.name,
-        **_settings_json(account.contender),
+        "policy": {
+            "migrationCooldown": policy.migration_cooldown,
+            "maxMigrationCooldown": policy.max_migration_cooldown,
+            "migrationHistoryWindow": policy.migration_history_window,
+            "countFailedMigrations": policy.count_failed_migrations,
+            "guards": {
+                "pendingMigrations": policy.guard_pending_migrations,
+                "evacuations": policy.guard_evacuations,
+            },
+        },
+        "stuckPolicy": {
+            "after": stuck.after,
+            "failedAttempts": stuck.failed_attempts,
+            "migrationTimeout": stuck.migration_timeout,
+            "external": stuck.external,
+        },
         "evictions": {
             "asked": account.asked,
             "allowed": account.allowed,
@@ -193,40 +204,32 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "vmsAtCap": account.vms_at_cap,
         },
         "stuck": {
-            "found": stuck.found,
-            "alerted": stuck.alerted,
-            "openAtEnd": stuck.open_at_end,
-            "byState": dict(sorted(stuck.by_state.items())),
-            "minutesToAlert": _histogram_json(stuck.minutes_to_alert),
-            "minutesAlerting": _histogram_json(stuck.minutes_alerting),
-            "longest": [_stuck_json(one) for one in stuck.longest],
+            "found": found.found,
+            "alerted": found.alerted,
+            "openAtEnd": found.open_at_end,
+            "byState": dict(sorted(found.by_state.items())),
+            "minutesToAlert": _histogram_json(found.minutes_to_alert),
+            "minutesAlerting": _histogram_json(found.minutes_alerting),
+            "longest": [
+                {
+                    "namespace": one.namespace,
+                    "name": one.name,
+                    "evacuationNodeName": one.node,
+                    "source": one.source,
+                    "requestedAt": write_instant(one.requested_at),
+                    "stuckAt": write_instant(one.stuck_at),
+                    "alertedAt": write_optional_instant(one.alerted_at),
+                    "endedAt": write_optional_instant(one.ended_at),
+                    "state": one.state,
+                    "stuckBy": list(one.causes),
+                }
+                for one in found.longest
+            ],
         },
         "overTime": {
             "allowed": _timeline_json(account.allowed_over_time),
             "refused": _timeline_json(account.refused_over_time),
             "cooldownSeconds": _timeline_json(account.cooling_over_time),
-        },
-    }
-
-
-def _settings_json(contender: Contender) -> dict[str, Any]:
-    policy, stuck = contender.policy, contender.stuck
-    return {
-        "policy": {
-            "migrationCooldown": policy.migration_cooldown,
-            "maxMigrationCooldown": policy.max_migration_cooldown,
-            "migrationHistoryWindow": policy.migration_history_window,
-            "countFailedMigrations": policy.count_failed_migrations,
-            "guards": {
-                "pendingMigrations": policy.guard_pending_migrations,
-                "evacuations": policy.guard_evacuations,
-            },
-        },
-        "stuckPolicy": {
-            "after": stuck.after,
-            "failedAttempts": stuck.failed_attempts,
-            "migrationTimeout": stuck.migration_timeout,
-            "external": stuck.external,
         },
     }
 
@@ -246,21 +249,6 @@ def _timeline_json(timeline: Timeline) -> dict[str, Any]:
     return {
         "binSeconds": timeline.width,
         "bins": [round(amount, 3) for amount in timeline.bins],
-    }
-
-
-def _stuck_json(one: StuckEvacuation) -> dict[str, Any]:
-    return {
-        "namespace": one.namespace,
-        "name": one.name,
-        "evacuationNodeName": one.node,
-        "source": one.source,
-        "requestedAt": write_instant(one.requested_at),
-        "stuckAt": write_instant(one.stuck_at),
-        "alertedAt": None if one.alerted_at is None else write_instant(one.alerted_at),
-        "endedAt": None if one.ended_at is None else write_instant(one.ended_at),
-        "state": one.state,
-        "stuckBy": list(one.causes),
     }
 
 

@@ -6,7 +6,6 @@ Matplotlib is the optional extra `plot`: import this module only if a plot was r
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -48,7 +47,9 @@ def draw(comparison: Comparison, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
-    figure.savefig(path, dpi=110, metadata=_metadata(path))
+    # Neither the date nor Matplotlib's version.
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    figure.savefig(path, dpi=110, metadata=metadata)
 
 
 def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
@@ -159,8 +160,3 @@ def _at_least(histogram: Histogram) -> tuple[list[int], list[int]]:
     values = sorted(histogram.counts)
     from_above = list(accumulate(histogram.counts[value] for value in reversed(values)))
     return values, from_above[::-1]
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    """Leave out the date and Matplotlib's version."""
-    return {"Date": None} if path.suffix == ".svg" else {"Software": None}

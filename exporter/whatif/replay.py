@@ -82,8 +82,11 @@ class Replay:
                     world.store.put(fact)
             case _:
                 self._remove(event)
-        if event.resource is not None:
-            self._note_access(event.resource, allowed=event.kind is not Kind.REFUSED)
+        for world in self._worlds:
+            if event.resource is Resource.VMIMS:
+                world.store.vmims_seen = event.kind is not Kind.REFUSED
+            elif event.resource is Resource.PODS:
+                world.store.pods_seen = event.kind is not Kind.REFUSED
 
     def finish(self) -> Comparison:
         """End the recording and return what each contender would have done."""
@@ -107,13 +110,6 @@ class Replay:
         for world in self._worlds:
             world.begin(self._now)
         return self._now
-
-    def _note_access(self, resource: Resource, *, allowed: bool) -> None:
-        for world in self._worlds:
-            if resource is Resource.VMIMS:
-                world.store.vmims_seen = allowed
-            elif resource is Resource.PODS:
-                world.store.pods_seen = allowed
 
     def _put_vmi(self, vmi: Vmi) -> None:
         key = (vmi.namespace, vmi.name)

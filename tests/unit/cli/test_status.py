@@ -2,7 +2,7 @@
 
 import pytest
 
-from exporter.cli.status import ROWS
+from exporter.cli.layout import ROWS
 from exporter.engine.model import Reason
 from exporter.health import CheckpointFault, CheckpointHealth, Health
 from tests.support.builders import (
