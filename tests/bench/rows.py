@@ -171,8 +171,9 @@ class Bench:
         what = f"{sizes.vmis:,} VMIs + {3 * sizes.vmis:,} VMIMs"
         self.notes.append(
             f"Memory is taken after a scrape and a verdict on each of 1,000 VMIs. The exporter has"
-            f" {empty / MIB:.0f} MiB with an empty cluster; per VMI counts what its RSS grows"
-            f" beyond that, and of the informer only the heap that is alive after a collection."
+            f" {empty / MIB:.0f} MiB with an empty cluster; the memory per VMI is the"
+            " growth of its RSS beyond that; for the informer only the live heap after a collection"
+            " counts."
         )
         return [
             compare(f"start to ready, {what}, wall", "4x faster than the informer", walls["ours"],

@@ -161,7 +161,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
         async with exporter(cluster, tmp_path, mode="enforce") as running:
             denied = await descheduler.evict(pod)
             assert denied.code == 429
-            (explain,) = commands("What a held evictor shows")
+            (explain,) = commands("What an evictor shows")
             told = await shell(
                 explain.replace("python ", f"{sys.executable} ").replace(
                     "bank/churn-1", "shop/db1"

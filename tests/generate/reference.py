@@ -105,7 +105,7 @@ and with 304 if it has not changed by then. A 304 renews the copy: `maxAgeSecond
 A copy older than `maxAgeSeconds` says nothing; ask `POST /v1/verdicts` then.
 
 - While the exporter starts or shuts down it answers 503 with `Retry-After`, and in between nothing
-  listens. Ask again after that pause: the copy holds until it is too old.
+  listens. Ask again after that pause. The copy may be used until it is too old.
 - Turning stale, or fresh again, changes the `ETag`, so that the request returns with the new
   `stale`. Go on with a stale copy: what is in it was true at the last contact, and after
   `kube.deadAfter` only cooldowns are left in it.

@@ -732,7 +732,7 @@ async def test_the_exporter_tells_every_step_of_it(
     told_waits = ", ".join(
         f"{wait:g}" for n in range(1, FAILURES + 1) for wait in diary.backoffs[n]
     )
-    prove(f"rig: KubeVirt {RUNNING['kubevirt']}: waits that the exporter tells: {told_waits} s")
+    prove(f"rig: KubeVirt {RUNNING['kubevirt']}: waits that the exporter reports: {told_waits} s")
     for failed, states in sorted(diary.states.items()):
         prove(f"rig: after {failed} real failures: {', '.join(sorted(states))}")
     assert told is not None
