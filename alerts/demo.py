@@ -1,6 +1,6 @@
-"""`make alerts`: a Prometheus with our rules on the demo of `make run`, told as its alerts change.
+"""`make alerts`: runs Prometheus with our rules on the demo of `make run`, and prints its alerts.
 
-The Prometheus that is built here has no pages of its own, so that what happens is printed.
+The Prometheus that is built here has no web pages, so changes of alerts are printed.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ Alerts: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class CannotShow(Exception):
-    """There is nothing to show; the text says what is missing."""
+    """Something is missing; the text says what."""
 
 
 def find_exporter() -> str:
-    """Where the demo that was started last serves its metrics."""
+    """The address of the metrics of the demo that was started last."""
     try:
         return (FOLDER / "metrics").read_text().replace("//0.0.0.0:", "//127.0.0.1:")
     except OSError:
@@ -44,7 +44,7 @@ def find_exporter() -> str:
 
 
 def name_alert(alert: Mapping[str, Any]) -> str:
-    """The alert and what it is about: a VM, else a node, else a resource, as far as it has one."""
+    """The alert with its VM, else its node, else its resource."""
     labels = alert["labels"]
     vm = "/".join(labels[key] for key in ("namespace", "name") if labels.get(key))
     about = vm or labels.get("node") or labels.get("resource") or ""
@@ -52,9 +52,9 @@ def name_alert(alert: Mapping[str, Any]) -> str:
 
 
 def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts) -> Iterator[str]:
-    """A line where an alert becomes pending for the first time, fires or has fired; notes it.
+    """Yield a line when an alert first becomes pending, when it fires and when it ends.
 
-    What is pending off and on without ever firing is told once. A firing one explains itself.
+    An alert that is pending several times has one line. A firing alert has its description.
     """
     for key, alert in now.items():
         if key in told and told[key]["state"] == alert["state"]:
@@ -71,7 +71,7 @@ def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts) -> Iterator[st
 
 
 async def read_alerts(session: aiohttp.ClientSession) -> Alerts:
-    """The alerts that are pending or fire now, in the order of their names."""
+    """The pending and firing alerts, sorted by name."""
     async with session.get("/api/v1/alerts") as response:
         found = (await response.json())["data"]["alerts"]
     found.sort(key=name_alert)
@@ -79,7 +79,7 @@ async def read_alerts(session: aiohttp.ClientSession) -> Alerts:
 
 
 async def show(session: aiohttp.ClientSession) -> NoReturn:
-    """Print what changes, for ever."""
+    """Print changes until the program ends."""
     told: dict[str, Mapping[str, Any]] = {}
     while True:
         for line in tell_changes(told, await read_alerts(session)):
@@ -89,7 +89,7 @@ async def show(session: aiohttp.ClientSession) -> NoReturn:
 
 
 async def answers(url: str) -> bool:
-    """Whether somebody answers there with a page, or a plain 200."""
+    """Whether a server answers there with 200."""
     with suppress(aiohttp.ClientError, TimeoutError):
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
@@ -98,7 +98,7 @@ async def answers(url: str) -> bool:
 
 
 async def require_a_demo() -> None:
-    """There is an exporter to scrape, and a port to listen on. Raises `CannotShow`."""
+    """Check that there is an exporter and a free port. Raises `CannotShow`."""
     if await answers(f"{PROMETHEUS}/-/ready"):
         raise CannotShow(f"{ADDRESS} is in use: another Prometheus answers there")
     exporter = find_exporter()
@@ -108,7 +108,7 @@ async def require_a_demo() -> None:
 
 @asynccontextmanager
 async def prometheus() -> AsyncIterator[None]:
-    """Prometheus, ready. Raises `CannotShow`."""
+    """Start Prometheus and wait until it is ready. Raises `CannotShow`."""
     places = [str(ROOT / ".tools/bin"), os.environ.get("KUBEBUILDER_ASSETS"), os.environ["PATH"]]
     found = shutil.which("prometheus", path=os.pathsep.join(one for one in places if one))
     if found is None:
@@ -142,7 +142,7 @@ async def prometheus() -> AsyncIterator[None]:
 
 
 async def main() -> int:
-    """Until Ctrl-C; 1 where there is nothing to show."""
+    """Run until Ctrl-C; returns 1 if something is missing."""
     loop, this = asyncio.get_running_loop(), asyncio.current_task()
     assert this is not None  # noqa: S101 (for mypy: a coroutine runs in a task)
     for number in (signal.SIGINT, signal.SIGTERM):

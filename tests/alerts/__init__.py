@@ -1,1 +1,1 @@
-"""The alerts as they are shipped, what is derived from them, and how they are tested."""
+"""Tests of the alerts and the runbooks."""

@@ -1,4 +1,4 @@
-"""A cluster and its exporters on one clock that runs faster than the world's."""
+"""A cluster and its exporters on one clock that runs faster than real time."""
 
 import asyncio
 import random
@@ -23,22 +23,22 @@ SPEED = 0.1
 
 
 class Clock:
-    """A clock that runs faster from now on."""
+    """A clock that runs faster than real time."""
 
     def __init__(self) -> None:
         self._start = time.time()
 
     def __call__(self) -> float:
-        """The instant."""
+        """The current time of this clock."""
         return self._start + (time.time() - self._start) * FACTOR
 
     def read(self) -> datetime:
-        """The same for the simulated cluster."""
+        """The same as a datetime, for the simulated cluster."""
         return datetime.fromtimestamp(self(), UTC)
 
 
 class Hasty(Reflector):
-    """The follower as it is, with pauses that are as short as everything else."""
+    """The reflector with shorter pauses, to match the fast clock."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +47,7 @@ class Hasty(Reflector):
 
 @asynccontextmanager
 async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> AsyncIterator[str]:
-    """The exporter on the demo for the length of the block; the URL of its query listener."""
+    """Run the exporter on the demo; yields the URL of its query listener."""
     stop = asyncio.Event()
     listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(

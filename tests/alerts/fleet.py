@@ -1,4 +1,4 @@
-"""Cases with two clusters, made of those with one: what a Prometheus of a whole fleet sees."""
+"""Joins cases of one cluster into cases of two clusters in one Prometheus."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ _OPENING = re.compile(r"^(\w+)(?:\{(.*)\})?$", re.DOTALL)
 
 
 def is_firing(case: Case) -> bool:
-    """Whether an alert fires in a case at some time."""
+    """Whether any alert fires in this case."""
     return any(one["exp_alerts"] for one in case["alert_rule_test"])
 
 
 def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
-    """Each firing case beside itself and each silent one of its alert, the silent ones in pairs.
+    """Pair each firing case with itself and with each silent case of its alert; and silent cases.
 
-    A case without a series of the exporter's is no cluster of a fleet, and is left out.
+    Cases without a series of the exporter are left out.
     """
     ours = [
         case
@@ -42,12 +42,12 @@ def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 def alerts_of(case: Case) -> set[str]:
-    """The names of the alerts that a case is about."""
+    """The names of the alerts that a case tests."""
     return {one["alertname"] for one in case["alert_rule_test"]}
 
 
 def join(east: Case, west: Case) -> Case:
-    """One Prometheus with both clusters; the west is silent, or the same as the east."""
+    """One Prometheus with both clusters; the west is silent, or equal to the east."""
     clusters = (EAST, WEST) if west is east else (EAST,)
     return {
         **east,

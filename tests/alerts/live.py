@@ -1,4 +1,4 @@
-"""A real Prometheus, a real Alertmanager, and somebody who is told."""
+"""A real Prometheus, a real Alertmanager, and a receiver of notifications."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.support.serving import serving
 
 
 class _Ready(Server):
-    """A server of Prometheus's family."""
+    """A server with an endpoint `/-/ready`."""
 
     def __init__(self, name: str, directory: Path, config: object, *flags: str) -> None:
         port = free_port()
@@ -53,7 +53,7 @@ AT_ONCE = {"group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
 
 
 class Alertmanager(_Ready):
-    """Sends each alert by itself, and its end, to a receiver."""
+    """Sends each alert separately to a receiver, and again when it ends."""
 
     def __init__(self, directory: Path, config: object) -> None:
         directory.mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ class Alertmanager(_Ready):
         )
 
     async def post(self, alerts: list[dict[str, Any]]) -> None:
-        """Say that these alerts fire."""
+        """Post these alerts as firing."""
         async with (
             aiohttp.ClientSession() as session,
             session.post(f"{self.url}/api/v2/alerts", json=alerts) as response,
@@ -75,7 +75,7 @@ class Alertmanager(_Ready):
 
 
 def plain_config(receiver_url: str) -> dict[str, Any]:
-    """Everything to one receiver at once."""
+    """A configuration that sends everything to one receiver at once."""
     hook = {"url": receiver_url, "send_resolved": True}
     return {
         "route": {"receiver": "test", **AT_ONCE, "repeat_interval": "1h"},
@@ -145,7 +145,7 @@ class Prometheus(_Ready):
 
 
 class Receiver:
-    """A webhook; `told` is everything that it was told, oldest first."""
+    """A webhook; `told` has all notifications, oldest first."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
@@ -163,7 +163,7 @@ class Receiver:
         await self._running.aclose()
 
     def firing(self) -> list[dict[str, Any]]:
-        """The alerts whose last word is that they fire."""
+        """The alerts whose last notification says that they fire."""
         last = {json.dumps(one["labels"], sort_keys=True): one for one in self.told}
         return [one for one in last.values() if one["status"] == "firing"]
 

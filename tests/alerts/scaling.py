@@ -1,8 +1,8 @@
-"""The very rules that are shipped, with time running faster.
+"""The shipped rules with shorter durations.
 
-A proof in a real Prometheus cannot wait for production's half hours, and rules written for the
-test would prove themselves. So one factor divides every `for`, `keep_firing_for`, range, offset and
-interval of a group, and nothing else is touched.
+A test cannot wait for half an hour, and rules written for the test would prove nothing about the
+shipped ones. So one factor divides every `for`, `keep_firing_for`, range, offset and interval of
+the shipped rules.
 """
 
 import copy
@@ -29,7 +29,7 @@ def scale(groups: Groups, factor: float) -> Groups:
 
 
 def map_durations(groups: Groups, change: Callable[[str], str]) -> Groups:
-    """The rules with every duration changed, and nothing else."""
+    """The rules with only the durations changed."""
 
     def in_place(match: re.Match[str]) -> str:
         if match["duration"] is None:

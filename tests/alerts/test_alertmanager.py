@@ -1,4 +1,4 @@
-"""The example for Alertmanager, in a real one: what is sent, where to, and what is not."""
+"""The example for Alertmanager, in a real Alertmanager."""
 
 import asyncio
 from collections import Counter
@@ -32,7 +32,7 @@ def firing(alert: str, /, **labels: str) -> dict[str, Any]:
 
 
 def a_drain() -> list[dict[str, Any]]:
-    """Hundreds of stuck VMs in the east, two in the west, of which one fails again and again."""
+    """Many stuck VMs in the east, and two in the west, one of which fails repeatedly."""
     vm = {"namespace": "shop", "node": "n1"}
     return [
         firing(MANY, cluster="east"),
@@ -55,7 +55,7 @@ def named(receiver: Receiver) -> Counter[tuple[str, str]]:
 async def test_many_stuck_vms_are_one_notification(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """The same alerts in a plain Alertmanager and in one with the example."""
+    """With the example, Alertmanager sends one notification for many stuck VMs of a cluster."""
     alerts = a_drain()
     async with AsyncExitStack() as stack:
         receivers = [await stack.enter_async_context(Receiver()) for _ in range(4)]
@@ -95,7 +95,7 @@ async def test_many_stuck_vms_are_one_notification(
 
 
 def test_every_name_in_the_example_is_an_alert() -> None:
-    """And the label that it routes by is on every alert."""
+    """The example names only alerts that exist, and routes by a label that every alert has."""
     config = example_config(dict.fromkeys(("others", "virtualization", "virtualization-later"), ""))
     (route,) = config["route"]["routes"]
     (matcher,) = route["matchers"]

@@ -1,4 +1,4 @@
-"""What `make alerts` says."""
+"""The output of `make alerts`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from tests.support.serving import serving
 
 
 def an_alert(state: str, **labels: str) -> dict[str, Any]:
-    """A stuck evacuation's alert, as Prometheus tells it."""
+    """An alert about a stuck evacuation, in the format of Prometheus."""
     return {
         "state": state,
         "labels": {"alertname": "KubeVirtEvacuationStuck", **labels},
@@ -33,12 +33,12 @@ def an_alert(state: str, **labels: str) -> dict[str, Any]:
     ],
 )
 def test_an_alert_is_named_by_what_it_is_about(labels: dict[str, str], name: str) -> None:
-    """The VM, else the node, else the resource."""
+    """An alert is named by its VM, else its node, else its resource."""
     assert name_alert(an_alert("pending", **labels)) == name
 
 
 def test_only_changes_are_told() -> None:
-    """Pending once, then firing with what to do, then nothing while it stays, then over."""
+    """A line is printed when an alert becomes pending, fires or ends, and at no other time."""
     pending, firing = {"a": an_alert("pending")}, {"a": an_alert("firing")}
     told: dict[str, Mapping[str, Any]] = {}
 
@@ -56,7 +56,7 @@ def test_only_changes_are_told() -> None:
 
 
 async def test_a_prometheus_is_asked() -> None:
-    """Alerts by their labels, in the order of their names; a page that is none is no answer."""
+    """Alerts are read from the API of Prometheus, sorted by name; other pages are not accepted."""
     alerts = [an_alert("firing", node="n2"), an_alert("pending", node="n1")]
 
     async def tell(_: web.Request) -> web.Response:

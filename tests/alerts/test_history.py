@@ -1,4 +1,4 @@
-"""The recording rules for ranges of days, in promtool: what an hour of two clusters comes to."""
+"""The recording rules for long ranges, in promtool."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def expect(clusters: dict[str, float], expression: str) -> dict[str, Any]:
 @pytest.mark.parametrize("scrape", SCRAPES, ids=lambda scrape: scrape.name)
 @pytest.mark.parametrize("clusters", [("",), ("east", "west")], ids=["one", "two"])
 def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path: Path) -> None:
-    """Of two evacuations one ended in time; a restart ends none; replicas do not count twice."""
+    """Ended evacuations are counted once, in time or late; a restart of the exporter ends none."""
     series: dict[str, str] = {}
     for cluster, restarts in zip(clusters, (False, True), strict=False):
         series |= an_hour(cluster, restarts=restarts)
@@ -82,7 +82,7 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
 
 
 def test_one_cluster_ends_nothing_in_another(tmp_path: Path) -> None:
-    """VMs of the same names that stay in the west do not keep those of the east from ending."""
+    """An evacuation ends in its cluster even if another cluster has a VM of the same name."""
     scrape = SCRAPES[0]
     series = {**an_hour("east"), **an_hour("west", ends=False)}
     case = scrape.case(
@@ -100,7 +100,7 @@ def test_one_cluster_ends_nothing_in_another(tmp_path: Path) -> None:
 
 
 def evaluate(directory: Path, scrape: Scrape, case: dict[str, Any]) -> tuple[int, str]:
-    """What promtool says of a case with all rules."""
+    """Run promtool on a case with all rules."""
     write(directory / "rules.yaml", scrape.rules(load_groups()))
     document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
     return run("promtool", "test", "rules", write(directory / "cases.yaml", document))

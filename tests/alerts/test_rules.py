@@ -1,4 +1,4 @@
-"""The rules: accepted by the tools, true to the metrics, each alert fired and silent on purpose."""
+"""The rules: linted, tested by promtool cases, and compared with the metrics."""
 
 import copy
 import json
@@ -57,7 +57,7 @@ PINT_LINT = ("--no-color", "--offline", "--config", str(PINT), "lint", "--fail-o
 
 
 def run(tool: str, *arguments: object) -> tuple[int, str]:
-    """The exit code of a tool, and what it said."""
+    """Run a tool; returns its exit code and its output."""
     done = subprocess.run(
         [find_binary(tool), *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -65,7 +65,7 @@ def run(tool: str, *arguments: object) -> tuple[int, str]:
 
 
 def lint(path: Path) -> tuple[int, str]:
-    """What pint says of a rule file, of any severity."""
+    """Run pint on a rule file."""
     return run("pint", *PINT_LINT, "--min-severity", "info", path)
 
 
@@ -81,14 +81,14 @@ def cases() -> list[dict[str, Any]]:
 
 
 def test_promtool_accepts_the_rules() -> None:
-    """`promtool check rules` with every lint, each of them fatal."""
+    """`promtool check rules` passes with every lint."""
     code, said = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
 
     assert code == 0, said
 
 
 def test_the_prometheus_of_make_alerts_scrapes_the_demo() -> None:
-    """Its configuration is valid, has our rules and the exporter's own port."""
+    """Its configuration is valid and has the shipped rules and the exporter's default port."""
     code, said = run("promtool", "check", "config", PROMETHEUS)
     config = yaml.safe_load(PROMETHEUS.read_text())
     (scrape,) = config["scrape_configs"]
@@ -101,7 +101,7 @@ def test_the_prometheus_of_make_alerts_scrapes_the_demo() -> None:
 
 
 def test_pint_has_nothing_to_say() -> None:
-    """Not even for information."""
+    """Pint reports nothing, of any severity."""
     code, said = lint(RULES)
 
     assert code == 0, said
@@ -132,7 +132,7 @@ def test_pint_has_nothing_to_say() -> None:
 def test_pint_sees_what_breaks_the_conventions(
     tmp_path: Path, wrong: str, right: str, complaint: str
 ) -> None:
-    """Replicas kept apart, clusters not, KubeVirt's health, a foreign runbook, an unknown label."""
+    """Pint reports each of these violations of the conventions."""
     broken = tmp_path / "rules.yaml"
     broken.write_text(RULES.read_text().replace(right, wrong))
     code, said = lint(broken)
@@ -143,14 +143,14 @@ def test_pint_sees_what_breaks_the_conventions(
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_cases_hold_as_they_are_written(path: Path) -> None:
-    """`promtool test rules`, on the file itself."""
+    """`promtool test rules` passes on each file of cases."""
     code, said = run("promtool", "test", "rules", path)
 
     assert code == 0, said
 
 
 def hold(directory: Path, rules: Groups, tests: list[Case]) -> tuple[int, str]:
-    """What promtool says of these cases; each is evaluated with the rules of its alerts alone."""
+    """Run promtool on these cases, each with the rules of its alerts only."""
     files = []
     by_alerts: dict[frozenset[str], list[Case]] = {}
     for case in tests:
@@ -175,7 +175,7 @@ def test_cases_hold_under_every_scrape(scrape: Scrape, tmp_path: Path) -> None:
 def test_cases_hold_with_two_clusters_under_every_scrape(
     scrape: Scrape, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A cluster's alert is its own: it says which, and the other neither causes nor silences it."""
+    """An alert names its cluster, and another cluster neither causes nor silences it."""
     tests = [scrape.case(case) for case in pair_cases(cases())]
     code, said = hold(tmp_path, scrape.rules(load_groups()), tests)
 
@@ -184,7 +184,7 @@ def test_cases_hold_with_two_clusters_under_every_scrape(
 
 
 def test_an_alert_names_the_cluster_of_its_prometheus(tmp_path: Path) -> None:
-    """The external label `cluster`, where the series have none."""
+    """If the series have no label `cluster`, the description has the external label."""
     tests = json.loads(json.dumps(cases()))  # without YAML's shared objects
     for case in tests:
         case["external_labels"] = {"cluster": "north"}
@@ -197,7 +197,7 @@ def test_an_alert_names_the_cluster_of_its_prometheus(tmp_path: Path) -> None:
 
 
 def test_two_clusters_hold_the_same_names() -> None:
-    """Each alert is tried where a healthy cluster and an unhealthy one have a series in common."""
+    """For each alert there is a case in which both clusters have the same series."""
     shared = set()
     for case in pair_cases(cases()):
         series = Counter(
@@ -220,7 +220,7 @@ def test_two_clusters_hold_the_same_names() -> None:
     ],
 )
 def test_a_rule_that_mixes_clusters_would_be_seen(tmp_path: Path, right: str, wrong: str) -> None:
-    """Without `cluster` in an aggregation or in a comparison, cases with two clusters fail."""
+    """The cases with two clusters fail if a rule aggregates or compares without `cluster`."""
     code, _ = hold(tmp_path, replace_in_rules(right, wrong), list(pair_cases(cases())))
 
     assert code != 0
@@ -247,7 +247,7 @@ def test_each_alert_fires_and_each_stays_silent_for_a_reason() -> None:
 
 
 def test_every_metric_in_a_rule_exists() -> None:
-    """No rule reads a metric, or a label of it, that the exporter and the others do not have."""
+    """Rules only read metrics and labels that exist."""
     recorded = {rule["record"] for rule in all_rules(load_groups()) if "record" in rule}
     for rule in all_rules(load_groups()):
         expression = rule["expr"]
@@ -261,7 +261,7 @@ def test_every_metric_in_a_rule_exists() -> None:
 
 
 def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
-    """The cases feed the rules nothing that the exporter would not write."""
+    """The cases only have series that the exporter writes."""
     for case in cases():
         for one in case["input_series"]:
             match = SERIES.match(one["series"])
@@ -271,7 +271,7 @@ def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
 
 
 def test_each_recording_rule_is_read() -> None:
-    """One that no alert, rule or panel reads would be somebody else's interface."""
+    """Each recording rule is used by an alert, a rule or a panel."""
     texts = [
         *(rule["expr"] for rule in all_rules(load_groups())),
         *(text for alert in ALERTS.values() for text in alert["annotations"].values()),
@@ -283,7 +283,7 @@ def test_each_recording_rule_is_read() -> None:
 
 
 def test_files_are_derived_from_one_source_and_one_base_url() -> None:
-    """`make rules` would change nothing, and the base URL stands nowhere else."""
+    """`make rules` changes nothing, and all runbook URLs have the same base."""
     text = RULES.read_text()
 
     assert derive_rules(text) == text
@@ -294,7 +294,7 @@ def test_files_are_derived_from_one_source_and_one_base_url() -> None:
 
 
 def test_prometheus_rule_holds_the_same_groups() -> None:
-    """What the operator loads is what promtool has tested."""
+    """prometheusrule.yaml has the same rules as rules.yaml."""
     document = yaml.safe_load(PROMETHEUS_RULE.read_text())
 
     assert document["apiVersion"] == "monitoring.coreos.com/v1"
@@ -303,7 +303,7 @@ def test_prometheus_rule_holds_the_same_groups() -> None:
 
 
 def test_slots_threshold_is_said_to_be_edited() -> None:
-    """The one number that belongs to the descheduler's configuration is marked in both files."""
+    """Both files have a comment at the threshold that users must edit."""
     for path in (RULES, PROMETHEUS_RULE):
         lines = [line.strip() for line in path.read_text().splitlines()]
         at = lines.index("- alert: KubeVirtDeschedulerSlotsHeld")
@@ -313,7 +313,7 @@ def test_slots_threshold_is_said_to_be_edited() -> None:
 
 @pytest.mark.parametrize("factor", [1, 7, 45, 60])
 def test_scaling_changes_durations_alone(factor: float) -> None:
-    """Every duration is the original's part, and everything else is letter by letter the same."""
+    """Scaling divides every duration and changes nothing else."""
     original = load_groups()
     scaled = scale(original, factor)
 
@@ -338,7 +338,7 @@ def test_scaling_changes_durations_alone(factor: float) -> None:
 
 
 def test_scaled_rules_are_accepted(tmp_path: Path) -> None:
-    """Promtool takes the scaled rules as it takes the original."""
+    """Promtool accepts the scaled rules."""
     path = write(tmp_path / "rules.yaml", scale(load_groups(), 60))
     code, said = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", path)
 
@@ -346,7 +346,7 @@ def test_scaled_rules_are_accepted(tmp_path: Path) -> None:
 
 
 def test_scaling_reaches_every_kind_of_duration() -> None:
-    """Ranges, subqueries with their steps, offsets of both signs; not strings, not names."""
+    """Scaling changes ranges, subqueries, steps and offsets, but not strings and names."""
     groups = {
         "groups": [
             {
@@ -377,7 +377,7 @@ def test_scaling_reaches_every_kind_of_duration() -> None:
 
 
 def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:
-    """The two-replica cases fail on a rule that returns one result per replica."""
+    """The cases with two replicas fail if a rule returns one result per replica."""
     scrape = next(one for one in SCRAPES if one.honors_labels)
     apart = replace_in_rules("max by (", "max by (instance, ")
     firing = [case for case in cases() if is_firing(case)]

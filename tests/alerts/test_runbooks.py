@@ -1,4 +1,4 @@
-"""The runbooks: one per alert, true to its rule, and every command runs as it is written."""
+"""The runbooks: one per alert, consistent with the rules, with commands that run."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def commands(text: str) -> list[str]:
 
 
 def section(text: str, heading: str) -> str:
-    """A section as one line of words."""
+    """A section as one line."""
     inside = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert inside is not None
     return " ".join(inside[1].split())
@@ -70,7 +70,7 @@ EVERY_COMMAND = list(dict.fromkeys(one for text in TEXTS.values() for one in com
 
 
 def test_every_alert_has_its_runbook_and_the_other_way_round() -> None:
-    """A runbook's name is its alert's."""
+    """Each alert has a runbook of its name, and each runbook an alert."""
     assert set(TEXTS) == set(ALERTS)
 
 
@@ -97,7 +97,7 @@ def test_runbook_explains_its_alert(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_runbook_names_only_what_there_is(name: str) -> None:
-    """Metrics, settings, other runbooks, resources and endpoints that exist."""
+    """The metrics, settings and runbooks that a runbook names exist."""
     text = TEXTS[name]
     for metric in METRIC.findall(text):
         assert metric in KNOWN, metric
@@ -110,7 +110,7 @@ def test_runbook_names_only_what_there_is(name: str) -> None:
 
 
 def test_stuck_runbook_explains_every_state() -> None:
-    """The table's rows are the closed list of states, in their order."""
+    """The table has every state, in the order of the code."""
     rows = re.findall(r"^\| `([a-z_]+)` \|", TEXTS["KubeVirtEvacuationStuck"], re.MULTILINE)
 
     assert rows == [state.value for state in State]
@@ -118,7 +118,7 @@ def test_stuck_runbook_explains_every_state() -> None:
 
 @pytest.mark.parametrize("obstacle", [one for one in Obstacle if one is not Obstacle.NONE])
 def test_runbook_has_the_action_that_names_it(obstacle: Obstacle) -> None:
-    """The sentence of `explain` stands there as it is, and its command with variables."""
+    """The runbook has the sentence and the command that `explain` prints."""
     action = ACTIONS[obstacle]
     text = TEXTS[action.runbook]
     values = {key: f'"${key.upper()}"' for key in ("namespace", "name", "attempt")}
@@ -130,7 +130,7 @@ def test_runbook_has_the_action_that_names_it(obstacle: Obstacle) -> None:
 
 
 def test_permission_runbook_explains_every_resource() -> None:
-    """Whatever may be missing, it says what is lost."""
+    """The table has every resource for which a permission may be missing."""
     text = TEXTS["KubeVirtEvictionExporterBlindSpot"]
     rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
 
@@ -151,7 +151,7 @@ def test_every_query_is_promql() -> None:
 
 
 def test_every_path_is_one_of_the_api() -> None:
-    """The exporter serves each path that is asked for, at its default ports."""
+    """The paths and ports in the commands are those of the exporter."""
     routes = [
         re.compile(re.sub(r"\{\w+\}", r"\\$[A-Z]+", route.path) + r"(\?.*)?$") for route in ROUTES
     ]
@@ -185,13 +185,13 @@ def test_every_path_is_one_of_the_api() -> None:
     ],
 )
 def test_a_vm_s_runbook_begins_with_explain(name: str) -> None:
-    """The first question needs no port, no token and no certificate."""
+    """The first command about the VM is `explain`, in the exporter's pod."""
     asked = [one for one in commands(TEXTS[name]) if "$NAME" in one]
     assert asked[0].endswith(' -c exporter -- python -m exporter explain "$NAMESPACE/$NAME"')
 
 
 def test_a_refused_request_shows_its_answer() -> None:
-    """Curl neither hides the body of an error nor hands it to a parser that cannot read it."""
+    """The curl commands print the body of an error."""
     asked = [one for one in EVERY_COMMAND if "curl " in one]
     assert asked
     for command in asked:
@@ -200,7 +200,7 @@ def test_a_refused_request_shows_its_answer() -> None:
 
 
 def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
-    """Post-copy and the broken virtctl come before the command, which no other runbook repeats."""
+    """The warnings about post-copy and virtctl come before the command that cancels."""
     text = TEXTS["KubeVirtEvacuationStuck"]
     cancel = text.index("evacuate/cancel")
     assert "PostCopy" in text[:cancel]
@@ -224,7 +224,7 @@ VARIABLES = {
 
 
 def pod(name: str, namespace: str, labels: dict[str, str]) -> dict[str, Any]:
-    """A pod that nobody runs."""
+    """A pod that is never started."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -260,7 +260,7 @@ def scene(exporter: str, kubevirt: str) -> list[dict[str, Any]]:
 
 
 class Operator:
-    """Somebody with the runbook, a shell and a kubeconfig."""
+    """Runs commands in a shell with a kubeconfig."""
 
     def __init__(self, config: Path, **variables: str) -> None:
         self.variables = {**VARIABLES, **variables}
@@ -276,7 +276,7 @@ class Operator:
         }
 
     async def run(self, command: str, given: str = "") -> str:
-        """Run a command as it is written; what it printed."""
+        """Run a command; returns its output."""
         process = await asyncio.create_subprocess_exec(
             *("bash", "-euo", "pipefail", "-c", command),
             env=self._environment,
@@ -290,7 +290,7 @@ class Operator:
 
 
 def what_there_is_to_log(command: str) -> str:
-    """A logs command as a listing of the pods whose logs it would show."""
+    """A command that lists the pods of a `kubectl logs` command."""
     words = shlex.split(command)
     namespace, selector = words[words.index("-n") + 1], words[words.index("-l") + 1]
     return f'kubectl -n "{namespace}" get pods -l "{selector}" -o name'
@@ -309,7 +309,7 @@ async def exporter(real: RealStage, tmp_path: Path) -> AsyncIterator[Program]:
 async def test_every_command_runs(
     real: RealStage, exporter: Program, prove: Callable[[str], None]
 ) -> None:
-    """On a real API server with an evacuating VM: all but what needs a kubelet or virt-api."""
+    """Every command that needs no kubelet and no virt-api succeeds on a real API server."""
     namespace = await real.make_namespace()
     operator = Operator(
         real.cluster.kubeconfig(real.cluster.administrator),
@@ -355,7 +355,7 @@ async def test_every_command_runs(
 async def test_command_that_cancels_sends_what_the_exporter_advises(
     real: RealStage, exporter: Program, tmp_path: Path
 ) -> None:
-    """The same method, path and body as in the exporter's answer, as kubectl sends them."""
+    """Kubectl sends the method, path and body that the API returns as `cancel`."""
     namespace = await real.make_namespace()
     await real.admin.create(VMIS, vmi("db1", namespace, status={"evacuationNodeName": "n1"}))
     answer = await exporter.until(
@@ -388,7 +388,7 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
 
 @pytest.mark.timeout(300)
 async def test_kubevirt_obeys_the_mitigation() -> None:
-    """KubeVirt's own virt-api cancels by that command, and the attempt's end brings no other."""
+    """virt-api cancels the evacuation, and KubeVirt creates no further attempt."""
     cancel, delete = (
         next(one for one in commands(TEXTS["KubeVirtEvacuationStuck"]) if wanted in one)
         for wanted in ("evacuate/cancel", "delete ")

@@ -1,8 +1,7 @@
-"""The second cluster of the live alerts: VMs of the first one's names, none of them in trouble.
+"""The second cluster of the live alerts: its VMs have the names of the first one's, but no problem.
 
-What is wrong here is around the exporter: its replicas, its callers, its certificate, and in the
-end that it is gone. The descheduler's and the API server's own metrics come from a page in the
-words of those programs.
+Here the alerts are about the exporter: its replicas, its callers, its certificate, and in the end
+its absence. The metrics of the descheduler and the API server come from a simulated page.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ STEPS_EVERY = 0.5
 
 
 class Quiet(Scenario):
-    """The demo's VMs, with nothing that happens to them."""
+    """The demo's VMs without its events."""
 
     def fate(self, vmi: Object, attempt: int) -> Fate:
         del vmi, attempt
@@ -70,7 +69,7 @@ class Quiet(Scenario):
 
 
 class West:
-    """The cluster with two exporters, of which the second starts late and is odd at first."""
+    """The cluster with two exporters; the second starts late, at first with other settings."""
 
     def __init__(self, directory: Path, clock: Clock, receiver: Receiver) -> None:
         self._directory = directory
@@ -84,7 +83,7 @@ class West:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """The cluster for the length of the block; the targets for Prometheus."""
+        """Run the cluster; yields the targets for Prometheus."""
         application = web.Application()
         application.router.add_get("/metrics", self._others.answer)
         async with self._demo, serving(application) as page:
@@ -109,7 +108,7 @@ class West:
                 stepping.cancel()
 
     async def play(self) -> None:
-        """All that happens here."""
+        """Cause each alert of this cluster, and end it."""
         async with AsyncExitStack() as first:
             url = await first.enter_async_context(self._exporter("c"))
             await self._run_alone()
@@ -168,14 +167,14 @@ class West:
             await asyncio.sleep(STEPS_EVERY)
 
     async def _ask(self, url: str) -> None:
-        """As the plugin does."""
+        """Ask for the blocked VMs, as the plugin does."""
         async with aiohttp.ClientSession(url) as session:
             while True:
                 async with session.get("/v1/blocked"):
                     await asyncio.sleep(ASKS_EVERY)
 
     async def _ask_nonsense(self, url: str) -> None:
-        """About nobody, and with a body that is none."""
+        """Ask about an unknown VM, and send an invalid body."""
         nobody = {"candidates": [{"namespace": "shop", "name": "nobody"}]}
         async with aiohttp.ClientSession(url) as session:
             while True:

@@ -1,6 +1,6 @@
-"""The files of `alerts/`, read, and what is derived from its one source.
+"""Reads the files of `alerts/`, and derives prometheusrule.yaml and the runbook URLs.
 
-`python -m tests.alerts.files` (`make rules`) writes what is derived: prometheusrule.yaml, and the
+`python -m tests.generate.rules` (`make rules`) writes what is derived: prometheusrule.yaml, and the
 runbook URLs in rules.yaml from the one base below.
 """
 
@@ -45,7 +45,7 @@ _ALERT = re.compile(r"^ +- alert: (\w+)$|^( +runbook_url: )>-\n +\S+$", re.MULTI
 
 
 def load_groups(path: Path = RULES) -> Groups:
-    """A rule file."""
+    """Read a rule file."""
     groups: Groups = yaml.safe_load(path.read_text())
     return groups
 
@@ -84,12 +84,12 @@ def load_runbooks() -> dict[str, str]:
 
 
 def fenced(text: str, language: str) -> list[str]:
-    """The insides of a runbook's fences of one language."""
+    """The contents of a runbook's code fences of one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def runbook_url(alert: str) -> str:
-    """Where an alert's runbook is published."""
+    """The URL of an alert's runbook."""
     return f"{RUNBOOK_BASE}/{alert}.md"
 
 
@@ -115,7 +115,7 @@ def derive_prometheus_rule(text: str) -> str:
 
 
 def main() -> None:
-    """Write what is derived."""
+    """Write the derived files."""
     RULES.write_text(derive_rules(RULES.read_text()))
     PROMETHEUS_RULE.write_text(derive_prometheus_rule(RULES.read_text()))
 

@@ -1,4 +1,4 @@
-"""A page in the words of the programs beside the exporter: their metrics, by their own names.
+"""A metrics page with the metrics of other programs.
 
 The descheduler and its plugin, the API server and node_exporter. Only names and labels are theirs;
 the numbers grow with each scrape.
@@ -20,7 +20,7 @@ FAILURES = (
 
 
 class OtherPrograms:
-    """Their page; `broken`: the plugin gets no answers, and calls of the webhook fail."""
+    """Serves the page. If `broken`, the plugin gets no answers and calls of the webhook fail."""
 
     def __init__(self, nodes: Sequence[str] = ()) -> None:
         self.broken = True
@@ -29,7 +29,7 @@ class OtherPrograms:
         self._renewed = 0.0
 
     def write(self) -> str:
-        """The page, as the next scrape sees it."""
+        """The page of the next scrape."""
         self._counts["descheduler_loop_duration_seconds_count"] += 1
         for name in FAILURES:
             self._counts[name] += self.broken
@@ -46,7 +46,7 @@ class OtherPrograms:
         return web.Response(text=self.write())
 
     def _describe(self, node: str) -> list[str]:
-        """A node as node_exporter would: a tenth of the time waiting for CPU, a third in use."""
+        """The metrics of node_exporter for a node."""
         loops = self._counts["descheduler_loop_duration_seconds_count"]
         instance = f'instance="{node}:9100"'
         return [

@@ -1,11 +1,10 @@
-"""The shipped rules in a real Prometheus, and a real Alertmanager that somebody is told by.
+"""The shipped rules in a real Prometheus, with a real Alertmanager.
 
-Time runs sixty times as fast everywhere at once: the simulated cluster and the exporter read one
-fast clock, and the rules are the shipped ones with every `for`, range and offset divided by the
-same factor. So KubeVirt's waits, the exporter's settings and the rules keep their proportions, and
-`stuck.after` is production's half hour. Prometheus scrapes the exporter as two replicas, without
-honorLabels, and beside it the two exporters of another cluster, which has VMs of the same names and
-troubles of its own. It tells two Alertmanagers: a plain one, and one with the shipped example.
+Time runs sixty times faster: the simulated cluster and the exporter read one fast clock, and every
+`for`, range and offset of the shipped rules is divided by the same factor. So `stuck.after` is half
+an hour of this clock. Prometheus scrapes the exporter as two replicas, without honorLabels, and the
+two exporters of another cluster that has VMs of the same names. It sends alerts to two
+Alertmanagers: one with a plain configuration, and one with the shipped example.
 """
 
 import asyncio
@@ -62,7 +61,7 @@ MOVES = 4
 
 
 class Play(Scenario):
-    """The demo's scenario, and a node that belongs to a few VMs which are moved to and fro."""
+    """The demo's scenario, and a node that is reserved for VMs that are moved repeatedly."""
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
         if vmi["metadata"]["name"] in HOT and RESERVED in free:
@@ -71,7 +70,7 @@ class Play(Scenario):
 
 
 class Story:
-    """What happens in the cluster, and who is told when."""
+    """Causes each alert of the first cluster, and ends it."""
 
     def __init__(self, demo: FaultyDemo, receiver: Receiver) -> None:
         self.demo = demo
@@ -79,7 +78,7 @@ class Story:
         self.receiver = receiver
 
     async def move_to_and_fro(self) -> None:
-        """Move a node's VMs until their cooldown has reached the cap, and wait until it is over."""
+        """Move the VMs of a node until their cooldown is at the maximum, and wait until it ends."""
         for name in HOT:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
         await asyncio.gather(*(self._move(name) for name in HOT))
@@ -90,7 +89,7 @@ class Story:
         await self.receiver.resolves("KubeVirtNodeCannotBeRelieved")
 
     async def hold_slots(self) -> None:
-        """Have the descheduler ask for VMs that cannot go, and one of their pods lose its mark."""
+        """Evict VMs that cannot be migrated, and remove the annotation from one of their pods."""
         for name in HELD:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
         for name in HELD:
@@ -125,7 +124,7 @@ class Story:
         await resolves("KubeVirtNodeCannotBeEmptied")
 
     async def refuse_a_permission(self) -> None:
-        """Grant what was refused from the start, once that has been told."""
+        """Wait for the alert about the missing permission, and grant it."""
         await self.receiver.fires(
             "KubeVirtEvictionExporterBlindSpot", cause="forbidden", resource="kubevirts"
         )
@@ -133,7 +132,7 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="forbidden")
 
     async def break_a_watch(self) -> None:
-        """Let a resource be listed and not watched, until that has been told."""
+        """Make the watch of a resource fail until the alert fires."""
         self.demo.server.answer("kubevirts", 500, verbs=("watch",))
         self.demo.server.cut("kubevirts")
         await self.receiver.fires(
@@ -143,12 +142,12 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="watch_failing")
 
     async def deny_and_break(self) -> None:
-        """Both of these, one after the other: they are about the same resource."""
+        """Both, one after the other, because they are about the same resource."""
         await self.refuse_a_permission()
         await self.break_a_watch()
 
     async def send_nonsense(self) -> None:
-        """One line that is no object."""
+        """Send a watch line that is not an object."""
         assert self.demo.server.inject(b"[]\n", VMIS.plural)
         await self.receiver.fires(
             "KubeVirtEvictionExporterBlindSpot", cause="invalid_objects", resource=VMIS.plural
@@ -156,7 +155,7 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="invalid_objects")
 
     async def lose_the_disk(self, kept: Path) -> None:
-        """The checkpoint's directory goes, and comes back."""
+        """Remove the directory of the checkpoint, and create it again."""
         # At once, because it may be written into at this moment.
         kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.fires("KubeVirtEvictionExporterCheckpointNotWritten")
@@ -164,14 +163,14 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
 
     async def call_the_webhook(self, url: str) -> None:
-        """Ask the webhook about an eviction, once it was told that nobody does."""
+        """Wait for the alert that nobody calls the webhook, and call it."""
         await self.receiver.fires("KubeVirtEvictionWebhookFailing", cause="not_called")
         async with aiohttp.ClientSession() as session, session.post(url, json=a_review()) as asked:
             assert asked.status == 200
         await self.receiver.resolves("KubeVirtEvictionWebhookFailing", cause="not_called")
 
     async def fall_silent(self) -> None:
-        """Say nothing for minutes, and go on."""
+        """Let the API server send nothing for minutes."""
         self.demo.server.freeze()
         await self.receiver.fires(
             "KubeVirtEvictionExporterStale", cause="no_contact", resource=VMIS.plural
@@ -223,7 +222,7 @@ class Story:
 
 
 def hasten(groups: Groups) -> Groups:
-    """What waits for a day waits for half an hour."""
+    """Shorten the `for` of a day to half an hour."""
     for rule in all_rules(groups):
         if read_duration(rule.get("for", "")) > LONGEST / FACTOR:
             rule["for"] = write_duration(LONGEST / FACTOR)
@@ -232,7 +231,7 @@ def hasten(groups: Groups) -> Groups:
 
 @asynccontextmanager
 async def playing(demo: FaultyDemo, query: str) -> AsyncIterator[None]:
-    """The cluster and its descheduler at work for the length of the block."""
+    """Run the cluster and its descheduler."""
     stop = asyncio.Event()
     task = asyncio.create_task(demo.run(query, stop))
     try:
@@ -253,7 +252,7 @@ async def until_ready(query: str) -> None:
 
 
 class Played:
-    """A story that has been told: what the receivers know, and the Prometheus that saw it.
+    """A finished run: the notifications of the receivers, and its Prometheus.
 
     `routed` is what the second Alertmanager sent, by receiver.
     """
@@ -350,7 +349,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
 
 
 def expected_clusters(alert: west.Cause) -> set[str | None]:
-    """The clusters in which an alert has a cause; None: all of them, before any was seen."""
+    """The clusters in which an alert is caused; None: no cluster, before the first scrape."""
     if alert == west.ABSENT:
         return {None, west.WEST}
     return {west.WEST} if alert in west.ALERTS else {EAST}
@@ -386,7 +385,7 @@ async def test_alert_fires_and_resolves(
 
 @pytest.mark.timeout(600)
 async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
-    """Without honorLabels the VM's namespace and node are the VM's; its attempts are counted."""
+    """Without honorLabels an alert still has the VM's namespace and node."""
     stuck = [
         one
         for one in played.told
@@ -404,7 +403,7 @@ async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
 async def test_alert_fires_in_its_cluster_alone(
     played: Played, prove: Callable[[str], None]
 ) -> None:
-    """Two replicas and two clusters with VMs of the same names do not make two alerts of one."""
+    """Two replicas, and two clusters with VMs of the same names, cause no duplicate alerts."""
     clusters: dict[str, set[str | None]] = {}
     for one in played.told:
         labels = dict(one["labels"])
@@ -418,7 +417,7 @@ async def test_alert_fires_in_its_cluster_alone(
 
 @pytest.mark.timeout(600)
 async def test_example_sends_less(played: Played, prove: Callable[[str], None]) -> None:
-    """Of the alerts about stuck evacuations fewer are sent; nothing goes to the others."""
+    """With the example there are fewer notifications about stuck evacuations."""
     about = {
         "KubeVirtEvacuationStuck",
         "KubeVirtEvacuationFailingRepeatedly",
@@ -439,7 +438,7 @@ async def test_example_sends_less(played: Played, prove: Callable[[str], None]) 
 async def test_prometheus_evaluated_every_rule_without_an_error(
     played: Played, prove: Callable[[str], None]
 ) -> None:
-    """Every rule is healthy, and none of them is missing."""
+    """Prometheus evaluates every rule without an error."""
     answer = await played.prometheus.ask("rules")
     rules = [rule for group in answer["groups"] for rule in group["rules"]]
 
@@ -466,7 +465,7 @@ async def test_scaled_rules_parse_to_the_same_tree(played: Played) -> None:
 
 @pytest.mark.timeout(600)
 async def test_queries_of_the_runbooks_are_answered(played: Played) -> None:
-    """Prometheus evaluates each of them without an error."""
+    """Prometheus evaluates each query of the runbooks without an error."""
     queries = {one for text in load_runbooks().values() for one in fenced(text, "promql")}
     for query in queries:
         answer = await played.prometheus.ask("query", query=query)

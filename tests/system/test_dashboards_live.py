@@ -1,10 +1,8 @@
-"""Every panel shows something: a real Prometheus, the real program, a cluster in which it happens.
+"""The panels in a real Prometheus, with the real program on the simulated cluster.
 
-The cluster is the demo's, served by this process, so that what a healthy one never shows can be
-made to happen: an object that cannot be read, a watch that breaks, a resource that is refused, a
-pod that loses its mark. The policy is the production one. Prometheus scrapes the program with
-honorLabels and without, as two jobs of one cluster without a name, and as the job of two clusters
-that have one. It has our rules, with time running faster, and what other programs would tell it.
+Prometheus scrapes the program in three jobs: with honorLabels, without, and as two clusters with a
+label `cluster`. It has the shipped rules with shorter durations, and a page with the metrics of
+other programs.
 """
 
 import asyncio
@@ -56,7 +54,7 @@ CALLS_EVERY_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Watched:
-    """A run that is over: its Prometheus, and when it was."""
+    """A finished run: its Prometheus, its start and its end."""
 
     session: aiohttp.ClientSession
     url: str
@@ -65,13 +63,13 @@ class Watched:
     vm: tuple[str, str]
 
     def values(self, job: str, **chosen: str) -> dict[str, str]:
-        """The variables of the dashboards for this run; everything where nothing is chosen."""
+        """The values of the dashboards' variables for this run."""
         span = {"__rate_interval": "15s", "__range": f"{self.end - self.start:.0f}s"}
         cluster = CLUSTERS[job]
         return {"cluster": cluster, "job": job, "namespace": ".*", "node": ".+", **span, **chosen}
 
     def queries(self, job: str) -> list[Query]:
-        """Every query: the overview's of everything, the other dashboard's of one VM."""
+        """Every query of both dashboards."""
         namespace, name = self.vm
         return [
             *panels(self.values(job), OVERVIEW),
@@ -103,7 +101,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
 
 @asynccontextmanager
 async def watching(directory: Path) -> AsyncIterator[Watched]:
-    """A run of two minutes, and its Prometheus afterwards."""
+    """Run for two minutes; yields the Prometheus of the run."""
     stop = asyncio.Event()
     demo = FaultyDemo(lambda: datetime.now(UTC), speed=SPEED)
     write_certificates(directory, "admission")
@@ -147,7 +145,7 @@ async def watching(directory: Path) -> AsyncIterator[Watched]:
 async def test_every_query_of_every_panel_shows_something(
     watched: Watched, job: str, prove: Callable[[str], None]
 ) -> None:
-    """Each has, at some instant of the run, a value that is neither 0 nor NaN."""
+    """Each query has a value other than 0 and NaN at some time of the run."""
     shown = [(query, _first_telling(await watched.ask(query))) for query in watched.queries(job)]
     empty = [query for query, value in shown if value is None]
     several = "one of two clusters" if CLUSTERS[job] else "one cluster"
@@ -165,7 +163,7 @@ async def test_every_query_of_every_panel_shows_something(
 
 @pytest.mark.timeout(600)
 async def test_nothing_of_another_cluster_is_shown(watched: Watched) -> None:
-    """With one of two clusters chosen, no series is of the other, and none of none."""
+    """If one of two clusters is chosen, every series is of this cluster."""
     clusters = set()
     for query in watched.queries(FLEET):
         for series in await watched.ask(query):
@@ -176,7 +174,7 @@ async def test_nothing_of_another_cluster_is_shown(watched: Watched) -> None:
 
 @pytest.mark.timeout(600)
 async def test_load_degrades_to_nothing(watched: Watched) -> None:
-    """Where node_exporter is not scraped, its lines are empty, and the bars are there."""
+    """Without node_exporter the panel about load has only bars."""
     values = watched.values(FLEET) | {"cluster": WEST}
     shown = {
         query.ref: bool(await watched.ask(query))
@@ -189,7 +187,7 @@ async def test_load_degrades_to_nothing(watched: Watched) -> None:
 
 @pytest.mark.timeout(600)
 async def test_vms_keep_their_labels_whatever_the_scrape_does(watched: Watched) -> None:
-    """Without honorLabels no panel takes the exporter's namespace or node for a VM's."""
+    """Without honorLabels the panels still show the VM's namespace and node."""
     wrong, nodes = [], set()
     for query in watched.queries(RENAMED):
         for series in await watched.ask(query):
@@ -205,7 +203,7 @@ async def test_vms_keep_their_labels_whatever_the_scrape_does(watched: Watched) 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("job", [HONORED, RENAMED])
 async def test_a_chosen_namespace_and_node_filter(watched: Watched, job: str) -> None:
-    """With one namespace and one node chosen, no series of another VM or node is shown."""
+    """If a namespace and a node are chosen, every series is of these."""
     namespace, _ = watched.vm
     namespaces, nodes = set(), set()
     for query in panels(watched.values(job, namespace=namespace, node="node-1"), OVERVIEW):
@@ -245,7 +243,7 @@ def _first_telling(matrix: list[dict[str, Any]]) -> str | None:
 
 
 def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
-    """Take the annotation off a VM's pod, whose container waits, so that KubeVirt lets it be."""
+    """Remove the annotation from a pod that waits, so that KubeVirt does not restore it."""
     pod = demo.cluster.launcher(namespace, name)
     assert pod is not None
 
@@ -264,7 +262,7 @@ def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
 async def _call(
     session: aiohttp.ClientSession, exporter: Program, demo: FaultyDemo, stop: asyncio.Event
 ) -> None:
-    """A second caller beside the demo's descheduler; it asks about every VM, and wrongly too."""
+    """A second caller that asks about every VM and sends invalid requests."""
     candidates: list[Mapping[str, str]] = [
         *({"namespace": vm.namespace, "name": vm.name} for vm in demo.scenario.vms),
         {"namespace": "shop", "name": "nobody"},
@@ -290,7 +288,7 @@ async def _call(
 async def _prometheus(
     directory: Path, session: aiohttp.ClientSession, target: str, others: str
 ) -> AsyncIterator[str]:
-    """A Prometheus that scrapes the target every second, and other programs but in the west."""
+    """A Prometheus that scrapes the target every second, and in the east also other programs."""
     address = f"127.0.0.1:{free_port()}"
     rules = directory / "rules.yaml"
     rules.write_text(yaml.safe_dump(scale(load_groups(), RULES_FASTER), sort_keys=False))

@@ -1,4 +1,4 @@
-"""The dashboards as committed: whole, true to the metrics, and readable."""
+"""The committed dashboards: up to date, valid, and consistent with the metrics."""
 
 import itertools
 import json
@@ -88,7 +88,7 @@ def is_recorded(match: re.Match[str]) -> bool:
 
 
 def _family(metric: str) -> tuple[str, set[str]]:
-    """The type and the labels of a metric; KeyError where the exporter has none of the name."""
+    """The type and the labels of a metric; KeyError if there is no such metric."""
     if metric in FOREIGN:
         return FOREIGN[metric].type, {*FOREIGN[metric].labels}
     if metric in RECORDED:
@@ -103,7 +103,7 @@ def _family(metric: str) -> tuple[str, set[str]]:
 
 
 def test_the_json_is_what_the_code_builds() -> None:
-    """The committed files are the built ones, all of them, and no other is there."""
+    """The committed files are equal to the built ones."""
     built = render()
     assert sorted(built) == sorted(FOLDER.rglob("*.json"))
     for path, text in built.items():
@@ -111,7 +111,7 @@ def test_the_json_is_what_the_code_builds() -> None:
 
 
 def test_the_json_survives_the_model_of_grafana() -> None:
-    """The SDK's own model reads every file and writes it again without a loss."""
+    """The SDK reads every file and writes it again without a difference."""
     for path in FOLDER.glob("*.json"):
         text = path.read_text()
         assert json.loads(rewrite(text)) == json.loads(text)
@@ -119,7 +119,7 @@ def test_the_json_survives_the_model_of_grafana() -> None:
 
 @each_dashboard
 def test_a_dashboard_can_be_provisioned(board: dict[str, Any]) -> None:
-    """It has a uid that is its file's name, no id, tags and UTC, and cannot be edited in place."""
+    """Each dashboard has what provisioning needs: a uid, no id, tags, and it is read-only."""
     assert board["uid"] in DASHBOARDS
     assert re.fullmatch(r"[a-z-]{1,40}", board["uid"])
     assert board["id"] is None
@@ -132,7 +132,7 @@ def test_a_dashboard_can_be_provisioned(board: dict[str, Any]) -> None:
 
 
 def test_titles_and_ids_are_unique() -> None:
-    """No two dashboards have one title, nor two panels of one dashboard a title or an id."""
+    """Titles of dashboards, and titles and ids of panels, are unique."""
     assert len({board["title"] for board in DASHBOARDS.values()}) == len(DASHBOARDS)
     for board in DASHBOARDS.values():
         titles = [panel["title"] for panel in board["panels"]]
@@ -144,27 +144,27 @@ def test_titles_and_ids_are_unique() -> None:
 
 @each_panel
 def test_a_panel_explains_itself(panel: Panel) -> None:
-    """It has a description and a unit."""
+    """Each panel has a description and a unit."""
     assert panel.json["description"].endswith(".")
     assert panel.json["fieldConfig"]["defaults"]["unit"]
     assert panel.queries
 
 
 def test_the_overview_is_short() -> None:
-    """At most 20 panels."""
+    """The overview has at most 20 panels."""
     assert sum(panel.dashboard == OVERVIEW for panel in PANELS) <= 20
 
 
 @each_panel
 def test_a_panel_asks_the_chosen_data_source(panel: Panel) -> None:
-    """It and all its queries go to the data source of the variable."""
+    """Each panel and each query use the data source variable."""
     assert panel.json["datasource"] == DATASOURCE
     assert all(target["datasource"] == DATASOURCE for target in panel.json["targets"])
 
 
 @each_dashboard
 def test_panels_fill_the_grid_without_overlap(board: dict[str, Any]) -> None:
-    """Each cell of the 24 columns belongs to exactly one panel, from the top to the bottom."""
+    """The panels fill the 24 columns without gaps and without overlap."""
     cells: dict[tuple[int, int], str] = {}
     for panel in board["panels"]:
         at = panel["gridPos"]
@@ -179,7 +179,7 @@ def test_panels_fill_the_grid_without_overlap(board: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_variables_are_defined_and_used(board: dict[str, Any]) -> None:
-    """Whatever is used is defined, and whatever is defined is used."""
+    """All used variables are defined, and all defined variables are used."""
     defined = {variable["name"] for variable in board["templating"]["list"]}
     used = used_variables(json.dumps(board))
     # A link names the variables of the dashboard that it leads to.
@@ -189,7 +189,7 @@ def test_variables_are_defined_and_used(board: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_variables_can_be_chosen(board: dict[str, Any]) -> None:
-    """Every variable has a label; every one that is queried asks the chosen data source."""
+    """Every variable has a label and uses the chosen data source."""
     for variable in board["templating"]["list"]:
         assert variable["label"]
         if variable["type"] == "query":
@@ -199,7 +199,7 @@ def test_variables_can_be_chosen(board: dict[str, Any]) -> None:
 
 
 def test_promtool_reads_every_query(tmp_path: Path) -> None:
-    """Every query of a panel or a variable, its variables filled in, is PromQL."""
+    """Promtool accepts every query of a panel or a variable."""
     queries = [*panels(EVERYTHING), *variables(EVERYTHING)]
     rules = [
         {"record": f"panel:query{number}:value", "expr": query.expression}
@@ -219,7 +219,7 @@ def test_promtool_reads_every_query(tmp_path: Path) -> None:
 
 @each_panel
 def test_a_query_names_metrics_that_exist(panel: Panel) -> None:
-    """Every metric is one of the exporter's, and is selected by labels that it has."""
+    """Queries only use metrics and labels that exist."""
     for query in panel.queries:
         found = list(SELECTOR.finditer(query))
         assert found
@@ -232,14 +232,14 @@ def test_a_query_names_metrics_that_exist(panel: Panel) -> None:
 
 @each_panel
 def test_a_query_selects_everything_by_braces(panel: Panel) -> None:
-    """No metric hides from the tests above by being written without a selector."""
+    """Every metric in a query has a selector in braces, so that the other tests find it."""
     for query in panel.queries:
         rest = SELECTOR.sub("", query)
         assert not re.search(r"kubevirt_|descheduler_|node_|apiserver_", rest), rest
 
 
 def test_rates_are_of_counters_and_of_counters_alone() -> None:
-    """A counter is never shown as it is, and nothing else is ever taken for one."""
+    """rate() and increase() are applied to every counter and to nothing else."""
     for panel, match in SELECTORS:
         kind, _ = _family(match["metric"])
         is_rate = match["function"] in {"rate", "increase"}
@@ -249,7 +249,7 @@ def test_rates_are_of_counters_and_of_counters_alone() -> None:
 
 
 def test_ranges_follow_the_view() -> None:
-    """A rate is over what Grafana says is long enough; a total is over the range in view."""
+    """Rates use $__rate_interval, and totals use $__range."""
     for panel, match in SELECTORS:
         if match["range"] is not None:
             expected = {"1d"} if is_recorded(match) else {"$__rate_interval", "$__range"}
@@ -259,7 +259,7 @@ def test_ranges_follow_the_view() -> None:
 
 
 def test_nothing_of_any_cluster_is_written_down() -> None:
-    """A job, a namespace, a node or a name is only ever what a variable says."""
+    """Jobs, namespaces, nodes and names come only from variables."""
     for panel, match in SELECTORS:
         for label, _, value in MATCHER.findall(match["matchers"]):
             is_chosen = label.removeprefix("exported_") in CHOSEN
@@ -282,7 +282,7 @@ def test_every_selector_keeps_to_the_chosen_cluster_and_jobs() -> None:
 
 @each_panel
 def test_a_query_keeps_clusters_apart(panel: Panel) -> None:
-    """Every aggregation and every join is by cluster: $cluster may be empty, or a regex."""
+    """Every aggregation and every join keeps the label cluster."""
     for query in panel.queries:
         for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
             assert labels.split(", ")[0] == "cluster", query
@@ -291,7 +291,7 @@ def test_a_query_keeps_clusters_apart(panel: Panel) -> None:
 
 @each_dashboard
 def test_the_cluster_is_the_second_choice(board: dict[str, Any]) -> None:
-    """One at a time, and hidden: the committed files are for one cluster per data source."""
+    """The variable cluster takes one value, and is hidden in the files for one cluster."""
     source, cluster = board["templating"]["list"][:2]
     assert (source["type"], cluster["name"]) == ("datasource", "cluster")
     assert not cluster.get("multi")
@@ -300,7 +300,7 @@ def test_the_cluster_is_the_second_choice(board: dict[str, Any]) -> None:
 
 
 def test_the_cluster_is_shown_for_a_fleet() -> None:
-    """The files in `fleet/` differ in nothing but that."""
+    """The files in `fleet/` differ only in showing the variable cluster."""
     for path in FOLDER.glob("*.json"):
         hidden, shown = (json.loads((one / path.name).read_text()) for one in (FOLDER, FLEET))
         assert shown["templating"]["list"][1].pop("hide", 0) == 0
@@ -310,7 +310,7 @@ def test_the_cluster_is_shown_for_a_fleet() -> None:
 
 @each_panel
 def test_no_number_of_the_policy_is_written_down(panel: Panel) -> None:
-    """Neither in a query nor in a text: they are settings."""
+    """No query and no text contains a number of the policy."""
     policy = Settings().policy
     seconds = {int(getattr(policy, field)) for field in POLICY_FIELDS}
     queries = " ".join(panel.queries).replace("86400 * avg_over_time(", "per day: (")
@@ -322,7 +322,7 @@ def test_no_number_of_the_policy_is_written_down(panel: Panel) -> None:
 
 @each_panel
 def test_replicas_are_aggregated_away(panel: Panel) -> None:
-    """No result has a label of the scrape, except those of node_exporter."""
+    """No query keeps a label of the scrape, except queries of node_exporter."""
     for query in panel.queries:
         grouped = AGGREGATION.findall(query)
         assert grouped
@@ -332,7 +332,7 @@ def test_replicas_are_aggregated_away(panel: Panel) -> None:
 
 @each_panel
 def test_a_legend_names_labels_of_the_result(panel: Panel) -> None:
-    """Every label in a legend is one that its query groups by."""
+    """A legend only has labels that its query groups by."""
     for target in panel.json["targets"]:
         labels = {
             label.strip() for one in AGGREGATION.findall(target["expr"]) for label in one.split(",")
@@ -346,7 +346,7 @@ def test_a_legend_names_labels_of_the_result(panel: Panel) -> None:
     ids=lambda panel: panel.title,
 )
 def test_a_table_shows_columns_that_there_are(panel: Panel) -> None:
-    """Every column is a label or the value of one of its queries, and every override is of one."""
+    """Every column and every override of a table belongs to a label or a query."""
     targets = panel.json["targets"]
     assert all(target["instant"] and target["format"] == "table" for target in targets)
     several = len(targets) > 1
@@ -367,13 +367,13 @@ def test_a_table_shows_columns_that_there_are(panel: Panel) -> None:
 
 
 def test_the_alerts_lead_to_their_runbooks() -> None:
-    """The table of alerts links to where the rules say that they are."""
+    """The table of alerts links to the URLs of the runbooks."""
     (url,) = re.findall(r"https://[^\"\\]+", json.dumps(DASHBOARDS))
     assert url == f"{RUNBOOK_BASE}/${{__value.text}}.md"
 
 
 def test_links_lead_to_dashboards_that_there_are() -> None:
-    """A link names a uid of ours, and sets variables that the dashboard there has."""
+    """Links lead to existing dashboards and set variables that these have."""
     urls = re.findall(r"/d/[^\"\\]+", json.dumps(DASHBOARDS))
     assert urls
     for url in urls:
@@ -384,7 +384,7 @@ def test_links_lead_to_dashboards_that_there_are() -> None:
 
 
 def test_descriptions_name_alerts_and_settings_that_there_are() -> None:
-    """What a description points at exists: alerts in the rule file, settings in the reference."""
+    """Alerts and settings that a description names exist."""
     texts = " ".join(panel.json["description"] for panel in PANELS)
     rules = yaml.safe_load((ROOT / "alerts" / "rules.yaml").read_text())["groups"]
     alerts = {rule["alert"] for group in rules for rule in group["rules"] if "alert" in rule}
