@@ -10,7 +10,6 @@ from exporter.server.schemas import (
     CooldownAnswer,
     EvacuationAnswer,
     HeldEvictionAnswer,
-    LauncherAnswer,
     MigrationAnswer,
     PendingAnswer,
     PolicyAnswer,
@@ -71,11 +70,15 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
     sheet.head("Based on")
+    launcher, pod = "unknown", vmi.launcher
+    if pod is not None:
+        launcher = f"{pod.name}: {pod.phase}, {'ready' if pod.ready else 'not ready'}"
+        launcher += ", eviction-in-progress" if pod.eviction_in_progress else ""
     contact = "none yet" if vmi.observed_at is None else write_past(vmi.observed_at, vmi.as_of)
     sheet.rows(
         [
             ("runs on", vmi.node or "no node yet"),
-            ("launcher pod", "unknown" if vmi.launcher is None else _launcher(vmi.launcher)),
+            ("launcher pod", launcher),
             ("last contact", contact),
             ("not watched", ", ".join(vmi.blind_spots) or "nothing"),
         ]
@@ -121,20 +124,16 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
             return [name, f" is already being evacuated from {node}, and no rule holds it."]
         if vmi.drain in _UNMOVED:
             return [name, (" is held by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
-        return [name, (" may be moved now", GOOD), f": {_why_allowed(vmi)}."]
+        why = "it has no known migration to cool down from"
+        if vmi.cooldown is not None:
+            why = f"its last cooldown ended {write_distance(vmi.cooldown.not_before, vmi.as_of)}"
+        return [name, (" may be moved now", GOOD), f": no rule holds it, and {why}."]
     why = _HELD[verdict.reason]
     until = ""
     if verdict.not_before is not None:
         release = write_release(verdict.not_before)
         until = f", until {release} ({write_distance(verdict.not_before, vmi.as_of)})"
     return [name, (" may not be moved now", BAD), f": {why}{until}."]
-
-
-def _why_allowed(vmi: VmiAnswer) -> str:
-    if vmi.cooldown is None:
-        return "no rule holds it, and it has no known migration to cool down from"
-    ended = write_distance(vmi.cooldown.not_before, vmi.as_of)
-    return f"no rule holds it, and its last cooldown ended {ended}"
 
 
 def _doubts(vmi: VmiAnswer) -> list[str]:
@@ -246,9 +245,3 @@ def _held_eviction(one: HeldEvictionAnswer, as_of: datetime) -> list[Cell]:
     outcome: Cell = ("denied", BAD) if one.denied else "would be denied"
     times = "once" if one.times == 1 else f"{one.times} times, last"
     return [f"by {one.user}", f"{times} {write_past(one.at, as_of)}", outcome, str(one.reason)]
-
-
-def _launcher(pod: LauncherAnswer) -> str:
-    ready = "ready" if pod.ready else "not ready"
-    marked = ", eviction-in-progress" if pod.eviction_in_progress else ""
-    return f"{pod.name}: {pod.phase}, {ready}{marked}"

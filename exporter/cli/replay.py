@@ -158,13 +158,6 @@ def from_chunks(chunks: Iterable[bytes]) -> Source:
     return Source(lambda faults: recording.read(recording.split(chunks, faults), faults))
 
 
-def from_lines(lines: Iterable[bytes], *, began: Instant, lasts: Seconds) -> Source:
-    """A source from the lines of a recording. Progress counts time."""
-    return Source(
-        lambda faults: recording.read(lines, faults), whole=lasts, done=lambda now: now - began
-    )
-
-
 def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Source:
     """A source from the metrics in a Prometheus, all read first. Raises `CannotReplay`."""
     from exporter.whatif import prometheus as metrics
@@ -304,7 +297,12 @@ def _open_source(
         return open_recording(arguments.file)
     if arguments.scenario is not None:
         lines, began, lasts = simulate()
-        return nullcontext(from_lines(lines, began=began, lasts=lasts))
+        source = Source(
+            lambda faults: recording.read(lines, faults),
+            whole=lasts,
+            done=lambda now: now - began,
+        )
+        return nullcontext(source)
     return nullcontext(from_prometheus(arguments, sys.stderr))
 
 

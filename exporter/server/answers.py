@@ -10,7 +10,7 @@ from exporter import __version__
 from exporter.counters import HeldEviction
 from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
 from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
-from exporter.engine.diagnosis import Diagnosis, Load, diagnose
+from exporter.engine.diagnosis import Diagnosis, Load
 from exporter.engine.drain import (
     Conditions,
     DrainCandidate,
@@ -100,29 +100,15 @@ def write_verdict(
 
 def list_evacuations(
     evacuating: Iterable[Evidence],
-    stuck: StuckPolicy,
-    load: Load | None,
-    now: Instant,
+    conditions: Conditions,
     health: Health,
     *,
     reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
     """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
-    dead, contacts = health.find_dead(now), health.find_contacts()
+    now = conditions.now
     answers = [
-        _write_evacuation(
-            evidence,
-            diagnose(
-                evidence,
-                stuck,
-                load,
-                now,
-                dead=dead.of(evidence.vmi.namespace),
-                contacts=contacts.of(evidence.vmi.namespace),
-            ),
-            now,
-            reasons(evidence.vmi),
-        )
+        _write_evacuation(evidence, conditions.diagnose(evidence), now, reasons(evidence.vmi))
         for evidence in evacuating
     ]
     found = [answer for answer in answers if answer is not None]

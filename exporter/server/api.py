@@ -216,9 +216,7 @@ class Service:
         """Every evacuation with its diagnosis."""
         return list_evacuations(
             self.store.evacuating(),
-            self.stuck,
-            self.store.load(),
-            now,
+            self.read_conditions(now),
             self.health,
             reasons=self.store.reasons,
         )

@@ -132,7 +132,10 @@ class Counterfactual:
     def _judge_new_vmim(self, vmi: Vmi, eviction: _Eviction, vmim: Vmim) -> None:
         """Find out whether a new VMIM belongs to the eviction, and what follows from that."""
         if not _evacuates(vmim, eviction.node):
-            self._show_if_unrelated(vmi, eviction, vmim)
+            # It may be hidden, because its VMIM had not said yet that it is no evacuation.
+            if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
+                eviction.hidden.discard(vmim.uid)
+                self._put_visible(vmi, eviction)
         elif vmim.priority is Priority.SYSTEM_CRITICAL and eviction.needs_permission:
             self._take_back(vmi, eviction)
         elif eviction.reason is not None:
@@ -160,12 +163,6 @@ class Counterfactual:
         vmim = self._vmims_of(vmi).get(state.uid)
         if vmim is None or _evacuates(vmim, eviction.node):
             eviction.hidden.add(state.uid)
-
-    def _show_if_unrelated(self, vmi: Vmi, eviction: _Eviction, vmim: Vmim) -> None:
-        """Show a migration that was hidden before its VMIM said that it is no evacuation."""
-        if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
-            eviction.hidden.discard(vmim.uid)
-            self._put_visible(vmi, eviction)
 
     def _prune(self, eviction: _Eviction, vmi: Vmi) -> None:
         """Forget hidden migrations that neither a VMIM nor the VMI names any more."""

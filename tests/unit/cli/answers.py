@@ -5,7 +5,7 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
-from exporter.engine.drain import DrainOutcome
+from exporter.engine.drain import Conditions, DrainOutcome
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy, Why
 from exporter.health import Health
@@ -86,9 +86,15 @@ def status_of(
         held=count_held(blocked),
         now=now,
     )
-    evacuations = list_evacuations(
-        evacuating, StuckPolicy(), None, now, health, reasons=lambda _vmi: why
+    conditions = Conditions(
+        kubevirt=None,
+        load=None,
+        stuck=StuckPolicy(),
+        dead=health.find_dead(now),
+        now=now,
+        contacts=health.find_contacts(),
     )
+    evacuations = list_evacuations(evacuating, conditions, health, reasons=lambda _vmi: why)
     answer = BlockedAnswer(
         as_of=to_datetime(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
     )
