@@ -1,8 +1,20 @@
 """Durations, instants and names as text."""
 
-import pytest
+from datetime import datetime
 
-from exporter.text import escape, write_instant, write_span
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.text import (
+    escape,
+    to_datetime,
+    to_release,
+    write_instant,
+    write_optional_release,
+    write_span,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +55,21 @@ def test_a_span_in_two_units_is_cut_off() -> None:
 def test_an_instant_is_rfc_3339_in_utc(instant: float, written: str) -> None:
     """It has microseconds only if they are not zero, and never a year after 9999."""
     assert write_instant(instant) == written
+    assert msgspec.json.encode(to_datetime(instant)) == f'"{written}"'.encode()
+
+
+@given(st.floats(0.0, 4e9))
+def test_a_release_is_never_too_early(instant: float) -> None:
+    """As a datetime it is the instant, or up to two microseconds later, and so is its text."""
+    release = to_release(instant)
+
+    assert instant <= release.timestamp() <= instant + 2e-6
+    assert datetime.fromisoformat(write_optional_release(instant) or "") == release
+
+
+def test_the_last_release_is_the_last_second() -> None:
+    """Nothing is later than the calendar."""
+    assert write_optional_release(1e18) == "9999-12-31T23:59:59Z"
 
 
 def test_invisible_characters_are_escaped() -> None:

@@ -1,7 +1,5 @@
 """The bodies of the query API and the document that describes them."""
 
-from datetime import UTC, datetime
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,64 +12,9 @@ from exporter.server.openapi import ROUTES, write_openapi
 from exporter.server.schemas import (
     Candidate,
     VerdictRequest,
-    round_seconds,
     round_up_seconds,
 )
-from exporter.text import (
-    to_datetime,
-    to_optional_datetime,
-    to_release,
-    write_instant,
-    write_optional_instant,
-    write_optional_release,
-)
 from tests.support.builders import NOW
-
-
-@pytest.mark.parametrize(
-    ("instant", "text"),
-    [
-        pytest.param(NOW, "2027-01-15T08:00:00Z", id="whole-second"),
-        pytest.param(NOW + 0.5, "2027-01-15T08:00:00.500000Z", id="fraction"),
-        pytest.param(0.0, "1970-01-01T00:00:00Z", id="epoch"),
-        pytest.param(NOW - 1e-7, "2027-01-15T08:00:00Z", id="hardly-before-a-second"),
-        pytest.param(1e18, "9999-12-31T23:59:59Z", id="beyond-any-calendar"),
-    ],
-)
-def test_instants_are_rfc_3339_in_utc(instant: float, text: str) -> None:
-    """An instant ends in Z and has a fraction only where there is one."""
-    assert write_instant(instant) == text
-    assert write_optional_instant(instant) == text
-    assert msgspec.json.encode(to_datetime(instant)) == f'"{text}"'.encode()
-    assert msgspec.json.encode(to_release(instant)) == f'"{text}"'.encode()
-    assert write_optional_release(instant) == text
-
-
-@given(st.floats(0.0, 2e11) | st.floats(0.0, 4e9).map(lambda instant: round(instant, 6)))
-def test_instants_are_rounded_as_datetime_does(instant: float) -> None:
-    """To the nearest microsecond, and over the end of a second or a year where that is it."""
-    moment = datetime.fromtimestamp(instant, tz=UTC)
-    text = moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds")
-
-    assert write_instant(instant) == text.replace("+00:00", "Z")
-
-
-def test_no_instant_is_null() -> None:
-    """What is not there is written as nothing."""
-    assert write_optional_instant(None) is None
-    assert to_optional_datetime(None) is None
-    assert write_optional_release(None) is None
-    assert round_seconds(None) is None
-    assert round_up_seconds(None) is None
-
-
-@given(st.floats(0.0, 4e9))
-def test_a_release_is_never_written_too_early(instant: float) -> None:
-    """Read back, a release is the instant or up to two microseconds later."""
-    read = datetime.fromisoformat(write_optional_release(instant) or "").timestamp()
-
-    assert instant <= read <= instant + 2e-6
-    assert to_release(instant).timestamp() == read
 
 
 @given(st.floats(0.0, 1e9))
