@@ -39,6 +39,7 @@ WEBHOOK = 'name="evictions.kubevirt-eviction-exporter.io"'
 def churn() -> Section:
     """Whether the same VMs are moved again and again."""
     migrations = "kubevirt_eviction_exporter_migrations_total"
+    returned = "kubevirt_eviction_exporter_returned_migrations_total"
     cap = select(POLICY, 'setting="max_migration_cooldown"')
     floor = select(POLICY, 'setting="migration_cooldown"')
     cooling = each_vm("kubevirt_vmi_eviction_cooldown_seconds")
@@ -49,12 +50,13 @@ def churn() -> Section:
     return [
         time_panel(
             "Migrations that ended",
-            "Per hour, by trigger and outcome. Many evacuations of few VMs mean that the "
-            "descheduler moves the same VMs again and again.",
+            "Per hour, by trigger, outcome and the reason of a failure. came back: the VM had left "
+            "that node within the history window, so two moves gained nothing.",
             {
-                "{{trigger}}: {{outcome}}": (
-                    f"3600 * {each(('trigger', 'outcome'), rate(migrations))} > 0"
-                )
+                "{{trigger}}: {{outcome}} ({{reason}})": (
+                    f"3600 * {each(('trigger', 'outcome', 'reason'), rate(migrations))} > 0"
+                ),
+                "came back": f"3600 * {each((), rate(returned))} > 0",
             },
             size=(10, 8),
             unit=PER_HOUR,

@@ -29,6 +29,7 @@ from exporter.kube.client import ApiServer, Login, find_namespace
 from exporter.kube.events import EventWriter
 from exporter.kube.informers import Informers
 from exporter.kube.lease import Lease
+from exporter.kube.migration_log import MigrationLog
 from exporter.kube.reflector import Reflector
 from exporter.metrics.exposition import Exposition
 from exporter.metrics.families import View
@@ -77,7 +78,6 @@ async def run(
     store = Store(
         endings_kept=settings.policy.endings_kept,
         sees_all=not settings.namespaces,
-        started_at=clock(),
         dead_after=settings.kube.dead_after,
     )
     health = Health(settings.kube.stale_after, settings.kube.dead_after)
@@ -126,6 +126,12 @@ async def run(
             changed=keeping.note_change,
             rng=rng,
             reflector=reflector,
+            migrations=MigrationLog(
+                store,
+                counters,
+                started_at=clock(),
+                window=settings.policy.migration_history_window,
+            ),
         )
         async with _listeners(settings, service, api) as listening:
             log.info(

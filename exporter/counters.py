@@ -5,19 +5,23 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     EventOutcome,
     EventReason,
     Instant,
     Mismatch,
+    Outcome,
     Reason,
     ReviewOutcome,
     Seconds,
+    Trigger,
     Vmi,
 )
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
+MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 BLOCKS_KEPT_FOR: Seconds = 86_400.0
 """A series ends a day after its last increase, so increases over up to a day stay right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
@@ -156,7 +160,8 @@ class Counters:
 
     Connections are refused by listener, requests by status. `blocked_at`: by node and namespace,
     the last blocked answer, or the last time that VMIs were found there. `reviews` is None without
-    an admission webhook, `events` if none are written.
+    an admission webhook, `events` if none are written. `returned_migrations` brought a VM back to a
+    node that it had left within the history window.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -168,6 +173,11 @@ class Counters:
     refused_requests: Counter[int] = field(default_factory=Counter)
     reviews: Counter[ReviewOutcome] | None = None
     events: Counter[tuple[EventReason, EventOutcome]] | None = None
+    migrations: Counter[tuple[Outcome, Trigger, EndReason]] = field(default_factory=Counter)
+    migration_durations: dict[Trigger, Histogram] = field(
+        default_factory=lambda: {trigger: Histogram(MIGRATION_BUCKETS) for trigger in Trigger}
+    )
+    returned_migrations: int = 0
     held_evictions: HeldEvictions = field(default_factory=HeldEvictions)
     holds: Holds = field(default_factory=Holds)
 

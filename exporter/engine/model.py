@@ -105,7 +105,10 @@ class Trigger(StrEnum):
 
     EVACUATION = "evacuation"
     WORKLOAD_UPDATE = "workload_update"
-    OTHER = "other"
+    HOTPLUG = "hotplug"
+    """A workload update of a VMI whose CPUs or memory are being changed; no VMIM says so."""
+    VOLUME_UPDATE = "volume_update"
+    MANUAL = "manual"
 
 
 class WhySource(StrEnum):
@@ -224,7 +227,8 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
     `eviction_requested_at` is when its condition EvictionRequested was set (1.7),
     `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
-    `migratable_unknown`: it has no condition LiveMigratable yet, as while it boots.
+    `migratable_unknown`: it has no condition LiveMigratable yet, as while it boots. `hotplugs`: its
+    CPUs or memory are being changed.
     """
 
     namespace: str
@@ -240,6 +244,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     evicted_by_descheduler: bool = False
     migratable: bool = False
     migratable_unknown: bool = False
+    hotplugs: bool = False
     phase: str = ""
 
     @property
@@ -278,7 +283,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     end: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
     evacuates: str = ""
-    trigger: Trigger = Trigger.OTHER
+    trigger: Trigger = Trigger.MANUAL
     priority: Priority | None = None
     hold: Hold | None = None
     aborted: bool = False
@@ -287,7 +292,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def retried(self) -> bool:
         """Whether KubeVirt's retry backoff applies (`handleMigrationBackoff`)."""
-        return self.trigger is not Trigger.OTHER
+        return self.trigger is not Trigger.MANUAL
 
 
 class Pod(Struct, frozen=True, kw_only=True, gc=False):

@@ -15,7 +15,7 @@ from exporter.engine.departures import Departures
 from exporter.engine.diagnosis import Load
 from exporter.engine.evacuations import EvacuationTracker, note_attempt
 from exporter.engine.evidence import DEAD_AFTER, Evidence, Remembered
-from exporter.engine.history import Migration, correct_end, is_end_key
+from exporter.engine.history import Migration, is_end_key
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import Binding, VmimIndex, bind
 from exporter.engine.model import (
@@ -29,7 +29,6 @@ from exporter.engine.model import (
     Pod,
     Resource,
     Seconds,
-    Trigger,
     Vmi,
     Vmim,
     Why,
@@ -59,15 +58,15 @@ class Store:
 
     An object that cannot be read any more is believed for `dead_after`.
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
-    only some namespaces are watched, and migrations that ended before `started_at` are not counted.
+    only some namespaces are watched.
 
-    `revision` grows with every change that could change an answer. `read_at` is when the
-    objects of the current batch were read; the caller sets it. `finished` counts ended
-    migrations. `vmims_seen` and `pods_seen` are true if these resources are visible at all, `blind`
-    lists the namespaces where they are not. `touched` collects the UIDs of VMIs whose checkpoint
-    entry may have changed; it is None if no checkpoint is written. `mobilities` counts the VMIs by
-    node and mobility, without ended ones. `observers` are notified of changed evidence, except when
-    `vmims_seen`, `pods_seen` or `blind` change, which affects all VMIs.
+    `revision` grows with every change that could change an answer. `read_at` is when the objects of
+    the current batch were read; the caller sets it. `vmims_seen` and `pods_seen` are true if these
+    resources are visible at all, `blind` lists the namespaces where they are not. `touched`
+    collects the UIDs of VMIs whose checkpoint entry may have changed; it is None if no checkpoint
+    is written. `mobilities` counts the VMIs by node and mobility, without ended ones. `observers`
+    are notified of changed evidence, except when `vmims_seen`, `pods_seen` or `blind` change, which
+    affects all VMIs.
     """
 
     def __init__(
@@ -75,13 +74,11 @@ class Store:
         *,
         endings_kept: int,
         sees_all: bool = True,
-        started_at: Instant = 0.0,
         dead_after: Seconds = DEAD_AFTER,
     ) -> None:
         self.revision = 0
         self.read_at: Instant = 0.0
         self.touched: set[str] | None = None
-        self.finished: Counter[tuple[Outcome, Trigger]] = Counter()
         self.mobilities: Counter[tuple[str, Mobility]] = Counter()
         self.observers: list[Observer] = []
         self.kubevirt: KubeVirtSettings | None = None
@@ -89,7 +86,6 @@ class Store:
         self.pods_seen = False
         self.blind: Mapping[Resource, frozenset[str]] = {}
         self._sees_all = sees_all
-        self._started_at = started_at
         self._keep = endings_kept
         self._dead_after = dead_after
         self._unreadable_since: dict[tuple[Resource, str, str], Instant] = {}
@@ -307,6 +303,11 @@ class Store:
         self._forget(record)
         self.revision += 1
 
+    def vmim(self, namespace: str, name: str) -> Vmim | None:
+        """A VMIM, or None if there is none of that name."""
+        binding = self._vmims.find(namespace, name)
+        return None if binding is None else binding.vmim
+
     def put_vmim(self, vmim: Vmim) -> None:
         """Add or update a VMIM."""
         self._note_readable(Resource.VMIMS, vmim.namespace, vmim.name)
@@ -316,8 +317,6 @@ class Store:
             known = None
         if known is not None and known.vmim == vmim:
             return
-        if known is None or not known.vmim.finished:
-            self._count_finished(vmim)
         binding = self._vmims.put(vmim)
         self.revision += 1
         record = self._vmis.get(binding.vmi_key)
@@ -583,11 +582,6 @@ class Store:
             since = self._unreadable_since.get((resource, one.namespace, one.name))
             if since is not None:
                 yield resource, since
-
-    def _count_finished(self, vmim: Vmim) -> None:
-        ended = correct_end(vmim.end, vmim.finished_at)
-        if vmim.finished and ended is not None and ended > self._started_at:
-            self.finished[vmim.outcome, vmim.trigger] += 1
 
     def _measure_load(self) -> Load | None:
         if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.kubevirt is None:

@@ -29,6 +29,9 @@ from exporter.kube.instants import parse_instant
 EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 EVACUATION = "kubevirt.io/evacuationMigration"
 WORKLOAD_UPDATE = "kubevirt.io/workloadUpdateMigration"
+VOLUME_UPDATE = "kubevirt.io/volume-update-migration"
+HOTPLUGS = ("HotVCPUChange", "HotMemoryChange")
+"""A VMI's conditions while its CPUs or memory are being changed by a migration."""
 EVICTION_SOURCE = "kubevirt.io/eviction-source"
 CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
@@ -79,6 +82,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         evicted_by_descheduler=annotations.get(EVICTION_SOURCE) == "descheduler",
         migratable="LiveMigratable" in conditions,
         migratable_unknown=all(c.type != "LiveMigratable" for c in status.conditions or ()),
+        hotplugs=not conditions.keys().isdisjoint(HOTPLUGS),
         phase=intern(status.phase or ""),
     )
 
@@ -139,7 +143,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         end=parse_instant(state.endTimestamp),
         outcome=max(_state_outcome(state), _phase_outcome(phase)),
         evacuates=intern(text_of(annotations.get(EVACUATION))),
-        trigger=_read_trigger(annotations),
+        trigger=_read_trigger(annotations, metadata.labels or {}),
         priority=_PRIORITIES.get(spec.priority or ""),
         hold=_read_hold(phase, met),
         aborted="migrationAbortRequested" in met,
@@ -153,11 +157,13 @@ def _read_hold(phase: str, met: set[str | None]) -> Hold | None:
     return next((hold for kind, hold in HOLDS.items() if kind in met), None) if met else None
 
 
-def _read_trigger(annotations: dict[str, Any]) -> Trigger:
+def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigger:
     """An annotation with an empty value counts: workload updates have one."""
     if EVACUATION in annotations:
         return Trigger.EVACUATION
-    return Trigger.WORKLOAD_UPDATE if WORKLOAD_UPDATE in annotations else Trigger.OTHER
+    if VOLUME_UPDATE in labels:
+        return Trigger.VOLUME_UPDATE
+    return Trigger.WORKLOAD_UPDATE if WORKLOAD_UPDATE in annotations else Trigger.MANUAL
 
 
 def _was_handed_off(uid: str | None, phases: set[str | None], state: wire.State) -> bool:

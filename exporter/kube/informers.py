@@ -9,6 +9,7 @@ from exporter.engine.model import CLUSTER_RESOURCES, Instant, Resource
 from exporter.engine.store import Store
 from exporter.health import Health, Restart, Watched
 from exporter.kube.client import ApiServer
+from exporter.kube.migration_log import MigrationLog
 from exporter.kube.reflector import KubeVirtMissing, Reflector
 from exporter.settings import KubeSettings
 
@@ -32,6 +33,7 @@ class Informers:
         changed: Callable[[], None],
         rng: random.Random,
         reflector: type[Reflector] = Reflector,
+        migrations: MigrationLog | None = None,
     ) -> None:
         self._store = store
         self._health = health
@@ -54,6 +56,7 @@ class Informers:
                         rng=rng,
                         changed=self._update_visibility,
                         may_lack=partial(self._is_seen_elsewhere, watched),
+                        migrations=migrations,
                     )
                 )
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from exporter.engine.ended_migrations import EndedMigration
 from exporter.engine.model import Fact, Resource, Why
 from exporter.kube import facts, reasons, wire
 from exporter.kube.facts import text_of
@@ -77,7 +78,10 @@ class _PageMetadata(Struct, gc=False):
 
 
 class Changed(Struct, frozen=True, gc=False):
-    """An object was added or modified, or is an item of a list; `reasons` from module `reasons`."""
+    """An object was added or modified, or is an item of a list; `reasons` from module `reasons`.
+
+    `ended` is the record of a VMIM in a final phase.
+    """
 
     fact: Fact
     namespace: str
@@ -85,6 +89,7 @@ class Changed(Struct, frozen=True, gc=False):
     resource_version: str
     modified: bool = False
     reasons: tuple[Why, ...] = ()
+    ended: EndedMigration | None = None
 
 
 class Deleted(Struct, frozen=True, gc=False):
@@ -242,9 +247,11 @@ class _Decoder(Generic[_Object, _Fact]):
         wire: type[_Object],
         read: Callable[[_Object], _Fact | str],
         explain: Callable[[_Object, _Fact], tuple[Why, ...]],
+        read_end: Callable[[_Object, _Fact], EndedMigration | None] = lambda *_: None,
     ) -> None:
         self._read = read
         self._explain = explain
+        self._read_end = read_end
         self.object = msgspec.json.Decoder(wire).decode
         self.event = msgspec.json.Decoder(_Event[wire]).decode  # type: ignore[valid-type]
 
@@ -261,6 +268,7 @@ class _Decoder(Generic[_Object, _Fact]):
             resource_version=metadata.resourceVersion or "",
             modified=modified,
             reasons=self._explain(found, fact),
+            ended=self._read_end(found, fact),
         )
 
 
@@ -270,7 +278,7 @@ def _unexplained(_found: wire.Object, _fact: Fact) -> tuple[Why, ...]:
 
 _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
     Resource.VMIS: _Decoder(wire.VmiObject, facts.read_vmi, reasons.of_vmi),
-    Resource.VMIMS: _Decoder(wire.VmimObject, facts.read_vmim, reasons.of_vmim),
+    Resource.VMIMS: _Decoder(wire.VmimObject, facts.read_vmim, reasons.of_vmim, reasons.read_end),
     Resource.PODS: _Decoder(wire.PodObject, facts.read_pod, reasons.of_pod),
     Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt, _unexplained),
     Resource.CONFIGMAPS: _Decoder(wire.ConfigMapObject, facts.read_config_map, _unexplained),

@@ -1,28 +1,191 @@
-"""One log line when a migration begins and one when it has ended."""
+"""One log line when a migration begins, and one with its whole record when it has ended.
+
+The names of the last line's fields follow OpenTelemetry, as KubeVirt's VEP 373 does.
+"""
+
+import asyncio
+from typing import Protocol, TypeVar
 
 import structlog
+from msgspec.structs import replace
 
-from exporter.engine.model import MigrationState, Vmi
+from exporter.counters import Counters
+from exporter.engine.ended_migrations import EndedMigration, NodesLeft, find_reason
+from exporter.engine.evidence import Evidence
+from exporter.engine.history import correct_end
+from exporter.engine.model import (
+    Instant,
+    MigrationState,
+    Outcome,
+    Pod,
+    Seconds,
+    Trigger,
+    Vmi,
+    Vmim,
+    Why,
+)
+from exporter.kube.kubevirt import Changed
 
+
+WAIT_FOR_STATE: Seconds = 10.0
+"""How long a record waits for KubeVirt to copy the VMI's `migrationState` to a final VMIM, which
+takes one more write, and never comes if the VMI has another migration by then."""
+MIGRATIONS_KEPT = 10_000
+"""Of how many migrations the target pod is remembered until they end; the oldest are dropped."""
+
+_Value = TypeVar("_Value")
 
 log = structlog.stdlib.get_logger()
 
 
-def log_migration(before: Vmi | None, vmi: Vmi) -> None:
-    """Log what a watch event changed in the migration of a VMI."""
-    known = before.migration if before is not None and before.uid == vmi.uid else None
-    state = vmi.migration
-    if state is None or state == known:
-        return
-    same = known is not None and known.uid == state.uid and known.start == state.start
-    names = {"namespace": vmi.namespace, "name": vmi.name, "node": vmi.node, "migration": state.uid}
-    if state.running and not (same and _has_begun(known)):
-        log.info("migration_began", **names)
-    if state.ended and not (same and known is not None and known.ended):
-        seconds = None if state.start is None or state.end is None else state.end - state.start
-        failed = state.outcome.name == "FAILED"
-        log.info("migration_ended", **names, failed=failed, seconds=seconds)
+class Migrations(Protocol):
+    """What is known of VMIs and VMIMs; the `Store` is one."""
+
+    def evidence(self, namespace: str, name: str) -> Evidence | None:
+        """What is known about a VMI."""
+
+    def vmim(self, namespace: str, name: str) -> Vmim | None:
+        """A VMIM."""
 
 
-def _has_begun(state: MigrationState | None) -> bool:
-    return state is not None and (state.start is not None or state.ended)
+class MigrationLog:
+    """Logs and counts migrations: each change is noted before `known` has it.
+
+    Those that ended before `started_at` are left out. `window` is that of the history, in seconds.
+    """
+
+    def __init__(
+        self, known: Migrations, counters: Counters, *, started_at: Instant, window: Seconds
+    ) -> None:
+        self._known = known
+        self._counters = counters
+        self._started_at = started_at
+        self._window = window
+        self._nodes_left = NodesLeft()
+        self._targets: dict[str, tuple[str, tuple[Why, ...]]] = {}
+        self._hotplugs: dict[str, None] = {}
+        self._waiting: dict[str, tuple[EndedMigration, asyncio.TimerHandle]] = {}
+
+    def note(self, changed: Changed) -> None:
+        """Note an object of a list or of a watch."""
+        match changed.fact:
+            case Vmi() as vmi:
+                self._note_begin(vmi)
+            case Vmim() as vmim:
+                self._note_vmim(vmim, changed.ended)
+            case Pod() as pod if pod.migration_uid:
+                self._note_target(pod, changed.reasons)
+
+    def _note_begin(self, vmi: Vmi) -> None:
+        state = vmi.migration
+        if state is None or not state.running:
+            return
+        before = self._find_vmi(vmi.namespace, vmi.name)
+        if before is None or (before.uid == vmi.uid and _has_begun(before.migration, state.uid)):
+            return
+        log.info(
+            "migration_began",
+            **{
+                "k8s.namespace.name": vmi.namespace,
+                "kubevirt.vm.name": vmi.name,
+                "kubevirt.migration.uid": state.uid,
+                "kubevirt.migration.source_node": vmi.node,
+            },
+        )
+
+    def _note_target(self, pod: Pod, reasons: tuple[Why, ...]) -> None:
+        if pod.ready:
+            self._targets.pop(pod.migration_uid, None)
+        else:
+            _remember(self._targets, pod.migration_uid, (pod.node, reasons))
+
+    def _note_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
+        if ended is None:
+            vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
+            if vmim.trigger is Trigger.WORKLOAD_UPDATE and vmi is not None and vmi.hotplugs:
+                _remember(self._hotplugs, vmim.uid, None)
+            return
+        if vmim.uid in self._waiting:
+            _, timer = self._waiting.pop(vmim.uid)
+            timer.cancel()
+        elif not self._is_news(vmim):
+            return
+        if ended.is_whole:
+            self._record(ended)
+        else:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(WAIT_FOR_STATE, self._give_up_waiting, vmim.uid)
+            self._waiting[vmim.uid] = (ended, timer)
+
+    def _is_news(self, vmim: Vmim) -> bool:
+        known = self._known.vmim(vmim.namespace, vmim.name)
+        if known is not None and known.uid == vmim.uid and known.finished:
+            return False
+        end = correct_end(vmim.end, vmim.finished_at)
+        return end is not None and end > self._started_at
+
+    def _give_up_waiting(self, uid: str) -> None:
+        ended, _ = self._waiting.pop(uid)
+        self._record(ended)
+
+    def _record(self, ended: EndedMigration) -> None:
+        vmim = ended.vmim
+        vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
+        target, why = self._targets.pop(vmim.uid, ("", ()))
+        trigger = Trigger.HOTPLUG if vmim.uid in self._hotplugs else vmim.trigger
+        self._hotplugs.pop(vmim.uid, None)
+        source = ended.source_node or vmim.evacuates
+        if not source and vmi is not None and vmim.outcome is not Outcome.SUCCEEDED:
+            source = vmi.node
+        ended = replace(ended, source_node=source, target_node=ended.target_node or target)
+        reason = find_reason(ended, vmi, why)
+        self._counters.migrations[vmim.outcome, trigger, reason] += 1
+        if vmim.outcome is Outcome.SUCCEEDED:
+            self._count_success(ended, trigger, "" if vmi is None else vmi.uid)
+        message = ended.message or next((one.message for one in why if one.message), "")
+        duration = ended.duration
+        log.info(
+            "migration_ended",
+            **{
+                "k8s.namespace.name": vmim.namespace,
+                "kubevirt.vm.name": vmim.vmi_name,
+                "kubevirt.vmi.uid": "" if vmi is None else vmi.uid,
+                "kubevirt.migration.name": vmim.name,
+                "kubevirt.migration.uid": vmim.uid,
+                "kubevirt.migration.source_node": ended.source_node,
+                "kubevirt.migration.target_node": ended.target_node,
+                "kubevirt.migration.trigger": str(trigger),
+                "kubevirt.migration.mode": ended.mode,
+                "kubevirt.migration.phase": ended.phase,
+                "kubevirt.migration.phase_seconds": dict(ended.phases),
+                "kubevirt.migration.outcome": vmim.outcome.name.lower(),
+                "kubevirt.operation.duration_ms": None
+                if duration is None
+                else int(duration * 1000),
+                "error.type": str(reason),
+                "error.message": message,
+            },
+        )
+
+    def _count_success(self, ended: EndedMigration, trigger: Trigger, vmi_uid: str) -> None:
+        # Time in the queue says nothing about the next migration.
+        seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")
+        self._counters.migration_durations[trigger].observe(seconds)
+        at = ended.vmim.finished_at or 0.0
+        if self._nodes_left.note(vmi_uid, ended.source_node, ended.target_node, at, self._window):
+            self._counters.returned_migrations += 1
+
+    def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
+        evidence = self._known.evidence(namespace, name)
+        return None if evidence is None else evidence.vmi
+
+
+def _has_begun(state: MigrationState | None, uid: str) -> bool:
+    return state is not None and state.uid == uid and (state.start is not None or state.ended)
+
+
+def _remember(known: dict[str, _Value], uid: str, value: _Value) -> None:
+    known.pop(uid, None)
+    known[uid] = value
+    if len(known) > MIGRATIONS_KEPT:
+        del known[next(iter(known))]

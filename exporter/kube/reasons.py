@@ -12,6 +12,7 @@ from sys import intern
 
 import msgspec
 
+from exporter.engine.ended_migrations import EndedMigration
 from exporter.engine.history import correct_end
 from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 from exporter.engine.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
@@ -23,6 +24,7 @@ from exporter.text import clean, write_span
 
 MESSAGE_LIMIT = 1024
 WORD_LIMIT = 64
+NODE_LIMIT = 253
 _PER_OBJECT = 8
 _CONTAINERS = msgspec.json.Decoder(list[wire.Container])
 _SECONDARY = "PodInitializing"
@@ -82,6 +84,23 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         spec = found.spec or wire.VmimSpec()
         said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
     return tuple(said[-_PER_OBJECT:])
+
+
+def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
+    """The record of a migration that has ended; None while it has not."""
+    if not vmim.finished:
+        return None
+    status = found.status or wire.VmimStatus()
+    state = status.migrationState or wire.State()
+    return EndedMigration(
+        vmim=vmim,
+        source_node=clean(state.sourceNode or "", NODE_LIMIT),
+        target_node=clean(state.targetNode or "", NODE_LIMIT),
+        mode=clean(state.mode or "", WORD_LIMIT),
+        message=_text(state.failureReason),
+        phases=tuple(_time_phases(status)),
+        has_state=parse_instant(state.endTimestamp) is not None,
+    )
 
 
 def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:

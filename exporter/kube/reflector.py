@@ -33,6 +33,7 @@ from exporter.kube.kubevirt import (
     parse_object,
     parse_page,
 )
+from exporter.kube.migration_log import MigrationLog
 from exporter.kube.recovery import (
     Backoff,
     error_of_status,
@@ -81,10 +82,11 @@ class Reflector:
         rng: random.Random,
         changed: Callable[[], None],
         may_lack: Callable[[], bool] = lambda: True,
+        migrations: MigrationLog | None = None,
     ) -> None:
         self._api = api
         self._watched = watched
-        self._feed = Feed(sink, watched, clock)
+        self._feed = Feed(sink, watched, clock, migrations)
         self._settings = settings
         self._clock = clock
         self._rng = rng

@@ -11,7 +11,7 @@ from exporter.engine.model import Fact, Instant, Resource, Seconds, Vmi, Why
 from exporter.engine.store import Names, Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
-from exporter.kube.migration_log import log_migration
+from exporter.kube.migration_log import MigrationLog
 
 
 REFUSALS_LOGGED_EVERY: Seconds = 60.0
@@ -54,8 +54,15 @@ class Listing:
 class Feed:
     """Puts one resource's objects into a sink, and logs unusable objects and migrations."""
 
-    def __init__(self, sink: FactSink, watched: Watched, clock: Callable[[], Instant]) -> None:
+    def __init__(
+        self,
+        sink: FactSink,
+        watched: Watched,
+        clock: Callable[[], Instant],
+        migrations: MigrationLog | None = None,
+    ) -> None:
         self._sink = sink
+        self._migrations = migrations
         self._watched = watched
         self._clock = clock
         self._refusal_logged_at: Instant | None = None
@@ -75,8 +82,8 @@ class Feed:
         """Add or replace an object of a list or of the watch."""
         if listing is not None:
             listing.names[changed.namespace].add(changed.name)
-        elif isinstance(changed.fact, Vmi):
-            log_migration(self._known(changed.namespace, changed.name), changed.fact)
+        if self._migrations is not None:
+            self._migrations.note(changed)
         self._sink.put(changed.fact, changed.reasons)
 
     def remove(self, deleted: Deleted) -> None:

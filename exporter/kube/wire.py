@@ -29,8 +29,11 @@ class Owner(Struct, gc=False):
     uid: str | None = None
 
 
-class PodMetadata(Metadata, gc=False):
+class LabelledMetadata(Metadata, gc=False):
     labels: dict[str, Any] | None = None
+
+
+class PodMetadata(LabelledMetadata, gc=False):
     ownerReferences: list[Owner] | None = None
 
 
@@ -62,6 +65,7 @@ class State(Struct, gc=False):
     failureReason: msgspec.Raw = NO_TEXT
     abortStatus: msgspec.Raw = NO_TEXT
     sourceNode: str | None = None
+    targetNode: str | None = None
     sourceState: HalfState | None = None
     targetState: HalfState | None = None
 
@@ -112,6 +116,7 @@ class VmimSpec(Struct, gc=False):
 
 
 class VmimObject(Object, gc=False):
+    metadata: LabelledMetadata
     spec: VmimSpec | None = None
     status: VmimStatus | None = None
 

@@ -19,7 +19,9 @@ from exporter.kube.facts import (
     EVICTION_IN_PROGRESS,
     EVICTION_SOURCE,
     HOLDS,
+    HOTPLUGS,
     MIGRATION_UID,
+    VOLUME_UPDATE,
     WORKLOAD_UPDATE,
 )
 from exporter.text import write_instant, write_optional_instant
@@ -54,6 +56,8 @@ def _write_vmi(vmi: Vmi) -> dict[str, Any]:
     conditions = []
     if not vmi.migratable_unknown:
         conditions = [{"type": "LiveMigratable", "status": "True" if vmi.migratable else "False"}]
+    if vmi.hotplugs:
+        conditions.append({"type": HOTPLUGS[0], "status": "True"})
     if vmi.eviction_requested_at is not None:
         requested = {"type": "EvictionRequested", "status": "True"}
         conditions.append(
@@ -91,8 +95,9 @@ def _write_state(state: MigrationState, other_uids: tuple[str, ...] = ()) -> dic
 
 def _write_vmim(vmim: Vmim) -> dict[str, Any]:
     notes = {EVACUATION: vmim.evacuates} if vmim.trigger is Trigger.EVACUATION else {}
-    if vmim.trigger is Trigger.WORKLOAD_UPDATE:
+    if vmim.trigger in (Trigger.WORKLOAD_UPDATE, Trigger.VOLUME_UPDATE):
         notes = {WORKLOAD_UPDATE: ""}
+    labels = {VOLUME_UPDATE: vmim.vmi_name} if vmim.trigger is Trigger.VOLUME_UPDATE else {}
     met = ["migrationAbortRequested"] if vmim.aborted else []
     met += [kind for kind, hold in HOLDS.items() if hold is vmim.hold]
     entered = {"Scheduled": write_optional_instant(vmim.scheduled_at)} if vmim.handed_off else {}
@@ -103,7 +108,7 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
     state = MigrationState(
         start=vmim.start, ended=vmim.end is not None, end=vmim.end, outcome=vmim.outcome
     )
-    metadata = _write_metadata(vmim, annotations=notes)
+    metadata = _write_metadata(vmim, annotations=notes, labels=labels)
     if vmim.deleting:
         # Any timestamp will do: facts only say that there is one.
         metadata["deletionTimestamp"] = write_instant(vmim.created or 0.0)

@@ -30,10 +30,12 @@ from exporter.engine.verdict_index import Cooling, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
     DRAINS,
+    DURATIONS,
     EVACUATIONS,
     EXPORTER,
     LEFT_OUT,
     MIGRATIONS,
+    RETURNED,
     STUCK_EVACUATIONS,
     VMIS,
     Family,
@@ -92,7 +94,7 @@ def sample(view: View) -> Iterator[Piece]:
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
         _sample_vmis(view, summary, evacuating, counts, conditions),
-        [(MIGRATIONS, MIGRATIONS.sample(view))],
+        [(one, one.sample(view)) for one in (MIGRATIONS, DURATIONS, RETURNED)],
     )
 
 

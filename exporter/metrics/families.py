@@ -14,6 +14,7 @@ from exporter.counters import Counters, Histogram
 from exporter.engine.cooldown import Cooldown
 from exporter.engine.diagnosis import Diagnosis, Source, State
 from exporter.engine.drain import DrainOutcome
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     DeadResources,
@@ -189,9 +190,12 @@ def _sample_limits(view: View) -> list[Sample]:
 
 def _sample_migrations(view: View) -> list[Sample]:
     return [
-        Sample((outcome.name.lower(), trigger), view.store.finished[outcome, trigger])
+        Sample((outcome.name.lower(), trigger, reason), view.counters.migrations[key])
         for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
         for trigger in Trigger
+        for reason in EndReason
+        if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
+        for key in [(outcome, trigger, reason)]
     ]
 
 
@@ -501,9 +505,28 @@ LEFT_OUT = Family(
 MIGRATIONS = ViewFamily(
     name="kubevirt_eviction_exporter_migrations_total",
     type="counter",
-    help="Migrations that ended since this process started, by outcome and trigger.",
-    labels=("outcome", "trigger"),
+    help="Migrations that ended since this process started: outcome, what they were for, and why"
+    " they failed.",
+    labels=("outcome", "trigger", "reason"),
     sample=_sample_migrations,
+)
+DURATIONS = ViewFamily(
+    name="kubevirt_eviction_exporter_migration_duration_seconds",
+    type="histogram",
+    help="How long successful migrations took, without their time in the queue.",
+    labels=("trigger",),
+    sample=lambda view: [
+        sample
+        for trigger, durations in view.counters.migration_durations.items()
+        for sample in _sample_histogram((trigger,), durations)
+    ],
+)
+RETURNED = ViewFamily(
+    name="kubevirt_eviction_exporter_returned_migrations_total",
+    type="counter",
+    help="Successful migrations that brought a VM back to a node that it had left within the"
+    " history window.",
+    sample=lambda view: [Sample((), view.counters.returned_migrations)],
 )
 FAMILIES: tuple[Family, ...] = (
     *EXPORTER,
@@ -514,6 +537,8 @@ FAMILIES: tuple[Family, ...] = (
     STUCK_EVACUATIONS,
     LEFT_OUT,
     MIGRATIONS,
+    DURATIONS,
+    RETURNED,
 )
 """Every metric, in the order of the exposition."""
 

@@ -119,7 +119,7 @@ class Span:
         if self.evacuates:
             return Trigger.EVACUATION
         is_update = self.name.startswith(_WORKLOAD_UPDATE)
-        return Trigger.WORKLOAD_UPDATE if is_update else Trigger.OTHER
+        return Trigger.WORKLOAD_UPDATE if is_update else Trigger.MANUAL
 
 
 Spans = dict[Key, Span]

@@ -232,9 +232,9 @@ def find_denials(ledger: Ledger) -> list[Creation]:
 def read_ends(exporter: Program, namespace: str) -> list[tuple[str, datetime]]:
     """The VMs whose migrations ended, and when the exporter's log says that it read each end."""
     return [
-        (one["name"], datetime.fromisoformat(one["timestamp"]))
+        (one["kubevirt.vm.name"], datetime.fromisoformat(one["timestamp"]))
         for one in exporter.events("migration_ended")
-        if one["namespace"] == namespace
+        if one["k8s.namespace.name"] == namespace
     ]
 
 

@@ -11,6 +11,7 @@ import yaml
 from exporter.cli.commands import EXIT_MEANINGS
 from exporter.engine.diagnosis import State
 from exporter.engine.drain import DrainOutcome
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.events import BURST, MOST_HELD, PER_SECOND, PER_VMI, REPEATED_AFTER
 from exporter.engine.model import EventOutcome, EventReason, Reason
 from exporter.engine.rules import RULES
@@ -30,6 +31,7 @@ from tests.support.documents import (
     tables,
 )
 from tests.unit.cli.test_arguments import PARSERS
+from tests.unit.kube.test_migration_log import play
 
 
 class _Everything(Mapping[str, Any]):
@@ -202,3 +204,11 @@ def test_the_limits_of_events_are_the_program_s() -> None:
     assert f"{BURST} at once plus one a second" in text
     assert f"{BURST + 3600 * PER_SECOND:,.0f} in the hour" in text
     assert f"more than {MOST_HELD:,} VMs" in text
+
+
+def test_the_record_of_a_migration() -> None:
+    """Every field of a line `migration_ended` and every reason, in their order."""
+    _, fields, reasons = tables(REFERENCE, "Metrics")
+    _, (line,) = play("success")
+    assert [bare(row[0]) for row in fields] == [one for one in line if "." in one]
+    assert [bare(row[0]) for row in reasons] == [*EndReason]

@@ -245,7 +245,7 @@ class TestSeries:
         [
             ("kubevirt-evacuation-x", Trigger.EVACUATION),
             ("kubevirt-workload-update-x", Trigger.WORKLOAD_UPDATE),
-            ("mine", Trigger.OTHER),
+            ("mine", Trigger.MANUAL),
         ],
     )
     def test_the_trigger_is_in_the_name(self, name: str, trigger: Trigger) -> None:

@@ -74,7 +74,7 @@ def test_evict_migrate_cool_down(
     uid = state["migrationUid"]
     for line in ("migration_began", "migration_ended"):
         logged = [one for one in read_log(cluster) if one["event"] == line]
-        assert uid in {one["migration"] for one in logged}
+        assert uid in {one["kubevirt.migration.uid"] for one in logged}
     (one,) = caller.history(SPACE, "db1")
     assert (one["uid"], one["outcome"], one["handedOff"]) == (uid, "succeeded", True)
     began = parse_instant(state["startTimestamp"])

@@ -539,7 +539,7 @@ class TestBackoff:
                 (a_failed_attempt(1, 10), an_attempt(phase="Scheduling")), id="not-pending"
             ),
             pytest.param(
-                (a_failed_attempt(1, 10, trigger=Trigger.OTHER), an_attempt()),
+                (a_failed_attempt(1, 10, trigger=Trigger.MANUAL), an_attempt()),
                 id="users-own-failed",
             ),
             pytest.param((a_failed_attempt(1, 10, deleting=True), an_attempt()), id="deleted"),

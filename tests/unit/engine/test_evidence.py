@@ -34,9 +34,9 @@ from tests.support.builders import (
 )
 
 
-def a_store(*, sees_all: bool = True, started_at: float = 0.0) -> Store:
+def a_store(*, sees_all: bool = True) -> Store:
     """An empty store that may see everything."""
-    store = Store(endings_kept=KEEP, sees_all=sees_all, started_at=started_at)
+    store = Store(endings_kept=KEEP, sees_all=sees_all)
     store.vmims_seen = store.pods_seen = True
     store.read_at = NOW
     return store
@@ -690,21 +690,3 @@ class TestLoad:
         assert store.load() is None
         store.vmims_seen = True
         assert store.load() == Load(0, {}, MigrationLimits())
-
-
-class TestFinished:
-    """Migrations that ended later than our start, once each."""
-
-    def test_counts(self) -> None:
-        """By outcome and by what they were for; not what had ended before, not twice."""
-        store = a_store(started_at=NOW - 1000)
-        store.put(an_attempt(1, created=NOW - 50))
-        store.put(an_attempt(1, created=NOW - 50, failed_at=NOW))
-        store.put(an_attempt(1, created=NOW - 51, failed_at=NOW))
-        store.put(an_ended_vmim(uid="u", name="u", trigger=Trigger.WORKLOAD_UPDATE))
-        store.put(an_ended_vmim(uid="v", name="v", end=NOW - 1001, finished_at=NOW - 1000))
-        store.put(an_attempt(2, created=NOW - 50))
-        assert store.finished == {
-            (Outcome.FAILED, Trigger.EVACUATION): 1,
-            (Outcome.SUCCEEDED, Trigger.WORKLOAD_UPDATE): 1,
-        }

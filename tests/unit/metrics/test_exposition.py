@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from exporter import __version__
 from exporter.counters import BLOCKS_KEPT_FOR, Counters
 from exporter.engine.diagnosis import Source, State
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     EventOutcome,
@@ -311,8 +312,9 @@ def test_labels_are_closed_but_for_places() -> None:
         pytest.param(
             "kubevirt_eviction_exporter_migrations_total",
             {
-                (("outcome", outcome), ("trigger", trigger))
-                for outcome in ("succeeded", "failed")
+                (("outcome", outcome), ("reason", reason), ("trigger", trigger))
+                for reason in EndReason
+                for outcome in ["succeeded" if reason is EndReason.NONE else "failed"]
                 for trigger in Trigger
             },
             id="migrations",

@@ -99,7 +99,7 @@ class Tale:
             vmi_name=name,
             created=NOW + at,
             evacuates="" if by_hand else vmi.node,
-            trigger=Trigger.OTHER if by_hand else Trigger.EVACUATION,
+            trigger=Trigger.MANUAL if by_hand else Trigger.EVACUATION,
             priority=priority,
         )
         self.tell(at, vmim, Kind.ADDED)

@@ -1,0 +1,151 @@
+"""One migration that has ended: what it did, and why it failed, as one of a closed list of reasons.
+
+KubeVirt writes the reason of a failure as free text, or not at all. Before the hand-off to the
+target pod the VMIM has no text, so the reason comes from the target pod, or from what held the VMIM
+up. Sources: `virt-launcher` (`live-migration-source.go`), `migration.go`, and recordings of 1.8.4.
+"""
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+from msgspec import Struct
+
+from exporter.engine.model import (
+    Hold,
+    Instant,
+    Outcome,
+    Seconds,
+    Vmi,
+    Vmim,
+    Why,
+    WhySource,
+)
+
+
+class EndReason(StrEnum):
+    """Why a migration ended as it did; the value in the log and in metrics."""
+
+    UNSCHEDULABLE = "unschedulable"
+    IMAGE = "image"
+    QUOTA = "quota"
+    ABORTED = "aborted"
+    TIMEOUT_PROGRESS = "timeout_progress"
+    TIMEOUT_COMPLETION = "timeout_completion"
+    POST_COPY_LOST = "post_copy_lost"
+    TARGET_LOST = "target_lost"
+    SOURCE_LOST = "source_lost"
+    LIBVIRT = "libvirt"
+    OTHER = "other"
+    NONE = "none"
+
+
+_IMAGE_WORDS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+    }
+)
+"""What the kubelet says of a container whose image cannot be used."""
+_TEXTS = (
+    ("stuck for", EndReason.TIMEOUT_PROGRESS),
+    ("not completed after", EndReason.TIMEOUT_COMPLETION),
+    ("aborted", EndReason.ABORTED),
+    ("virerror", EndReason.LIBVIRT),
+    ("target pod is down", EndReason.TARGET_LOST),
+)
+"""Parts of KubeVirt's `failureReason` in small letters; the first that is found counts."""
+
+
+class EndedMigration(Struct, frozen=True, kw_only=True):
+    """One migration that has ended, as its VMIM says.
+
+    `phase` is the last one before the final phase, and `phases` has the seconds in each of them, in
+    order. `message` is KubeVirt's own text. `source_node` and `target_node` are "" if unknown.
+    """
+
+    vmim: Vmim
+    source_node: str = ""
+    target_node: str = ""
+    mode: str = ""
+    message: str = ""
+    phases: tuple[tuple[str, Seconds], ...] = ()
+    has_state: bool = False
+    """KubeVirt has copied the VMI's `migrationState`, which it does after the final phase."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing more will be written about it."""
+        return self.has_state or not self.vmim.handed_off
+
+    @property
+    def phase(self) -> str:
+        """The last phase before the final one; "" if there was none."""
+        return self.phases[-1][0] if self.phases else ""
+
+    @property
+    def duration(self) -> Seconds | None:
+        """From the VMIM's creation to its final phase; None if either is unknown."""
+        if self.vmim.created is None or self.vmim.finished_at is None:
+            return None
+        return max(0.0, self.vmim.finished_at - self.vmim.created)
+
+
+def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> EndReason:
+    """Why a migration ended as it did.
+
+    `vmi` is its VMI, if that still exists; `why` are the reasons of its target pod.
+    """
+    vmim = ended.vmim
+    if vmim.outcome is not Outcome.FAILED:
+        return EndReason.NONE
+    causes = _list_late_causes(ended, vmi) if vmim.handed_off else _list_causes(vmim, vmi, [*why])
+    return next((reason for applies, reason in causes if applies), EndReason.OTHER)
+
+
+def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[bool, EndReason]]:
+    """What can end a migration after its hand-off, and whether it did; the first counts."""
+    vmim, text = ended.vmim, ended.message.lower()
+    yield ended.mode == "PostCopy", EndReason.POST_COPY_LOST
+    for part, reason in _TEXTS:
+        yield part in text, reason
+    yield vmim.aborted, EndReason.ABORTED
+    yield vmi is not None and vmi.finished, EndReason.SOURCE_LOST
+    # virt-controller ends a migration whose target pod is gone with an end that equals the start.
+    yield vmim.start is not None and vmim.start == vmim.end, EndReason.TARGET_LOST
+
+
+def _list_causes(vmim: Vmim, vmi: Vmi | None, why: list[Why]) -> Iterator[tuple[bool, EndReason]]:
+    """The same before the hand-off; an attempt that could not go on was aborted because of that."""
+    pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
+    scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
+    yield not pod.isdisjoint(_IMAGE_WORDS), EndReason.IMAGE
+    yield bool(scheduler), EndReason.UNSCHEDULABLE
+    yield vmim.hold is Hold.QUOTA, EndReason.QUOTA
+    yield vmim.aborted, EndReason.ABORTED
+    yield vmi is None or vmi.finished, EndReason.SOURCE_LOST
+    yield bool(pod), EndReason.TARGET_LOST
+
+
+VMIS_KEPT = 10_000
+"""Of how many VMIs `NodesLeft` keeps the nodes; the one that moved longest ago is dropped."""
+
+
+class NodesLeft:
+    """When each VMI left which node by a successful migration, to count those that come back."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, dict[str, Instant]] = {}
+
+    def note(self, vmi_uid: str, source: str, target: str, at: Instant, window: Seconds) -> bool:
+        """Add a move; True if the VMI had left the target node within the window before."""
+        if not vmi_uid or not source or not target:
+            return False
+        left = self._left.pop(vmi_uid, {})
+        recent = {node: instant for node, instant in left.items() if at - instant <= window}
+        self._left[vmi_uid] = recent | {source: at}
+        if len(self._left) > VMIS_KEPT:
+            del self._left[next(iter(self._left))]
+        return target in recent

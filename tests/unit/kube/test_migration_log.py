@@ -1,0 +1,164 @@
+"""One log line with the record of each migration that ends, and the counts of it."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from exporter.counters import Counters
+from exporter.engine.ended_migrations import NodesLeft
+from exporter.engine.model import Resource, Trigger
+from exporter.engine.store import Store
+from exporter.kube import migration_log
+from exporter.kube.kubevirt import parse_object
+from exporter.kube.migration_log import MigrationLog
+from exporter.kube.writing import write_object
+from tests.cluster.polling import poll
+from tests.support.builders import Json, a_vmi, a_vmim, an_ended_vmim
+
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "1.8.4-nodes"
+RESOURCES = {
+    "VirtualMachineInstance": Resource.VMIS,
+    "VirtualMachineInstanceMigration": Resource.VMIMS,
+    "Pod": Resource.PODS,
+}
+
+
+class Watcher:
+    """Notes objects in a migration log before a store has them, as the watch does."""
+
+    def __init__(self, *, started_at: float = 0.0, store: Store | None = None) -> None:
+        self.store = store or Store(endings_kept=16)
+        self.counters = Counters()
+        self.log = MigrationLog(self.store, self.counters, started_at=started_at, window=86_400.0)
+
+    def see(self, resource: Resource, found: Json) -> None:
+        changed = parse_object(resource, json.dumps(found).encode())
+        self.log.note(changed)
+        self.store.put(changed.fact, changed.reasons)
+
+    def count(self) -> dict[tuple[str, str], int]:
+        """The counted migrations by trigger and reason."""
+        return {(trigger, why): n for (_, trigger, why), n in self.counters.migrations.items()}
+
+
+def read_recording(name: str) -> list[tuple[Resource, Json]]:
+    """The objects of a recording of real nodes, in order."""
+    found = (json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines())
+    return [(RESOURCES[one["kind"]], one) for one in found]
+
+
+def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
+    """What a watcher logs and counts of a recording of real nodes."""
+
+    async def run() -> Watcher:
+        watcher = Watcher()
+        for resource, found in read_recording(name):
+            watcher.see(resource, found)
+        return watcher
+
+    with structlog.testing.capture_logs() as lines:
+        watcher = asyncio.run(run())
+    return watcher, [dict(line) for line in lines if line["event"] == "migration_ended"]
+
+
+@pytest.mark.parametrize(
+    ("recording", "trigger", "reason", "phase", "message"),
+    [
+        ("success", "evacuation", "none", "Running", ""),
+        ("failure", "manual", "libvirt", "Running", "virError(Code=9"),
+        ("timeout", "manual", "timeout_completion", "Running", "Live migration is not"),
+        ("cancelled", "manual", "aborted", "Running", "Live migration aborted"),
+        ("unschedulable", "evacuation", "unschedulable", "Scheduling", "0/2 nodes"),
+        ("target-deleted", "manual", "none", "Running", ""),
+    ],
+)
+def test_a_migration_of_real_nodes(
+    recording: str, trigger: str, reason: str, phase: str, message: str
+) -> None:
+    """Each recorded migration is one line, with the reason that KubeVirt's objects give."""
+    watcher, (line,) = play(recording)
+    assert line["kubevirt.migration.trigger"] == trigger
+    outcome = "succeeded" if reason == "none" else "failed"
+    assert line["kubevirt.migration.outcome"] == outcome
+    assert line["kubevirt.migration.phase"] == phase
+    assert line["error.type"] == reason
+    assert line["error.message"].startswith(message)
+    assert line["kubevirt.migration.source_node"] in ("n1", "n2")
+    assert line["kubevirt.operation.duration_ms"] > 0
+    assert [*line["kubevirt.migration.phase_seconds"]][-1] == phase
+    assert watcher.count() == {(trigger, reason): 1}
+
+
+def test_a_success_names_both_nodes_and_is_timed() -> None:
+    """The histogram leaves out the time in the queue."""
+    watcher, (line,) = play("success")
+    assert line["kubevirt.migration.source_node"] == "n1"
+    assert line["kubevirt.migration.target_node"] == "n2"
+    assert line["kubevirt.migration.mode"] == "PreCopy"
+    assert line["kubevirt.operation.duration_ms"] == 4000
+    durations = watcher.counters.migration_durations[Trigger.EVACUATION]
+    assert (durations.count, durations.total) == (1, 4.0)
+
+
+async def test_a_migration_is_logged_once() -> None:
+    """Not again by a second list, and not if it ended before the exporter began."""
+    recording = read_recording("failure")
+    watcher = Watcher()
+    for resource, found in recording + recording[-1:]:
+        watcher.see(resource, found)
+    again = MigrationLog(watcher.store, watcher.counters, started_at=0.0, window=0.0)
+    again.note(parse_object(recording[-1][0], json.dumps(recording[-1][1]).encode()))
+    late = Watcher(started_at=4e9)
+    for resource, found in recording:
+        late.see(resource, found)
+    assert watcher.count() == {("manual", "libvirt"): 1}
+    assert late.count() == {}
+
+
+async def test_without_the_copied_state_the_record_waits_and_then_does_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KubeVirt copies no state to a VMIM if the VMI has another migration by then."""
+    monkeypatch.setattr(migration_log, "WAIT_FOR_STATE", 0.01)
+    watcher = Watcher()
+    final = [
+        (resource, found)
+        for resource, found in read_recording("failure")
+        if resource is Resource.VMIMS and "endTimestamp" not in str(found["status"])
+    ]
+    for resource, found in final:
+        watcher.see(resource, found)
+    assert watcher.count() == {}
+
+    async def is_counted() -> bool:
+        return bool(watcher.count())
+
+    await poll(is_counted, what="the count")
+    assert watcher.count() == {("manual", "other"): 1}
+
+
+async def test_a_hotplug_is_a_workload_update_of_a_vmi_that_says_so() -> None:
+    """The VMI's condition has gone by the time the migration ends."""
+    watcher = Watcher()
+    update = Trigger.WORKLOAD_UPDATE
+    for resource, fact in (
+        (Resource.VMIS, a_vmi(hotplugs=True)),
+        (Resource.VMIMS, a_vmim(phase="Running", handed_off=True, trigger=update)),
+        (Resource.VMIS, a_vmi()),
+        (Resource.VMIMS, an_ended_vmim(trigger=update)),
+    ):
+        watcher.see(resource, write_object(fact))
+    assert watcher.count() == {("hotplug", "none"): 1}
+
+
+@pytest.mark.parametrize(("window", "returned"), [(900.0, 1), (300.0, 0)])
+def test_a_vm_that_comes_back_within_the_window_is_counted(window: float, returned: int) -> None:
+    """A move to a node that the VM left 600 seconds ago."""
+    nodes = NodesLeft()
+    assert not nodes.note("u", "n1", "n2", 1000.0, window)
+    assert nodes.note("u", "n2", "n1", 1600.0, window) is bool(returned)
