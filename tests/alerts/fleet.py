@@ -18,7 +18,7 @@ def is_firing(case: Case) -> bool:
 
 
 def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
-    """Pair each firing case with itself and with each silent case of its alert; and silent cases.
+    """Pair firing cases with themselves and with silent ones of their alert and metrics.
 
     Cases without a series of the exporter are left out.
     """
@@ -35,7 +35,8 @@ def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
         for case in firing:
             yield join(case, case)
         for one, other in product(firing, silent):
-            yield join(one, other)
+            if metrics_of(one) & metrics_of(other):
+                yield join(one, other)
         for one, other in pairwise([*silent, silent[0]]):
             if one is not other:
                 yield join(one, other)
@@ -44,6 +45,11 @@ def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
 def alerts_of(case: Case) -> set[str]:
     """The names of the alerts that a case tests."""
     return {one["alertname"] for one in case["alert_rule_test"]}
+
+
+def metrics_of(case: Case) -> set[str]:
+    """The names of the metrics of a case."""
+    return {series["series"].partition("{")[0] for series in case["input_series"]}
 
 
 def join(east: Case, west: Case) -> Case:
