@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import convert
+from msgspec import convert, structs
 
 from exporter import __version__
 from exporter.counters import HeldEviction
@@ -313,15 +313,7 @@ def _write_finding(
         why = f"the VMI has stopped (phase {evidence.vmi.phase}): nothing is left to move"
     else:
         why = _WHY[finding.rule](evidence, cooldown)
-    return RuleAnswer(
-        rule=finding.rule,
-        checkpoint=finding.checkpoint,
-        reason=finding.reason,
-        enabled=finding.enabled,
-        silenced=finding.silenced,
-        blocks=finding.blocks,
-        why=why,
-    )
+    return RuleAnswer(**structs.asdict(finding), why=why)
 
 
 def _why_running(evidence: Evidence, _cooldown: Cooldown | None) -> str:

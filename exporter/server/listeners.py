@@ -51,7 +51,12 @@ class Listener:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[str, ...]]:
         """Serve within the block; yields the bound URLs. Raises `CannotListen`."""
-        certificates = self._read_certificates()
+        certificates = None
+        if self.tls.cert_file is not None:
+            try:
+                certificates = Certificates(self.name, self.tls)
+            except UnusableCertificate as error:
+                raise CannotListen(str(error)) from error
         runner = web.AppRunner(
             self.app, access_log=None, shutdown_timeout=DRAIN / 2, handler_cancellation=True
         )
@@ -81,14 +86,6 @@ class Listener:
                 one.close()
             await runner.cleanup()
             _remove_paths(self.addresses[: len(urls)])
-
-    def _read_certificates(self) -> Certificates | None:
-        if self.tls.cert_file is None:
-            return None
-        try:
-            return Certificates(self.name, self.tls)
-        except UnusableCertificate as error:
-            raise CannotListen(str(error)) from error
 
     def _note_end(self, certificates: Certificates) -> None:
         if certificates.not_after is not None:
