@@ -28,7 +28,11 @@ def an_hour(cluster: str, *, restarts: bool = False, ends: bool = True) -> dict[
         vm % "db2": ("0x19 stale _x4 0x20 stale" if restarts else "0x45 stale") if ends else "0x60",
         f'{EXPORTER}_synced{{resource="virtualmachineinstances"{labels}}}': whole,
         f'{EXPORTER}_build_info{{version="1"{labels}}}': "1x60",
-        f'{EXPORTER}_migrations_total{{outcome="failed",trigger="evacuation"{labels}}}': "0+6x60",
+        **{
+            f'{EXPORTER}_migrations_total{{outcome="failed",trigger="evacuation",'
+            f'reason="{reason}"{labels}}}': "0+3x60"
+            for reason in ("timeout", "other")
+        },
         f'{EXPORTER}_stuck_evacuations{{source="other",state="backoff"{labels}}}': "2x60",
         f'{EXPORTER}_stuck_evacuations{{source="unknown",state="quota"{labels}}}': "1x60",
     }
