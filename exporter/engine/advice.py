@@ -89,7 +89,7 @@ _PODS = "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o wide"
 ACTIONS = {
     Obstacle.EXTERNAL: Action(
         "Have whoever manages this VM move or stop it: its strategy is External, so KubeVirt"
-        " never will.",
+        " leaves that to them.",
         _VMI + " --show-labels",
     ),
     Obstacle.STALE_MARKER: Action(

@@ -20,8 +20,9 @@ nothing is stuck.
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
 row). Once stuck it stays stuck, without stored state: failures only grow, and an attempt that began
-to migrate after `stuck.after` shows that the evacuation was stuck by then. External evacuations
-wait for somebody else and are stuck only if `stuck.external` sets an age.
+to migrate after `stuck.after` shows that the evacuation was stuck by then. A VMI with the strategy
+External is moved by somebody else, with VMIMs of their own: those made since the request are its
+attempts. As long as there is none, it is stuck only if `stuck.external` sets an age.
 
 A VM that waits for KubeVirt's migration limits is in a queue, which is not stuck while it moves:
 its age counts from the newest success out of its node, or of any migration where the limit of the
@@ -301,7 +302,7 @@ def _find_state(
     contacts: Mapping[Resource, Instant],
 ) -> State:
     vmi = evidence.vmi
-    if vmi.eviction_strategy == "External":
+    if vmi.is_external and attempt is None:
         return State.EXTERNAL
     if vmi.evacuation_node != vmi.node:
         return State.STALE_MARKER
@@ -469,7 +470,7 @@ def _find_causes(
         in_time = state is State.MIGRATING and (began is None or began <= due)
         if not in_time:
             causes.append(Cause.AGE)
-    if state is not State.EXTERNAL and failed >= stuck.failed_attempts:
+    if failed >= stuck.failed_attempts:
         causes.append(Cause.FAILURES)
     return tuple(causes)
 
@@ -484,7 +485,7 @@ def _find_due(
     load: Load | None,
 ) -> Instant | None:
     """When the evacuation is stuck by its age, if nothing changes until then."""
-    if state is State.EXTERNAL:
+    if evidence.vmi.is_external and not _was_attempted(evidence, marker):
         return None if stuck.external is None else marker.requested_at + stuck.external
     due = marker.requested_at + stuck.after
     moved: Instant | None = None
@@ -500,6 +501,13 @@ def _find_due(
         else:
             moved = min(load.newest_success, turn)
     return due if moved is None else max(due, moved + allowed)
+
+
+def _was_attempted(evidence: Evidence, marker: Marker) -> bool:
+    """Whether a VMIM was made since the request."""
+    since = marker.requested_at - SAME_REQUEST
+    made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
+    return made or marker.failed_since_request() > 0
 
 
 def _find_departure(evidence: Evidence) -> Instant | None:

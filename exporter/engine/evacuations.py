@@ -107,11 +107,18 @@ class EvacuationTracker:
 
 
 def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
-    """Apply an evacuation VMIM: it may date the request, and may have failed."""
+    """Apply an attempt to evacuate: it may have failed, and KubeVirt's own may date the request.
+
+    A VMI with the strategy External is evacuated by any VMIM that was made since the request.
+    """
     marker = record.marker
-    if marker is None or vmim.evacuates != marker.node:
+    if marker is None:
         return
-    if record.vmi.eviction_requested_at is None and vmim.created is not None:
+    is_own = vmim.evacuates == marker.node
+    is_later = vmim.created is not None and vmim.created >= marker.requested_at
+    if not is_own and not (record.vmi.is_external and is_later):
+        return
+    if is_own and record.vmi.eviction_requested_at is None and vmim.created is not None:
         succeeded = record.history.newest_success()
         since = [instant for instant in (marker.not_before, succeeded) if instant is not None]
         if all(vmim.created > instant for instant in since):

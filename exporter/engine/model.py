@@ -253,6 +253,11 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def is_external(self) -> bool:
+        """Whether KubeVirt leaves it to somebody else to evacuate the VMI."""
+        return self.eviction_strategy == "External"
+
+    @property
     def mobility(self) -> Mobility:
         """What decides whether a drain moves it, apart from its VMIMs and the cluster."""
         unknown = self.migratable_unknown

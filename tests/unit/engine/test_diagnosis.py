@@ -279,8 +279,7 @@ def test_the_order() -> None:
     pods = (SOURCE, a_target(migration_uid="older"))
     everything: dict[str, Any] = {"vmims": (a_failed_attempt(1, 5), held), "pods": pods}
     vmi: dict[str, Any] = {"migratable": False, "eviction_strategy": "External", "node": "n2"}
-    assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.EXTERNAL
-    vmi["eviction_strategy"] = "LiveMigrate"
+    assert diagnosis(an_evacuation(vmi=vmi, pods=pods)).state is State.EXTERNAL
     assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.STALE_MARKER
     vmi["node"] = "n1"
     assert diagnosis(an_evacuation(vmi=vmi, **everything)).state is State.NOT_MIGRATABLE
@@ -440,6 +439,27 @@ class TestStuck:
         left = a_state(uid="e1", start=moved - 9, end=moved, outcome=Outcome.SUCCEEDED)
         gone = diagnosis(an_evacuation(age=9000, vmi={"node": "n2", "migration": left}))
         assert (gone.state, gone.stuck) == (State.STALE_MARKER, stuck)
+
+    @pytest.mark.parametrize(
+        ("age", "failures", "stuck_by"),
+        [
+            (60, 0, ()),
+            (3600, 0, (Cause.AGE,)),
+            (60, 3, (Cause.FAILURES,)),
+            (3600, 3, (Cause.AGE, Cause.FAILURES)),
+        ],
+    )
+    def test_external_and_tried_by_somebody(
+        self, age: int, failures: int, stuck_by: tuple[Cause, ...]
+    ) -> None:
+        """Once somebody has made a VMIM, an External evacuation is stuck as any other."""
+        vmi = {"eviction_strategy": "External"}
+        attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="")
+        failed = {f"f{n}": NOW - 30.0 for n in range(failures)}
+        evidence = an_evacuation(age=age, vmi=vmi, vmims=(attempt,), marker={"failed": failed})
+        found = diagnosis(evidence)
+        assert found.state is not State.EXTERNAL
+        assert found.stuck_by == stuck_by
 
     def test_external_for_a_day(self) -> None:
         """An External VMI that evacuates for a day is visible and not stuck by default."""

@@ -71,6 +71,20 @@ def test_each_failed_attempt_counts(first: tuple[str, str], second: tuple[str, s
     assert marker_of(store).failed_since_request() == 2
 
 
+@pytest.mark.parametrize(
+    ("strategy", "created", "failed"),
+    [("External", NOW - 50, 1), ("External", NOW - 70, 0), ("LiveMigrate", NOW - 50, 0)],
+)
+def test_any_vmim_since_the_request_is_an_attempt_of_external(
+    strategy: str, created: float, failed: int
+) -> None:
+    """Whoever evacuates an External VMI makes ordinary VMIMs."""
+    vmi = a_vmi(evacuation_node="n1", eviction_strategy=strategy, eviction_requested_at=NOW - 60)
+    ended = {"phase": "Failed", "finished": True, "finished_at": NOW}
+    store = a_store(vmi, a_vmim(created=created, **ended))
+    assert marker_of(store).failed_since_request() == failed
+
+
 class TestLackingTheAnnotation:
     """Since when the launcher pod has lacked the descheduler's annotation."""
 
