@@ -50,6 +50,9 @@ def make_parser() -> argparse.ArgumentParser:
         "node", type=_node, nargs="?", metavar="NAME", help="the node's name (default: all nodes)"
     )
     node.add_argument("--all", action="store_true", help="every row of each list, not 20")
+    node.add_argument(
+        "--watch", action="store_true", help="with NAME: follow its drain until it is over"
+    )
     check = _add_command(
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"
     )

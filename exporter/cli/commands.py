@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exporter.cli.lean_start import lean_imports
-from exporter.engine.model import Instant
+from exporter.engine.model import Instant, Seconds
 from exporter.settings import InvalidSettings, Settings, load_settings
 
 
@@ -51,6 +51,8 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
+WATCHED_EVERY: Seconds = 2.0
+"""How often `node NAME --watch` reads the drain."""
 EXIT_MEANINGS = {
     Exit.OK: "stopped by SIGTERM or Ctrl-C, the configuration is valid, or there was an answer",
     Exit.FAILED: "a fault of the exporter itself; the log ends with a traceback",
@@ -134,10 +136,12 @@ def node(arguments: argparse.Namespace) -> Exit:
     OK if that node can be emptied without others, or none was named.
     """
     from exporter.cli.client import decode
-    from exporter.cli.drain import show_drain, show_nodes
+    from exporter.cli.drain import follow_drain, show_drain, show_nodes
     from exporter.cli.layout import detect_terminal
     from exporter.server.schemas import DrainAnswer, NodesAnswer
 
+    if arguments.watch and arguments.node is None:
+        return complain(Exit.USAGE, "--watch needs the NAME of a node")
     found = Exit.OK
 
     async def ask(exporter: "Exporter") -> str:
@@ -147,6 +151,8 @@ def node(arguments: argparse.Namespace) -> Exit:
             body = await exporter.read("/v1/nodes")
             nodes = decode(body, NodesAnswer)
             text = show_nodes(nodes, screen, everything=arguments.all)
+        elif arguments.watch:
+            return await follow_drain(exporter, arguments.node, _print_now, every=WATCHED_EVERY)
         else:
             body = await exporter.read_node(arguments.node)
             drain = decode(body, DrainAnswer)
@@ -300,6 +306,10 @@ The commands that `explain` and the runbooks name work there with
 
 Ctrl-C ends it.
 """
+
+
+def _print_now(line: str) -> None:
+    print(line, flush=True)
 
 
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:

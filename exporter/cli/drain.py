@@ -1,14 +1,28 @@
 """The command `node`: what a drain of a node would do to the VMs on it."""
 
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+
+from exporter.cli.client import Exporter, NoSuchNode, decode
 from exporter.cli.explain import write_reason
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain import GRAVEST, KEPT, MOVED, DrainOutcome
-from exporter.server.schemas import DrainAnswer, NodeAnswer, NodeCandidate, NodesAnswer
+from exporter.engine.model import Seconds
+from exporter.server.schemas import (
+    DrainAnswer,
+    DrainProgressAnswer,
+    NodeAnswer,
+    NodeCandidate,
+    NodesAnswer,
+)
 from exporter.text import write_span
 
 
 NAMED = 3
 """How many VMs a sentence names."""
+BAR = 20
+"""How many characters the bar of a drain has."""
 QUOTED = 100
 """The longest reason in a sentence; the table has the whole text."""
 
@@ -48,6 +62,8 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
     if answer.depends_on_others:
         sheet.say(answer.node, (" depends on others", BAD), f", who must move or stop {others}.")
     _warn(sheet, stale=answer.stale)
+    if answer.drain is not None:
+        sheet.say(f"Drain: {write_progress(answer.drain, answer.as_of)}.")
     if answer.can_be_emptied:
         sheet.say(write_bound(answer))
     sheet.head(f"VMs: {answer.vmis}")
@@ -67,6 +83,50 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
     ]
     sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows, everything=everything)
     return sheet.text()
+
+
+async def follow_drain(
+    exporter: Exporter, node: str, show: Callable[[str], None], *, every: Seconds
+) -> str:
+    """Show the progress of a drain whenever it changes, and return how it ended.
+
+    Raises what `Exporter.read_node` raises, but not if the last VM has left.
+    """
+    shown = ""
+    while True:
+        try:
+            answer = decode(await exporter.read_node(node), DrainAnswer)
+        except NoSuchNode:
+            if not shown:
+                raise
+            return f"{node} has no VMs any more.\n"
+        if answer.drain is None:
+            return f"No VM is asked to leave {node}; VMs on it: {answer.vmis}.\n"
+        line = write_progress(answer.drain, answer.as_of)
+        if line != shown:
+            show(line)
+            shown = line
+        await asyncio.sleep(every)
+
+
+def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
+    """The progress of a drain in one line, with a bar."""
+    done = BAR * drain.left // max(1, drain.asked)
+    parts = [
+        f"[{'#' * done}{'.' * (BAR - done)}] {drain.left} of {drain.asked} VMs have left",
+        *([f"{drain.failing} fail or stay"] if drain.failing else []),
+        *([f"{drain.external} depend on others"] if drain.external else []),
+        _write_pace(drain, as_of),
+    ]
+    return ", ".join(parts)
+
+
+def _write_pace(drain: DrainProgressAnswer, as_of: datetime) -> str:
+    if drain.estimate_seconds is not None and drain.seconds_per_vmi is not None:
+        pace = write_span(round(drain.seconds_per_vmi))
+        return f"one each {pace}, about {write_span(round(drain.estimate_seconds), units=2)} to go"
+    since = drain.since if drain.last_left_at is None else drain.last_left_at
+    return f"nothing has left for {write_span(round((as_of - since).total_seconds()), units=2)}"
 
 
 def write_bound(answer: DrainAnswer) -> str:

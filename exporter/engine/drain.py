@@ -17,7 +17,7 @@ The counts of all nodes come from totals that the store updates with each change
 an unfinished VMIM or an evacuation are visited.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -37,6 +37,7 @@ from exporter.engine.model import (
     StuckPolicy,
     Why,
 )
+from exporter.engine.node_drains import DrainProgress, measure_progress
 from exporter.engine.store import Store
 
 
@@ -136,12 +137,13 @@ class Forecast(Struct, frozen=True, kw_only=True):
     """The outcomes of draining one node.
 
     `at_least` is a lower bound of how long the migrations take, None if nothing is known of that
-    or the node cannot be emptied.
+    or the node cannot be emptied. `progress` is None if no VM is asked to leave the node.
     """
 
     node: str
     outcomes: Mapping[DrainOutcome, int]
     at_least: Seconds | None
+    progress: DrainProgress | None
 
     @property
     def vmis(self) -> int:
@@ -214,9 +216,14 @@ def forecast_nodes(
 
     `durations`: the results of `find_duration`, by node.
     """
+    counts = count_undiagnosed(store, conditions)
+    evacuating = [(one, conditions.diagnose(one)) for one in store.evacuating()]
+    for evidence, diagnosis in evacuating:
+        recount(counts, evidence, diagnosis, conditions)
+    progress = follow_drains(store, evacuating, conditions)
     return [
-        _forecast(node, outcomes, durations.get(node, ()), conditions.kubevirt)
-        for node, outcomes in count_outcomes(store, conditions).items()
+        _forecast(node, outcomes, durations.get(node, ()), conditions.kubevirt, progress.get(node))
+        for node, outcomes in counts.items()
     ]
 
 
@@ -238,7 +245,33 @@ def forecast_node(
     durations = (find_duration(evidence, conditions.kubevirt) for evidence in found)
     known = [one for one in durations if one is not None]
     outcomes = Counter(one.outcome for one in candidates)
-    return _forecast(node, outcomes, known, conditions.kubevirt), candidates
+    evacuating = [(one, conditions.diagnose(one)) for one in store.evacuating()]
+    progress = follow_drains(store, evacuating, conditions).get(node)
+    return _forecast(node, outcomes, known, conditions.kubevirt, progress), candidates
+
+
+def follow_drains(
+    store: Store,
+    evacuating: Iterable[tuple[Evidence, Diagnosis | None]],
+    conditions: Conditions,
+) -> dict[str, DrainProgress]:
+    """The progress of each drain; `evacuating` are all evacuations of these nodes."""
+    remaining = defaultdict[str, list[tuple[Instant, DrainOutcome]]](list)
+    for evidence, diagnosis in evacuating:
+        if diagnosis is not None and evidence.vmi.node == diagnosis.node:
+            outcome = find_outcome(evidence, conditions, diagnosis)
+            remaining[diagnosis.node].append((diagnosis.requested_at, outcome))
+    progress = {}
+    for node, drain in store.drains:
+        outcomes = Counter(outcome for _, outcome in remaining[node])
+        progress[node] = measure_progress(
+            drain,
+            (requested_at for requested_at, _ in remaining[node]),
+            failing=sum(outcomes[one] for one in KEPT),
+            external=outcomes[DrainOutcome.EXTERNAL],
+            now=conditions.now,
+        )
+    return progress
 
 
 def find_outcome(
@@ -275,9 +308,10 @@ def _forecast(
     outcomes: Mapping[DrainOutcome, int],
     durations: Iterable[Seconds],
     settings: KubeVirtSettings | None,
+    progress: DrainProgress | None,
 ) -> Forecast:
     bound = _bound(durations, settings) if _can_be_emptied(outcomes) else None
-    return Forecast(node=node, outcomes=outcomes, at_least=bound)
+    return Forecast(node=node, outcomes=outcomes, at_least=bound, progress=progress)
 
 
 def _can_be_emptied(outcomes: Mapping[DrainOutcome, int]) -> bool:

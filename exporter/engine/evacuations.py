@@ -3,19 +3,25 @@
 from collections.abc import Iterator
 
 from exporter.engine.evidence import Marker
+from exporter.engine.history import settle
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import VmimIndex
 from exporter.engine.model import CLOCK_SKEW, Instant, Vmi, Vmim
+from exporter.engine.node_drains import NodeDrains
 from exporter.engine.vmi_record import VmiRecord
 
 
 class EvacuationTracker:
-    """Maintains the markers of the VMIs that are evacuating. `now` is when a fact was read."""
+    """Maintains the markers of the VMIs that are evacuating, and the drains of their nodes.
+
+    `now` is when a fact was read.
+    """
 
     def __init__(self, vmims: VmimIndex, launchers: LauncherIndex) -> None:
         self._vmims = vmims
         self._launchers = launchers
         self._records: dict[str, VmiRecord] = {}
+        self.drains = NodeDrains()
 
     def __iter__(self) -> Iterator[VmiRecord]:
         return iter(self._records.values())
@@ -30,14 +36,22 @@ class EvacuationTracker:
 
     def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
         """Follow a change of the VMI's own evacuation fields."""
-        vmi = record.vmi
+        vmi, known = record.vmi, record.marker
         if before is not None and _is_requested_again(before, vmi):
             record.marker = None
         if not vmi.evacuation_node or vmi.finished:
             record.marker = None
-            self.remove(vmi.uid)
-            return
-        marker = record.marker
+            self._records.pop(vmi.uid, None)
+        else:
+            self._follow(record, now)
+        if known is not None and known is not record.marker:
+            self._end(vmi, known, now, left=vmi.finished or vmi.node != known.node)
+        if record.marker is not None:
+            self.drains.ask(record.marker.node, vmi.uid, now)
+
+    def _follow(self, record: VmiRecord, now: Instant) -> None:
+        """Follow a VMI that is evacuating."""
+        vmi, marker = record.vmi, record.marker
         if marker is None or marker.node != vmi.evacuation_node:
             not_before = record.seen_at if vmi.eviction_requested_at is None else None
             marker = self._begin(record, now, not_before=not_before)
@@ -45,9 +59,20 @@ class EvacuationTracker:
         self.note_success(record, now)
         self.note_launcher(vmi.uid, now)
 
-    def remove(self, uid: str) -> None:
-        """Stop tracking a VMI."""
-        self._records.pop(uid, None)
+    def remove(self, uid: str, now: Instant) -> None:
+        """Stop tracking a VMI that is gone."""
+        record = self._records.pop(uid, None)
+        if record is not None and record.marker is not None:
+            self._end(record.vmi, record.marker, now, left=True)
+
+    def _end(self, vmi: Vmi, marker: Marker, now: Instant, *, left: bool) -> None:
+        """An evacuation is over: its VMI has left the node, or is no longer asked to."""
+        if left:
+            end = settle(None if vmi.migration is None else vmi.migration.end, now)
+            at = end if end is not None and end > marker.requested_at else now
+            self.drains.leave(marker.node, vmi.uid, marker.requested_at, at)
+        else:
+            self.drains.cancel(marker.node, vmi.uid, now)
 
     def note_success(self, record: VmiRecord, now: Instant) -> None:
         """Apply the newest success, which may have been read after an older attempt.

@@ -33,6 +33,7 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
+from exporter.engine.node_drains import NodeDrains
 from exporter.engine.reasons import ReasonTable
 from exporter.engine.vmi_record import VmiRecord
 
@@ -102,6 +103,11 @@ class Store:
 
     def __len__(self) -> int:
         return len(self._vmis)
+
+    @property
+    def drains(self) -> NodeDrains:
+        """The drains of nodes that are under way."""
+        return self._evacuations.drains
 
     def keys(self) -> AbstractSet[Key]:
         """The keys of all VMIs."""
@@ -441,7 +447,7 @@ class Store:
         for observer in self.observers:
             observer.note_end((record.vmi.namespace, record.vmi.name))
         self._by_uid.pop(uid, None)
-        self._evacuations.remove(uid)
+        self._evacuations.remove(uid, self.read_at)
         self._reasons.remove_vmi(record.vmi)
         self._touch(uid)
 

@@ -34,6 +34,7 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
+from exporter.engine.node_drains import DrainProgress
 from exporter.engine.rules import RuleResult, decide, explain
 from exporter.health import Health
 from exporter.server.schemas import (
@@ -44,6 +45,7 @@ from exporter.server.schemas import (
     CheckpointVerdicts,
     CooldownAnswer,
     DrainAnswer,
+    DrainProgressAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
     HeldEvictionAnswer,
@@ -456,7 +458,22 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
         "can_be_emptied": forecast.can_be_emptied,
         "depends_on_others": forecast.depends_on_others,
         "at_least_seconds": round_seconds(forecast.at_least),
+        "drain": None if forecast.progress is None else _write_progress(forecast.progress),
     }
+
+
+def _write_progress(progress: DrainProgress) -> DrainProgressAnswer:
+    return DrainProgressAnswer(
+        since=to_datetime(progress.since),
+        asked=progress.asked,
+        left=progress.left,
+        remaining=progress.remaining,
+        failing=progress.failing,
+        external=progress.external,
+        last_left_at=to_optional_datetime(progress.last_left_at),
+        seconds_per_vmi=round_seconds(progress.seconds_per_vmi),
+        estimate_seconds=round_seconds(progress.estimate),
+    )
 
 
 def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:

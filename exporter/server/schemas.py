@@ -376,6 +376,25 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     blind_spots: BlindSpots
 
 
+class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
+    """How far the drain of a node has come, as far as the exporter has seen it."""
+
+    since: Annotated[Timestamp, means("the earliest request of the VMs that left or remain")]
+    asked: Annotated[int, means("VMs that were asked to leave: `left` and `remaining`")]
+    left: Annotated[int, means("VMs that have left")]
+    remaining: Annotated[int, means("VMs that were asked to leave and are still there")]
+    failing: Annotated[int, means("those of `remaining` that do not leave: they fail or stay")]
+    external: Annotated[int, means("those of `remaining` that somebody else must move or stop")]
+    last_left_at: Annotated[Timestamp | None, means("when the last one left; null: none has")]
+    seconds_per_vmi: Annotated[
+        float | None, means("the median interval between departures; null: fewer than three")
+    ]
+    estimate_seconds: Annotated[
+        float | None,
+        means("until the last one has left, at that pace; null: no pace, or one does not leave"),
+    ]
+
+
 class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs, without those that have stopped."""
 
@@ -411,6 +430,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
             " successful one; null: no such time is known, or the node cannot be emptied"
         ),
     ]
+    drain: Annotated[DrainProgressAnswer | None, means("null: no VM is asked to leave it")]
 
 
 class NodesAnswer(Struct, rename="camel", kw_only=True):

@@ -1,10 +1,12 @@
 """The command `node`: what is shown of a drain."""
 
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from exporter.cli.drain import show_drain, show_nodes, write_bound
+from exporter.cli.client import Exporter, NoSuchNode
+from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
 from exporter.cli.layout import Screen
 from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
 from exporter.engine.model import KubeVirtSettings, MigrationLimits, Why, WhySource
@@ -14,6 +16,7 @@ from exporter.server.schemas import DrainAnswer
 from tests.support.builders import NOW, a_running_state, a_store, a_vmim
 from tests.unit.cli.answers import PIPED
 from tests.unit.engine.test_drain import a_failure, a_movable, a_moved, now_in
+from tests.unit.engine.test_node_drains import a_drain
 from tests.unit.server.test_answers import some_health
 
 
@@ -191,3 +194,31 @@ def test_long_lists_are_cut() -> None:
 def test_silence_is_a_warning() -> None:
     """As everywhere: what was last seen may no longer be so."""
     assert "Warning: no contact with the API server" in listed(a_mixed_store(), now=NOW + 500.0)
+
+
+def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
+    """How many have left, and the pace or how long nothing has left."""
+    moving = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
+    assert "Drain: [############........] 3 of 5 VMs have left, one each 2m, about 3m to go." in (
+        shown(moving)
+    )
+    still = a_drain(NOW - 60, remaining=1)
+    assert "[##########..........] 1 of 2 VMs have left, nothing has left for 1m." in shown(still)
+
+
+async def test_a_drain_is_watched_to_its_end() -> None:
+    """Each change is a line; the last one says how it ended."""
+    store = a_drain(NOW - 60, remaining=1)
+    steps = [drain_of(store), drain_of(store)]
+
+    class Answering:
+        async def read_node(self, _node: str) -> bytes:
+            if not steps:
+                raise NoSuchNode
+            return msgspec.json.encode(steps.pop())
+
+    lines: list[str] = []
+    ended = await follow_drain(cast("Exporter", Answering()), "n1", lines.append, every=0.0)
+    assert ended == "n1 has no VMs any more.\n"
+    assert len(lines) == 1
+    assert "1 of 2 VMs have left" in lines[0]

@@ -1246,6 +1246,7 @@ class TestNodes:
                     "canBeEmptied": False,
                     "dependsOnOthers": False,
                     "atLeastSeconds": None,
+                    "drain": None,
                 },
                 {
                     "node": "n1",
@@ -1259,6 +1260,7 @@ class TestNodes:
                     "canBeEmptied": False,
                     "dependsOnOthers": True,
                     "atLeastSeconds": None,
+                    "drain": None,
                 },
             ],
         }

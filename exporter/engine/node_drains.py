@@ -1,0 +1,140 @@
+"""Follows the drain of each node: which VMs were asked to leave it, and when others left.
+
+A drain begins with the first evacuation from a node. It goes on while there is one, and for
+`PAUSE` after that, because an evictor may ask for one VM at a time. What happened before the
+exporter started is not known.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from statistics import median
+
+from msgspec import Struct, field
+
+from exporter.engine.model import Instant, Seconds
+
+
+PAUSE: Seconds = 600.0
+"""How long no VM of the node may be evacuating before the drain is over."""
+FEWEST_DEPARTURES = 3
+"""From so many departures on there is a pace."""
+NODES_KEPT = 10_000
+
+
+class NodeDrain(Struct, kw_only=True):
+    """The drain of one node: when VMs left it, and how many are asked to leave it now.
+
+    `began` is the earliest request of those that have left; `idle_since` is since when no VM of the
+    node is evacuating.
+    """
+
+    began: Instant | None = None
+    departures: list[Instant] = field(default_factory=list)
+    evacuating: set[str] = field(default_factory=set)
+    idle_since: Instant | None = None
+
+    @property
+    def last_left_at(self) -> Instant | None:
+        """When the last VM left."""
+        return max(self.departures, default=None)
+
+    @property
+    def seconds_per_vmi(self) -> Seconds | None:
+        """The median interval between departures; None below `FEWEST_DEPARTURES`."""
+        if len(self.departures) < FEWEST_DEPARTURES:
+            return None
+        return median(later - earlier for earlier, later in pairwise(sorted(self.departures)))
+
+
+class NodeDrains:
+    """The present drains by node."""
+
+    def __init__(self) -> None:
+        self._drains: dict[str, NodeDrain] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, NodeDrain]]:
+        return ((node, one) for node, one in self._drains.items() if one.evacuating)
+
+    def find(self, node: str) -> NodeDrain | None:
+        """The drain of a node from which a VM is evacuating, or None."""
+        drain = self._drains.get(node)
+        return drain if drain is not None and drain.evacuating else None
+
+    def ask(self, node: str, vmi_uid: str, now: Instant) -> None:
+        """A VMI is asked to leave a node."""
+        drain = self._drains.get(node)
+        if drain is None or (drain.idle_since is not None and now - drain.idle_since > PAUSE):
+            drain = self._drains[node] = NodeDrain()
+            if len(self._drains) > NODES_KEPT:
+                self._drop_idle()
+        drain.evacuating.add(vmi_uid)
+        drain.idle_since = None
+
+    def leave(self, node: str, vmi_uid: str, requested_at: Instant, at: Instant) -> None:
+        """A VMI that was asked to leave a node has left it at this instant."""
+        drain = self._drains.get(node)
+        if drain is not None and vmi_uid in drain.evacuating:
+            drain.departures.append(at)
+            drain.began = requested_at if drain.began is None else min(drain.began, requested_at)
+            self.cancel(node, vmi_uid, at)
+
+    def cancel(self, node: str, vmi_uid: str, now: Instant) -> None:
+        """A VMI is not asked to leave a node any more."""
+        drain = self._drains.get(node)
+        if drain is None or vmi_uid not in drain.evacuating:
+            return
+        drain.evacuating.discard(vmi_uid)
+        if not drain.evacuating:
+            drain.idle_since = now
+
+    def _drop_idle(self) -> None:
+        self._drains = {node: one for node, one in self._drains.items() if one.evacuating}
+
+
+class DrainProgress(Struct, frozen=True, kw_only=True):
+    """How far the drain of a node has come.
+
+    `asked` are the VMs that have left and those that remain. `failing` and `external` are parts of
+    `remaining`. `estimate` is None without a pace, or if a VM cannot leave by itself.
+    """
+
+    since: Instant
+    left: int
+    remaining: int
+    failing: int
+    external: int
+    last_left_at: Instant | None
+    seconds_per_vmi: Seconds | None
+    estimate: Seconds | None
+
+    @property
+    def asked(self) -> int:
+        """How many VMs were asked to leave."""
+        return self.left + self.remaining
+
+
+def measure_progress(
+    drain: NodeDrain,
+    requests: Iterable[Instant],
+    *,
+    failing: int,
+    external: int,
+    now: Instant,
+) -> DrainProgress:
+    """The progress of a drain. `requests`: when each VM that remains was asked to leave."""
+    asked = [*requests]
+    began = [*asked, *(() if drain.began is None else (drain.began,))]
+    pace, last = drain.seconds_per_vmi, drain.last_left_at
+    estimate = None
+    if pace is not None and last is not None and not failing and not external:
+        estimate = max(0.0, last + pace * len(asked) - now)
+    return DrainProgress(
+        since=min(began, default=now),
+        left=len(drain.departures),
+        remaining=len(asked),
+        failing=failing,
+        external=external,
+        last_left_at=last,
+        seconds_per_vmi=pace,
+        estimate=estimate,
+    )

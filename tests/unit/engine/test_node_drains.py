@@ -1,0 +1,99 @@
+"""The progress of a node's drain, from what the store sees of its VMs."""
+
+import pytest
+
+from exporter.engine.drain import forecast_node, forecast_nodes
+from exporter.engine.model import Outcome, Resource, Vmi
+from exporter.engine.node_drains import PAUSE, DrainProgress
+from exporter.engine.store import Store
+from tests.support.builders import NAMESPACE, NOW, a_state, a_store
+from tests.unit.engine.test_drain import a_movable, now_in
+
+
+def asked(number: int, **overrides: object) -> Vmi:
+    """A VM on n1 that was asked to leave it ten minutes ago."""
+    fields = {"evacuation_node": "n1", "eviction_requested_at": NOW - 600.0} | overrides
+    return a_movable(number, **fields)
+
+
+def gone(number: int, left_at: float) -> Vmi:
+    """The same VM after its migration to n2."""
+    state = a_state(end=left_at, outcome=Outcome.SUCCEEDED)
+    return a_movable(number, node="n2", migration=state)
+
+
+def drain_of(store: Store, node: str = "n1") -> DrainProgress | None:
+    """The drain of a node, which both answers must show alike."""
+    conditions = now_in(store)
+    by_name = {one.node: one.progress for one in forecast_nodes(store, conditions, {})}
+    single = forecast_node(store, node, conditions)[0].progress
+    assert by_name.get(node) == single
+    return single
+
+
+def a_drain(*left_at: float, remaining: int) -> Store:
+    """A drain of n1 which some VMs have left at these instants."""
+    vmis = len(left_at) + remaining
+    store = a_store(*(asked(number) for number in range(vmis)), read_at=NOW - 600.0)
+    store.read_at = NOW
+    for number, instant in enumerate(left_at):
+        store.put(gone(number, instant))
+    return store
+
+
+def test_a_drain_is_followed_from_its_first_request() -> None:
+    """Who left and when, the median interval, and the estimate from it."""
+    drain = drain_of(a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2))
+    assert drain is not None
+    assert (drain.since, drain.asked, drain.left, drain.remaining) == (NOW - 600, 5, 3, 2)
+    assert (drain.last_left_at, drain.seconds_per_vmi) == (NOW - 60, 120.0)
+    assert drain.estimate == 180.0
+
+
+@pytest.mark.parametrize("stays", [{"migratable": False}, {"eviction_strategy": "External"}])
+def test_there_is_no_estimate_where_a_vm_does_not_leave(stays: dict[str, object]) -> None:
+    """A VM that stays, or that somebody else must move, has no pace."""
+    store = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
+    store.put(asked(4, **stays))
+    drain = drain_of(store)
+    assert drain is not None
+    assert drain.failing + drain.external == 1
+    assert drain.estimate is None
+
+
+def test_two_departures_are_no_pace() -> None:
+    """Fewer than three say nothing about the next one."""
+    drain = drain_of(a_drain(NOW - 300, NOW - 60, remaining=1))
+    assert drain is not None
+    assert (drain.left, drain.seconds_per_vmi, drain.estimate) == (2, None, None)
+
+
+def test_a_cancelled_evacuation_is_not_asked_any_more() -> None:
+    """A VM that stays because its evacuation was cancelled has not left."""
+    store = a_drain(NOW - 60, remaining=2)
+    store.put(a_movable(2))
+    drain = drain_of(store)
+    assert drain is not None
+    assert (drain.asked, drain.left, drain.remaining) == (2, 1, 1)
+
+
+def test_a_vm_that_is_deleted_has_left() -> None:
+    """Whatever became of it, it is not on the node."""
+    store = a_drain(remaining=2)
+    store.remove(Resource.VMIS, NAMESPACE, asked(0).name)
+    drain = drain_of(store)
+    assert drain is not None
+    assert (drain.left, drain.remaining, drain.last_left_at) == (1, 1, NOW)
+
+
+@pytest.mark.parametrize(("pause", "left"), [(PAUSE - 1, 1), (PAUSE + 1, 0)])
+def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
+    """The drain goes on if the next VM is asked soon after the last one has left."""
+    store = a_drain(NOW, remaining=0)
+    assert drain_of(store) is None
+    store.put(a_movable(7))
+    store.read_at = NOW + pause
+    store.put(asked(7, eviction_requested_at=NOW + pause))
+    drain = drain_of(store)
+    assert drain is not None
+    assert drain.left == left
