@@ -24,6 +24,7 @@ from exporter.counters import Counters
 from exporter.engine.events import EventQueue
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
+from exporter.engine.verdicts import VerdictView
 from exporter.health import CheckpointHealth, Health, Watched
 from exporter.kube.client import ApiServer, Login, find_namespace
 from exporter.kube.events import EventWriter
@@ -37,7 +38,8 @@ from exporter.server.access import Access
 from exporter.server.admission import Admission
 from exporter.server.api import Service
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.blocked import BlockedSet
+from exporter.server.blocked import LongPolls
+from exporter.server.blocked_set import BlockedSet
 from exporter.server.budget import Budget
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, ConfigMaps, Settings, Tls
@@ -82,11 +84,13 @@ async def run(
     )
     health = Health(settings.kube.stale_after, settings.kube.dead_after)
     counters = Counters()
-    blocked = BlockedSet(store, health, settings.policy, clock)
+    view = VerdictView(store, settings.policy)
+    blocked = BlockedSet(view, health, clock)
+    polls = LongPolls(blocked)
     exposition = Exposition(
         lambda: View(
             store=store,
-            index=blocked.index,
+            verdicts=view,
             health=health,
             counters=counters,
             policy=settings.policy,
@@ -97,12 +101,14 @@ async def run(
     )
     service = Service(
         store=store,
+        view=view,
         health=health,
         counters=counters,
         policy=settings.policy,
         stuck=settings.stuck,
         limits=settings.limits,
         blocked=blocked,
+        polls=polls,
         clock=clock,
         render_metrics=exposition.render,
     )
@@ -114,7 +120,7 @@ async def run(
             checkpoint = replace(checkpoint, namespace=find_namespace(login))
             settings = replace(settings, checkpoint=checkpoint)
         keeping = _prepare_keeping(
-            settings, api, store, health, clock=clock, rng=rng, changed=blocked.note_change
+            settings, api, store, health, clock=clock, rng=rng, changed=polls.note_change
         )
         watch = Informers(
             api,
@@ -153,7 +159,7 @@ async def run(
             finally:
                 log.info("stopping")
                 service.closing = True
-                blocked.close()
+                polls.close()
                 # Meanwhile each answer closes its connection, so that the API server moves to
                 # another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0

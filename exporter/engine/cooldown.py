@@ -14,25 +14,19 @@ used instead in two cases: the guard is on and the VMIM of an emptied struct is 
 was deleted, or KubeVirt's zombie state), or has been final for `kube.deadAfter` although the VMI
 has a start and no end; or the last migration failed and the policy does not count
 failures.
-
-The result is memoised in the evidence for as long as computing it again would give the same.
 """
 
-import math
 from collections.abc import Iterator
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
 
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import Ending, settle
 from exporter.engine.model import (
-    CLOCK_SKEW,
     Instant,
     Outcome,
     Policy,
     Seconds,
-    Verdict,
 )
 
 
@@ -57,73 +51,6 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     blocks: bool
 
 
-class Memo(Struct, gc=False):
-    """Results for an Evidence under `policy`, valid from `since` to just before `until`.
-
-    `revision` is the history's. The verdicts (for both checkpoints, filter and preEviction) are
-    filled in by `rules` on first use.
-    """
-
-    policy: Policy
-    revision: int
-    since: Instant
-    until: Instant
-    cooldown: Cooldown | None
-    migrations_in_window: int
-    both: Verdict | None = None
-    filter: Verdict | None = None
-    pre_eviction: Verdict | None = None
-
-
-def memo_at(evidence: Evidence, policy: Policy, now: Instant) -> Memo:
-    """The memo that is valid at `now`, computed if needed.
-
-    Computing takes 10 us per VMI. A scrape, the blocked set and the descheduler's next round
-    repeat it while nothing has changed, and then it takes 0.2 us.
-    """
-    kept: Memo | None = evidence.kept
-    if (
-        kept is not None
-        and kept.since <= now < kept.until
-        and kept.revision == evidence.history.revision
-        and kept.policy is policy
-    ):
-        return kept
-    cooldown = compute_cooldown(evidence, policy, now)
-    memo = Memo(
-        policy=policy,
-        revision=evidence.history.revision,
-        since=now,
-        until=_valid_until(evidence, cooldown, policy, now),
-        cooldown=cooldown,
-        migrations_in_window=(
-            cooldown.migrations_in_window
-            if cooldown is not None
-            else len(count_in_window(_counted(evidence, policy, now), policy, now))
-        ),
-    )
-    force_setattr(evidence, "kept", memo)
-    return memo
-
-
-def _valid_until(
-    evidence: Evidence, cooldown: Cooldown | None, policy: Policy, now: Instant
-) -> Instant:
-    """When the clock alone may change the result: at once if an end lies just ahead of it."""
-    until = math.inf
-    if cooldown is not None and cooldown.blocks:
-        until = cooldown.not_before
-    until = min(until, *(at for at in evidence.distrusted_from() if at > now), math.inf)
-    for end in written_ends(evidence):
-        if end > now + CLOCK_SKEW:
-            until = min(until, end - CLOCK_SKEW)
-        elif end > now:
-            return now
-        elif end + policy.migration_history_window > now:
-            until = min(until, end + policy.migration_history_window)
-    return until
-
-
 def written_ends(evidence: Evidence) -> Iterator[Instant]:
     """All ends in the VMI and its history, including those ahead of our clock."""
     if (end := evidence.migration_end) is not None:
@@ -133,16 +60,6 @@ def written_ends(evidence: Evidence) -> Iterator[Instant]:
 
 def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
     """The cooldown after the last ended migration, or None if no end is known."""
-    return memo_at(evidence, policy, now).cooldown
-
-
-def holds_until(evidence: Evidence, policy: Policy, now: Instant) -> Instant:
-    """Until when time alone keeps the result of `now`; `now` if it may change at once."""
-    return memo_at(evidence, policy, now).until
-
-
-def compute_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
-    """`measure_cooldown` without the memo."""
     endings = _counted(evidence, policy, now)
     last = _last_ended(evidence, policy, endings, now)
     if last is None:
@@ -165,6 +82,11 @@ def compute_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldo
         ),
         blocks=now < not_before,
     )
+
+
+def count_migrations(evidence: Evidence, policy: Policy, now: Instant) -> int:
+    """How many of the VMI's migrations count towards the backoff at `now`."""
+    return len(count_in_window(_counted(evidence, policy, now), policy, now))
 
 
 def count_in_window(endings: list[Ending], policy: Policy, now: Instant) -> list[Ending]:

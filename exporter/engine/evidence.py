@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -161,7 +160,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     `dead_after`. `namesakes` are VMIMs of an earlier VMI of that name, known during an evacuation.
     `vmims` are its existing VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is
     the current launcher pod, or None if none is visible. During an evacuation there is a `marker`,
-    and `pods` has all launcher pods. `kept` is the memo of `cooldown`.
+    and `pods` has all launcher pods.
     """
 
     vmi: Vmi
@@ -177,7 +176,6 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     refused: tuple[tuple[Resource, Instant], ...] = ()
     dead_after: Seconds = DEAD_AFTER
     namesakes: tuple[Vmim, ...] = ()
-    kept: Any = None
 
     @property
     def migration_end(self) -> Instant | None:

@@ -33,7 +33,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from exporter.engine.cooldown import Cooldown, Memo, measure_cooldown, memo_at
+from exporter.engine.cooldown import Cooldown, count_migrations, measure_cooldown
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Checkpoint, Instant, Mismatch, Policy, Reason, Resource, Verdict
 
@@ -60,9 +60,6 @@ class RuleResult(Struct, frozen=True, kw_only=True):
     blocks: bool
 
 
-_SLOTS = {None: "both", Checkpoint.FILTER: "filter", Checkpoint.PRE_EVICTION: "pre_eviction"}
-
-
 def decide(
     evidence: Evidence,
     policy: Policy,
@@ -75,55 +72,40 @@ def decide(
 
     `dead` holds the resources that are dead in the VMI's namespace.
     """
-    memo = memo_at(evidence, policy, now)
+    filtered, pre_eviction, _ = decide_both(evidence, policy, now, dead=dead)
+    if checkpoint is None:
+        return pre_eviction if filtered.allowed else filtered
+    return filtered if checkpoint is Checkpoint.FILTER else pre_eviction
+
+
+def decide_both(
+    evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
+) -> tuple[Verdict, Verdict, Cooldown | None]:
+    """The verdicts at `filter` and `preEviction`, and the cooldown that they were made with."""
+    cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)
-    if dead:
-        return _evaluate(evidence, memo, now, checkpoint, dead)
-    slot = _SLOTS[checkpoint]
-    verdict: Verdict | None = getattr(memo, slot)
-    if verdict is None:
-        verdict = _evaluate(evidence, memo, now, checkpoint, dead)
-        setattr(memo, slot, verdict)
-    return verdict
+    if cooldown is None:
+        effective, counted = None, count_migrations(evidence, policy, now)
+    else:
+        effective, counted = cooldown.effective, cooldown.migrations_in_window
+    allowed = Verdict(known=True, effective_cooldown=effective, migrations_in_window=counted)
 
+    def apply(rules: tuple[Rule, ...]) -> Verdict:
+        for rule in rules:
+            if _applies(rule, policy, dead) and rule.blocks(evidence, cooldown, policy, now):
+                active = cooldown if rule.reason is Reason.COOLDOWN else None
+                return Verdict(
+                    known=True,
+                    checkpoint=rule.checkpoint,
+                    reason=rule.reason,
+                    not_before=None if active is None else active.not_before,
+                    released_at=None if active is None else active.released_at,
+                    effective_cooldown=effective,
+                    migrations_in_window=counted,
+                )
+        return allowed
 
-def _evaluate(
-    evidence: Evidence,
-    memo: Memo,
-    now: Instant,
-    checkpoint: Checkpoint | None,
-    dead: frozenset[Resource],
-) -> Verdict:
-    cooldown, policy = memo.cooldown, memo.policy
-    effective = None if cooldown is None else cooldown.effective
-    for rule in RULES:
-        if checkpoint is not None and rule.checkpoint is not checkpoint:
-            continue
-        if not _applies(rule, policy, dead) or not rule.blocks(evidence, cooldown, policy, now):
-            continue
-        active = cooldown if rule.reason is Reason.COOLDOWN else None
-        return Verdict(
-            known=True,
-            checkpoint=rule.checkpoint,
-            reason=rule.reason,
-            not_before=None if active is None else active.not_before,
-            released_at=None if active is None else active.released_at,
-            effective_cooldown=effective,
-            migrations_in_window=memo.migrations_in_window,
-        )
-    return Verdict(
-        known=True,
-        effective_cooldown=effective,
-        migrations_in_window=memo.migrations_in_window,
-    )
-
-
-def cannot_block(evidence: Evidence) -> bool:
-    """Whether no rule can block whatever the policy and time: true for most VMIs."""
-    vmi = evidence.vmi
-    if vmi.finished:
-        return True
-    return vmi.migration is None and not vmi.evacuation_node and not evidence.vmims
+    return apply(_FILTER_RULES), apply(_PRE_EVICTION_RULES), cooldown
 
 
 def not_ours(mismatch: Mismatch) -> Verdict:
@@ -218,4 +200,8 @@ RULES: tuple[Rule, ...] = (
         checkpoint=Checkpoint.PRE_EVICTION,
         blocks=_is_cooling_down,
     ),
+)
+_FILTER_RULES, _PRE_EVICTION_RULES = (
+    tuple(rule for rule in RULES if rule.checkpoint is one)
+    for one in (Checkpoint.FILTER, Checkpoint.PRE_EVICTION)
 )

@@ -92,7 +92,6 @@ class Store:
         self._unreadable_since: dict[tuple[Resource, str, str], Instant] = {}
         self._load: tuple[tuple[int, bool, bool] | None, Load | None] = (None, None)
         self._departures = Departures()
-        self._visibility: tuple[object, ...] = ()
         self._vmis: dict[Key, VmiRecord] = {}
         self._by_uid: dict[str, VmiRecord] = {}
         self._recalled: dict[str, Remembered] = {}
@@ -132,13 +131,19 @@ class Store:
         record = self._vmis.get((namespace, name))
         return None if record is None else self._evidence(record)
 
-    def evidence_of_pod(self, namespace: str, name: str) -> tuple[Pod, Evidence] | None:
-        """A launcher pod and the evidence about its VMI, or None if either is unknown."""
+    def is_idle(self, key: Key) -> bool:
+        """Whether no rule can block this VMI, whatever the policy and time: true for most."""
+        record = self._vmis.get(key)
+        if record is None or record.vmi.finished:
+            return True
+        vmi = record.vmi
+        return vmi.migration is None and not vmi.evacuation_node and not self._vmims.naming(key)
+
+    def find_pod(self, namespace: str, name: str) -> tuple[Pod, Vmi] | None:
+        """A launcher pod and its VMI, or None if either is unknown."""
         pod = self._launchers.pods.get((namespace, name))
-        record = None if pod is None else self._by_uid.get(pod.vmi_uid)
-        if pod is None or record is None or record.vmi.namespace != namespace:
-            return None
-        return pod, self._evidence(record)
+        record = None if pod is None else self._owner(pod)
+        return None if pod is None or record is None else (pod, record.vmi)
 
     def sees_pods_of(self, namespace: str) -> bool:
         """Whether the launcher pods of a namespace are visible."""
@@ -452,20 +457,7 @@ class Store:
         self._touch(uid)
 
     def _evidence(self, record: VmiRecord) -> Evidence:
-        """The evidence about a VMI, built once per change.
-
-        Building it takes 3 us, and the memo that `cooldown` keeps in it 10 us.
-        """
-        if self._visibility != (self.vmims_seen, self.pods_seen, self.blind):
-            self._visibility = (self.vmims_seen, self.pods_seen, self.blind)
-            for one in self._vmis.values():
-                one.evidence = None
-        evidence = record.evidence
-        if evidence is None:
-            evidence = record.evidence = self._gather(record)
-        return evidence
-
-    def _gather(self, record: VmiRecord) -> Evidence:
+        """Gather what is known about a VMI: takes 3 us."""
         vmi = record.vmi
         vmims_seen = self.vmims_seen and not self._is_blind(Resource.VMIMS, vmi)
         pods_seen = self.pods_seen and not self._is_blind(Resource.PODS, vmi)
@@ -493,7 +485,6 @@ class Store:
     def _drop_evidence(self, record: VmiRecord | None) -> None:
         if record is None:
             return
-        record.evidence = None
         for observer in self.observers:
             observer.note_change((record.vmi.namespace, record.vmi.name))
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from exporter.engine.evidence import Evidence, Marker
+from exporter.engine.evidence import Marker
 from exporter.engine.history import History
 from exporter.engine.model import Instant, Vmi
 
@@ -13,8 +13,7 @@ class VmiRecord(Struct, gc=False):
     """A VMI with everything known about its migrations.
 
     `proofs` are the migration UIDs seen in its `migrationState`, newest last. `seen_at` is when
-    the VMI was last read; `changed_at` and `handed_off_at` as in `Evidence`. `evidence` is a
-    cache, None after a change.
+    the VMI was last read; `changed_at` and `handed_off_at` as in `Evidence`.
     """
 
     vmi: Vmi
@@ -24,7 +23,6 @@ class VmiRecord(Struct, gc=False):
     seen_at: Instant | None = None
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
-    evidence: Evidence | None = None
 
     @property
     def key(self) -> tuple[str, str]:

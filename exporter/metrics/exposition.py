@@ -6,12 +6,11 @@ that no series outlives its object.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
-from msgspec.structs import force_setattr
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
@@ -26,7 +25,7 @@ from exporter.engine.drain import (
 )
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Vmi
-from exporter.engine.verdict_index import Cooling, VerdictSummary
+from exporter.engine.verdicts import Entry, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
     DRAINS,
@@ -38,6 +37,7 @@ from exporter.metrics.families import (
     RETURNED,
     STUCK_EVACUATIONS,
     VMIS,
+    CoolingFamily,
     Family,
     Sample,
     View,
@@ -56,21 +56,12 @@ PART = 2**16
 class Column:
     """The samples of `COOLING[place]` of some VMIs."""
 
-    def __init__(self, place: int, cooling: Sequence[Cooling]) -> None:
-        self._place = place
-        self._cooling = cooling
+    def __init__(self, place: int, cooling: Sequence[Entry]) -> None:
+        self.place = place
+        self.cooling = cooling
 
     def __iter__(self) -> Iterator[Sample]:
-        return (COOLING[self._place].sample(one.vmi, one.cooldown) for one in self._cooling)
-
-    def write(self) -> str:
-        """The lines of the samples, cached in `Cooling`.
-
-        Writing the lines of a VMI takes 12 us, reading the cache 0.1 us, and most cooldowns are
-        the same as in the last scrape.
-        """
-        place = self._place
-        return "".join([(one.written or _write_cooling(one))[place] for one in self._cooling])
+        return (_sample_cooling(COOLING[self.place], one) for one in self.cooling)
 
 
 _One = TypeVar("_One")
@@ -85,7 +76,8 @@ def sample(view: View) -> Iterator[Piece]:
     Families with many VMIs come in several pieces. Everything that may change is read before this
     returns, so that all pieces are of the same instant.
     """
-    summary = view.index.read(view.now, dead=view.dead)
+    view.verdicts.advance(view.now, dead=view.dead)
+    summary = view.verdicts.summarize()
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
     conditions = read_conditions(
         view.store, view.stuck, view.dead, view.now, view.health.find_contacts()
@@ -107,6 +99,7 @@ class Exposition:
     def __init__(self, read: Callable[[], View], *, process: bool = True) -> None:
         self._read = read
         self._rendering = asyncio.Lock()
+        self._lines: dict[Entry, tuple[str, ...]] = {}
         self._process = CollectorRegistry(auto_describe=False)
         if process:
             ProcessCollector(registry=self._process)
@@ -122,7 +115,7 @@ class Exposition:
         encode, content_type = choose_encoder(accept)
         async with self._rendering:
             parts, written = [], bytearray()
-            for text in _write(await self._sample(), open_metrics=bool(accept)):
+            for text in self._write(await self._sample(), open_metrics=bool(accept)):
                 written += text.encode()
                 if len(written) >= PART:
                     parts.append(bytes(written))
@@ -133,33 +126,44 @@ class Exposition:
 
     async def _sample(self) -> Iterator[Piece]:
         view = self._read()
-        while view.index.catch_up(view.now, dead=view.dead, most=SLICE):
+        while view.verdicts.advance(view.now, dead=view.dead, most=SLICE):
             await asyncio.sleep(0)
             view = self._read()
         return sample(view)
 
+    def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
+        """The pieces as text; OpenMetrics differs in the names of counters."""
+        begun = None
+        known, self._lines = self._lines, {}
+        for family, samples in pieces:
+            if family is not begun:
+                begun = family
+                name = family.name.removesuffix("_total") if open_metrics else family.name
+                yield f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n"
+            if isinstance(samples, Column):
+                yield self._write_column(samples, known)
+            else:
+                for some in _cut(samples):
+                    yield "".join([_write_sample(family, one) for one in some])
 
-def _write(pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
-    """The pieces as text; OpenMetrics differs in the names of counters."""
-    begun = None
-    for family, samples in pieces:
-        if family is not begun:
-            begun = family
-            name = family.name.removesuffix("_total") if open_metrics else family.name
-            yield f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n"
-        if isinstance(samples, Column):
-            yield samples.write()
-        else:
-            for some in _cut(samples):
-                yield "".join([_write_sample(family, one) for one in some])
+    def _write_column(self, column: Column, known: Mapping[Entry, tuple[str, ...]]) -> str:
+        """The lines of a column; those of an entry that the last scrape had are kept.
+
+        Writing the lines of a VMI takes 12 us, and most cooldowns are as in the last scrape.
+        """
+        place, lines = column.place, self._lines
+        if place == 0:
+            for one in column.cooling:
+                lines[one] = known.get(one) or tuple(
+                    _write_sample(family, _sample_cooling(family, one)) for family in COOLING
+                )
+        return "".join([lines[one][place] for one in column.cooling])
 
 
-def _write_cooling(one: Cooling) -> tuple[str, ...]:
-    written = tuple(
-        _write_sample(family, family.sample(one.vmi, one.cooldown)) for family in COOLING
-    )
-    force_setattr(one, "written", written)
-    return written
+def _sample_cooling(family: CoolingFamily, entry: Entry) -> Sample:
+    if entry.cooldown is None:
+        raise TypeError("this VMI is not cooling down")
+    return family.sample(entry.evidence.vmi, entry.cooldown)
 
 
 def _write_sample(family: Family, one: Sample) -> str:
@@ -247,8 +251,8 @@ def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:
 
 
 def _admit(
-    most: int, diagnosed: Sequence[_Diagnosed], cooling: Sequence[Cooling]
-) -> tuple[list[Cooling], int]:
+    most: int, diagnosed: Sequence[_Diagnosed], cooling: Sequence[Entry]
+) -> tuple[list[Entry], int]:
     """Choose the cooling VMIs that have their own series; also how many VMIs have none.
 
     Evacuating VMIs come first, then others that cool down, `most` in all.
@@ -257,9 +261,9 @@ def _admit(
     evacuating = {vmi.uid for vmi, _ in diagnosed}
     others = cooling
     if evacuating:
-        others = [one for one in cooling if one.vmi.uid not in evacuating]
+        others = [one for one in cooling if one.evidence.vmi.uid not in evacuating]
     left_out = len(evacuating) - len(shown) + max(0, len(others) - (most - len(shown)))
-    admitted = [one for one in cooling if one.vmi.uid in shown] if shown else []
+    admitted = [one for one in cooling if one.evidence.vmi.uid in shown] if shown else []
     return [*admitted, *others[: most - len(shown)]], left_out
 
 

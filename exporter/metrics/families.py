@@ -32,7 +32,7 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import ALLOWED, VerdictIndex
+from exporter.engine.verdicts import ALLOWED, VerdictView
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart
 
 
@@ -48,12 +48,12 @@ class Sample(Struct, frozen=True, gc=False):
 class View(Struct, frozen=True, kw_only=True):
     """What a scrape reads at `now`.
 
-    `index` is the verdict index of `store` under `policy`. At most `vmi_series` VMIs have their
+    `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have their
     own series.
     """
 
     store: Store
-    index: VerdictIndex
+    verdicts: VerdictView
     health: Health
     counters: Counters
     policy: Policy

@@ -92,8 +92,8 @@ class Admission:
                 review,
                 self._settings,
                 store=service.store,
+                view=service.view,
                 health=service.health,
-                policy=service.policy,
                 now=now,
             )
             if self._is_held_too_long(judgement, now):

@@ -9,8 +9,8 @@ from msgspec import convert, structs
 from exporter import __version__
 from exporter.counters import HeldEviction
 from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
-from exporter.engine.cooldown import Cooldown, count_in_window, measure_cooldown
-from exporter.engine.diagnosis import Diagnosis, Load
+from exporter.engine.cooldown import Cooldown, count_in_window
+from exporter.engine.diagnosis import Diagnosis
 from exporter.engine.drain import (
     Conditions,
     DrainCandidate,
@@ -23,19 +23,18 @@ from exporter.engine.history import History
 from exporter.engine.model import (
     Checkpoint,
     Instant,
-    KubeVirtSettings,
     Outcome,
     Policy,
     Reason,
     Resource,
-    StuckPolicy,
     Verdict,
     Vmi,
     Vmim,
     Why,
 )
 from exporter.engine.node_drains import DrainProgress
-from exporter.engine.rules import RuleResult, decide, explain
+from exporter.engine.rules import RuleResult, explain
+from exporter.engine.verdicts import Entry
 from exporter.health import Health
 from exporter.server.schemas import (
     BackoffAnswer,
@@ -207,36 +206,25 @@ def describe_status(
 
 
 def explain_vmi(
-    evidence: Evidence,
+    entry: Entry,
     policy: Policy,
-    stuck: StuckPolicy,
-    *,
-    load: Load | None,
-    now: Instant,
+    conditions: Conditions,
     health: Health,
-    kubevirt: KubeVirtSettings | None = None,
+    *,
     why: tuple[Why, ...] = (),
     held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
     """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
+    evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
     vmi = evidence.vmi
-    conditions = Conditions(
-        kubevirt=kubevirt,
-        load=load,
-        stuck=stuck,
-        dead=health.find_dead(now),
-        now=now,
-        contacts=health.find_contacts(),
-    )
     dead = conditions.dead.of(vmi.namespace)
     diagnosis = conditions.diagnose(evidence)
     drain = find_outcome(evidence, conditions, diagnosis)
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
-        answer = decide(evidence, policy, now, checkpoint=checkpoint, dead=dead)
+        answer = entry.verdict(checkpoint)
         return write_verdict(vmi.namespace, vmi.name, answer, now, diagnosis=diagnosis, drain=drain)
 
-    cooldown = measure_cooldown(evidence, policy, now)
     return VmiAnswer(
         as_of=to_datetime(now),
         observed_at=to_optional_datetime(health.seen_through(Resource.VMIS, vmi.namespace)),

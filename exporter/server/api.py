@@ -27,7 +27,6 @@ from exporter.engine.drain import (
     read_conditions,
     sum_outcomes,
 )
-from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Instant,
     Mismatch,
@@ -38,8 +37,9 @@ from exporter.engine.model import (
     Verdict,
     Vmi,
 )
-from exporter.engine.rules import decide, not_ours
+from exporter.engine.rules import not_ours
 from exporter.engine.store import Store
+from exporter.engine.verdicts import Entry, VerdictView
 from exporter.health import Health
 from exporter.logs import Throttle
 from exporter.server.answers import (
@@ -50,7 +50,8 @@ from exporter.server.answers import (
     list_nodes,
     write_verdict,
 )
-from exporter.server.blocked import BlockedSet
+from exporter.server.blocked import LongPolls
+from exporter.server.blocked_set import BlockedSet
 from exporter.server.openapi import write_openapi
 from exporter.server.requests import (
     RETRY_AFTER,
@@ -81,6 +82,8 @@ MAX_AGE: Seconds = 90.0
 SHARED_FROM = 2**12
 """From this many bytes on, answers share the encoded blocked set instead of copying it."""
 BLOCKS_REMEMBERED = 20_000
+VERDICTS_AT_ONCE = 100
+"""How many VMIs are evaluated without yielding: 2 ms."""
 SLICE = 500
 """How many VMIs are read without yielding: 2 ms if all have migrated."""
 
@@ -117,12 +120,14 @@ class Service:
     """
 
     store: Store
+    view: VerdictView
     health: Health
     counters: Counters
     policy: Policy
     stuck: StuckPolicy
     limits: Limits
     blocked: BlockedSet
+    polls: LongPolls
     clock: Callable[[], Instant]
     render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
     note_held: Callable[[Vmi, Verdict, Instant], None] | None = None
@@ -159,7 +164,7 @@ class Service:
         known = read_etags(request)
         blocked = await self.blocked.read(checkpoint)
         if wait and blocked.etag in known:
-            blocked = await self.blocked.wait(checkpoint, blocked.etag, wait)
+            blocked = await self.polls.wait(checkpoint, blocked.etag, wait)
         headers: dict[str, str] = {hdrs.ETAG: blocked.etag, hdrs.CACHE_CONTROL: "no-cache"}
         if blocked.etag in known or "*" in known:
             return web.Response(status=304, headers=headers)
@@ -188,23 +193,26 @@ class Service:
         for field_name, value, most in (("namespace", namespace, 63), ("name", name, 253)):
             if len(value) > most:
                 raise Refusal(422, "Too long", f"{field_name}: at most {most} characters")
-        evidence = self.store.evidence(namespace, name)
-        if evidence is None:
+        answer = self.describe_vmi(namespace, name, self.clock())
+        if answer is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
-        return self.describe_vmi(evidence, self.clock())
+        return answer
 
-    def describe_vmi(self, evidence: Evidence, now: Instant) -> VmiAnswer:
-        """Everything known about one VMI."""
+    def describe_vmi(self, namespace: str, name: str, now: Instant) -> VmiAnswer | None:
+        """Everything known about one VMI, or None if there is none of that name."""
+        conditions = self.read_conditions(now)
+        self.view.advance(now, dead=conditions.dead)
+        entry = self.view.find(namespace, name)
+        if entry is None:
+            return None
+        vmi = entry.evidence.vmi
         return explain_vmi(
-            evidence,
+            entry,
             self.policy,
-            self.stuck,
-            load=self.store.load(),
-            now=now,
-            health=self.health,
-            kubevirt=self.store.kubevirt,
-            why=self.store.reasons(evidence.vmi),
-            held_evictions=self.counters.held_evictions.of(evidence.vmi.uid),
+            conditions,
+            self.health,
+            why=self.store.reasons(vmi),
+            held_evictions=self.counters.held_evictions.of(vmi.uid),
         )
 
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
@@ -247,7 +255,7 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        held = (await self.blocked.read(None)).held if self.health.ready else {}
+        held = await self._count_held() if self.health.ready else {}
         now = self.clock()
         outcomes = count_outcomes(self.store, self.read_conditions(now))
         return _json(self.describe_status(held, outcomes, now))
@@ -297,6 +305,14 @@ class Service:
             self.store, self.stuck, self.health.find_dead(now), now, self.health.find_contacts()
         )
 
+    async def _count_held(self) -> dict[Reason, int]:
+        """How many VMIs are blocked, by reason; it yields in between."""
+        now = self.clock()
+        while self.view.advance(now, dead=self.health.find_dead(now), most=VERDICTS_AT_ONCE):
+            await asyncio.sleep(0)
+            now = self.clock()
+        return self.view.summarize().count_held()
+
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """`find_duration` of every VMI, by node; it yields in between.
 
@@ -328,25 +344,24 @@ class Service:
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
         """Judge all candidates in one loop; with 1,000 of them every call counts."""
-        find, policy, checkpoint = self.store.evidence, self.policy, asked.checkpoint
+        find, checkpoint = self.view.find, asked.checkpoint
         conditions = self.read_conditions(now)
-        dead = conditions.dead
+        self.view.advance(now, dead=conditions.dead)
         answers = []
         for candidate in candidates:
             namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
-            evidence = find(namespace, name)
+            entry = find(namespace, name)
             diagnosis = drain = None
-            if evidence is None:
+            if entry is None:
                 verdict = not_ours(Mismatch.UNKNOWN)
-            elif uid and uid != evidence.vmi.uid:
+            elif uid and uid != entry.evidence.vmi.uid:
                 verdict = not_ours(Mismatch.UID)
             else:
-                dead_here = dead.of(namespace)
-                verdict = decide(evidence, policy, now, checkpoint=checkpoint, dead=dead_here)
-                diagnosis = conditions.diagnose(evidence)
-                drain = find_outcome(evidence, conditions, diagnosis)
+                verdict = entry.verdict(checkpoint)
+                diagnosis = conditions.diagnose(entry.evidence)
+                drain = find_outcome(entry.evidence, conditions, diagnosis)
             if not asked.dry_run and (verdict.reason is not None or not verdict.known):
-                self._count(candidate, evidence, verdict, now)
+                self._count(candidate, entry, verdict, now)
             answers.append(
                 write_verdict(namespace, name, verdict, now, diagnosis=diagnosis, drain=drain)
             )
@@ -361,13 +376,13 @@ class Service:
             self.note_held(vmi, verdict, now)
 
     def _count(
-        self, candidate: Candidate, evidence: Evidence | None, verdict: Verdict, now: Instant
+        self, candidate: Candidate, entry: Entry | None, verdict: Verdict, now: Instant
     ) -> None:
         if verdict.mismatch is not None:
             self.counters.unknown_candidates[verdict.mismatch] += 1
-        if verdict.reason is None or evidence is None:
+        if verdict.reason is None or entry is None:
             return
-        vmi = evidence.vmi
+        vmi = entry.evidence.vmi
         self.count_held(vmi, verdict, verdict.reason, now)
         key = (vmi.namespace, vmi.name, verdict.reason)
         if not self._logged.lets_through(key, now):

@@ -23,8 +23,8 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
-from exporter.engine.rules import decide
 from exporter.engine.store import Store
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health
 from exporter.settings import (
     AdmissionMode,
@@ -136,24 +136,27 @@ def judge(
     admission: AdmissionSettings,
     *,
     store: Store,
+    view: VerdictView,
     health: Health,
-    policy: Policy,
     now: Instant,
 ) -> Judgement:
     """Judge a review at `now`; the outcomes are checked in the order of their enum."""
     if review.user not in admission.users and not set(admission.groups) & set(review.groups):
         return Judgement(outcome=ReviewOutcome.UNLISTED_USER)
-    dead = health.find_dead(now).of(review.namespace)
+    all_dead = health.find_dead(now)
+    dead = all_dead.of(review.namespace)
     available = health.ready and Resource.VMIS not in dead
-    found = store.evidence_of_pod(review.namespace, review.pod) if review.is_eviction else None
+    found = store.find_pod(review.namespace, review.pod) if review.is_eviction else None
     if found is None and (
         not review.is_eviction or (available and store.sees_pods_of(review.namespace))
     ):
         return Judgement(outcome=ReviewOutcome.UNKNOWN_POD)
-    if found is None or not available:
+    view.advance(now, dead=all_dead)
+    entry = None if found is None else view.find(found[1].namespace, found[1].name)
+    if found is None or entry is None or not available:
         return Judgement(outcome=ReviewOutcome.UNAVAILABLE)
-    pod, evidence = found
-    verdict = decide(evidence, policy, now, dead=dead)
+    pod, _ = found
+    evidence, verdict = entry.evidence, entry.verdict(None)
     if _is_target(pod, evidence.without(dead)):
         verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)
     elif evidence.vmi.evacuation_node:

@@ -121,7 +121,7 @@ class Counterfactual:
             self._account.others += 1
             return
         earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
-        evidence = replace(evidence, vmims=earlier, kept=None)
+        evidence = replace(evidence, vmims=earlier)
         eviction.reason = decide(evidence, self._policy, now).reason
         self._account.count_decision(eviction.reason, now)
         if eviction.reason is not None:

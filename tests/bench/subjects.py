@@ -41,7 +41,7 @@ from exporter.engine.model import (
     Vmim,
 )
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import VerdictIndex
+from exporter.engine.verdicts import VerdictView
 from exporter.health import CheckpointHealth, Health, Watched
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.reflector import Reflector
@@ -201,7 +201,7 @@ async def _scrape(url: str, repeats: int) -> dict[str, Any]:
         watched.contact = now
     policy = Policy()
     view = View(
-        store=store, index=VerdictIndex(store, policy), health=health, counters=Counters(),
+        store=store, verdicts=VerdictView(store, policy), health=health, counters=Counters(),
         policy=policy, stuck=StuckPolicy(), vmi_series=20_000, now=now,
     )  # fmt: skip
     ours = Exposition(lambda: view, process=False)

@@ -35,7 +35,7 @@ MODULES = {
     "exporter/engine/advice.py": ("engine/test_advice",),
     "exporter/engine/departures.py": ("engine/test_departures",),
     "exporter/engine/drain.py": ("engine/test_drain",),
-    "exporter/engine/verdict_index.py": ("engine/test_verdict_index",),
+    "exporter/engine/verdicts.py": ("engine/test_verdicts",),
     "exporter/engine/evidence.py": (
         "engine/test_evidence",
         "engine/test_store",
@@ -47,7 +47,7 @@ MODULES = {
         "engine/test_reasons",
         "engine/test_store",
         "engine/test_evidence",
-        "engine/test_verdict_index",
+        "engine/test_verdicts",
         "checkpoint/test_changes",
     ),
     "exporter/engine/migrations.py": (

@@ -1,7 +1,7 @@
 """The blocked set, read at once."""
 
 from exporter.engine.model import Checkpoint
-from exporter.server.blocked import Blocked, BlockedSet
+from exporter.server.blocked_set import Blocked, BlockedSet
 
 
 def read(blocked: BlockedSet, checkpoint: Checkpoint | None) -> Blocked:

@@ -278,9 +278,9 @@ def _list_vms(
 ) -> Vms:
     def explained(keys: Iterable[tuple[str, str]]) -> Iterator[VmiAnswer]:
         for key in keys:
-            evidence = service.store.evidence(*key)
-            if evidence is not None:
-                yield service.describe_vmi(evidence, now)
+            answer = service.describe_vmi(*key, now)
+            if answer is not None:
+                yield answer
 
     moving = [
         one

@@ -1,6 +1,5 @@
 """The rules and the arithmetic of the cooldown."""
 
-import math
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from exporter.engine.cooldown import (
     Cooldown,
     back_off,
     cap,
-    compute_cooldown,
-    holds_until,
     measure_cooldown,
 )
 from exporter.engine.evidence import DEAD_AFTER, Evidence
@@ -33,7 +30,7 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
-from exporter.engine.rules import RULES, cannot_block, decide, explain, not_ours
+from exporter.engine.rules import RULES, decide, explain, not_ours
 from tests.support.builders import (
     NOW,
     a_history,
@@ -165,12 +162,11 @@ def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
 )
 def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     """Nothing is left to move: no rule blocks, and nothing cools down."""
-    over = replace(evidence, vmi=replace(evidence.vmi, phase=phase), kept=None)
+    over = replace(evidence, vmi=replace(evidence.vmi, phase=phase))
     assert verdicts(evidence, a_policy()) != ("", "")
     assert verdicts(over, a_policy()) == ("", "")
     assert measure_cooldown(over, a_policy(), NOW) is None
     assert not any(finding.blocks for finding in explain(over, a_policy(), NOW))
-    assert cannot_block(over)
 
 
 @pytest.mark.parametrize(
@@ -636,105 +632,6 @@ def test_no_wait_is_longer_than_the_cooldown(
     if verdict.not_before is not None:
         assert verdict.effective_cooldown is not None
         assert 0.0 < verdict.not_before - now <= verdict.effective_cooldown
-
-
-@given(
-    evidence=histories(ahead=1_000),
-    policies=st.lists(POLICIES, min_size=1, max_size=2),
-    asked=st.lists(
-        st.tuples(
-            st.integers(-2_000, 100_000),
-            st.sampled_from([None, *Checkpoint]),
-            st.frozensets(st.sampled_from(CLUSTER_RESOURCES)),
-            st.integers(0, 1),
-        ),
-        min_size=2,
-        max_size=12,
-    ),
-)
-def test_what_is_kept_is_what_would_be_worked_out_anew(
-    evidence: Evidence,
-    policies: list[Policy],
-    asked: list[tuple[int, Checkpoint | None, frozenset[Resource], int]],
-) -> None:
-    """At whatever instants the same evidence is asked, it answers as if never asked before."""
-    for later, checkpoint, dead, number in asked:
-        now, policy = NOW + later, policies[number % len(policies)]
-        unasked = replace(evidence, kept=None)
-        assert decide(evidence, policy, now, checkpoint=checkpoint, dead=dead) == decide(
-            unasked, policy, now, checkpoint=checkpoint, dead=dead
-        )
-        assert measure_cooldown(evidence, policy, now) == compute_cooldown(unasked, policy, now)
-
-
-@pytest.mark.parametrize("checkpoint", [None, *Checkpoint])
-def test_a_verdict_is_worked_out_once(checkpoint: Checkpoint | None) -> None:
-    """The same verdict is answered again, at the same instant and while it holds."""
-    evidence, policy = ended(60.0), a_policy()
-    verdict = decide(evidence, policy, NOW, checkpoint=checkpoint)
-    assert decide(evidence, policy, NOW, checkpoint=checkpoint) is verdict
-    assert decide(evidence, policy, NOW + 839.0, checkpoint=checkpoint) is verdict
-    assert decide(evidence, policy, NOW + 840.0, checkpoint=checkpoint).allowed
-
-
-def test_a_verdict_holds_for_its_history_and_policy() -> None:
-    """A new ending is counted at once, and another policy has an answer of its own."""
-    evidence = ended(60.0)
-    assert decide(evidence, a_policy(), NOW).effective_cooldown == 900.0
-    evidence.history.put("m9", a_migration(start=None, end=NOW - 90.0), keep=64)
-    assert decide(evidence, a_policy(), NOW).effective_cooldown == 1_800.0
-    capped = a_policy(max_migration_cooldown=1_000.0)
-    assert decide(evidence, capped, NOW).effective_cooldown == 1_000.0
-
-
-@pytest.mark.parametrize(
-    ("evidence", "until"),
-    [
-        pytest.param(some_evidence(), math.inf, id="never-migrated"),
-        pytest.param(ended(0.0), NOW + 900.0, id="ends-now-and-cools-down"),
-        pytest.param(ended(900.0), NOW + 85_500.0, id="not-cooling-down"),
-        pytest.param(ended(3_000.0, others=(4_000.0,)), NOW + 82_400.0, id="older-ending"),
-        pytest.param(ended(86_400.0), math.inf, id="just-left-the-window"),
-        pytest.param(ended(-1.0), NOW, id="a-little-ahead"),
-        pytest.param(ended(-CLOCK_SKEW), NOW, id="as-far-ahead-as-is-believed"),
-        pytest.param(ended(-CLOCK_SKEW - 9.0), NOW + 9.0, id="far-ahead"),
-        pytest.param(
-            some_evidence(vmi=a_vmi(migration=a_state(end=NOW - 1_000.0))),
-            NOW + 85_400.0,
-            id="the-vmi-alone-tells-of-it",
-        ),
-        pytest.param(
-            some_evidence(history=a_history(m1=a_migration(end=NOW - 1_000.0))),
-            NOW + 85_400.0,
-            id="the-history-alone-tells-of-it",
-        ),
-    ],
-)
-def test_holds_until(evidence: Evidence, until: Instant) -> None:
-    """The end of the cooldown, or the next instant at which an ending begins or ceases to count."""
-    assert holds_until(evidence, a_policy(), NOW) == until
-
-
-@pytest.mark.parametrize(
-    ("evidence", "quiet"),
-    [
-        pytest.param(some_evidence(), True, id="never-migrated"),
-        pytest.param(some_evidence(vmi=a_vmi(migration=a_state())), False, id="migrated"),
-        pytest.param(some_evidence(vmi=EVACUATING), False, id="evacuating"),
-        pytest.param(some_evidence(vmims=(a_vmim(),)), False, id="vmim"),
-        pytest.param(
-            some_evidence(
-                vmi=a_vmi(migration=a_state(), evacuation_node="n1", phase="Failed"),
-                vmims=(a_vmim(),),
-            ),
-            True,
-            id="has-ended",
-        ),
-    ],
-)
-def test_is_quiet(evidence: Evidence, *, quiet: bool) -> None:
-    """A VMI without migration, VMIM and evacuation is quiet, and every VMI that has ended."""
-    assert cannot_block(evidence) is quiet
 
 
 def test_a_window_that_ends_under_a_success() -> None:

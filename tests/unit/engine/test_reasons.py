@@ -190,7 +190,6 @@ def test_reasons_change_no_verdict() -> None:
     """They notify nobody: no blocked set and no load depends on them."""
     store = a_store()
     store.put(EVACUATING)
-    revision, evidence = store.revision, store.evidence("shop", "db1")
+    revision = store.revision
     store.put(EVACUATING, (STAYS,))
     assert store.revision == revision
-    assert store.evidence("shop", "db1") is evidence

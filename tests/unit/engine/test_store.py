@@ -383,13 +383,13 @@ def test_a_pod_of_another_namespace_changes_nothing() -> None:
     before = seen(store)
     foreign = a_pod(namespace="other", created=NOW, eviction_in_progress=True)
     store.put(foreign)
-    assert seen(store) is before
+    assert seen(store) == before
     assert before.pods == (a_pod(),)
     assert before.marker is not None
     assert before.marker.lacking_since == NOW
     store.put(a_pod(namespace="other", vmi_uid="another"))
     store.remove(Resource.PODS, "other", foreign.name)
-    assert seen(store) is before
+    assert seen(store) == before
 
 
 @pytest.mark.parametrize(
@@ -403,14 +403,14 @@ def test_a_pod_of_another_namespace_changes_nothing() -> None:
 def test_the_vmi_of_a_pod(pod: Pod, *, known: bool) -> None:
     """A pod's VMI is found by the pod's name, and there is none for another pod."""
     store = a_store(a_vmi(), pod)
-    found = store.evidence_of_pod(NAMESPACE, "virt-launcher-db1-x")
-    assert found == ((pod, seen(store)) if known else None)
+    found = store.find_pod(NAMESPACE, "virt-launcher-db1-x")
+    assert found == ((pod, seen(store).vmi) if known else None)
 
 
 def test_a_pod_of_another_namespace_has_no_vmi() -> None:
     """Whatever UID its labels name."""
     store = a_store(a_vmi(), a_pod(namespace="other"))
-    assert store.evidence_of_pod("other", "virt-launcher-db1-x") is None
+    assert store.find_pod("other", "virt-launcher-db1-x") is None
 
 
 def test_pods_that_may_not_be_seen() -> None:

@@ -35,7 +35,7 @@ from exporter.engine.model import (
     Trigger,
 )
 from exporter.engine.store import Store
-from exporter.engine.verdict_index import VerdictIndex
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, narrow, sample
 from exporter.metrics.families import BLOCKS, COOLING, FAMILIES, View
@@ -64,7 +64,7 @@ def an_empty_view() -> View:
     store, policy = Store(endings_kept=KEEP), a_policy()
     return View(
         store=store,
-        index=VerdictIndex(store, policy),
+        verdicts=VerdictView(store, policy),
         health=Health(180.0, 600.0, [Watched(resource, None) for resource in CLUSTER_RESOURCES]),
         counters=Counters(),
         policy=policy,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.counters import HeldEviction
+from exporter.engine.drain import Conditions
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History
 from exporter.engine.model import (
@@ -23,6 +24,7 @@ from exporter.engine.model import (
     Why,
 )
 from exporter.engine.rules import decide
+from exporter.engine.verdicts import evaluate
 from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
 from exporter.server.answers import count_held, describe_status, explain_vmi, write_verdict
 from exporter.server.schemas import (
@@ -67,13 +69,20 @@ def explained(
     held_evictions: Iterable[HeldEviction] = (),
 ) -> VmiAnswer:
     """The explanation under the default policy, of fresh evidence."""
+    policy, health = policy or a_policy(), health or some_health()
+    dead = health.find_dead(now)
     return explain_vmi(
-        evidence,
-        policy or a_policy(),
-        StuckPolicy(),
-        load=None,
-        now=now,
-        health=health or some_health(),
+        evaluate(evidence, policy, now, dead=dead.of(evidence.vmi.namespace)),
+        policy,
+        Conditions(
+            kubevirt=None,
+            load=None,
+            stuck=StuckPolicy(),
+            dead=dead,
+            now=now,
+            contacts=health.find_contacts(),
+        ),
+        health,
         why=why,
         held_evictions=held_evictions,
     )

@@ -34,6 +34,7 @@ from exporter.engine.model import (
     WhySource,
 )
 from exporter.engine.store import Store
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Watched
 from exporter.kube.kubevirt import parse_object
 from exporter.kube.sink import Feed
@@ -42,7 +43,8 @@ from exporter.metrics.families import View
 from exporter.server.access import Access, Unauthenticated
 from exporter.server.api import SHARED_FROM, Service
 from exporter.server.apps import METRICS_LISTENER, make_metrics_app, make_query_app
-from exporter.server.blocked import BlockedSet
+from exporter.server.blocked import LongPolls
+from exporter.server.blocked_set import BlockedSet
 from exporter.server.openapi import ROUTES, Route, write_openapi
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.server.schemas import BlockedAnswer
@@ -129,19 +131,23 @@ class Desk:
         self.store.vmims_seen = self.store.pods_seen = True
         self.store.read_at = NOW
         stuck = StuckPolicy()
+        view = VerdictView(self.store, self.policy)
+        blocked = BlockedSet(view, self.health, self.clock)
         self.service = Service(
             store=self.store,
+            view=view,
             health=self.health,
             counters=self.counters,
             policy=self.policy,
             stuck=stuck,
             limits=self.limits,
-            blocked=BlockedSet(self.store, self.health, self.policy, self.clock),
+            blocked=blocked,
+            polls=LongPolls(blocked),
             clock=self.clock,
             render_metrics=Exposition(
                 lambda: View(
                     store=self.store,
-                    index=self.service.blocked.index,
+                    verdicts=view,
                     health=self.health,
                     counters=self.counters,
                     policy=self.policy,
@@ -911,7 +917,7 @@ async def waited(desk: Desk, etag: str, wait: str = "60") -> Answer:
 async def parked(desk: Desk, number: int = 1) -> None:
     """Wait until so many requests are held open."""
     async with asyncio.timeout(PATIENCE):
-        while desk.service.blocked.waiting < number:  # noqa: ASYNC110 (nobody tells)
+        while desk.service.polls.waiting < number:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.005)
 
 
@@ -924,7 +930,7 @@ class TestLongPoll:
         waiting = asyncio.create_task(waited(desk, etag))
         await parked(desk)
         desk.cool()
-        desk.service.blocked.note_change()
+        desk.service.polls.note_change()
         answer = await waiting
 
         assert answer.status == 200
@@ -960,7 +966,7 @@ class TestLongPoll:
         waiting = asyncio.create_task(waited(desk, etag))
         await parked(desk)
         desk.service.closing = True
-        desk.service.blocked.close()
+        desk.service.polls.close()
         answer = await waiting
 
         assert answer.status == 304
@@ -999,7 +1005,7 @@ class TestLongPoll:
         await parked(desk, 500)
         meanwhile = await desk.verdict()
         desk.cool()
-        desk.service.blocked.note_change()
+        desk.service.polls.note_change()
         answers = await asyncio.gather(*waiting)
 
         assert meanwhile["known"] is False
@@ -1014,7 +1020,7 @@ class TestLongPoll:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         async with asyncio.timeout(PATIENCE):
-            while desk.service.blocked.waiting:  # noqa: ASYNC110 (nobody tells)
+            while desk.service.polls.waiting:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.005)
 
         assert desk.counters.requests["blocked_wait"].count == 1

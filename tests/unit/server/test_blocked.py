@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy, Resource
 from exporter.engine.store import Store
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Watched
-from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, SLICE, Blocked, BlockedSet
+from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, LongPolls
+from exporter.server.blocked_set import MOVES_EVERY, SLICE, Blocked, BlockedSet
 from exporter.text import to_datetime
 from tests.cluster import PATIENCE
 from tests.support.blocked import read
@@ -59,14 +61,16 @@ class Scene:
         )
     )
     blocked: BlockedSet = field(init=False)
+    polls: LongPolls = field(init=False)
 
     def __post_init__(self) -> None:
         self.store.vmims_seen = self.store.pods_seen = True
         self.blocked = self.afresh()
+        self.polls = LongPolls(self.blocked)
 
     def afresh(self) -> BlockedSet:
         """Another set over the same facts, with nothing kept."""
-        return BlockedSet(self.store, self.health, self.policy, self.clock)
+        return BlockedSet(VerdictView(self.store, self.policy), self.health, self.clock)
 
     def hear(self) -> None:
         """Have everything heard of now."""
@@ -314,9 +318,10 @@ class TestManyVmis:
     async def test_a_change_while_it_is_computed_releases(self) -> None:
         """Also if the check for that change came before anybody waited."""
         scene = self.scene()
+        scene.store.put(a_vmi(name="ahead", uid="h", migration=a_state(start=NOW, end=NOW + 60.0)))
         known = (await scene.blocked.read(None)).etag
-        scene.store.put(a_vmi(name="quiet", uid="q"))
-        waiting = asyncio.create_task(scene.blocked.wait(None, known, 3600.0))
+        scene.clock.instant += MOVES_EVERY
+        waiting = asyncio.create_task(scene.polls.wait(None, known, 3600.0))
         for _ in range(self.MANY // SLICE - 1):
             await asyncio.sleep(0)
         scene.cool("a")
@@ -329,17 +334,17 @@ class TestManyVmis:
         """The set may become theirs again, and is news to the newcomer then."""
         scene = Scene()
         none = (await scene.blocked.read(None)).etag
-        first = asyncio.create_task(scene.blocked.wait(None, none, 3600.0))
+        first = asyncio.create_task(scene.polls.wait(None, none, 3600.0))
         await asyncio.sleep(0)
         scene.cool()
         one = (await scene.blocked.read(None)).etag
-        second = asyncio.create_task(scene.blocked.wait(None, one, 3600.0))
+        second = asyncio.create_task(scene.polls.wait(None, one, 3600.0))
         await asyncio.sleep(0)
         scene.cool(left=-1.0)
-        scene.blocked.note_change()
+        scene.polls.note_change()
         async with asyncio.timeout(PATIENCE):
             answer = await second
-        scene.blocked.close()
+        scene.polls.close()
         await first
 
         assert answer.etag == none
@@ -352,10 +357,10 @@ class TestWait:
         """Who waits hears of a change soon after it."""
         scene = Scene()
         known = read(scene.blocked, None).etag
-        waiting = asyncio.create_task(scene.blocked.wait(None, known, 60.0))
+        waiting = asyncio.create_task(scene.polls.wait(None, known, 60.0))
         await asyncio.sleep(0)
         scene.cool()
-        scene.blocked.note_change()
+        scene.polls.note_change()
         async with asyncio.timeout(PATIENCE):
             blocked = await waiting
 
@@ -368,7 +373,7 @@ class TestWait:
         scene.clock.run()
         known = read(scene.blocked, None)
         async with asyncio.timeout(PATIENCE):
-            blocked = await scene.blocked.wait(None, known.etag, 60.0)
+            blocked = await scene.polls.wait(None, known.etag, 60.0)
 
         assert keys(known) == [("db1", "preEviction")]
         assert keys(blocked) == []
@@ -381,7 +386,7 @@ class TestWait:
         scene.clock.run()
         known = read(scene.blocked, None)
         async with asyncio.timeout(PATIENCE):
-            blocked = await scene.blocked.wait(None, known.etag, 60.0)
+            blocked = await scene.polls.wait(None, known.etag, 60.0)
 
         assert (known.stale, blocked.stale) == (False, True)
 
@@ -390,7 +395,7 @@ class TestWait:
         scene = Scene()
         scene.clock.instant = NOW + 500.0
         known = read(scene.blocked, None)
-        waiting = asyncio.create_task(scene.blocked.wait(None, known.etag, 60.0))
+        waiting = asyncio.create_task(scene.polls.wait(None, known.etag, 60.0))
         await asyncio.sleep(0)
         scene.hear()
         async with asyncio.timeout(CHECK_EVERY + PATIENCE):
@@ -402,19 +407,19 @@ class TestWait:
         """At shutdown everybody has an answer at once, and nobody waits any more."""
         scene = Scene()
         known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(500)]
+        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(500)]
         await asyncio.sleep(0)
-        scene.blocked.close()
+        scene.polls.close()
         async with asyncio.timeout(PATIENCE):
             answers = await asyncio.gather(*waiting)
-            late = await scene.blocked.wait(None, known, 60.0)
+            late = await scene.polls.wait(None, known, 60.0)
 
         assert {blocked.etag for blocked in (*answers, late)} == {known}
 
     async def test_another_etag_is_answered_at_once(self) -> None:
         """Who knows another set than the present one need not wait."""
         async with asyncio.timeout(PATIENCE):
-            blocked = await Scene().blocked.wait(None, '"another"', 60.0)
+            blocked = await Scene().polls.wait(None, '"another"', 60.0)
 
         assert blocked.entries == []
 
@@ -428,7 +433,7 @@ class TestWait:
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(PATIENCE):
-            blocked = await scene.blocked.wait(None, known, 0.2)
+            blocked = await scene.polls.wait(None, known, 0.2)
 
         assert blocked.etag == known
         assert loop.time() - began >= 0.19
@@ -443,8 +448,8 @@ class TestWait:
         before = read(scene.blocked, None)
         scene.clock.run()
         async with asyncio.timeout(PATIENCE):
-            silent = await scene.blocked.wait(None, before.etag, 60.0)
-        waiting = asyncio.create_task(scene.blocked.wait(None, silent.etag, 60.0))
+            silent = await scene.polls.wait(None, before.etag, 60.0)
+        waiting = asyncio.create_task(scene.polls.wait(None, silent.etag, 60.0))
         await asyncio.sleep(0)
         vmims.contact = scene.clock()
         async with asyncio.timeout(PATIENCE):
@@ -461,16 +466,16 @@ class TestWait:
         """A change that leaves the asked checkpoint's set as it is ends no wait."""
         scene = Scene()
         known = read(scene.blocked, Checkpoint.FILTER).etag
-        waiting = asyncio.create_task(scene.blocked.wait(Checkpoint.FILTER, known, 60.0))
-        both = asyncio.create_task(scene.blocked.wait(None, read(scene.blocked, None).etag, 60.0))
+        waiting = asyncio.create_task(scene.polls.wait(Checkpoint.FILTER, known, 60.0))
+        both = asyncio.create_task(scene.polls.wait(None, read(scene.blocked, None).etag, 60.0))
         await asyncio.sleep(0)
         scene.cool()
-        scene.blocked.note_change()
+        scene.polls.note_change()
         async with asyncio.timeout(PATIENCE):
             await both
         still_waiting = not waiting.done()
         scene.store.put(a_vmi(name="x", uid="x", migration=a_running_state()))
-        scene.blocked.note_change()
+        scene.polls.note_change()
         async with asyncio.timeout(PATIENCE):
             blocked = await waiting
 
@@ -481,7 +486,7 @@ class TestWait:
         """However many wait, one look tells that there is nothing to tell them."""
         scene = Scene()
         known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(100)]
+        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(100)]
         await asyncio.sleep(0)
         looks = 0
 
@@ -492,12 +497,12 @@ class TestWait:
 
         scene.blocked.clock = look
         scene.store.put(a_vmi(name="another", uid="another"))
-        scene.blocked.note_change()
+        scene.polls.note_change()
         while not looks:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(SETTLING)
         await asyncio.sleep(SETTLING)
-        looks_by_all, still_waiting = looks, scene.blocked.waiting
-        scene.blocked.close()
+        looks_by_all, still_waiting = looks, scene.polls.waiting
+        scene.polls.close()
         await asyncio.gather(*waiting)
 
         assert looks_by_all <= 4
@@ -508,14 +513,14 @@ class TestWait:
         scene = Scene()
         known = read(scene.blocked, None).etag
         count = 5 * BATCH
-        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(count)]
+        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(count)]
         await asyncio.sleep(0)
         scene.cool()
-        scene.blocked.note_change()
+        scene.polls.note_change()
         seen = []
         async with asyncio.timeout(PATIENCE):
-            while scene.blocked.waiting:
-                seen.append(scene.blocked.waiting)
+            while scene.polls.waiting:
+                seen.append(scene.polls.waiting)
                 await asyncio.sleep(0)
         answers = await asyncio.gather(*waiting)
 
@@ -526,11 +531,11 @@ class TestWait:
         """A storm of changes is told as one, to all who wait."""
         scene = Scene()
         known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.blocked.wait(None, known, 60.0)) for _ in range(1000)]
+        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(1000)]
         await asyncio.sleep(0)
         for number in range(50):
             scene.cool(f"v{number}")
-            scene.blocked.note_change()
+            scene.polls.note_change()
         async with asyncio.timeout(PATIENCE):
             answers = await asyncio.gather(*waiting)
 

@@ -10,6 +10,7 @@ import pytest
 from exporter.engine.model import CLUSTER_RESOURCES, Outcome, Reason, Resource, ReviewOutcome
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Watched
 from exporter.server.reviews import Judgement, NotAReview, judge, read_review, write_answer
 from exporter.settings import AdmissionMode, AdmissionSettings
@@ -69,12 +70,13 @@ def judged(
     health: Health | None = None,
 ) -> Judgement:
     """What becomes of a review; of db1 in its cooldown where no other store is given."""
+    store = a_store() if store is None else store
     return judge(
         read_review(raw(review)),
         admission,
-        store=a_store() if store is None else store,
+        store=store,
+        view=VerdictView(store, POLICY),
         health=health or some_health(),
-        policy=POLICY,
         now=NOW,
     )
 
@@ -155,7 +157,14 @@ def test_a_release_on_another_day_has_its_date() -> None:
     policy = a_policy(max_migration_cooldown=0.0, migration_history_window=0.0)
     store = a_store(migration=a_state(start=NOW - 100_600.0, end=NOW - 600.0))
     review = read_review(raw(a_review()))
-    judgement = judge(review, ENFORCE, store=store, health=some_health(), policy=policy, now=NOW)
+    judgement = judge(
+        review,
+        ENFORCE,
+        store=store,
+        view=VerdictView(store, policy),
+        health=some_health(),
+        now=NOW,
+    )
     answer = json.loads(write_answer(review, judgement, policy, NOW))
     assert answer["response"]["status"]["message"].endswith(
         "cooldown until 2027-01-16T11:36:40Z (in 1d3h36m40s)"

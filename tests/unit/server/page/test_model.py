@@ -12,6 +12,7 @@ from exporter.counters import Counters
 from exporter.engine.diagnosis import State
 from exporter.engine.drain import DrainOutcome, count_outcomes
 from exporter.engine.model import (
+    ALL_ALIVE,
     CLUSTER_RESOURCES,
     Fact,
     Instant,
@@ -23,9 +24,11 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.rules import decide
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Staleness, Watched
 from exporter.server.api import Service
-from exporter.server.blocked import BlockedSet
+from exporter.server.blocked import LongPolls
+from exporter.server.blocked_set import BlockedSet
 from exporter.server.page.model import (
     LOSSES,
     ROWS,
@@ -67,11 +70,15 @@ def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Servi
     async def no_metrics(_: str) -> tuple[list[bytes], str]:
         raise AssertionError
 
+    view = VerdictView(store, fields["policy"])
+    blocked = BlockedSet(view, fields["health"], lambda: NOW)
     return Service(
         store=store,
+        view=view,
         stuck=StuckPolicy(),
         limits=Limits(),
-        blocked=BlockedSet(store, fields["health"], fields["policy"], lambda: NOW),
+        blocked=blocked,
+        polls=LongPolls(blocked),
         clock=lambda: NOW,
         render_metrics=no_metrics,
         closing=closing,
@@ -177,14 +184,13 @@ class TestTheSame:
             == read(service.blocked, None).entries
         )
         for _, vmi in rows:
-            evidence = service.store.evidence(vmi.namespace, vmi.name)
-            assert evidence is not None
-            assert vmi == service.describe_vmi(evidence, NOW)
+            assert vmi == service.describe_vmi(vmi.namespace, vmi.name, NOW)
 
     def test_its_status_is_that_of_the_api(self) -> None:
         """Health and counts are GET /v1/status's."""
         service = busy_service()
-        held = read(service.blocked, None).held
+        service.view.advance(NOW, dead=ALL_ALIVE)
+        held = service.view.summarize().count_held()
         for now in (NOW, NOW + 200):
             outcomes = count_outcomes(service.store, service.read_conditions(now))
 
