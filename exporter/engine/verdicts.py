@@ -239,8 +239,7 @@ def evaluate(
 ) -> Entry:
     """The entry of one VMI at `now`; `dead` holds the resources that are dead in its namespace."""
     filtered, pre_eviction, cooldown = decide_both(evidence, policy, now, dead=dead)
-    until = _find_expiry(evidence, cooldown, policy, now)
-    moves = any(now < end <= now + CLOCK_SKEW for end in written_ends(evidence))
+    until, moves = _find_expiry(evidence, cooldown, policy, now)
     return Entry(evidence, filtered, pre_eviction, cooldown, now, until, moves)
 
 
@@ -269,16 +268,24 @@ def _identify(entry: Entry | None) -> _Block | None:
 
 def _find_expiry(
     evidence: Evidence, cooldown: Cooldown | None, policy: Policy, now: Instant
-) -> Instant:
-    """The next instant after `now` at which the clock alone may block the VMI or release it.
+) -> tuple[Instant, bool]:
+    """The next instant at which the clock alone may block the VMI or release it; `Entry.moves`.
 
     The cooldown ends, evidence stops being believed, an end in the future comes near enough to be
     believed or has come, or a migration leaves the window.
     """
-    until = math.inf
+    until, moves = math.inf, False
     if cooldown is not None and cooldown.blocks:
         until = cooldown.released_at
-    turns = [*evidence.distrusted_from()]
+    for at in evidence.distrusted_from():
+        if now < at < until:
+            until = at
     for end in written_ends(evidence):
-        turns += (end - CLOCK_SKEW, end, end + policy.migration_history_window)
-    return min((at for at in turns if now < at < until), default=until)
+        at = end + policy.migration_history_window
+        if end > now:
+            is_near = end <= now + CLOCK_SKEW
+            moves = moves or is_near
+            at = end if is_near else end - CLOCK_SKEW
+        if now < at < until:
+            until = at
+    return until, moves
