@@ -38,7 +38,6 @@ from exporter.engine.verdicts import Entry
 from exporter.health import Health
 from exporter.server.schemas import (
     BackoffAnswer,
-    BlockedVmi,
     CancelAnswer,
     CheckpointStatus,
     CheckpointVerdicts,
@@ -282,14 +281,6 @@ def explain_vmi(
         ),
         blind_spots=health.refused_resources(),
     )
-
-
-def count_held(blocked: Iterable[BlockedVmi]) -> Counter[Reason]:
-    """Count each VMI of a blocked set once, by its `filter` entry if it has one: it comes first."""
-    first: dict[tuple[str, str], Reason] = {}
-    for entry in blocked:
-        first.setdefault((entry.namespace, entry.name), entry.reason)
-    return Counter(first.values())
 
 
 def _write_finding(

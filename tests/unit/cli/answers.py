@@ -1,6 +1,7 @@
 """Answers of the API that the tests of `explain`, `status` and their layout share."""
 
 import re
+from collections import Counter
 from typing import Any
 
 from exporter.cli.layout import Screen
@@ -9,7 +10,7 @@ from exporter.engine.drain import Conditions, DrainOutcome
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy, Why
 from exporter.health import Health
-from exporter.server.answers import count_held, describe_status, list_evacuations
+from exporter.server.answers import describe_status, list_evacuations
 from exporter.server.schemas import (
     BlockedAnswer,
     BlockedVmi,
@@ -83,7 +84,7 @@ def status_of(
         health,
         vmis=100,
         drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
-        held=count_held(blocked),
+        held=Counter(one.reason for one in blocked),
         now=now,
     )
     conditions = Conditions(

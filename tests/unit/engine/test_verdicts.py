@@ -110,6 +110,20 @@ def test_a_census() -> None:
     ]
 
 
+def test_a_vmi_counts_once_by_its_first_reason() -> None:
+    """A VMI that is held at both checkpoints counts for `filter`, which is asked first."""
+    store = a_store(
+        a_vmi(migration=a_state()), a_vmim(), a_vmi(name="db2", uid="2", migration=a_state())
+    )
+    view = VerdictView(store, POLICY)
+    view.advance(NOW, dead=ALL_ALIVE)
+    assert view.summarize().count_held() == {
+        Reason.MIGRATION_IN_PROGRESS: 1,
+        Reason.EVACUATION_IN_PROGRESS: 0,
+        Reason.COOLDOWN: 1,
+    }
+
+
 def test_a_census_stays_as_it_was() -> None:
     """What comes later does not change a summary that was read."""
     store = a_store(a_vmi(migration=a_state()))
