@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from exporter import __version__
 from exporter.checkpoint.changes import PendingChanges
@@ -136,8 +136,9 @@ async def run(
                 store,
                 counters,
                 started_at=clock(),
-                window=settings.policy.migration_history_window,
+                window=settings.policy.longest_window,
             ),
+            policy=settings.policy,
         )
         async with _listeners(settings, service, api) as listening:
             log.info(
@@ -149,7 +150,7 @@ async def run(
                 local=listening.local,
                 namespaces=settings.namespaces or "all",
                 checkpoint=str(settings.checkpoint or "none"),
-                policy=asdict(settings.policy),
+                policy=to_builtins(settings.policy),
             )
             if on_listening is not None:
                 on_listening(listening)
@@ -209,7 +210,7 @@ def _prepare_keeping(
     place, interval = settings.checkpoint, settings.kube.checkpoint_interval
     if place is None:
         return _Keeping(changed)
-    changes = PendingChanges(store, settings.policy.migration_history_window)
+    changes = PendingChanges(store, settings.policy.longest_window)
     status = health.checkpoint = CheckpointHealth(find_unwritten=lambda: changes.unwritten_since)
     if isinstance(place, Path):
         file = FileWriter(changes, health, status, place, interval=interval, clock=clock)

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.engine.model import ALL_ALIVE, Contacts, DeadResources, Instant, Resource, Seconds
+from exporter.engine.model import (
+    ALL_ALIVE,
+    CLUSTER_RESOURCES,
+    Contacts,
+    DeadResources,
+    Instant,
+    Resource,
+    Seconds,
+)
 
 
 class Restart(StrEnum):
@@ -66,10 +74,6 @@ class CheckpointFault(StrEnum):
     NOT_WRITTEN = "not_written"
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
-
-
-_NEEDED_BY_RULES = (Resource.VMIS, Resource.VMIMS, Resource.PODS)
-"""The resources that rules need."""
 
 
 def _never() -> bool:
@@ -206,6 +210,7 @@ class Health:
         """The dead resources by namespace; their evidence no longer blocks."""
         limit = self.stale_after + self.dead_after
         dead = [one for one, contact in self._contacts() if now - contact >= limit]
+        dead += [one for one in self.of(Resource.KUBEVIRTS) if one.refused]
         if not dead:
             return ALL_ALIVE
         everywhere = frozenset(one.resource for one in dead if one.namespace is None)
@@ -258,7 +263,7 @@ class Health:
         Refused ones other than VMIs are left out, because the store ignores their evidence.
         """
         for one in self.watched:
-            if one.contact is None or not one.synced or one.resource not in _NEEDED_BY_RULES:
+            if one.contact is None or not one.synced or one.resource not in CLUSTER_RESOURCES:
                 continue
             if one.resource is Resource.VMIS or not one.refused:
                 yield one, one.contact

@@ -23,6 +23,8 @@ from exporter.text import write_span
 _HELD = {
     Reason.MIGRATION_IN_PROGRESS: "it is migrating, and that has to end first",
     Reason.EVACUATION_IN_PROGRESS: "it is being evacuated, and that has to end first",
+    Reason.PLATFORM_UPDATE: "KubeVirt is updating VMs, and that has to end first",
+    Reason.POLICY: "an entry of policy.overrides blocks it",
     Reason.COOLDOWN: "it is cooling down after its last migration",
 }
 

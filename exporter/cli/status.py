@@ -8,7 +8,7 @@ from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, ROWS, Cell, Screen, Sheet
 from exporter.engine.drain import GRAVEST
-from exporter.engine.model import Reason
+from exporter.engine.rules import UNTIL
 from exporter.health import Staleness
 from exporter.server.schemas import (
     BlockedAnswer,
@@ -20,13 +20,6 @@ from exporter.server.schemas import (
     StatusAnswer,
 )
 from exporter.text import write_span
-
-
-_UNTIL = {
-    Reason.MIGRATION_IN_PROGRESS: "the migration ends",
-    Reason.EVACUATION_IN_PROGRESS: "the evacuation ends",
-    Reason.COOLDOWN: "unknown",
-}
 
 
 def show_status(
@@ -171,7 +164,7 @@ def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
         row: list[Cell] = [f"{namespace}/{name}", entries[0].node, because]
         release = entries[-1].not_before
         if release is None or len(entries) > 1:
-            others.append([*row, _UNTIL[Reason(entries[0].reason)]])
+            others.append([*row, UNTIL[entries[0].reason]])
         else:
             until = f"{write_release(release)} ({write_distance(release, blocked.as_of)})"
             dated.append((release, [*row, until]))

@@ -176,6 +176,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     refused: tuple[tuple[Resource, Instant], ...] = ()
     dead_after: Seconds = DEAD_AFTER
     namesakes: tuple[Vmim, ...] = ()
+    platform_updating: bool = False
 
     @property
     def migration_end(self) -> Instant | None:

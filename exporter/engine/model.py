@@ -7,6 +7,7 @@ and adds millions of them; JSON and the pages format them.
 import math
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
+from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -24,6 +25,8 @@ class Reason(StrEnum):
 
     MIGRATION_IN_PROGRESS = "migration_in_progress"
     EVACUATION_IN_PROGRESS = "evacuation_in_progress"
+    PLATFORM_UPDATE = "platform_update"
+    POLICY = "policy"
     COOLDOWN = "cooldown"
 
 
@@ -228,7 +231,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     `eviction_requested_at` is when its condition EvictionRequested was set (1.7),
     `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
     `migratable_unknown`: it has no condition LiveMigratable yet, as while it boots. `hotplugs`: its
-    CPUs or memory are being changed.
+    CPUs or memory are being changed. `override`: the name of the policy's entry that is for it.
     """
 
     namespace: str
@@ -246,6 +249,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     migratable_unknown: bool = False
     hotplugs: bool = False
     phase: str = ""
+    override: str = ""
 
     @property
     def finished(self) -> bool:
@@ -335,11 +339,13 @@ class MigrationLimits(Struct, frozen=True, gc=False):
 class KubeVirtSettings(Struct, frozen=True, gc=False):
     """What is read from the KubeVirt object.
 
-    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None.
+    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `updating`: it
+    reports VMIs that it has still to update (`outdatedVirtualMachineInstanceWorkloads`).
     """
 
     limits: MigrationLimits = MigrationLimits()
     eviction_strategy: str = ""
+    updating: bool = False
 
 
 class ConfigMap(Struct, frozen=True, kw_only=True):
@@ -364,6 +370,39 @@ class Policy(Struct, frozen=True, kw_only=True):
     count_failed_migrations: bool = True
     guard_pending_migrations: bool = True
     guard_evacuations: bool = True
+    guard_platform_update: bool = False
+    block: bool = False
+    overrides: tuple["Override", ...] = ()
+
+    def of(self, vmi: Vmi) -> "Policy":
+        """The policy of one VMI: that of its override, or this one."""
+        if not vmi.override:
+            return self
+        return next((one.policy for one in self.overrides if one.name == vmi.override), self)
+
+    def choose(self, namespace: str, labels: Mapping[str, object], priority_class: str) -> str:
+        """The name of the first override that matches a VMI; "" if none does."""
+        found = (o.name for o in self.overrides if o.matches(namespace, labels, priority_class))
+        return next(found, "")
+
+    @property
+    def all(self) -> tuple["Policy", ...]:
+        """The policy itself and those of its overrides."""
+        return (self, *(one.policy for one in self.overrides))
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """The reasons for which this policy may block, in the order of the rules."""
+        optional = {
+            Reason.PLATFORM_UPDATE: self.guard_platform_update,
+            Reason.POLICY: any(one.block for one in self.all),
+        }
+        return tuple(reason for reason in Reason if optional.get(reason, True))
+
+    @property
+    def longest_window(self) -> Seconds:
+        """The longest history window of any VMI."""
+        return max(one.migration_history_window for one in self.all)
 
     @property
     def endings_kept(self) -> int:
@@ -371,10 +410,58 @@ class Policy(Struct, frozen=True, kw_only=True):
 
         `ceil(log2(cap / floor)) + 1`, at least 16; 64 without a floor or cap.
         """
-        floor, cap = self.migration_cooldown, self.max_migration_cooldown
-        if not floor or not cap:
-            return 64
-        return max(16, math.ceil(math.log2(cap / floor)) + 1)
+        return max(map(_count_endings, self.all))
+
+
+def _count_endings(policy: Policy) -> int:
+    floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
+    if not floor or not cap:
+        return 64
+    return max(16, math.ceil(math.log2(cap / floor)) + 1)
+
+
+class Override(Struct, frozen=True, kw_only=True):
+    """An exception from the policy: the VMIs that it is for, and their policy.
+
+    All of what is given must match, and within a tuple one is enough; `*` stands for any text.
+    `vmi_labels` are keys and values.
+    """
+
+    name: str
+    policy: Policy
+    namespaces: tuple[str, ...] = ()
+    vmi_labels: tuple[tuple[str, str], ...] = ()
+    priority_classes: tuple[str, ...] = ()
+
+    def shadows(self, later: "Override") -> bool:
+        """Whether it matches every VMI that a later entry matches."""
+        pairs = (
+            (self.namespaces, later.namespaces),
+            (self.priority_classes, later.priority_classes),
+            *(
+                (tuple(v for k, v in one.vmi_labels if k == key) for one in (self, later))
+                for key, _ in self.vmi_labels
+            ),
+        )
+        return all(
+            not mine or (bool(theirs) and all(_fits(one, mine) for one in theirs))
+            for mine, theirs in pairs
+        )
+
+    def matches(self, namespace: str, labels: Mapping[str, object], priority_class: str) -> bool:
+        """Whether it is for a VMI with this namespace, these labels and this priority class."""
+        return (
+            _fits(namespace, self.namespaces)
+            and _fits(priority_class, self.priority_classes)
+            and all(
+                key in labels and _fits(str(labels[key]), (value,))
+                for key, value in self.vmi_labels
+            )
+        )
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class StuckPolicy(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,10 @@ first rule that blocks gives the reason:
    its launcher pod is known to lack the descheduler's own annotation `eviction-in-progress`. With
    that annotation the answer is "allowed": the descheduler's request cache already counts the pod,
    and hiding it would make the descheduler pick another VM instead.
-4. cooldown (preEviction): the last migration ended less than the effective cooldown ago, see
+4. platform update (filter, guard, off by default): KubeVirt reports VMIs that it has still to
+   update (`outdatedVirtualMachineInstanceWorkloads`), and moves them itself.
+5. policy (preEviction): the VMI's entry in `policy.overrides` has `block: true`.
+6. cooldown (preEviction): the last migration ended less than the effective cooldown ago, see
    `cooldown`.
 
 A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothing is left to move,
@@ -46,6 +49,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint
     needs: frozenset[Resource] = frozenset()
     enabled: Callable[[Policy], bool] = lambda _policy: True
+    optional: bool = False
+    """Off by default; explained only where it is on."""
     blocks: Callable[[Evidence, Cooldown | None, Policy, Instant], bool]
 
 
@@ -82,6 +87,7 @@ def decide_both(
     evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
 ) -> tuple[Verdict, Verdict, Cooldown | None]:
     """The verdicts at `filter` and `preEviction`, and the cooldown that they were made with."""
+    policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)
     if cooldown is None:
@@ -121,6 +127,7 @@ def explain(
     dead: frozenset[Resource] = frozenset(),
 ) -> list[RuleResult]:
     """Evaluate every rule in order, also after one that blocks."""
+    policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)
     return [
@@ -133,6 +140,7 @@ def explain(
             blocks=_applies(rule, policy, dead) and rule.blocks(evidence, cooldown, policy, now),
         )
         for rule in RULES
+        if not rule.optional or rule.enabled(policy)
     ]
 
 
@@ -162,6 +170,18 @@ def _is_requested(
     if not vmi.evacuation_node or vmi.evacuation_node != vmi.node or vmi.finished:
         return False
     return launcher is not None and not launcher.eviction_in_progress
+
+
+def _is_updated(
+    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
+) -> bool:
+    return evidence.platform_updating and not evidence.vmi.finished
+
+
+def _is_excepted(
+    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
+) -> bool:
+    return not evidence.vmi.finished
 
 
 def _is_cooling_down(
@@ -195,12 +215,37 @@ RULES: tuple[Rule, ...] = (
         blocks=_is_requested,
     ),
     Rule(
+        name="platform_update",
+        reason=Reason.PLATFORM_UPDATE,
+        checkpoint=Checkpoint.FILTER,
+        needs=frozenset({Resource.KUBEVIRTS}),
+        enabled=lambda policy: policy.guard_platform_update,
+        optional=True,
+        blocks=_is_updated,
+    ),
+    Rule(
+        name="policy",
+        reason=Reason.POLICY,
+        checkpoint=Checkpoint.PRE_EVICTION,
+        enabled=lambda policy: policy.block,
+        optional=True,
+        blocks=_is_excepted,
+    ),
+    Rule(
         name="cooldown",
         reason=Reason.COOLDOWN,
         checkpoint=Checkpoint.PRE_EVICTION,
         blocks=_is_cooling_down,
     ),
 )
+UNTIL = {
+    Reason.MIGRATION_IN_PROGRESS: "the migration ends",
+    Reason.EVACUATION_IN_PROGRESS: "the evacuation ends",
+    Reason.PLATFORM_UPDATE: "KubeVirt has updated all VMs",
+    Reason.POLICY: "policy.overrides says otherwise",
+    Reason.COOLDOWN: "the cooldown ends",
+}
+"""How long each reason blocks, in words."""
 _FILTER_RULES, _PRE_EVICTION_RULES = (
     tuple(rule for rule in RULES if rule.checkpoint is one)
     for one in (Checkpoint.FILTER, Checkpoint.PRE_EVICTION)

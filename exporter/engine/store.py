@@ -314,6 +314,16 @@ class Store:
         self._forget(record)
         self.revision += 1
 
+    def vmi(self, key: Key) -> Vmi | None:
+        """A VMI, or None if there is none of that name."""
+        record = self._vmis.get(key)
+        return None if record is None else record.vmi
+
+    @property
+    def platform_updating(self) -> bool:
+        """Whether KubeVirt reports VMIs that it has still to update."""
+        return self.kubevirt is not None and self.kubevirt.updating
+
     def vmim(self, namespace: str, name: str) -> Vmim | None:
         """A VMIM, or None if there is none of that name."""
         binding = self._vmims.find(namespace, name)
@@ -472,6 +482,7 @@ class Store:
             launcher=launcher,
             changed_at=record.changed_at,
             handed_off_at=record.handed_off_at,
+            platform_updating=self.platform_updating,
             refused=tuple(self._find_refused(vmi, vmims, launcher))
             if self._unreadable_since
             else (),
@@ -583,14 +594,10 @@ class Store:
     def _measure_load(self) -> Load | None:
         if not (self._sees_all and self.vmims_seen and self.pods_seen) or self.kubevirt is None:
             return None
-        running, outbound = self._vmims.count_running(self._launchers, self._vmi)
+        running, outbound = self._vmims.count_running(self._launchers, self.vmi)
         departures = self._departures.latest.copy()
         newest = max(departures.values(), default=None)
         return Load(running, outbound, self.kubevirt.limits, departures, newest)
-
-    def _vmi(self, key: Key) -> Vmi | None:
-        record = self._vmis.get(key)
-        return None if record is None else record.vmi
 
 
 def _migration_uids(vmi: Vmi) -> tuple[str, ...]:

@@ -75,9 +75,9 @@ class VerdictSummary(Struct, frozen=True):
     verdicts: Tally
     cooling: tuple[Entry, ...]
 
-    def count_held(self) -> dict[Reason, int]:
+    def count_held(self) -> Counter[Reason]:
         """The number of blocked VMIs by reason."""
-        held = dict.fromkeys(Reason, 0)
+        held = Counter[Reason]()
         for (verdict, _), vmis in self.verdicts.items():
             if verdict != ALLOWED:
                 held[Reason(verdict)] += vmis
@@ -126,7 +126,8 @@ class VerdictView:
         All instants must come from the same clock, which may go back.
         """
         store = self._store
-        basis = (store.vmims_seen, store.pods_seen, dict(store.blind))
+        updating = self.policy.guard_platform_update and store.platform_updating
+        basis = (store.vmims_seen, store.pods_seen, dict(store.blind), updating)
         if basis != self._basis or now < self._now:
             self._basis = basis
             self._outdated = set(store.keys())
@@ -180,11 +181,18 @@ class VerdictView:
 
     def _refresh(self, key: Key) -> None:
         """Evaluate a VMI again; an idle one only loses its entry."""
-        if self._store.is_idle(key):
+        if not self._may_block_idle(key) and self._store.is_idle(key):
             self._outdated.discard(key)
             self._replace(key, None)
         else:
             self._evaluate(key)
+
+    def _may_block_idle(self, key: Key) -> bool:
+        """Whether a rule blocks VMIs that were never migrated."""
+        if self.policy.guard_platform_update and self._store.platform_updating:
+            return True
+        vmi = self._store.vmi(key) if self.policy.overrides else None
+        return vmi is not None and self.policy.of(vmi).block
 
     def _evaluate(self, key: Key) -> Entry | None:
         self._outdated.discard(key)
@@ -238,6 +246,7 @@ def evaluate(
     evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
 ) -> Entry:
     """The entry of one VMI at `now`; `dead` holds the resources that are dead in its namespace."""
+    policy = policy.of(evidence.vmi)
     filtered, pre_eviction, cooldown = decide_both(evidence, policy, now, dead=dead)
     until, moves = _find_expiry(evidence, cooldown, policy, now)
     return Entry(evidence, filtered, pre_eviction, cooldown, now, until, moves)

@@ -30,6 +30,7 @@ from exporter.engine.model import (
     Verdict,
     Why,
 )
+from exporter.engine.rules import UNTIL
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Denied, Unsupported
@@ -215,8 +216,8 @@ def write_held(verdict: Verdict) -> str:
         until = write_instant(math.ceil(verdict.not_before))
         count = verdict.migrations_in_window
         return f"Eviction held: {verdict.reason} until {until}, migrations in the window: {count}"
-    what = "migration" if verdict.reason is Reason.MIGRATION_IN_PROGRESS else "evacuation"
-    return f"Eviction held: {verdict.reason}, until the {what} ends"
+    until = UNTIL[verdict.reason or Reason.MIGRATION_IN_PROGRESS]
+    return f"Eviction held: {verdict.reason}, until {until}"
 
 
 def write_stuck(

@@ -228,6 +228,7 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:
             outbound_per_node=defaults.outbound_per_node if per_node is None else per_node,
         ),
         intern(configuration.evictionStrategy or ""),
+        updating=bool(found.status and found.status.outdatedVirtualMachineInstanceWorkloads),
     )
 
 

@@ -5,12 +5,13 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from exporter.engine.model import CLUSTER_RESOURCES, Instant, Resource
+from exporter.engine.model import CLUSTER_RESOURCES, Instant, Policy, Resource
 from exporter.engine.store import Store
 from exporter.health import Health, Restart, Watched
 from exporter.kube.client import ApiServer
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.reflector import KubeVirtMissing, Reflector
+from exporter.kube.sink import NO_OVERRIDES
 from exporter.settings import KubeSettings
 
 
@@ -34,6 +35,7 @@ class Informers:
         rng: random.Random,
         reflector: type[Reflector] = Reflector,
         migrations: MigrationLog | None = None,
+        policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._store = store
         self._health = health
@@ -57,6 +59,7 @@ class Informers:
                         changed=self._update_visibility,
                         may_lack=partial(self._is_seen_elsewhere, watched),
                         migrations=migrations,
+                        policy=policy,
                     )
                 )
 

@@ -77,10 +77,24 @@ class _PageMetadata(Struct, gc=False):
     continue_: str | None = field(name="continue", default=None)
 
 
+class Traits(Struct, frozen=True, gc=False):
+    """What an override of the policy can name of a VMI; the labels are still JSON."""
+
+    labels: msgspec.Raw
+    priority_class: str
+
+    def read_labels(self) -> dict[str, object]:
+        """The labels; none if they cannot be read."""
+        try:
+            return msgspec.json.decode(self.labels, type=dict[str, object] | None) or {}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return {}
+
+
 class Changed(Struct, frozen=True, gc=False):
     """An object was added or modified, or is an item of a list; `reasons` from module `reasons`.
 
-    `ended` is the record of a VMIM in a final phase.
+    `ended` is the record of a VMIM in a final phase, `traits` choose the policy of a VMI.
     """
 
     fact: Fact
@@ -90,6 +104,7 @@ class Changed(Struct, frozen=True, gc=False):
     modified: bool = False
     reasons: tuple[Why, ...] = ()
     ended: EndedMigration | None = None
+    traits: Traits | None = None
 
 
 class Deleted(Struct, frozen=True, gc=False):
@@ -248,10 +263,12 @@ class _Decoder(Generic[_Object, _Fact]):
         read: Callable[[_Object], _Fact | str],
         explain: Callable[[_Object, _Fact], tuple[Why, ...]],
         read_end: Callable[[_Object, _Fact], EndedMigration | None] = lambda *_: None,
+        read_traits: Callable[[_Object], Traits | None] = lambda _: None,
     ) -> None:
         self._read = read
         self._explain = explain
         self._read_end = read_end
+        self._read_traits = read_traits
         self.object = msgspec.json.Decoder(wire).decode
         self.event = msgspec.json.Decoder(_Event[wire]).decode  # type: ignore[valid-type]
 
@@ -269,6 +286,7 @@ class _Decoder(Generic[_Object, _Fact]):
             modified=modified,
             reasons=self._explain(found, fact),
             ended=self._read_end(found, fact),
+            traits=self._read_traits(found),
         )
 
 
@@ -276,8 +294,15 @@ def _unexplained(_found: wire.Object, _fact: Fact) -> tuple[Why, ...]:
     return ()
 
 
+def _read_traits(found: wire.VmiObject) -> Traits:
+    priority_class = found.spec.priorityClassName if found.spec else None
+    return Traits(found.metadata.labels, priority_class or "")
+
+
 _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
-    Resource.VMIS: _Decoder(wire.VmiObject, facts.read_vmi, reasons.of_vmi),
+    Resource.VMIS: _Decoder(
+        wire.VmiObject, facts.read_vmi, reasons.of_vmi, read_traits=_read_traits
+    ),
     Resource.VMIMS: _Decoder(wire.VmimObject, facts.read_vmim, reasons.of_vmim, reasons.read_end),
     Resource.PODS: _Decoder(wire.PodObject, facts.read_pod, reasons.of_pod),
     Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt, _unexplained),

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from typing import assert_never
 
-from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.model import Instant, Policy, Resource, Seconds
 from exporter.health import Restart, Watched
 from exporter.kube.client import (
     Absent,
@@ -42,7 +42,7 @@ from exporter.kube.recovery import (
     shorten,
     unexpected_in_list,
 )
-from exporter.kube.sink import FactSink, Feed, Listing
+from exporter.kube.sink import NO_OVERRIDES, FactSink, Feed, Listing
 from exporter.settings import KubeSettings
 
 
@@ -83,10 +83,11 @@ class Reflector:
         changed: Callable[[], None],
         may_lack: Callable[[], bool] = lambda: True,
         migrations: MigrationLog | None = None,
+        policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._api = api
         self._watched = watched
-        self._feed = Feed(sink, watched, clock, migrations)
+        self._feed = Feed(sink, watched, clock, migrations, policy)
         self._settings = settings
         self._clock = clock
         self._rng = rng

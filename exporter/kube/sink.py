@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
-from exporter.engine.model import Fact, Instant, Resource, Seconds, Vmi, Why
+from exporter.engine.model import Fact, Instant, Policy, Resource, Seconds, Vmi, Why
 from exporter.engine.store import Names, Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
@@ -15,6 +16,8 @@ from exporter.kube.migration_log import MigrationLog
 
 
 REFUSALS_LOGGED_EVERY: Seconds = 60.0
+NO_OVERRIDES = Policy()
+"""For watches whose VMIs get no policy of their own."""
 
 
 class FactSink(Protocol):
@@ -60,8 +63,10 @@ class Feed:
         watched: Watched,
         clock: Callable[[], Instant],
         migrations: MigrationLog | None = None,
+        policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._sink = sink
+        self._policy = policy
         self._migrations = migrations
         self._watched = watched
         self._clock = clock
@@ -84,7 +89,14 @@ class Feed:
             listing.names[changed.namespace].add(changed.name)
         if self._migrations is not None:
             self._migrations.note(changed)
-        self._sink.put(changed.fact, changed.reasons)
+        fact = changed.fact
+        if self._policy.overrides and isinstance(fact, Vmi) and changed.traits is not None:
+            traits = changed.traits
+            override = self._policy.choose(
+                fact.namespace, traits.read_labels(), traits.priority_class
+            )
+            fact = replace(fact, override=override)
+        self._sink.put(fact, changed.reasons)
 
     def remove(self, deleted: Deleted) -> None:
         """Remove an object."""

@@ -79,8 +79,13 @@ class Condition(Struct, gc=False):
     message: msgspec.Raw = NO_TEXT
 
 
+class VmiMetadata(Metadata, gc=False):
+    labels: msgspec.Raw = NO_TEXT
+
+
 class VmiSpec(Struct, gc=False):
     evictionStrategy: str | None = None
+    priorityClassName: str | None = None
     nodeSelector: msgspec.Raw = NO_TEXT
 
 
@@ -93,6 +98,7 @@ class VmiStatus(Struct, gc=False):
 
 
 class VmiObject(Object, gc=False):
+    metadata: VmiMetadata
     spec: VmiSpec | None = None
     status: VmiStatus | None = None
 
@@ -175,5 +181,10 @@ class ConfigMapObject(Object, gc=False):
     binaryData: dict[str, bytes] | None = None
 
 
+class KubeVirtStatus(Struct, gc=False):
+    outdatedVirtualMachineInstanceWorkloads: int | None = None
+
+
 class KubeVirtObject(Object, gc=False):
     spec: KubeVirtSpec | None = None
+    status: KubeVirtStatus | None = None

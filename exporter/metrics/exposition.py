@@ -226,7 +226,7 @@ def _sample_vmis(
 
     It reads only the immutable parts of the view, as it runs in slices.
     """
-    yield VMIS, sample_verdicts(summary.verdicts)
+    yield VMIS, sample_verdicts(summary.verdicts, view.policy.reasons)
     diagnosed: list[_Diagnosed] = []
     for some in _cut(evacuating):
         if diagnosed:

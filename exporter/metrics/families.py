@@ -543,13 +543,16 @@ FAMILIES: tuple[Family, ...] = (
 """Every metric, in the order of the exposition."""
 
 
-def sample_verdicts(verdicts: Mapping[tuple[str, str], int]) -> list[Sample]:
-    """The samples of `VMIS`, from the counts by verdict and node."""
+def sample_verdicts(
+    verdicts: Mapping[tuple[str, str], int], reasons: Iterable[Reason]
+) -> list[Sample]:
+    """The samples of `VMIS`, from the counts by verdict and node, for these reasons."""
+    possible = (ALLOWED, *reasons)
     nodes = sorted({node for _, node in verdicts if node})
     return [
         Sample((verdict, node), verdicts.get((verdict, node), 0))
         for node in nodes
-        for verdict in (ALLOWED, *Reason)
+        for verdict in possible
     ]
 
 

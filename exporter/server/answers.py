@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import convert, structs
+from msgspec import UNSET, convert, structs
 
 from exporter import __version__
 from exporter.counters import HeldEviction
@@ -155,12 +155,14 @@ def describe_status(
     *,
     drain: Mapping[DrainOutcome, int],
     held: Mapping[Reason, int],
+    reasons: Iterable[Reason],
     now: Instant,
     vmis: int,
 ) -> StatusAnswer:
     """The exporter's health and VMI counts.
 
-    `drain` has the number of VMIs by outcome, and `held` that of blocked ones by reason.
+    `drain` has the number of VMIs by outcome, and `held` that of blocked ones by reason, of which
+    `reasons` are possible.
     """
     kept = health.checkpoint
     return StatusAnswer(
@@ -196,7 +198,7 @@ def describe_status(
         vmis=VmiCounts(
             known=vmis,
             allowed=vmis - sum(held.values()),
-            held={reason: held.get(reason, 0) for reason in Reason},
+            held={reason: held.get(reason, 0) for reason in reasons},
             drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
         )
         if health.ready
@@ -216,6 +218,7 @@ def explain_vmi(
     """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
     vmi = evidence.vmi
+    policy = policy.of(vmi)
     dead = conditions.dead.of(vmi.namespace)
     diagnosis = conditions.diagnose(evidence)
     drain = find_outcome(evidence, conditions, diagnosis)
@@ -278,6 +281,7 @@ def explain_vmi(
             count_failed_migrations=policy.count_failed_migrations,
             guard_pending_migrations=policy.guard_pending_migrations,
             guard_evacuations=policy.guard_evacuations,
+            override=vmi.override or UNSET,
         ),
         blind_spots=health.refused_resources(),
     )
@@ -343,10 +347,22 @@ def _why_cooldown(_evidence: Evidence, cooldown: Cooldown | None) -> str:
     return f"{said}, from {write_instant(cooldown.end)} on"
 
 
+def _why_updated(evidence: Evidence, _cooldown: Cooldown | None) -> str:
+    if evidence.platform_updating:
+        return "KubeVirt reports VMs that it has still to update"
+    return "KubeVirt reports no VM that it has still to update"
+
+
+def _why_excepted(evidence: Evidence, _cooldown: Cooldown | None) -> str:
+    return f"policy.overrides has block: true for {evidence.vmi.override}"
+
+
 _WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
     "running_migration": _why_running,
     "pending_migration": _why_pending,
     "requested_evacuation": _why_requested,
+    "platform_update": _why_updated,
+    "policy": _why_excepted,
     "cooldown": _why_cooldown,
 }
 

@@ -272,6 +272,7 @@ class Service:
             vmis=self.store.nodes.total(),
             drain=sum_outcomes(outcomes),
             held=held,
+            reasons=self.view.policy.reasons,
             now=now,
         )
         status.ready = status.ready and not self.closing

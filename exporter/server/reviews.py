@@ -23,6 +23,7 @@ from exporter.engine.model import (
     Seconds,
     Verdict,
 )
+from exporter.engine.rules import UNTIL
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
 from exporter.health import Health
@@ -213,7 +214,7 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
     vmi = evidence.vmi
     text = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
     if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:
-        return f"{text}{_write_progress(evidence)}"
+        return f"{text}{_write_progress(evidence, verdict.reason)}"
     left = math.ceil(verdict.not_before) - now
     until = write_instant(math.ceil(verdict.not_before))
     if left < _DAY:
@@ -221,12 +222,14 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
     text += f" until {until} (in {write_span(max(1, math.ceil(left)))})"
     count = verdict.migrations_in_window
     if count:
-        window = format_duration(policy.migration_history_window)
+        window = format_duration(policy.of(vmi).migration_history_window)
         text += f", after {count} migration{'' if count == 1 else 's'} in {window}"
     return text
 
 
-def _write_progress(evidence: Evidence) -> str:
+def _write_progress(evidence: Evidence, reason: Reason | None) -> str:
+    if reason in (Reason.PLATFORM_UPDATE, Reason.POLICY):
+        return f" until {UNTIL[reason]}"
     vmim, state = evidence.unfinished(), evidence.vmi.migration
     if vmim is not None:
         return f": VMIM {vmim.name} is {vmim.phase or 'new'}"

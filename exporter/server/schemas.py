@@ -7,7 +7,7 @@ import math
 from datetime import datetime
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from exporter.engine.diagnosis import Cause, Source, State
 from exporter.engine.drain import DrainOutcome
@@ -261,6 +261,10 @@ class PolicyAnswer(Struct, rename="camel", kw_only=True):
         bool,
         means("whether an evacuation that the descheduler does not count blocks"),
     ]
+    override: Annotated[
+        str | UnsetType,
+        means("the name of the entry of policy.overrides that is for this VM; absent: none is"),
+    ] = UNSET
 
 
 class CheckpointVerdicts(Struct, rename="camel", kw_only=True):

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from exporter.engine.model import Policy, Seconds, StuckPolicy
+from exporter.engine.model import Override, Policy, Seconds, StuckPolicy
 from exporter.settings.document import InvalidSettings, Section, read_yaml
 from exporter.settings.values import (
     Address,
@@ -23,7 +23,9 @@ from exporter.settings.values import (
     parse_duration,
     parse_file_mode,
     parse_group,
+    parse_labels,
     parse_lease_duration,
+    parse_name,
     parse_names,
     parse_namespaces,
     parse_one_of,
@@ -241,21 +243,81 @@ def _read(section: Section, cls: type[T]) -> T:
     return settings
 
 
+_GUARDS = {
+    "pendingMigrations": "guard_pending_migrations",
+    "evacuations": "guard_evacuations",
+    "platformUpdate": "guard_platform_update",
+}
+"""The fields of `Policy` that are keys of `policy.guards`."""
+
+
 def _read_policy(section: Section, remarks: list[str]) -> Policy:
     default = Policy()
     guards = section.section("guards")
     policy = structs.replace(
-        section.read(Policy, skip=("guard_pending_migrations", "guard_evacuations")),
-        guard_pending_migrations=guards.take(
-            "pendingMigrations", parse_boolean, default.guard_pending_migrations
-        ),
-        guard_evacuations=guards.take("evacuations", parse_boolean, default.guard_evacuations),
+        section.read(Policy, skip=(*_GUARDS.values(), "block", "overrides")),
+        **{
+            name: guards.take(key, parse_boolean, getattr(default, name))
+            for key, name in _GUARDS.items()
+        },
     )
+    entries = section.sections("overrides")
     guards.close()
     section.close()
     _check_cap(section, policy)
     _remark_policy(section, policy, remarks)
-    return policy
+    return structs.replace(policy, overrides=_read_overrides(entries, policy))
+
+
+def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:
+    """The exceptions from the policy; what an entry leaves out is the policy's."""
+    found: list[Override] = []
+    for entry in entries:
+        match = entry.section("match")
+        override = Override(
+            name=entry.take("name", parse_name, ""),
+            namespaces=match.take("namespaces", parse_names, ()),
+            vmi_labels=match.take("vmiLabels", parse_labels, ()),
+            priority_classes=match.take("priorityClasses", parse_names, ()),
+            policy=structs.replace(
+                policy,
+                migration_cooldown=entry.take(
+                    "migrationCooldown", parse_duration, policy.migration_cooldown
+                ),
+                max_migration_cooldown=entry.take(
+                    "maxMigrationCooldown", parse_duration, policy.max_migration_cooldown
+                ),
+                migration_history_window=entry.take(
+                    "migrationHistoryWindow", parse_duration, policy.migration_history_window
+                ),
+                count_failed_migrations=entry.take(
+                    "countFailedMigrations", parse_boolean, policy.count_failed_migrations
+                ),
+                block=entry.take("block", parse_boolean, False),  # noqa: FBT003 (the default)
+            ),
+        )
+        match.close()
+        entry.close()
+        _check_cap(entry, override.policy)
+        if _check_override(entry, override, found):
+            found.append(override)
+    return tuple(found)
+
+
+def _check_override(entry: Section, override: Override, before: list[Override]) -> bool:
+    """Report what is wrong with an entry; False if it names no VMs."""
+    if not override.name and not entry.is_wrong("name") and not entry.is_broken:
+        entry.report("name", "expected a name, there is none")
+    if override.name and any(one.name == override.name for one in before):
+        entry.report("name", f"{override.name!r} is the name of an earlier entry")
+    if not (override.namespaces or override.vmi_labels or override.priority_classes):
+        if not entry.is_broken:
+            entry.report("match", "expected namespaces, vmiLabels or priorityClasses")
+        return False
+    first = next((one.name for one in before if one.shadows(override)), None)
+    if first is not None:
+        entry.report("match", f"never reached: {first!r} before it matches all of these VMs")
+    return True
 
 
 def _check_cap(section: Section, policy: Policy) -> None:

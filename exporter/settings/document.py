@@ -87,6 +87,8 @@ class Section:
         self._left: set[Any] = set()
         self._known: dict[str, str] = {}
         self._wrong: set[str] = set()
+        self.is_broken = value is not None and not isinstance(value, Mapping)
+        """It is not a mapping, which is reported already."""
         if isinstance(value, Mapping):
             self._values = value
             self._left = set(value)
@@ -97,6 +99,20 @@ class Section:
         """The mapping below a key; an absent one is empty."""
         self._expect(key)
         return Section(self._at(key), self._values.get(key), self._faults)
+
+    def sections(self, key: str) -> "list[Section]":
+        """The mappings in the list at a key; an absent one is empty."""
+        self._expect(key)
+        entries = self._values.get(key)
+        if entries is None:
+            return []
+        if not isinstance(entries, list):
+            self.report(key, f"expected a list, got {entries!r}")
+            return []
+        return [
+            Section(f"{self._at(key)}[{number}]", one, self._faults)
+            for number, one in enumerate(entries)
+        ]
 
     def has(self, key: str) -> bool:
         """Whether this key is set."""

@@ -199,10 +199,18 @@ def parse_count(value: object) -> int:
 def parse_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list of names, got {value!r}")
-    return tuple(dict.fromkeys(_each(value, _name)))
+    return tuple(dict.fromkeys(_each(value, parse_name)))
 
 
-def _name(value: object) -> str:
+def parse_labels(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected labels such as {{tier: gold}}, got {value!r}")
+    if wrong := [one for pair in value.items() for one in pair if not isinstance(one, str)]:
+        raise ValueError(f"expected texts, got {wrong[0]!r}: put it in quotes")
+    return tuple(value.items())
+
+
+def parse_name(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"expected a name, got {value!r}")
     return value

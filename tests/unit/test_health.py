@@ -167,11 +167,17 @@ def test_each_resource_dies_alone(resource: Resource) -> None:
     assert state.turns_at(NOW + 1.0) == NOW + 179.0
 
 
-def test_no_rule_rests_on_kubevirt_objects_or_checkpoints() -> None:
-    """However long the others are silent, nothing is dead and no instant is awaited."""
-    others = (Resource.KUBEVIRTS, Resource.CONFIGMAPS)
-    state = health(*(watched(one, contact=NOW - 9999.0) for one in others))
+def test_no_rule_rests_on_checkpoints() -> None:
+    """However long they are silent, nothing is dead and no instant is awaited."""
+    state = health(watched(Resource.CONFIGMAPS, contact=NOW - 9999.0))
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, None)
+
+
+@pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"refused": "403"}])
+def test_a_kubevirt_object_that_cannot_be_seen_is_dead(missing: dict[str, Any]) -> None:
+    """The rule that rests on it, platform_update, is silent."""
+    state = health(watched(Resource.KUBEVIRTS, **missing))
+    assert state.find_dead(NOW).everywhere == {Resource.KUBEVIRTS}
 
 
 def test_a_namespace_dies_alone() -> None:

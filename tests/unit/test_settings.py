@@ -1,5 +1,6 @@
 """What an operator can set, and what is said of mistakes."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from exporter.settings import (
     read_settings,
 )
 from exporter.text import format_duration
+from tests.support.builders import a_vmi
 
 
 def faults_of(document: object) -> list[str]:
@@ -842,3 +844,78 @@ def test_a_checkpoint_without_a_namespace_is_in_the_exporter_s_own(
     """The application knows which that is."""
     assert read_settings({"checkpoint": text}).checkpoint == ConfigMaps(namespace, "kept")
     assert str(ConfigMaps("ns", "kept")) == "configmap:ns/kept"
+
+
+# --- exceptions from the policy
+
+MATCHES = json.loads((Path(__file__).parents[1] / "vectors" / "overrides.json").read_text())
+
+
+@pytest.mark.parametrize("case", MATCHES, ids=[one["case"] for one in MATCHES])
+def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
+    """The first entry of which every key matches."""
+    policy = read_settings({"policy": {"overrides": case["overrides"]}}).policy
+    vmi = case["vmi"]
+    chosen = policy.choose(vmi["namespace"], vmi["labels"], vmi["priorityClass"])
+    assert chosen == case["expected"]
+
+
+def test_what_an_override_leaves_out_is_the_policy_s() -> None:
+    """Its own values, then those of the policy, then the defaults."""
+    entry = {"name": "db", "match": {"namespaces": ["db"]}, "migrationCooldown": "1h"}
+    policy = read_settings({"policy": {"maxMigrationCooldown": "12h", "overrides": [entry]}}).policy
+    own = policy.of(a_vmi(override="db"))
+    assert (own.migration_cooldown, own.max_migration_cooldown) == (3600.0, 43_200.0)
+    assert own.migration_history_window == policy.migration_history_window
+    assert policy.of(a_vmi()) is policy
+
+
+@pytest.mark.parametrize(
+    ("entries", "faults"),
+    [
+        (3, ["policy.overrides: expected a list, got 3"]),
+        ([3], ["policy.overrides[0]: expected a mapping, got 3"]),
+        (
+            [{"match": {}, "foo": 1}],
+            [
+                "policy.overrides[0].foo: unknown key",
+                "policy.overrides[0].name: expected a name, there is none",
+                "policy.overrides[0].match: expected namespaces, vmiLabels or priorityClasses",
+            ],
+        ),
+        (
+            [{"name": "a", "match": {"vmiLabels": {"tier": 1}, "namespaces": ["x"]}}],
+            ["policy.overrides[0].match.vmiLabels: expected texts, got 1: put it in quotes"],
+        ),
+        (
+            [
+                {"name": "a", "match": {"namespaces": ["db-*"]}},
+                {"name": "a", "match": {"namespaces": ["db-1"], "priorityClasses": ["p"]}},
+            ],
+            [
+                "policy.overrides[1].name: 'a' is the name of an earlier entry",
+                "policy.overrides[1].match: never reached: 'a' before it matches all of these VMs",
+            ],
+        ),
+        (
+            [{"name": "a", "match": {"namespaces": ["x"]}, "migrationCooldown": "7h"}],
+            [
+                (
+                    "policy.overrides[0].maxMigrationCooldown: maxMigrationCooldown 6h"
+                    " (the default) is below migrationCooldown 7h"
+                )
+            ],
+        ),
+    ],
+)
+def test_faults_of_overrides(entries: object, faults: list[str]) -> None:
+    """Each with its path; duplicates and entries that are never reached too."""
+    assert faults_of({"policy": {"overrides": entries}}) == faults
+
+
+def test_an_entry_that_is_narrower_in_one_key_is_reached() -> None:
+    """An earlier entry hides a later one only if it matches all of its VMs."""
+    narrow = {"name": "a", "match": {"namespaces": ["db-*"], "vmiLabels": {"tier": "gold"}}}
+    wide = {"name": "b", "match": {"namespaces": ["db-*"]}}
+    policy = read_settings({"policy": {"overrides": [narrow, wide]}}).policy
+    assert [one.name for one in policy.overrides] == ["a", "b"]

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from exporter.engine.diagnosis import State
 from exporter.engine.drain import GRAVEST, KEPT, DrainOutcome
-from exporter.engine.model import Instant, Reason, Resource, Seconds
+from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.rules import UNTIL
 from exporter.health import Staleness
 from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
 from exporter.server.schemas import (
@@ -115,7 +116,8 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         verdict=describe_health(page),
         title=_title(page),
         states=list(State),
-        reasons=list(Reason),
+        reasons=page.policy.reasons,
+        until=UNTIL,
         sorts=list(Sort),
         outcomes=GRAVEST,
         kept=KEPT,

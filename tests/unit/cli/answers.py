@@ -8,7 +8,7 @@ from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
 from exporter.engine.drain import Conditions, DrainOutcome
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Hold, Reason, StuckPolicy, Why
+from exporter.engine.model import Checkpoint, Hold, Policy, Reason, StuckPolicy, Why
 from exporter.health import Health
 from exporter.server.answers import describe_status, list_evacuations
 from exporter.server.schemas import (
@@ -85,6 +85,7 @@ def status_of(
         vmis=100,
         drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
         held=Counter(one.reason for one in blocked),
+        reasons=Policy().reasons,
         now=now,
     )
     conditions = Conditions(

@@ -24,6 +24,7 @@ from exporter.engine.model import (
     MigrationState,
     Mismatch,
     Outcome,
+    Override,
     Policy,
     Reason,
     Resource,
@@ -208,6 +209,8 @@ def test_rules_speak_in_order() -> None:
         "running_migration",
         "pending_migration",
         "requested_evacuation",
+        "platform_update",
+        "policy",
         "cooldown",
     ]
 
@@ -470,7 +473,55 @@ def test_explain() -> None:
 def test_each_rule_says_yes_or_no() -> None:
     """Nothing is left undecided where there is nothing to decide on."""
     findings = explain(some_evidence(), a_policy(), NOW)
-    assert [finding.blocks for finding in findings] == [False] * len(RULES)
+    assert [finding.blocks for finding in findings] == [False] * 4
+
+
+def blocking(**policy: Any) -> Policy:
+    """A policy with an entry `db` that blocks."""
+    return a_policy(overrides=(Override(name="db", policy=a_policy(block=True)),), **policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "reasons"),
+    [
+        (
+            a_policy(guard_platform_update=True),
+            {"platform_updating": True},
+            ("platform_update", None),
+        ),
+        (a_policy(guard_platform_update=True), {}, (None, None)),
+        (a_policy(), {"platform_updating": True}, (None, None)),
+        (blocking(), {"vmi": a_vmi(override="db")}, (None, "policy")),
+        (blocking(), {"vmi": a_vmi()}, (None, None)),
+        (blocking(), {"vmi": a_vmi(override="db", phase="Failed")}, (None, None)),
+        (
+            blocking(guard_platform_update=True),
+            {"vmi": a_vmi(override="db", migration=a_state()), "platform_updating": True},
+            (None, "policy"),
+        ),
+    ],
+)
+def test_exceptions(
+    policy: Policy, facts: dict[str, Any], reasons: tuple[str | None, str | None]
+) -> None:
+    """The platform's update blocks at filter, an entry with block: true at preEviction."""
+    evidence = some_evidence(**facts)
+    asked = (Checkpoint.FILTER, Checkpoint.PRE_EVICTION)
+    assert tuple(decide(evidence, policy, NOW, checkpoint=one).reason for one in asked) == reasons
+
+
+def test_an_update_that_cannot_be_seen_does_not_block() -> None:
+    """Dead or forbidden KubeVirt objects silence the rule."""
+    evidence, dead = some_evidence(platform_updating=True), frozenset({Resource.KUBEVIRTS})
+    assert decide(evidence, a_policy(guard_platform_update=True), NOW, dead=dead).allowed
+
+
+def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
+    """Its floor instead of the policy's, in verdict and explanation."""
+    own = Override(name="db", policy=a_policy(migration_cooldown=7200.0))
+    policy = a_policy(overrides=(own,))
+    moved = {"migration": a_state(), "override": "db"}
+    assert decide(some_evidence(vmi=a_vmi(**moved)), policy, NOW).effective_cooldown == 7200.0
 
 
 @pytest.mark.parametrize(

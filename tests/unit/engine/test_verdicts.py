@@ -21,8 +21,10 @@ from exporter.engine.model import (
     DeadResources,
     Fact,
     Instant,
+    KubeVirtSettings,
     MigrationState,
     Outcome,
+    Override,
     Policy,
     Reason,
     Resource,
@@ -119,7 +121,6 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
     view.advance(NOW, dead=ALL_ALIVE)
     assert view.summarize().count_held() == {
         Reason.MIGRATION_IN_PROGRESS: 1,
-        Reason.EVACUATION_IN_PROGRESS: 0,
         Reason.COOLDOWN: 1,
     }
 
@@ -276,6 +277,19 @@ def test_an_idle_vmi_has_an_entry_only_if_somebody_asks() -> None:
     assert entry is not None
     assert entry is view.find(NAMESPACE, NAME)
     assert entry.verdict(None).allowed
+
+
+def test_idle_vmis_are_blocked_by_their_entry_and_by_an_update() -> None:
+    """Rules that need no migration: an entry with block: true, and an update of the platform."""
+    own = Override(name="db", policy=Policy(guard_platform_update=True, block=True))
+    policy = Policy(guard_platform_update=True, overrides=(own,))
+    store = a_store(a_vmi(override="db"), a_vmi(name="db2", uid="2"), KubeVirtSettings())
+    view = VerdictView(store, policy)
+    assert summarized(view)[0] == {("policy", "n1"): 1, ("allowed", "n1"): 1}
+    store.put(KubeVirtSettings(updating=True))
+    assert summarized(view)[0] == {("platform_update", "n1"): 2}
+    store.put(KubeVirtSettings())
+    assert summarized(view)[0] == {("policy", "n1"): 1, ("allowed", "n1"): 1}
 
 
 def test_an_entry_is_kept_while_it_is_valid() -> None:

@@ -190,6 +190,7 @@ def test_a_vmi() -> None:
         namespace=NAMESPACE,
         name=NAME,
         resource_version="7",
+        traits=changed.traits,
     )
 
 

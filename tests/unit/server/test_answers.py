@@ -493,7 +493,9 @@ class TestStatus:
         health = some_health(
             synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
         )
-        answer = describe_status(health, vmis=0, drain={}, held={}, now=NOW)
+        answer = describe_status(
+            health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
+        )
 
         assert answer.resources[1] == ResourceAnswer(
             resource=Resource.VMIMS,
@@ -511,7 +513,9 @@ class TestStatus:
 
     def test_before_it_is_ready_counts_nothing(self) -> None:
         """What is awaited is named, and no number is told that would soon be another."""
-        answer = describe_status(some_health(synced=False), vmis=7, drain={}, held={}, now=NOW)
+        answer = describe_status(
+            some_health(synced=False), vmis=7, drain={}, held={}, reasons=Policy().reasons, now=NOW
+        )
 
         assert (answer.ready, answer.vmis) == (False, None)
         assert answer.waiting_for == ["virtualmachineinstancemigrations"]
@@ -519,7 +523,9 @@ class TestStatus:
     def test_counts_vms(self) -> None:
         """Those that are not held are allowed, and every reason has a count."""
         held = {Reason.MIGRATION_IN_PROGRESS: 1, Reason.COOLDOWN: 1}
-        counts = describe_status(some_health(), vmis=5, drain={}, held=held, now=NOW).vmis
+        counts = describe_status(
+            some_health(), vmis=5, drain={}, held=held, reasons=Policy().reasons, now=NOW
+        ).vmis
 
         assert counts is not None
         assert (counts.known, counts.allowed) == (5, 3)
@@ -528,7 +534,12 @@ class TestStatus:
     def test_tells_how_keeping_the_checkpoint_goes(self) -> None:
         """Where one is kept: who writes it, since when something waits, what went wrong."""
         health = some_health()
-        assert describe_status(health, vmis=0, drain={}, held={}, now=NOW).checkpoint is None
+        assert (
+            describe_status(
+                health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
+            ).checkpoint
+            is None
+        )
         health.checkpoint = CheckpointHealth(
             may_write=lambda: True,
             find_unwritten=lambda: NOW - 7.0,
@@ -540,7 +551,7 @@ class TestStatus:
         health.checkpoint.faults[CheckpointFault.DAMAGED] = 0
 
         assert describe_status(
-            health, vmis=0, drain={}, held={}, now=NOW
+            health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
         ).checkpoint == CheckpointStatus(
             writes=True,
             written_at=to_datetime(NOW - 9),
