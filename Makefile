@@ -11,6 +11,7 @@ MUTANTS ?=
 ONLY ?=
 TESTS ?= tests
 FULL ?=
+KUBEVIRT ?=
 DIST ?= dist
 # Every folder with Go of our own. The flags are those of tests/tools/build, so that checks and
 # builds share what is compiled.
@@ -20,8 +21,8 @@ CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler k
     kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
 FULL_TOOLS := prometheus promtool alertmanager prometheus-operator prometheus-config-reloader cainjector
 # KubeVirt's programs, for real VMs on two such nodes.
-VMS_TOOLS := virt-launcher virt-handler virt-operator virt-launcher-monitor virt-chroot virt-tail \
-    virt-freezer virt-probe libvirt-hook-client container-disk operator
+VMS_TOOLS := virt-launcher virt-handler virt-operator virt-exportproxy virt-launcher-monitor virt-chroot \
+    virt-tail virt-freezer virt-probe libvirt-hook-client container-disk operator
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
 .PHONY: run alerts test quick check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
@@ -56,9 +57,10 @@ e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
 	FULL=$(FULL) $(PYTEST) tests/e2e
 
 # The whole of KubeVirt on two nodes: libvirt and QEMU run VMs and migrate them, without KVM. It needs
-# what `make e2e` needs, a C compiler and 5 GB of memory; not in CI.
+# what `make e2e` needs, a C compiler and 5 GB of memory; not in CI. KUBEVIRT=1.8.4 for another version.
 vms: needs-python needs-vms needs-go $(DEVELOPMENT)
-	@tests/tools/build $(CLUSTER_TOOLS) $(VMS_TOOLS)
+	@tests/tools/build $(CLUSTER_TOOLS) $(if $(KUBEVIRT),,$(VMS_TOOLS))
+	@for part in $(if $(KUBEVIRT),kubevirt kubevirt-nodes); do tests/tools/build $$part@$(KUBEVIRT) || exit 1; done
 	@$(BIN)/python -m tests.vms.images
 	$(PYTEST) tests/vms
 

@@ -13,6 +13,10 @@ _PARTS = {
     "virt-controller": "kubevirt",
     "crds": "kubevirt",
     "manifests": "kubevirt",
+    "virt-exportproxy": "kubevirt",
+    "virt-launcher": "kubevirt",
+    "virt-operator": "kubevirt",
+    "operator": "kubevirt",
     "kube-apiserver": "kube-apiserver",
     "descheduler": "descheduler",
 }

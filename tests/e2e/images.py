@@ -20,6 +20,7 @@ from pathlib import Path
 
 from exporter import __version__
 from tests.cluster.binaries import find_binary
+from tests.cluster.versions import RUNNING
 from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 
 
@@ -79,7 +80,8 @@ class Image:
 
     def update(self) -> None:
         """Build it, unless nothing has changed since it was built."""
-        state = f"{_fingerprint(self.sources)} {self.revision} {__version__}"
+        versions = f"{__version__} {RUNNING['kubevirt']}"
+        state = f"{_fingerprint(self.sources)} {self.revision} {versions}"
         stamp = self.archive.with_suffix(".stamp")
         if self.archive.exists() and stamp.exists() and stamp.read_text() == state:
             print(f"{self.name}: up to date")

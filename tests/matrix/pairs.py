@@ -44,12 +44,12 @@ class Pair:
 
 PAIRS = (
     Pair.of(),
-    Pair.of(kubevirt="1.9.0"),
+    Pair.of(kubevirt="1.8.4"),
     Pair.of(kubevirt="1.7.0"),
     Pair.of(kubevirt="1.6.0"),
     Pair.of(kubevirt="1.5.0"),
-    Pair.of("rig", "watch", kube_apiserver="1.35.4"),
-    Pair.of("rig", "watch", kube_apiserver="1.34.4"),
+    Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.35.4"),
+    Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.34.4"),
     Pair.of("descheduler's scenes", descheduler="0.33.0"),
 )
 """Each part in each version that can be had, beside the newest of the others."""

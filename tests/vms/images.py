@@ -10,8 +10,10 @@ import tempfile
 from pathlib import Path
 
 from tests.cluster.binaries import find_binary
+from tests.cluster.versions import RUNNING
 from tests.e2e.images import (
     DESCHEDULER,
+    EARLIER,
     EXPORTER,
     FOLDER,
     PAUSE,
@@ -51,7 +53,8 @@ while true; do busybox sleep 60; done
 
 def _build_launcher(revision: str) -> None:
     stand_in(_QEMU, _qemu)
-    module = run("go", "list", "-m", "-f={{.Dir}}", "kubevirt.io/kubevirt", folder=ROOT / _MODULE)
+    kubevirt = f"kubevirt.io/kubevirt@v{RUNNING['kubevirt']}"
+    module = run("go", "list", "-m", "-f={{.Dir}}", kubevirt, folder=ROOT / _MODULE)
     programs = find_binary("virt-launcher").parent
     contexts = {"programs": programs, "tests": _HERE}
     options = [f"--build-context={name}={folder}" for name, folder in contexts.items()]
@@ -113,11 +116,11 @@ LAUNCHER = Image(
 OPERATOR = of_binaries(
     "kubevirt/virt-operator",
     _MODULE.removeprefix("tests/tools/"),
-    *("virt-operator", "virt-api", "virt-controller"),
+    *("virt-operator", "virt-api", "virt-controller", "virt-exportproxy"),
     user="1001",
 )
 GUEST = Image("localhost/guest:1", ["tests/vms/images.py"], _build_guest)
-IMAGES = (PAUSE, OPERATOR, LAUNCHER, GUEST, EXPORTER, DESCHEDULER)
+IMAGES = (PAUSE, OPERATOR, LAUNCHER, GUEST, EXPORTER, EARLIER, DESCHEDULER)
 
 
 if __name__ == "__main__":

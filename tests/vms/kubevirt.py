@@ -76,7 +76,11 @@ def _kubevirt() -> Object:
             "configuration": {
                 "imagePullPolicy": "Never",
                 "evictionStrategy": "LiveMigrate",
-                "developerConfiguration": {"useEmulation": True},
+                # The modules of virt-template are not to be had, so there is no program for it.
+                "developerConfiguration": {
+                    "useEmulation": True,
+                    "disabledFeatureGates": ["Template"],
+                },
                 "migrations": migrations,
             },
         },

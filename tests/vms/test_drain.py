@@ -44,11 +44,10 @@ def test_a_drain(
     cluster.kubectl("drain", "n2", *drain)
     seconds = time.monotonic() - began
     cluster.kubectl("uncordon", "n2")
-    assert {one.node for one in five} == {"n1"}
     assert seconds >= (expected["atLeastSeconds"] or 0)
     for one in five:
-        assert [vmim["status"]["phase"] for vmim in one.migrations()] == ["Succeeded"]
         one.until_moved("n2")
+        assert [vmim["status"]["phase"] for vmim in one.migrations()] == ["Succeeded"]
         one.until(lambda: len(caller.history(SPACE, one.name)) == 1, "on record")  # noqa: B023
     prove(f"a drain: {COUNT} of {COUNT} VMs left in {seconds:.0f} s, as forecast")
 
@@ -59,9 +58,9 @@ def test_a_drain(
     ended = cluster.try_kubectl("drain", "n1", *drain, selected, f"--as={EVICTOR}")
     cluster.kubectl("uncordon", "n1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert {one.node for one in five} == {"n2"}
     held = 0
     for one in five:
+        one.until_moved("n1")
         requested = min(
             parse_instant(two["metadata"]["creationTimestamp"]) or 0.0
             for two in one.migrations()[1:]
