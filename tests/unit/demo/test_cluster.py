@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from itertools import pairwise
 
 import pytest
 
@@ -56,133 +55,6 @@ def test_an_eviction_becomes_a_migration() -> None:
     assert objects.annotations(finished)[objects.EVICTION_IN_PROGRESS] == "true"
 
 
-def test_the_hand_off_leaves_a_hole() -> None:
-    """Of a second migration there is a time when the VMI tells neither start nor end."""
-    lab = Lab("db1")
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.until(lambda: lab.phases() == ["Succeeded"])
-    first = lab.state()["migrationUid"]
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.until(lambda: lab.state()["migrationUid"] != first)
-    hole = lab.state()
-    lab.until(lambda: lab.phases() == ["Succeeded", "Succeeded"])
-
-    assert "startTimestamp" not in hole
-    assert "endTimestamp" not in hole
-    assert "endTimestamp" in lab.state()
-
-
-def test_watchers_see_each_situation_of_the_table() -> None:
-    """Handed off, copying, finalising and succeeded each appear in the stream, in this order."""
-    lab = Lab("db1")
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.run(30)
-    situations: list[tuple[bool, bool, bool, bool]] = []
-    for vmi in lab.told():
-        state = objects.state_of(vmi)
-        if state is not None:
-            situation = (
-                "startTimestamp" in state,
-                "endTimestamp" in state,
-                "completed" in state,
-                vmi["status"]["nodeName"] == "node-2",
-            )
-            if situation not in situations:
-                situations.append(situation)
-
-    assert situations == [
-        (False, False, False, False),
-        (True, False, False, False),
-        (True, True, False, True),
-        (True, True, True, True),
-    ]
-
-
-def test_a_failing_evacuation_is_retried_for_ever() -> None:
-    """A new VMIM at once after each failure, waiting twice as long each time, up to 320 s."""
-    lab = Lab("db1", fate=Fate("fails", 5.0, "broken"))
-    lab.cluster.evict_vmi("shop", "db1", descheduler=True)
-    lab.run(3600)
-    waits = []
-    seen = {migration["metadata"]["uid"]: migration for migration in lab.told(MIGRATIONS)}
-    tries = [one for one in reversed(objects.newest_first(seen.values())) if objects.is_final(one)]
-    for before, after in pairwise(tries):
-        failed = objects.transition(before, "Failed")
-        scheduled = objects.transition(after, "Scheduling")
-        assert failed is not None
-        assert scheduled is not None
-        waits.append(round((scheduled - failed).total_seconds()))
-
-    assert waits[:6] == [20, 40, 80, 160, 320, 320]
-    assert set(waits[5:]) == {320}
-    assert objects.evacuated_node(lab.vmi()) == "node-1"
-    assert lab.state()["failed"] is True
-
-
-def test_five_finished_migrations_are_kept() -> None:
-    """However many have been, the newest five stay, beside the one that is open."""
-    lab = Lab("db1", rules=Rules(faster=100), fate=Fate("fails", 1.0))
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.run(120)
-    lab.until(lambda: len(lab.migrations()) == 6)
-    first = lab.told(MIGRATIONS)[0]["metadata"]["uid"]
-
-    assert lab.phases().count("Failed") == 5
-    assert len(lab.migrations()) == 6
-    assert first not in {migration["metadata"]["uid"] for migration in lab.migrations()}
-
-
-def test_an_unschedulable_target_never_hands_off() -> None:
-    """It fails after 300 s in Scheduling, and the VMI's `migrationState` stays absent."""
-    lab = Lab("db1", fate=Fate("unschedulable"))
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.until(lambda: "Failed" in lab.phases())
-    failed = lab.migrations()[-1]
-    scheduling = objects.transition(failed, "Scheduling")
-    ended = objects.transition(failed, "Failed")
-
-    assert scheduling is not None
-    assert ended is not None
-    assert 299 <= (ended - scheduling).total_seconds() <= 302
-    assert objects.state_of(lab.vmi()) is None
-    assert list(failed["status"]["migrationState"]) == ["sourcePod"]
-
-
-def test_a_lost_target_ends_when_it_starts() -> None:
-    """The target pod fails before the start: virt-controller writes start and end as one."""
-    lab = Lab("db1", fate=Fate("loses target"))
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.until(lambda: lab.phases()[-1:] == ["Failed"])
-
-    assert lab.state()["startTimestamp"] == lab.state()["endTimestamp"]
-    assert lab.state()["failed"] is True
-
-
-def test_a_zombie_is_handed_off_and_never_ends() -> None:
-    """With bug #18087 the VMI names a VMIM that has failed, and knows neither start nor end."""
-    lab = Lab("db1", rules=Rules(leaves_zombies=True), fate=Fate("loses ready target"))
-    migration = objects.build_migration(lab.vmi())
-    lab.store.create(MIGRATIONS, migration)
-    lab.run(120)
-
-    assert lab.phases() == ["Failed"]
-    assert lab.state()["migrationUid"] == lab.migrations()[0]["metadata"]["uid"]
-    assert "endTimestamp" not in lab.state()
-
-
-@pytest.mark.parametrize("strategy", ["External"])
-def test_an_external_vmi_waits_for_ever(strategy: str) -> None:
-    """Marked, annotated, and no VMIM is ever created."""
-    lab = Lab("db1", strategy=strategy)
-    lab.cluster.evict_vmi("shop", "db1", descheduler=True)
-    lab.run(3600)
-
-    assert lab.migrations() == []
-    assert objects.evacuated_node(lab.vmi()) == "node-1"
-    pod = lab.cluster.launcher("shop", "db1") or {}
-    assert objects.annotations(pod)[objects.EVICTION_IN_PROGRESS] == "true"
-
-
 def test_two_leave_a_node_at_a_time() -> None:
     """Of four evictions from one node two run and two wait Pending; in the end all have moved."""
     names = ("db1", "db2", "db3", "db4")
@@ -195,22 +67,6 @@ def test_two_leave_a_node_at_a_time() -> None:
 
     assert sorted(early) == ["Pending", "Pending", "Running", "Running"]
     assert [lab.phases(name) for name in names] == [["Succeeded"]] * 4
-
-
-def test_five_run_in_the_cluster() -> None:
-    """Whatever nodes they leave, never more than five run at once."""
-    names = [f"db{number}" for number in range(1, 10)]
-    lab = Lab(*names, rules=Rules(per_node=9), fate=Fate("succeeds", 20.0))
-    for name in names:
-        lab.cluster.evict_vmi("shop", name)
-    running = []
-    for _ in range(100):
-        lab.run(1)
-        open_ones = [lab.phases(name)[0] for name in names]
-        running.append(sum(phase not in ("Pending", "Succeeded", "") for phase in open_ones))
-
-    assert max(running) == 5
-    assert [lab.phases(name) for name in names] == [["Succeeded"]] * 9
 
 
 def test_the_more_urgent_goes_first() -> None:
@@ -276,20 +132,6 @@ def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:
     assert "failed" not in lab.state()
     assert lab.vmi()["status"]["nodeName"] == lab.state()["targetNode"]
     assert lab.told(MIGRATIONS)[-1]["status"]["phase"] == "Succeeded"
-
-
-def test_a_deleted_vmi_takes_everything_with_it() -> None:
-    """Its pods, its migrations, the finished and the open, and then itself."""
-    lab = Lab("db1", fate=Fate("fails", 5.0))
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.run(60)
-    assert len(lab.migrations()) > 1
-    lab.cluster.delete_vmi("shop", "db1")
-    lab.run(10)
-
-    assert lab.cluster.vmi("shop", "db1") is None
-    assert lab.migrations() == []
-    assert list(lab.store.objects(PODS)) == []
 
 
 def test_a_namesake_starts_clean() -> None:

@@ -15,27 +15,6 @@ from .facts import NOW, RULES, Play, at, evict, make_evacuation, make_pod, make_
 class TestPhases:
     """The VMIM's way through its phases."""
 
-    def test_a_successful_evacuation_takes_every_phase(self) -> None:
-        """Pending to Succeeded, one entry per phase and none for the empty phase."""
-        play = Play()
-        play.hand_off()
-        play.prepare()
-        play.reconcile(2)
-        play.start()
-        play.reconcile()
-        play.vmi = node.finalise_migration(node.end_migration(play.vmi, play.now))
-        play.reconcile()
-
-        assert play.phases == [
-            "Pending",
-            "Scheduling",
-            "Scheduled",
-            "PreparingTarget",
-            "TargetReady",
-            "Running",
-            "Succeeded",
-        ]
-
     def test_the_first_entry_of_a_phase_stays(self) -> None:
         """A phase that is entered twice keeps its first instant."""
         migration = through(make_evacuation(make_vmi()), "Pending", "Scheduling", "Pending")
@@ -208,22 +187,6 @@ class TestFailures:
         assert objects.phase(play.migration) == "Failed"
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
-    def test_a_failure_after_the_start_is_told_by_the_handler(self) -> None:
-        """The VMI has real times and a reason, stays where it is and stays marked."""
-        play = Play()
-        play.hand_off()
-        play.prepare()
-        play.reconcile(2)
-        play.start()
-        play.reconcile()
-        play.vmi = node.fail_migration(play.vmi, at(100), "broken pipe")
-        play.reconcile(2)
-
-        assert objects.phase(play.migration) == "Failed"
-        assert play.migration["status"]["migrationState"]["failureReason"] == "broken pipe"
-        assert play.vmi["status"]["nodeName"] == "n1"
-        assert play.vmi["status"]["evacuationNodeName"] == "n1"
-
     def test_a_target_lost_once_ready_is_a_zombie_where_the_bug_is(self) -> None:
         """Bug #18087: the VMIM has failed and the VMI knows no end; mended, it gets one."""
         for leaves_zombies in (True, False):
@@ -247,21 +210,6 @@ class TestFailures:
         play.reconcile()
 
         assert objects.phase(play.migration) == "Failed"
-
-    def test_deleting_one_that_runs_asks_the_handler_to_abort(self) -> None:
-        """The VMI is asked to abort, and the VMIM says so; it is not final yet."""
-        play = Play()
-        play.hand_off()
-        play.prepare()
-        play.reconcile(2)
-        play.start()
-        play.reconcile()
-        play.migration["metadata"]["deletionTimestamp"] = "2026-08-22T10:01:00Z"
-        play.reconcile()
-
-        assert play.state["abortRequested"] is True
-        assert objects.phase(play.migration) == "Running"
-        assert objects.condition(play.migration, "migrationAbortRequested") is not None
 
     def test_deleting_one_that_waits_fails_it(self) -> None:
         """Before hand-off a deleted VMIM fails, its target pod goes, and the finalizer after it."""
@@ -533,12 +481,3 @@ class TestVmi:
         done = node.finish_pod(marked, "Succeeded", NOW)
 
         assert controller.sync_pod(vmi, done, NOW) == done
-
-    def test_active_pods_include_finished_ones(self) -> None:
-        """`status.activePods` lists every pod of the VMI, as KubeVirt does."""
-        vmi = make_vmi()
-        done = node.finish_pod(make_pod(vmi), "Succeeded", NOW)
-
-        synced = controller.sync_vmi(vmi, [done, make_pod(vmi, "bbbbb", on="n2")], NOW)
-
-        assert synced["status"]["activePods"] == {"aaaaa": "n1", "bbbbb": "n2"}

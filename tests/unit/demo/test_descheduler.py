@@ -124,17 +124,6 @@ async def test_it_obeys(checkpoint: str) -> None:
         assert tried.marked == []
 
 
-async def test_an_eviction_marks_the_vmi() -> None:
-    """The VMI carries the node and the descheduler's name, as KubeVirt's webhook writes them."""
-    async with trial() as tried:
-        await tried.cycle()
-        marked = [vmi for vmi in tried.cluster.store.objects(VMIS) if objects.evacuated_node(vmi)]
-
-    for vmi in marked:
-        assert vmi["status"]["evacuationNodeName"] == vmi["status"]["nodeName"]
-        assert objects.annotations(vmi)[objects.EVICTION_SOURCE] == "descheduler"
-
-
 async def test_it_leaves_evicting_and_steady_pods_alone() -> None:
     """A pod whose eviction is in progress, or that prefers none, is no candidate."""
     async with trial() as tried:
@@ -166,17 +155,6 @@ async def test_an_exporter_that_is_not_ready_is_borne() -> None:
         "verdicts_unavailable",
         "verdicts available again",
     ]
-
-
-async def test_an_exporter_that_is_not_there_is_borne() -> None:
-    """A refused connection is the same as an exporter that is not ready."""
-    async with trial() as tried:
-        lonely = Descheduler(tried.cluster, tried.scenario, "http://127.0.0.1:1", NOW)
-        with capture_logs() as logs:
-            evicted = await lonely.cycle(tried.session, tried.cluster.instant)
-
-    assert evicted == 0
-    assert [line["log_level"] for line in logs] == ["warning"]
 
 
 async def test_too_few_verdicts_are_no_answer() -> None:

@@ -14,61 +14,6 @@ def handed_off() -> Play:
     return play
 
 
-def test_copying_looks_like_the_example() -> None:
-    """Example A: an evacuation asked for by the descheduler, copying."""
-    play = handed_off()
-    play.prepare()
-    vmi = node.detect_domain(node.start_migration(play.vmi, at(25)))
-    state = dict(objects.state_of(vmi) or {})
-    del state["migrationConfiguration"]
-
-    assert state == {
-        "migrationUid": "m1",
-        "sourceNode": "n1",
-        "sourcePod": "virt-launcher-db1-aaaaa",
-        "targetNode": "n2",
-        "targetPod": "virt-launcher-db1-bbbbb",
-        "targetNodeAddress": "10.1.2.3",
-        "targetDirectMigrationNodePorts": {"40001": 0},
-        "targetNodeDomainDetected": True,
-        "startTimestamp": "2026-08-22T10:00:25Z",
-        "mode": "PreCopy",
-    }
-    assert vmi["status"]["nodeName"] == vmi["status"]["evacuationNodeName"] == "n1"
-    assert objects.labels(vmi)["kubevirt.io/nodeName"] == "n1"
-    assert objects.labels(vmi)["kubevirt.io/migrationTargetNodeName"] == "n2"
-    assert objects.is_migrating(vmi)
-
-
-def test_an_end_is_not_completed_yet() -> None:
-    """Ended well: moved, the evacuation cleared, and `completed` one reconcile later."""
-    play = handed_off()
-    play.prepare()
-    ended = node.end_migration(node.start_migration(play.vmi, at(25)), at(69))
-    state = objects.state_of(ended) or {}
-
-    assert state["endTimestamp"] == "2026-08-22T10:01:09Z"
-    assert "completed" not in state
-    assert ended["status"]["nodeName"] == "n2"
-    assert "evacuationNodeName" not in ended["status"]
-    assert "kubevirt.io/eviction-source" not in objects.annotations(ended)
-    assert not objects.is_migrating(ended)
-
-
-def test_a_success_looks_like_the_example() -> None:
-    """Example B: completed, and after its clean-up without the target's label."""
-    play = handed_off()
-    play.prepare()
-    ended = node.end_migration(node.start_migration(play.vmi, at(25)), at(69))
-    done = node.clean_up_target(node.finalise_migration(ended))
-    state = objects.state_of(done) or {}
-
-    assert state["completed"] is True
-    assert "failed" not in state
-    assert objects.labels(done)["kubevirt.io/nodeName"] == "n2"
-    assert "kubevirt.io/migrationTargetNodeName" not in objects.labels(done)
-
-
 def test_a_failure_looks_like_the_example() -> None:
     """A failure that the source reports is never completed; the VMI stays marked on its node."""
     play = handed_off()
@@ -127,13 +72,3 @@ def test_a_pod_begins_and_ends() -> None:
     done = node.finish_pod(ready, "Succeeded", NOW)
     assert not objects.is_pod_ready(done)
     assert (objects.condition(done, "Ready") or {})["status"] == "False"
-
-
-def test_an_unschedulable_pod_says_so() -> None:
-    """The scheduler's condition carries the reason that KubeVirt looks for."""
-    pod = node.leave_unscheduled({"metadata": {}, "status": {"phase": "Pending"}}, 4, NOW)
-    condition = objects.condition(pod, "PodScheduled") or {}
-
-    assert (condition["status"], condition["reason"]) == ("False", "Unschedulable")
-    assert condition["message"].startswith("0/4 nodes are available")
-    assert objects.is_unschedulable(pod)

@@ -64,15 +64,6 @@ def test_every_role_is_there_by_default() -> None:
     assert len(ROLES) == 24
 
 
-@pytest.mark.parametrize(("vms", "nodes"), [(0, 1), (1, 1), (3, 2), (60, 8)])
-def test_the_size_is_adjustable(vms: int, nodes: int) -> None:
-    """Any number of VMs on any number of nodes runs."""
-    cluster = play(30, vms=vms, nodes=nodes)
-
-    assert len(list(cluster.store.objects(VMIS))) == vms
-    assert all(objects.phase(vmi) == "Running" for vmi in named(cluster, Role.STEADY))
-
-
 def test_it_is_lively() -> None:
     """In the first minute VMs migrate, wait, cool down and fail, all at some time together."""
     seen = {"running": 0, "pending": 0, "cooling": 0, "evacuating": 0}
@@ -103,13 +94,6 @@ def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
 
         assert objects.evacuated_node(vmi)
         assert len(failed) >= 3
-
-
-def test_steady_vms_never_move(minutes: Cluster) -> None:
-    """They have no migration and ask the descheduler to leave them alone."""
-    for vmi in named(minutes, Role.STEADY):
-        assert objects.state_of(vmi) is None
-        assert objects.annotations(vmi)[objects.PREFER_NO_EVICTION] == "true"
 
 
 def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 
 import msgspec
@@ -16,14 +15,9 @@ import pytest
 from exporter.demo import week
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, PODS, VMIS
 from exporter.demo.week import (
-    ABOVE_MEAN,
     BEGAN,
-    CYCLE,
-    SIZES,
-    Trouble,
     Week,
     copy_seconds,
-    make_vms,
 )
 from exporter.engine.diagnosis import State
 from exporter.engine.model import Fact, KubeVirtSettings, Pod, Reason, Resource, Vmi, Vmim
@@ -65,20 +59,6 @@ class Told:
                 del found[event.resource, event.namespace, event.name]
         return found
 
-    def evictions(self) -> list[datetime]:
-        """When the descheduler marked a VMI."""
-        marked: dict[str, str] = {}
-        found = []
-        for event in self.events:
-            if not isinstance(event.fact, Vmi):
-                continue
-            vmi = event.fact
-            is_new = vmi.evacuation_node != marked.get(vmi.uid, vmi.evacuation_node)
-            if is_new and vmi.evacuation_node and vmi.evicted_by_descheduler:
-                found.append(datetime.fromtimestamp(event.at, UTC))
-            marked[vmi.uid] = vmi.evacuation_node
-        return found
-
 
 def key_of(resource: Resource, fact: Fact) -> tuple[Resource, str, str]:
     """What an object is told apart by."""
@@ -102,16 +82,6 @@ def told(request: pytest.FixtureRequest) -> Told:
 
 class TestShape:
     """The parameters of descheduler-sim's `week-pilot`."""
-
-    def test_148_vms_of_five_sizes(self) -> None:
-        """56 of 8 cores and 80 GiB, and so on; their dirty rates are 50 to 4000 Mbps."""
-        vms = make_vms(1)
-        sizes = Counter((vm.cores, vm.gib) for vm in vms)
-
-        assert len({vm.name for vm in vms}) == 148
-        assert sizes == {(cores, gib): count for _, count, cores, gib in SIZES}
-        assert all(50 <= vm.dirty_mbps <= 4000 for vm in vms)
-        assert Counter(vm.trouble for vm in vms if vm.trouble) == dict.fromkeys(Trouble, 1)
 
     def test_another_seed_is_another_week(self) -> None:
         """And the same seed the same, byte for byte."""
@@ -193,36 +163,6 @@ class TestRecording:
 
 class TestExpectations:
     """What the scenario's own author says of it."""
-
-    def test_is_quiet_off_peak(self, told: Told) -> None:
-        """Between 20 and 8 h the descheduler has next to nothing to do."""
-        evictions = told.evictions()
-        quiet = sum(not 8 <= at.hour < 20 for at in evictions)
-
-        assert len(evictions) > 100 * told.days / 7
-        assert quiet <= 0.02 * len(evictions)
-
-    def test_reacts_within_one_cycle(self, told: Told) -> None:
-        """On each weekday the first hotspot, at 10 h, is answered in five minutes."""
-        evictions = told.evictions()
-        for day in range(min(int(told.days), 5)):
-            hot = BEGAN + timedelta(days=day, hours=10)
-            assert any(hot <= at <= hot + CYCLE for at in evictions), hot
-
-    def test_is_proportional_per_day(self, told: Told) -> None:
-        """Working days are much alike, and the weekend has by far the least."""
-        per_day = Counter(at.weekday() for at in told.evictions())
-        weekdays = [per_day[day] for day in range(min(int(told.days), 5))]
-
-        assert max(weekdays) < 3 * min(weekdays)
-        assert min(weekdays) > 3 * max(per_day[5], per_day[6])
-
-    def test_does_not_drift(self, told: Told) -> None:
-        """At the end of it all, at midnight, no node is over-utilised."""
-        shares = told.week.node_shares(told.week.cluster.instant)
-        for number in (0, 1):
-            used = [share[number] for share in shares.values()]
-            assert max(used) - sum(used) / len(used) < ABOVE_MEAN
 
     def test_has_something_to_find(self, told: Told, prove: Callable[[str], None]) -> None:
         """Evacuations that get nowhere, by failures and for want of a node."""
