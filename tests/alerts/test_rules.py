@@ -302,15 +302,6 @@ def test_prometheus_rule_holds_the_same_groups() -> None:
     assert document["spec"] == load_groups()
 
 
-def test_slots_threshold_is_said_to_be_edited() -> None:
-    """Both files have a comment at the threshold that users must edit."""
-    for path in (RULES, PROMETHEUS_RULE):
-        lines = [line.strip() for line in path.read_text().splitlines()]
-        at = lines.index("- alert: KubeVirtDeschedulerSlotsHeld")
-        assert lines[at - 1].startswith("# EDIT the 5: ")
-        assert any(line.endswith(">= 5") for line in lines[at + 1 : lines.index("for: 5m", at)])
-
-
 @pytest.mark.parametrize("factor", [1, 7, 45, 60])
 def test_scaling_changes_durations_alone(factor: float) -> None:
     """Scaling divides every duration and changes nothing else."""

@@ -81,13 +81,6 @@ async def busy(fresh: RealCluster) -> AsyncIterator[RealCluster]:
     await delete(fresh.admin, [stock])
 
 
-def test_no_way_has_more_than_five_lines() -> None:
-    """Each mode, by Helm and by kustomize."""
-    assert len(WAYS) == 8
-    assert {name.partition(", by ")[2] for name in WAYS} == {"Helm", "kustomize"}
-    assert {name: lines for name, lines in WAYS.items() if len(lines) > 5} == {}
-
-
 def follow_readme(picked: str) -> list[str]:
     """What is typed for one of the README's ways; there is no registry here for the images."""
     (block,) = code_blocks(chapters(README)["Pick one of three"], "bash")

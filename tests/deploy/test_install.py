@@ -130,22 +130,6 @@ def test_the_folders_are_those_of_deploy() -> None:
     assert all((ROOT / folder / "kustomization.yaml").exists() for folder in folders)
 
 
-@pytest.mark.parametrize("section", ["OpenShift", "A caller of your own"])
-def test_there_are_five_steps(section: str) -> None:
-    """One to five, and no more."""
-    steps = re.findall(r"^(\d)\. ", SECTIONS[section], re.MULTILINE)
-
-    assert steps == ["1", "2", "3", "4", "5"]
-
-
-def test_the_files_named_are_there() -> None:
-    """Every file and folder of ours that the text names exists."""
-    named = set(re.findall(r"`((?:deploy/|Dockerfile)[\w./-]*)`", TEXT))
-
-    assert named
-    assert all((ROOT / one).exists() for one in named), named
-
-
 class Reader:
     """Somebody who types what the documents say, into one shell."""
 
@@ -267,13 +251,6 @@ async def run(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
     output, errors = await process.communicate(b"shop/db1\nshop/web\n")
     assert process.returncode == 0, errors
     return output.decode(), errors.decode()
-
-
-def test_the_caller_is_short() -> None:
-    """Two dozen lines that somebody would paste."""
-    (text,) = fenced(OWN_CALLER, "python")
-
-    assert len([line for line in text.splitlines() if line.strip()]) <= 25
 
 
 def test_the_places_are_the_manifests() -> None:

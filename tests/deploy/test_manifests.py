@@ -489,15 +489,6 @@ def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
     assert space["metadata"]["labels"]["openshift.io/cluster-monitoring"] == "true"
 
 
-@pytest.mark.parametrize("folder", [folder for folder in OVERLAYS if folder != "base"])
-def test_each_overlay_says_what_it_is(folder: str) -> None:
-    """A comment at its head is the first thing that a reader sees."""
-    path = DEPLOY / folder / "kustomization.yaml"
-    head = Path(path).read_text(encoding="utf-8").split("apiVersion:")[0]
-
-    assert head.startswith("# ")
-
-
 ADMISSION = "overlays/admission"
 
 

@@ -67,6 +67,13 @@ MODULES = {
         "engine/test_store",
     ),
     "exporter/engine/vmi_record.py": ("engine/test_store",),
+    "exporter/engine/model.py": (
+        "engine/test_cooldown",
+        "engine/test_diagnosis",
+        "engine/test_evidence",
+        "engine/test_store",
+    ),
+    "exporter/engine/reasons.py": ("engine/test_reasons", "engine/test_diagnosis"),
     "exporter/health.py": ("test_health",),
     "exporter/kube/lease.py": ("kube/test_lease",),
 }

@@ -1,10 +1,8 @@
 """The page in a real Chromium, on a demo that stands still at a lively moment."""
 
 import os
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import groupby
 from typing import Any
 
 import pytest
@@ -13,13 +11,8 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 )
 from playwright.async_api import Browser, Page, expect
 
-from exporter.server.apps import make_query_app
-from exporter.text import format_duration
 from tests.cluster import poll
 from tests.support.browser import NoChromium, Still, chromium, standing_demo
-from tests.unit.server.page.test_model import cooling, evacuating
-from tests.unit.server.page.test_render import HOSTILE
-from tests.unit.server.test_api import Desk, served
 
 
 PERIOD = 5_000
@@ -184,105 +177,6 @@ class TestTheSame:
         assert {key: shown.get(key) for key in expected} == expected
         assert_drawn(shown, vmi)
 
-    async def test_the_held_vms(self, demo: Still, browser: Browser) -> None:
-        """Every entry of GET /v1/blocked, and of each VM what GET /v1/vmis says of it."""
-        api = await demo.get("/v1/blocked")
-        grouped = {
-            key: list(entries)
-            for key, entries in groupby(api["blocked"], lambda e: (e["namespace"], e["name"]))
-        }
-        async with visit(browser, demo.query) as page:
-            shown = await rows(page, "#held-rows tbody tr")
-
-        assert {(row["namespace"], row["name"]) for row in shown} == set(grouped)
-        assert len(shown) == len(grouped) > 5
-        for row in shown:
-            entries = grouped[row["namespace"], row["name"]]
-            vmi = await demo.get(f"/v1/vmis/{row['namespace']}/{row['name']}")
-            release = next((e["notBefore"] for e in entries if e["notBefore"]), None)
-            assert row["entries"] == [[e["checkpoint"], e["reason"]] for e in entries]
-            assert row["node"] == entries[0]["node"]
-            assert row.get("notBefore") == release
-            assert row["migrationsInWindow"] == str(
-                vmi["verdicts"]["preEviction"]["migrationsInWindow"]
-            )
-            assert row["rules"] == [rule["why"] for rule in vmi["rules"]]
-            if release is not None:
-                left = vmi["verdicts"]["preEviction"]["retryAfterSeconds"]
-                assert row["whole"] - row["progress"] == pytest.approx(left, abs=0.01)
-            assert_drawn(row, vmi)
-
-    async def test_the_numbers(self, demo: Still, browser: Browser) -> None:
-        """The counts are those of the status, of the blocked set and of the metrics."""
-        status = await demo.get("/v1/status")
-        evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
-        blocked = (await demo.get("/v1/blocked"))["blocked"]
-        first = {(e["namespace"], e["name"]): e for e in reversed(blocked)}
-        held = Counter((e["node"], e["reason"]) for e in first.values())
-        async with visit(browser, demo.query) as page:
-            shown = await rows(page, "#node-rows tbody tr")
-            counts = {
-                name: int(await text(page, f"#count-{name}"))
-                for name in ("vmis", "free", "held", "evacuating", "stuck")
-            }
-
-        assert counts == {
-            "vmis": status["vmis"]["known"],
-            "free": status["vmis"]["allowed"],
-            "held": len(first),
-            "evacuating": len(evacuations),
-            "stuck": sum(one["stuck"] for one in evacuations),
-        }
-        metrics = await demo.get("/metrics")
-        assert sum(int(row["vmis"]) for row in shown) == counts["vmis"]
-        for row in shown:
-            labels = f'node="{row["name"]}",verdict="allowed"'
-            if row["free"] != "0" and row["name"]:  # the metric has no VMs without a node
-                assert f"descheduler_kubevirt_vmis{{{labels}}} {row['free']}.0" in metrics
-            reasons = {key: int(row[key]) for key in status["vmis"]["held"]}
-            assert reasons == {key: held[row["name"], key] for key in reasons}
-            assert int(row["vmis"]) == int(row["free"]) + sum(reasons.values())
-
-    async def test_the_drain_of_a_node(self, demo: Still, browser: Browser) -> None:
-        """Every VM of GET /v1/nodes/{node}, and the counts of GET /v1/nodes."""
-        nodes = (await demo.get("/v1/nodes"))["nodes"]
-        told = await demo.get(f"/v1/nodes/{nodes[0]['node']}")
-        async with visit(browser, f"{demo.query}/?node={nodes[0]['node']}") as page:
-            (row,) = await rows(page, "#node-rows tbody tr")
-            shown = await rows(page, "#drain-rows tbody tr")
-            said = await text(page, "#drain .verdict")
-
-        counts = ("vmis", "leaves", "waits", "fails", "restarts", "stays", "external")
-        assert {key: int(row[key]) for key in counts} == {key: nodes[0][key] for key in counts}
-        assert said.startswith("It can be" if told["canBeEmptied"] else "It cannot be")
-        assert {one["name"]: (one["outcome"], one["failedAttempts"]) for one in shown} == {
-            one["name"]: (one["outcome"], str(one["failedAttempts"])) for one in told["candidates"]
-        }
-
-    async def test_the_trust(self, demo: Still, browser: Browser) -> None:
-        """Readiness, contact, version, what is watched and the policy in force."""
-        status = await demo.get("/v1/status")
-        (one, *_) = (await demo.get("/v1/blocked"))["blocked"]
-        policy = (await demo.get(f"/v1/vmis/{one['namespace']}/{one['name']}"))["policy"]
-        async with visit(browser, demo.query) as page:
-            assert (await text(page, "#verdict")).startswith("Healthy. Synced, last")
-            assert not await page.locator("#version").is_visible()
-            await page.locator("#verdict").click()
-            contact = await page.locator("#last-contact time").get_attribute("datetime")
-            assert contact == status["observedAt"]
-            assert await text(page, "#version") == status["version"]
-            assert (status["checkpoint"] is None) == ("none" in await text(page, "#checkpoint"))
-            for resource in status["resources"]:
-                row = await text(page, f"#watch-{resource['resource']}")
-                assert ("synced" in row) is resource["synced"]
-            settings = await text(page, ".settings")
-        assert await demo.get("/readyz") == "ok\n"
-        for key, value in policy.items():
-            name = key.removesuffix("Seconds").replace("guardPending", "guards.pending")
-            name = name.replace("guardEvacuations", "guards.evacuations")
-            told = str(value).lower() if isinstance(value, bool) else format_duration(value)
-            assert f"policy.{name} {told}" in settings
-
 
 def assert_drawn(row: dict[str, Any], vmi: dict[str, Any]) -> None:
     """The timeline has a bar for each migration and a mark for each failure."""
@@ -308,33 +202,6 @@ class TestLooks:
                 background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert (background == "rgb(18, 21, 24)") is (scheme == "dark")
                 assert await page.evaluate("document.getAnimations().length") == 0
-
-    @pytest.mark.parametrize("width", [360, 700, 1280, 2560])
-    async def test_nothing_scrolls_sideways(
-        self, demo: Still, browser: Browser, width: int
-    ) -> None:
-        """On a phone and on a wall the page is as wide as the window."""
-        size = {"width": width, "height": 780}
-        async with visit(browser, demo.query, viewport=size) as page:
-            await page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-            assert await page.evaluate("document.documentElement.scrollWidth") == width
-
-    async def test_the_longest_names_fit(self, browser: Browser) -> None:
-        """Names as long as Kubernetes allows, and hostile ones, are text that is broken."""
-        desk = Desk()
-        long: dict[str, Any] = {"namespace": "n" * 63, "node": "m" * 253}
-        desk.store.put(cooling("v" * 253, **long))
-        desk.store.put(evacuating("w" * 253, **long))
-        for number, name in enumerate(HOSTILE):
-            desk.store.put(cooling(name, namespace=name, node=name, uid=f"h{number}"))
-        size = {"width": 360, "height": 780}
-        async with served(make_query_app(desk.service)) as session:
-            url = str(session._base_url)  # noqa: SLF001 (where the test's own server listens)
-            async with visit(browser, url, viewport=size) as page:
-                assert await page.evaluate("document.documentElement.scrollWidth") == 360
-                shown = await rows(page, "#held-rows tbody tr")
-                assert {row["name"] for row in shown} == {"v" * 253, *HOSTILE}
-                assert await page.locator("script").count() == 1
 
     async def test_the_keyboard_reaches_everything(self, demo: Still, browser: Browser) -> None:
         """Tab goes from the skip link over the filter to the rows, and each place is visible."""
@@ -398,15 +265,6 @@ class TestLooks:
             await page.locator("#found-rows a").first.click()
             await page.wait_for_selector("#vm-title")
             assert "/vmis/lab/steady-" in page.url
-
-    async def test_a_phone_shows_the_first_stuck_vm_and_what_to_do(
-        self, demo: Still, browser: Browser
-    ) -> None:
-        """Its name, that it is stuck and the action are on the first screen."""
-        async with visit(browser, demo.query, viewport={"width": 360, "height": 640}) as page:
-            first = page.locator("#evacuation-rows .stuck").first
-            for part in ("a", ".badge", "[data-field=nextStep]"):
-                await expect(first.locator(part).first).to_be_in_viewport(ratio=1)
 
     async def test_a_vm_that_has_gone_has_a_page(self, demo: Still, browser: Browser) -> None:
         """People get a page, whether it has ended or has never been; programs get JSON."""

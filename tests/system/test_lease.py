@@ -136,17 +136,6 @@ async def test_the_second_waits_and_takes_over(real: RealStage) -> None:
         assert events == ["lease_lost", "lease_taken"]
 
 
-async def test_a_frozen_holder_does_not_believe_in_itself(real: RealStage) -> None:
-    """Its own monotonic clock tells it, before it has heard anything."""
-    namespace = await real.make_namespace()
-    async with candidate(real, namespace, "one") as one:
-        one.campaign()
-        await one.until(held=True)
-        await one.pause()
-        one.clock.ahead = DURATION
-        assert not one.lease.held
-
-
 async def test_a_thawed_holder_finds_it_taken(real: RealStage) -> None:
     """It says so and waits, and never writes over the other."""
     namespace = await real.make_namespace()
@@ -166,37 +155,6 @@ async def test_a_thawed_holder_finds_it_taken(real: RealStage) -> None:
         assert (one.lease.held, two.lease.held) == (False, True)
         assert one.changes[-1] is False
         assert (await spec_of(real, namespace))["holderIdentity"] == "two"
-
-
-async def test_given_back(real: RealStage) -> None:
-    """At the end the Lease has no holder, and the next need not wait."""
-    namespace = await real.make_namespace()
-    async with candidate(real, namespace, "one") as one, candidate(real, namespace, "two") as two:
-        one.campaign()
-        await one.until(held=True)
-        await one.pause()
-        await one.lease.release()
-        assert not one.lease.held
-        assert "holderIdentity" not in await spec_of(real, namespace)
-        two.campaign()
-        await two.until(held=True)
-        await one.lease.release()
-        assert (await spec_of(real, namespace))["holderIdentity"] == "two"
-
-
-async def test_deleted(real: RealStage) -> None:
-    """Somebody deletes the Lease: it is made again."""
-    namespace = await real.make_namespace()
-    async with candidate(real, namespace, "one") as one:
-        one.campaign()
-        await one.until(held=True)
-        await real.admin.delete(LEASES, namespace, NAME)
-
-        async def is_back() -> bool:
-            listed = await real.admin.list(LEASES, namespace)
-            return bool(listed["items"])
-
-        await poll(is_back, what="the Lease")
 
 
 async def test_cut_off_from_the_server(real: RealStage) -> None:

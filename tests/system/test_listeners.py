@@ -231,14 +231,6 @@ async def said(logs: list[Any], event: str) -> bool:
     return any(log["event"] == event for log in logs)
 
 
-async def test_files_that_make_no_tls(tmp_path: Path) -> None:
-    """Nothing is served without the encryption that was asked for."""
-    tls = Tls(tmp_path / "no.crt", tmp_path / "no.key")
-    with pytest.raises(CannotListen, match=r"tls.query: .*no.crt"):
-        async with a_listener("127.0.0.1:0", tls=tls).served():
-            pass
-
-
 async def test_idle_connections_are_closed() -> None:
     """One that says nothing, one with half a head, and one that is done."""
     limits = Limits(idle_timeout=1.0)

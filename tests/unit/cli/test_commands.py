@@ -1,6 +1,5 @@
 """What can be typed, and what it exits with."""
 
-import argparse
 import asyncio
 import fcntl
 import json
@@ -64,14 +63,6 @@ def test_the_version_is_told() -> None:
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
-def test_a_valid_configuration_is_called_so(tmp_path: Path) -> None:
-    """`check` of a valid file exits with 0."""
-    path = written(tmp_path, "policy: {migrationCooldown: 1h30m}\n")
-    done = run("check", "--config", str(path))
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}: valid\n", "")
-
-
 def test_every_fault_is_told_with_its_path(tmp_path: Path) -> None:
     """`check` of a bad file exits with 2 and one line per fault."""
     path = written(
@@ -99,13 +90,6 @@ nonsense: 1
         "nonsense",
     }
     assert "Traceback" not in done.stderr
-
-
-def test_the_main_job_refuses_the_same(tmp_path: Path) -> None:
-    """The main job and the demo end with 2 over a bad file, before anything else."""
-    path = written(tmp_path, "polcy: {}\n")
-    for done in (run("--config", str(path)), run("demo", "--config", str(path))):
-        assert (done.returncode, done.stderr) == (2, "polcy: unknown key: did you mean policy?\n")
 
 
 @pytest.mark.parametrize(
@@ -136,12 +120,6 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_an_empty_file_is_all_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing written is nothing wrong."""
-    assert check(written(tmp_path, "")) is Exit.OK
-    assert "valid" in capsys.readouterr().out
-
-
 def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What an operator should know of a valid file is told with it."""
     path = written(tmp_path, "policy: {migrationCooldown: 0, migrationHistoryWindow: 24h}")
@@ -170,16 +148,6 @@ def test_flags_go_before_the_file(
     settings = read_settings_for(parse(["--config", str(path), *arguments]))
 
     assert (settings.log.format, settings.log.level) == (format_, level)
-
-
-def test_without_a_file_all_is_default() -> None:
-    """No `--config`: the defaults."""
-    arguments = parse([])
-    settings = read_settings_for(arguments)
-
-    assert isinstance(arguments, argparse.Namespace)
-    assert str(settings.listen.query[0]) == "127.0.0.1:9810"
-    assert str(settings.listen.metrics[0]) == "0.0.0.0:9811"
 
 
 def test_every_exit_code_has_a_meaning() -> None:

@@ -77,16 +77,6 @@ def test_the_first_sentence_is_the_answer() -> None:
     assert shown(store).startswith(f"n1 cannot be emptied: {more}.\n")
 
 
-def test_who_must_act_is_said() -> None:
-    """A node with an External VM can be emptied, but not by the drain alone."""
-    store = a_store(a_movable(1, eviction_strategy="External"))
-    said = "n1 depends on others, who must move or stop shop/db1.\n"
-    assert shown(store).startswith(said)
-
-    store.put(a_movable(2, migratable=False))
-    assert shown(store).startswith(f"n1 cannot be emptied: shop/db2 stays.\n{said}")
-
-
 def test_every_vm_has_its_row_the_gravest_first() -> None:
     """And each outcome that there is, its meaning."""
     store = a_mixed_store()
@@ -165,30 +155,6 @@ def test_the_bound_says_nothing_that_it_does_not_know() -> None:
         write_bound(drain_of(store))
         == "It takes at least 4m30s: the last migrations took 5m20s in all."
     )
-
-
-def test_each_node_has_its_row() -> None:
-    """The counts, the bound and the answer."""
-    store = a_mixed_store()
-    store.put(a_movable(7, node="n3", eviction_strategy="External"))
-    assert [" ".join(line.split()) for line in listed(store).splitlines()] == [
-        "2 of 3 nodes with VMs can be emptied, 1 of them if others act.",
-        "NODE VMS STAYS FAILS EXTERNAL RESTARTS WAITS LEAVES AT LEAST CAN BE EMPTIED",
-        "n1 5 1 0 1 1 1 1 - no",
-        "n2 1 0 0 0 0 0 1 ? yes",
-        "n3 1 0 0 1 0 0 0 ? if others act",
-    ]
-
-
-def test_long_lists_are_cut() -> None:
-    """Twenty rows, unless all are asked for."""
-    vms = a_store(*(a_movable(n) for n in range(22)))
-    nodes = a_store(*(a_movable(n, node=f"n{n}") for n in range(22)))
-
-    assert "and 2 more: --all shows them" in shown(vms)
-    assert "more" not in shown(vms, everything=True)
-    assert "and 2 more: --all shows them" in listed(nodes)
-    assert "more" not in listed(nodes, everything=True)
 
 
 def test_silence_is_a_warning() -> None:

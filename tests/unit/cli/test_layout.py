@@ -1,7 +1,6 @@
 """How text is laid out: on terminals of any width, in pipes, with hostile names."""
 
 import fcntl
-import io
 import os
 import re
 import struct
@@ -15,7 +14,7 @@ from rich.cells import cell_len
 
 from exporter.cli.explain import show_vmi
 from exporter.cli.layout import Screen, detect_terminal
-from exporter.engine.model import Reason, Why, WhySource
+from exporter.engine.model import Why, WhySource
 from exporter.text import escape
 from tests.support.builders import (
     NOW,
@@ -48,45 +47,6 @@ def test_nothing_is_wider_than_the_terminal(screen: Screen) -> None:
 
     for line in COLORS.sub("", "".join(texts)).splitlines():
         assert cell_len(line) <= 80 or line.startswith(("    echo ", "    kubectl ")), line
-
-
-def test_long_cells_go_on_below_their_beginning() -> None:
-    """A sentence in a table's last column is broken between words, under itself."""
-    text = show_vmi(explained(cooling()), NARROW)
-
-    assert (
-        """
-  cooldown              holds it    2 ended in the window: base 15m, backed off
-                                    to 30m, from 2027-01-15T07:50:00Z on
-                                    (preEviction)
-"""
-        in text
-    )
-
-
-def test_names_are_never_broken() -> None:
-    """At 60 columns a row that is too wide has its first cell on a line of its own."""
-    text = status_of(
-        blocked=(
-            held("a-rather-long-name-12", Reason.MIGRATION_IN_PROGRESS),
-            held("churn-1", until=NOW + 700.0),
-        ),
-        screen=Screen(width=60),
-    )
-
-    assert text.endswith(
-        """\
-Held VMs: 2
-  VM
-    ON  BECAUSE                UNTIL
-  shop/churn-1
-    n1  cooldown               2027-01-15T08:11:40Z (in
-                               11m40s)
-  shop/a-rather-long-name-12
-    n1  migration_in_progress  the migration ends
-"""
-    )
-    assert max(map(len, text.splitlines())) <= 60
 
 
 def test_a_pipe_gets_a_line_each() -> None:
@@ -162,21 +122,3 @@ def test_a_terminal_is_looked_at(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as terminal:
         assert detect_terminal(terminal, environment) == screen
-
-
-def test_a_terminal_that_does_not_know_its_width() -> None:
-    """Eighty columns, as long ago."""
-
-    class Unsized(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-        def fileno(self) -> int:
-            raise OSError
-
-    assert detect_terminal(Unsized(), {"TERM": "xterm"}) == COLORED
-
-
-def test_a_pipe_is_no_terminal() -> None:
-    """Neither width nor colours, whatever the environment says."""
-    assert detect_terminal(io.StringIO(), {"TERM": "xterm", "COLUMNS": "100"}) == PIPED

@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from exporter import __version__
 from exporter.counters import Counters, HeldEviction
-from exporter.engine.advice import ACTIONS
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
     KubeVirtSettings,
     Outcome,
-    Policy,
     Reason,
     Resource,
     Seconds,
@@ -37,7 +34,6 @@ from exporter.server.page.render import (
     draw_timeline,
     measure_axis,
     render_page,
-    write_duration,
     write_time,
 )
 from exporter.server.schemas import VmiAnswer
@@ -216,13 +212,6 @@ class TestTrust:
             " 1 min 30 s ago 07:58:30 UTC conflict (2)"
         )
 
-    def test_version_and_policy_are_told(self) -> None:
-        """The version, and the policy in the settings' own words."""
-        page = shown(make_service(policy=Policy(migration_history_window=172_800.0)))
-
-        assert page.text("version") == __version__
-        assert page.text("policy") == "cooldown 15m, at most 6h; window 48h"
-
     def test_until_it_is_synced_there_is_no_table(self) -> None:
         """The page renders before the first sync, and shows nothing that is not known yet."""
         page = shown(make_service(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
@@ -232,20 +221,6 @@ class TestTrust:
         )
         assert "db1" not in page.text("main")
         assert [one.attributes.get("id") for one in page.all("table")] == ["watches"]
-
-
-@pytest.mark.parametrize("picture", sorted(IMAGES.glob("status-*.png")), ids=lambda one: one.stem)
-def test_the_documents_pictures_show_today_s_words(picture: Path) -> None:
-    """The drawn headings and next steps are those of the page; if not, `make screenshots`."""
-    drawn = set(picture.with_suffix(".txt").read_text(encoding="utf-8").splitlines())
-    page = shown(busy_service())
-    columns = [one for one in page.all("th") if one.attributes.get("scope") == "col"]
-    headings = [*page.all("h1"), *page.all("h2"), *columns]
-    words = {" ".join(one.text.split()) for one in headings}
-    steps = {action.sentence for action in ACTIONS.values()}
-
-    assert {one for one in words if not one.startswith("Timeline")} <= drawn
-    assert drawn - words <= steps
 
 
 class TestRows:
@@ -373,15 +348,6 @@ class TestRows:
         assert page.text("more-evacuations") == "3 more evacuations: filter."
         assert page.text("more-nodes") == "3 more nodes: filter."
 
-    def test_nothing_is_said_in_words(self) -> None:
-        """An empty table is a sentence, which tells whether it is the filter's doing."""
-        page = shown(make_service(a_vmi()))
-        filtered = shown(busy_service(), PageFilter(state=State.QUOTA))
-
-        assert "No VM is evacuating." in page.text("evacuations")
-        assert "No rule holds any VM." in page.text("held")
-        assert "None of 3 matches." in filtered.text("evacuations")
-
 
 class TestForm:
     """The filter."""
@@ -501,27 +467,6 @@ class TestSafety:
         assert {f"exporter/server/page/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(
             zipfile.ZipFile(wheel).namelist()
         )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0.0, "0 s"),
-        (-3.0, "0 s"),
-        (59.9, "59 s"),
-        (60.0, "1 min"),
-        (61.0, "1 min 1 s"),
-        (3600.0, "1 h"),
-        (3601.0, "1 h"),
-        (3660.0, "1 h 1 min"),
-        (86_400.0, "1 d"),
-        (90_061.0, "1 d 1 h"),
-        (9e9, "104166 d 16 h"),
-    ],
-)
-def test_durations_are_told_to_people(seconds: Seconds, told: str) -> None:
-    """At most two units, the greatest first, and never a negative one."""
-    assert write_duration(seconds) == told
 
 
 @pytest.mark.parametrize(
