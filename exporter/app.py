@@ -1,4 +1,4 @@
-"""Starts and stops the parts of the running program: watches, checkpoint and listeners."""
+"""Starts and stops the parts of the running program: watches, history and listeners."""
 
 import asyncio
 import random
@@ -15,17 +15,17 @@ import structlog
 from msgspec import to_builtins
 
 from exporter import __version__
-from exporter.checkpoint.changes import PendingChanges
-from exporter.checkpoint.configmap import ConfigMapWriter
-from exporter.checkpoint.file import FileWriter
-from exporter.checkpoint.reader import ConfigMapReader
-from exporter.checkpoint.writer import CheckpointWriter
 from exporter.counters import Counters
 from exporter.engine.events import EventQueue
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
-from exporter.health import CheckpointHealth, Health, Watched
+from exporter.health import Health, HistoryHealth, Watched
+from exporter.history.changes import PendingChanges
+from exporter.history.configmap import ConfigMapWriter
+from exporter.history.file import FileWriter
+from exporter.history.reader import ConfigMapReader
+from exporter.history.writer import HistoryWriter
 from exporter.kube.client import ApiServer, Login, find_namespace
 from exporter.kube.events import EventWriter
 from exporter.kube.informers import Informers
@@ -74,7 +74,7 @@ async def run(
     """Watch and serve until `stop` is set.
 
     Raises `NotSynced`, `KubeVirtMissing`, `NoCredentials`, `CannotListen` or
-    `CheckpointUnwritable`.
+    `HistoryUnwritable`.
     """
     rng = rng or random.Random()
     store = Store(
@@ -115,10 +115,10 @@ async def run(
     for remark in settings.remarks:
         log.warning("setting_remark", remark=remark)
     async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
-        checkpoint = settings.checkpoint
-        if isinstance(checkpoint, ConfigMaps) and not checkpoint.namespace:
-            checkpoint = replace(checkpoint, namespace=find_namespace(login))
-            settings = replace(settings, checkpoint=checkpoint)
+        history = settings.history
+        if isinstance(history, ConfigMaps) and not history.namespace:
+            history = replace(history, namespace=find_namespace(login))
+            settings = replace(settings, history=history)
         keeping = _prepare_keeping(
             settings, api, store, health, clock=clock, rng=rng, changed=polls.note_change
         )
@@ -149,7 +149,7 @@ async def run(
                 admission=listening.admission,
                 local=listening.local,
                 namespaces=settings.namespaces or "all",
-                checkpoint=str(settings.checkpoint or "none"),
+                history=str(settings.history or "none"),
                 policy=to_builtins(settings.policy),
             )
             if on_listening is not None:
@@ -169,10 +169,10 @@ async def run(
 
 @dataclass(frozen=True)
 class _Keeping:
-    """The checkpoint's writer and the watch of its ConfigMaps, if there are any."""
+    """The stored history's writer and the watch of its ConfigMaps, if there are any."""
 
     changed: Callable[[], None]
-    writer: CheckpointWriter | None = None
+    writer: HistoryWriter | None = None
     watch: Reflector | None = None
 
     def jobs(self) -> list[Coroutine[None, None, None]]:
@@ -193,7 +193,7 @@ class _Keeping:
             async with asyncio.timeout(DRAIN):
                 await self.writer.close()
         except TimeoutError:
-            log.warning("checkpoint_not_flushed", why=f"not written within {DRAIN:g} s")
+            log.warning("history_not_flushed", why=f"not written within {DRAIN:g} s")
 
 
 def _prepare_keeping(
@@ -206,12 +206,12 @@ def _prepare_keeping(
     rng: random.Random,
     changed: Callable[[], None],
 ) -> _Keeping:
-    """Set up the checkpoint; a file is read at once. Raises `CheckpointUnwritable`."""
-    place, interval = settings.checkpoint, settings.kube.checkpoint_interval
+    """Set up the stored history; a file is read at once. Raises `HistoryUnwritable`."""
+    place, interval = settings.history, settings.kube.history_interval
     if place is None:
         return _Keeping(changed)
     changes = PendingChanges(store, settings.policy.longest_window)
-    status = health.checkpoint = CheckpointHealth(find_unwritten=lambda: changes.unwritten_since)
+    status = health.history = HistoryHealth(find_unwritten=lambda: changes.unwritten_since)
     if isinstance(place, Path):
         file = FileWriter(changes, health, status, place, interval=interval, clock=clock)
         file.read()

@@ -1,7 +1,7 @@
-"""The health of the exporter: the state of each watch and of the checkpoint.
+"""The health of the exporter: the state of each watch and of the stored history.
 
-Plain values, written by the watches and the checkpoint's writer, read by the API, the metrics and
-the probes.
+Plain values, written by the watches and by the writer of the history, read by the API, the metrics
+and the probes.
 """
 
 from collections import Counter
@@ -65,8 +65,8 @@ class Watched:
         return self.synced or bool(self.refused)
 
 
-class CheckpointFault(StrEnum):
-    """A fault of the checkpoint; each is counted, none ends the program."""
+class HistoryFault(StrEnum):
+    """A fault of the stored history; each is counted, none ends the program."""
 
     DAMAGED = "damaged"
     UNKNOWN_VERSION = "unknown_version"
@@ -85,8 +85,8 @@ def _nothing() -> None:
 
 
 @dataclass
-class CheckpointHealth:
-    """The state of the checkpoint.
+class HistoryHealth:
+    """The state of the stored history.
 
     `may_write`: whether this process writes it. `loaded`: what was stored at our start has been
     merged. `find_unwritten`: when the oldest unwritten
@@ -100,7 +100,7 @@ class CheckpointHealth:
     written_at: Instant | None = None
     vmis: int = 0
     size: int = 0
-    faults: Counter[CheckpointFault] = field(default_factory=Counter)
+    faults: Counter[HistoryFault] = field(default_factory=Counter)
 
     @property
     def writes(self) -> bool:
@@ -117,14 +117,14 @@ class CheckpointHealth:
 class Health:
     """All watches, and the ages at which their evidence turns stale and dead.
 
-    `stale_after` counts from the last contact, `dead_after` from turning stale. `checkpoint` is
+    `stale_after` counts from the last contact, `dead_after` from turning stale. `history` is
     None if there is none. `certificates`: when the certificate of each TLS listener ends.
     """
 
     stale_after: Seconds
     dead_after: Seconds
     watched: list[Watched] = field(default_factory=list)
-    checkpoint: CheckpointHealth | None = None
+    history: HistoryHealth | None = None
     certificates: dict[str, Instant] = field(default_factory=dict)
 
     def of(self, resource: Resource) -> list[Watched]:
@@ -173,7 +173,7 @@ class Health:
     def waiting_for(self) -> list[str]:
         """What is neither synced nor refused yet, in words."""
         waiting = [_place(one) for one in self.watched if not one.settled]
-        return waiting or ["the checkpoint"] * self._is_loading
+        return waiting or ["the stored history"] * self._is_loading
 
     def refused_resources(self) -> dict[str, str]:
         """The refused resources, and why."""
@@ -247,8 +247,8 @@ class Health:
 
     @property
     def _is_loading(self) -> bool:
-        """Whether the checkpoint's content has been listed and not merged yet."""
-        loaded = self.checkpoint is None or self.checkpoint.loaded
+        """Whether the stored history's content has been listed and not merged yet."""
+        loaded = self.history is None or self.history.loaded
         return not loaded and not self.is_refused(Resource.CONFIGMAPS)
 
     @property

@@ -61,7 +61,7 @@ EXIT_MEANINGS = {
     Exit.KUBEVIRT_MISSING: "the API server has no VMI resource, and kube.waitForKubeVirt is off",
     Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
     Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
-    Exit.CANNOT_KEEP: "the directory of checkpoint: file:... cannot be used",
+    Exit.CANNOT_KEEP: "the directory of history: file:... cannot be used",
     Exit.CANNOT_ASK: "no usable answer from the exporter; the message says what helps",
     Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
@@ -392,7 +392,7 @@ def _indent(answer: object) -> str:
 
 def _failures() -> dict[type[Exception], Exit]:
     """The exit codes of exceptions that are no fault of the exporter."""
-    from exporter.checkpoint.file import CheckpointUnwritable
+    from exporter.history.file import HistoryUnwritable
     from exporter.kube.client import NoCredentials
     from exporter.kube.informers import NotSynced
     from exporter.kube.reflector import KubeVirtMissing
@@ -405,7 +405,7 @@ def _failures() -> dict[type[Exception], Exit]:
         KubeVirtMissing: Exit.KUBEVIRT_MISSING,
         NoCredentials: Exit.NO_CREDENTIALS,
         CannotListen: Exit.CANNOT_LISTEN,
-        CheckpointUnwritable: Exit.CANNOT_KEEP,
+        HistoryUnwritable: Exit.CANNOT_KEEP,
     }
 
 

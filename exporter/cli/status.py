@@ -13,9 +13,9 @@ from exporter.health import Staleness
 from exporter.server.schemas import (
     BlockedAnswer,
     BlockedVmi,
-    CheckpointStatus,
     EvacuationAnswer,
     EvacuationsAnswer,
+    HistoryStatus,
     ResourceAnswer,
     StatusAnswer,
 )
@@ -41,7 +41,7 @@ def show_status(
     sheet.rows(
         [
             ("version", status.version),
-            ("checkpoint", _checkpoint(status.checkpoint, status.as_of)),
+            ("history", _history(status.history, status.as_of)),
             *(_resource(one, status.as_of) for one in status.resources),
         ]
     )
@@ -93,9 +93,9 @@ def _warnings(status: StatusAnswer) -> list[str]:
             warnings.append(f"{one.resource}: {one.trouble}.")
         if one.refused_objects:
             warnings.append(f"{one.resource}: {one.refused_objects} objects could not be read.")
-    if status.checkpoint is not None:
-        for fault, count in status.checkpoint.faults.items():
-            warnings.append(f"checkpoint: {count} x {fault} since the start.")
+    if status.history is not None:
+        for fault, count in status.history.faults.items():
+            warnings.append(f"history: {count} x {fault} since the start.")
     return warnings
 
 
@@ -110,7 +110,7 @@ def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
     return [place, f"synced, last contact {write_distance(one.contact_at, as_of)}"]
 
 
-def _checkpoint(kept: CheckpointStatus | None, as_of: datetime) -> str:
+def _history(kept: HistoryStatus | None, as_of: datetime) -> str:
     if kept is None:
         return "none: after a restart only what the cluster still shows is known"
     state = "written by this process" if kept.writes else "written by another replica"

@@ -133,7 +133,7 @@ class Marker(Struct, kw_only=True):
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """What the checkpoint stores of one VMI: migrations by key (as in `History`), marker."""
+    """What the stored history stores of one VMI: migrations by key (as in `History`), marker."""
 
     uid: str
     namespace: str

@@ -144,7 +144,7 @@ class Resource(StrEnum):
 
 
 CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
-"""The resources that verdicts and diagnoses need; the others are for the checkpoint."""
+"""The resources that verdicts and diagnoses need; the others are for the stored history."""
 
 
 class DeadResources(Struct, frozen=True):
@@ -349,7 +349,7 @@ class KubeVirtSettings(Struct, frozen=True, gc=False):
 
 
 class ConfigMap(Struct, frozen=True, kw_only=True):
-    """One ConfigMap of a checkpoint: its `binaryData` and resourceVersion."""
+    """One ConfigMap of the stored history: its `binaryData` and resourceVersion."""
 
     namespace: str
     name: str

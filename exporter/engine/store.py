@@ -64,7 +64,7 @@ class Store:
     `revision` grows with every change that could change an answer. `read_at` is when the objects of
     the current batch were read; the caller sets it. `vmims_seen` and `pods_seen` are true if these
     resources are visible at all, `blind` lists the namespaces where they are not. `touched`
-    collects the UIDs of VMIs whose checkpoint entry may have changed; it is None if no checkpoint
+    collects the UIDs of VMIs whose history entry may have changed; it is None if no history
     is written. `mobilities` counts the VMIs by node and mobility, without ended ones. `observers`
     are notified of changed evidence, except when `vmims_seen`, `pods_seen` or `blind` change, which
     affects all VMIs.
@@ -220,7 +220,7 @@ class Store:
                     self.kubevirt = fact
                     self.revision += 1
             case ConfigMap():
-                raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
+                raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object."""
@@ -390,7 +390,7 @@ class Store:
         return True
 
     def remember(self, uid: str) -> Remembered | None:
-        """What the checkpoint has to store of a VMI, or None if there is nothing."""
+        """What the stored history has to store of a VMI, or None if there is nothing."""
         record = self._by_uid.get(uid)
         if record is None:
             return self._recalled.get(uid)
@@ -405,7 +405,7 @@ class Store:
         )
 
     def recall(self, remembered: Remembered) -> None:
-        """Merge what a checkpoint stored of a VMI, or keep it until that VMI is seen."""
+        """Merge what a stored history stored of a VMI, or keep it until that VMI is seen."""
         uid = remembered.uid
         record = self._by_uid.get(uid)
         if record is not None:

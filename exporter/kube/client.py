@@ -16,7 +16,7 @@ import aiohttp
 import yaml
 
 from exporter.engine.model import Resource, Seconds
-from exporter.kube.kubevirt import CHECKPOINT_LABEL, LAUNCHER_SELECTOR, parse_status_message
+from exporter.kube.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
 from exporter.kube.lean_import import ApiClient, ConfigException, Configuration, credentials
 
 
@@ -41,7 +41,7 @@ _PATHS = {
 }
 _SELECTORS = {
     Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
-    Resource.CONFIGMAPS: {"labelSelector": CHECKPOINT_LABEL},
+    Resource.CONFIGMAPS: {"labelSelector": HISTORY_LABEL},
 }
 
 _MALFORMED = AssertionError, TypeError, KeyError, ValueError

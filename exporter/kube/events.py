@@ -60,7 +60,7 @@ log = structlog.stdlib.get_logger()
 class EventWriter:
     """Writes what is due in `queue`, one Event at a time.
 
-    With a checkpoint, only the process that writes it (the holder of the Lease) reports
+    With a stored history, only the process that writes it (the holder of the Lease) reports
     evacuations. Held evictions are reported by the replica that was asked. `instance` is this
     process's name.
     """
@@ -100,7 +100,7 @@ class EventWriter:
         now, health = self._clock(), self._health
         for _ in self._queue.prune(now):
             await asyncio.sleep(0)
-        if health.checkpoint is not None and not health.checkpoint.writes:
+        if health.history is not None and not health.history.writes:
             self._queue.forget_evacuations()
             return
         if not health.ready:

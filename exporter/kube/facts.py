@@ -233,7 +233,7 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:
 
 
 def read_config_map(found: wire.ConfigMapObject) -> ConfigMap | str:
-    """A ConfigMap of the checkpoint."""
+    """A ConfigMap of the stored history."""
     metadata = found.metadata
     if not metadata.name:
         return "metadata.name: expected a name, there is none"

@@ -19,8 +19,8 @@ from exporter.kube.facts import text_of
 
 
 LAUNCHER_SELECTOR = "kubevirt.io=virt-launcher"
-CHECKPOINT_LABEL = "kubevirt-eviction-exporter/checkpoint"
-"""The label of our checkpoint's ConfigMaps; its value is the checkpoint's name."""
+HISTORY_LABEL = "kubevirt-eviction-exporter/history"
+"""The label of our history's ConfigMaps; its value is the stored history's name."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)

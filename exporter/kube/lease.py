@@ -1,4 +1,4 @@
-"""Leader election by a Lease: its holder is the replica that writes the checkpoint.
+"""Leader election by a Lease: its holder is the replica that writes the stored history.
 
 The rules are those of client-go (`tools/leaderelection`). The holder renews the Lease. A candidate
 takes it once it has been unchanged for long enough by the candidate's own monotonic clock, so that

@@ -364,5 +364,5 @@ _CONSEQUENCES = {
     Resource.VMIMS: "pending migrations do not block, and the history begins now",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
-    Resource.CONFIGMAPS: "no checkpoint is read or written",
+    Resource.CONFIGMAPS: "no history is read or written",
 }

@@ -35,7 +35,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
     """The inverse of parsing: the smallest object that parses to this fact.
 
     It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError
-    for a checkpoint's ConfigMap.
+    for a stored history's ConfigMap.
     """
     match fact:
         case Vmi():
@@ -47,7 +47,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
         case KubeVirtSettings():
             return _write_kubevirt(fact)
         case ConfigMap():
-            raise TypeError("a checkpoint's ConfigMap is not a fact about VMIs")
+            raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
         case _:
             assert_never(fact)
 

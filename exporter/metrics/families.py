@@ -33,7 +33,7 @@ from exporter.engine.model import (
 )
 from exporter.engine.store import Store
 from exporter.engine.verdicts import ALLOWED, VerdictView
-from exporter.health import CheckpointFault, CheckpointHealth, Health, Restart
+from exporter.health import Health, HistoryFault, HistoryHealth, Restart
 
 
 class Sample(Struct, frozen=True, gc=False):
@@ -154,27 +154,27 @@ def _sample_events(view: View) -> list[Sample]:
     ]
 
 
-def _of_checkpoint(read: Callable[[CheckpointHealth], float]) -> Callable[[View], list[Sample]]:
-    """Without a checkpoint there are no samples, so that nothing alerts."""
+def _of_history(read: Callable[[HistoryHealth], float]) -> Callable[[View], list[Sample]]:
+    """Without a stored history there are no samples, so that nothing alerts."""
 
     def sample(view: View) -> list[Sample]:
-        kept = view.health.checkpoint
+        kept = view.health.history
         return [] if kept is None else [Sample((), read(kept))]
 
     return sample
 
 
 def _sample_unwritten(view: View) -> list[Sample]:
-    """Changes that the checkpoint's writer has not collected yet are unwritten too."""
-    kept = view.health.checkpoint
+    """Changes that the stored history's writer has not collected yet are unwritten too."""
+    kept = view.health.history
     if kept is None:
         return []
     return [Sample((), kept.unwritten_since or (view.now if view.store.touched else 0.0))]
 
 
 def _sample_faults(view: View) -> list[Sample]:
-    kept = view.health.checkpoint
-    return [] if kept is None else [Sample((f,), kept.faults[f]) for f in CheckpointFault]
+    kept = view.health.history
+    return [] if kept is None else [Sample((f,), kept.faults[f]) for f in HistoryFault]
 
 
 def _sample_limits(view: View) -> list[Sample]:
@@ -353,39 +353,39 @@ EXPORTER: tuple[ViewFamily, ...] = (
         sample=_sample_events,
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_checkpoint_writer",
+        name="kubevirt_eviction_exporter_history_writer",
         type="gauge",
-        help="1 if this replica writes the checkpoint; with several, the holder of the Lease.",
-        sample=_of_checkpoint(lambda kept: float(kept.writes)),
+        help="1 if this replica writes the stored history; with several, the holder of the Lease.",
+        sample=_of_history(lambda kept: float(kept.writes)),
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_checkpoint_written_timestamp_seconds",
+        name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
         type="gauge",
-        help="Time at which the checkpoint was last complete, if this replica writes it; else 0.",
-        sample=_of_checkpoint(lambda kept: kept.written_at or 0.0),
+        help="Time at which the stored history was last complete; 0 if another replica writes it.",
+        sample=_of_history(lambda kept: kept.written_at or 0.0),
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds",
+        name="kubevirt_eviction_exporter_history_unwritten_timestamp_seconds",
         type="gauge",
-        help="Time of the oldest change that is not written to the checkpoint; 0 if none.",
+        help="Time of the oldest change that is not written to the stored history; 0 if none.",
         sample=_sample_unwritten,
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_checkpoint_vmis",
+        name="kubevirt_eviction_exporter_history_vmis",
         type="gauge",
-        help="VMIs with history to store in the checkpoint.",
-        sample=_of_checkpoint(lambda kept: kept.vmis),
+        help="VMIs with history to store in the stored history.",
+        sample=_of_history(lambda kept: kept.vmis),
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_checkpoint_bytes",
+        name="kubevirt_eviction_exporter_history_bytes",
         type="gauge",
-        help="Size of the history to store in the checkpoint.",
-        sample=_of_checkpoint(lambda kept: kept.size),
+        help="Size of the history to store in the stored history.",
+        sample=_of_history(lambda kept: kept.size),
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_checkpoint_faults_total",
+        name="kubevirt_eviction_exporter_history_faults_total",
         type="counter",
-        help="Errors of the checkpoint, such as damaged shards and failed writes, by kind.",
+        help="Errors of the stored history, such as damaged shards and failed writes, by kind.",
         labels=("fault",),
         sample=_sample_faults,
     ),

@@ -39,7 +39,6 @@ from exporter.health import Health
 from exporter.server.schemas import (
     BackoffAnswer,
     CancelAnswer,
-    CheckpointStatus,
     CheckpointVerdicts,
     CooldownAnswer,
     DrainAnswer,
@@ -47,6 +46,7 @@ from exporter.server.schemas import (
     EvacuationAnswer,
     EvacuationsAnswer,
     HeldEvictionAnswer,
+    HistoryStatus,
     LastSeenAnswer,
     LauncherAnswer,
     MigrationAnswer,
@@ -164,7 +164,7 @@ def describe_status(
     `drain` has the number of VMIs by outcome, and `held` that of blocked ones by reason, of which
     `reasons` are possible.
     """
-    kept = health.checkpoint
+    kept = health.history
     return StatusAnswer(
         version=__version__,
         as_of=to_datetime(now),
@@ -185,9 +185,9 @@ def describe_status(
             for watched in health.watched
         ],
         blind_spots=health.refused_resources(),
-        checkpoint=None
+        history=None
         if kept is None
-        else CheckpointStatus(
+        else HistoryStatus(
             writes=kept.writes,
             written_at=to_optional_datetime(kept.written_at),
             unwritten_since=to_optional_datetime(kept.unwritten_since),

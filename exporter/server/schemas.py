@@ -20,7 +20,7 @@ from exporter.engine.model import (
     Seconds,
     WhySource,
 )
-from exporter.health import CheckpointFault, Staleness
+from exporter.health import HistoryFault, Staleness
 
 
 Namespace = Annotated[str, Meta(min_length=1, max_length=63)]
@@ -556,8 +556,8 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
     refused_objects: Annotated[int, means("unreadable objects since the start")]
 
 
-class CheckpointStatus(Struct, rename="camel", kw_only=True):
-    """The state of the checkpoint."""
+class HistoryStatus(Struct, rename="camel", kw_only=True):
+    """The state of the stored history."""
 
     writes: Annotated[bool, means("whether this process writes it")]
     written_at: Annotated[Timestamp | None, means("when this process last saw it fully written")]
@@ -567,7 +567,7 @@ class CheckpointStatus(Struct, rename="camel", kw_only=True):
     vmis: Annotated[int, means("how many VMIs it holds")]
     bytes: Annotated[int, means("its size")]
     faults: Annotated[
-        dict[CheckpointFault, int],
+        dict[HistoryFault, int],
         means("how often each fault occurred since the start; without zeros"),
     ]
 
@@ -600,7 +600,7 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     waiting_for: Annotated[list[str], means("what must be listed before it is ready")]
     resources: list[ResourceAnswer]
     blind_spots: BlindSpots
-    checkpoint: Annotated[CheckpointStatus | None, means("null: no checkpoint is configured")]
+    history: Annotated[HistoryStatus | None, means("null: none is stored")]
     vmis: Annotated[VmiCounts | None, means("null until it is ready")]
 
 

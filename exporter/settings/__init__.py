@@ -19,10 +19,10 @@ from exporter.settings.values import (
     ConfigMaps,
     parse_address,
     parse_boolean,
-    parse_checkpoint,
     parse_duration,
     parse_file_mode,
     parse_group,
+    parse_history,
     parse_labels,
     parse_lease_duration,
     parse_name,
@@ -88,7 +88,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class KubeSettings:
-    """How to watch the API server and write the checkpoint."""
+    """How to watch the API server and write the stored history."""
 
     sync_timeout: PositiveDuration = 30.0
     wait_for_kubevirt: bool = False
@@ -98,7 +98,7 @@ class KubeSettings:
     watch_timeout: PositiveDuration = 600.0
     page_size: int = 500
     refused_retry: PositiveDuration = 300.0
-    checkpoint_interval: PositiveDuration = 15.0
+    history_interval: PositiveDuration = 15.0
     lease_duration: Annotated[Seconds, parse_lease_duration] = 15.0
 
 
@@ -185,7 +185,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     stuck: StuckPolicy = field(default_factory=StuckPolicy)
     listen: Listen = field(default_factory=Listen)
-    checkpoint: Path | ConfigMaps | None = None
+    history: Path | ConfigMaps | None = None
     namespaces: tuple[str, ...] = ()
     events: bool = False
     kube: KubeSettings = field(default_factory=KubeSettings)
@@ -216,10 +216,10 @@ def read_settings(document: object) -> Settings:
         policy=_read_policy(root.section("policy"), remarks),
         stuck=_read_stuck(root.section("stuck"), kube),
         listen=_read_listen(root.section("listen")),
-        checkpoint=root.take("checkpoint", parse_checkpoint, Settings.checkpoint),
+        history=root.take("history", parse_history, Settings.history),
         namespaces=root.take("namespaces", parse_namespaces, Settings.namespaces),
         events=root.take("events", parse_boolean, Settings.events),
-        kube=_read(kube, KubeSettings),
+        kube=_read_kube(kube),
         limits=_read(root.section("limits"), Limits),
         tls_query=_read_tls(tls.section("query")),
         tls_metrics=_read_tls(tls.section("metrics")),
@@ -229,6 +229,7 @@ def read_settings(document: object) -> Settings:
         log=_read(root.section("log"), LogSettings),
     )
     tls.close()
+    root.renamed("checkpoint", "history")
     root.close()
     _check_exposure(root, settings)
     _check_admission(root, settings, remarks)
@@ -249,6 +250,11 @@ _GUARDS = {
     "platformUpdate": "guard_platform_update",
 }
 """The fields of `Policy` that are keys of `policy.guards`."""
+
+
+def _read_kube(section: Section) -> KubeSettings:
+    section.renamed("checkpointInterval", "historyInterval")
+    return _read(section, KubeSettings)
 
 
 def _read_policy(section: Section, remarks: list[str]) -> Policy:

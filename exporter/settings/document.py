@@ -146,6 +146,12 @@ class Section:
             }
         )
 
+    def renamed(self, key: str, new: str) -> None:
+        """Report a key by its old name."""
+        if key in self._left:
+            self._left.discard(key)
+            self.report(key, f"it is called {new} now")
+
     def report(self, key: str, fault: str) -> None:
         """Add a fault of the value at a key."""
         self._faults.append(f"{self._at(key) or 'the configuration'}: {fault}")

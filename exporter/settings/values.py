@@ -52,7 +52,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ConfigMaps:
-    """The checkpoint's ConfigMaps, whose names begin with `name`, and its Lease.
+    """The stored history's ConfigMaps, whose names begin with `name`, and its Lease.
 
     A `namespace` of "" is the exporter's own.
     """
@@ -128,7 +128,7 @@ def parse_socket(value: object) -> Address:
     return address
 
 
-def parse_checkpoint(value: object) -> Path | ConfigMaps | None:
+def parse_history(value: object) -> Path | ConfigMaps | None:
     expected = f"expected none, file:/path or configmap:[namespace/]name, got {value!r}"
     if value == "none":
         return None

@@ -21,7 +21,7 @@ _OF_A_REPLICA = {
     "KubeVirtDeschedulerWithoutVerdict",
     "KubeVirtEvictionExporterBlindSpot",
     "KubeVirtEvictionExporterCertificateExpiring",
-    "KubeVirtEvictionExporterCheckpointNotWritten",
+    "KubeVirtEvictionExporterHistoryNotWritten",
     "KubeVirtEvictionExporterStale",
 }
 """Alerts whose only place is the namespace of the pods that are scraped."""

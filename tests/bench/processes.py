@@ -130,7 +130,7 @@ class Exporter(Running):
     """`python -m exporter` watching a server, on TCP and on a unix socket."""
 
     def __init__(
-        self, load: Load, directory: Path, *, checkpoint: bool = False, program: str = "exporter"
+        self, load: Load, directory: Path, *, history: bool = False, program: str = "exporter"
     ) -> None:
         self.socket = directory / f"query-{time.monotonic_ns()}.sock"
         number = time.monotonic_ns()
@@ -140,8 +140,8 @@ class Exporter(Running):
         listen = {"query": ["127.0.0.1:0", f"unix:{self.socket}"], "metrics": "127.0.0.1:0"}
         limits = {"connections": 20_000}
         settings: dict[str, Any] = {"listen": listen, "limits": limits}
-        if checkpoint:
-            settings["checkpoint"] = f"file:{directory / f'checkpoint-{number}'}"
+        if history:
+            settings["history"] = f"file:{directory / f'history-{number}'}"
         config.write_text(yaml.safe_dump(settings))
         kubeconfig.write_text(yaml.safe_dump(_kubeconfig(load.url)))
         super().__init__(

@@ -429,7 +429,7 @@ class Bench:
             for place, one in enumerate(pauses[:10], 1)
         ]
         return [
-            Row(f"{sizes.many:,} VMIs, 2,000 events/s, scrapes, checkpoint and page for"
+            Row(f"{sizes.many:,} VMIs, 2,000 events/s, scrapes, history and page for"
                 f" {sizes.loaded:.0f} s: longest wait of a verdict", "under 25 ms",
                 show_milli(waits["longest"]), "",
                 f"p50 {show_milli(waits['p50'])}, p99.9 {show_milli(waits['p999'])}",
@@ -453,7 +453,7 @@ class Bench:
         self, load: Load, program: str, lasts: float
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Everything at once: the waits of one caller, and the pauses that were logged."""
-        with Exporter(load, self._directory, checkpoint=True, program=program) as ours:
+        with Exporter(load, self._directory, history=True, program=program) as ours:
             ours.until_ready()
             self._use(ours)
             known = len(ours.events("pause"))

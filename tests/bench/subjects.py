@@ -27,8 +27,6 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from exporter.checkpoint.changes import PendingChanges
-from exporter.checkpoint.reader import DATA_KEY, ConfigMapReader, name_of
 from exporter.counters import Counters
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
@@ -42,7 +40,9 @@ from exporter.engine.model import (
 )
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
-from exporter.health import CheckpointHealth, Health, Watched
+from exporter.health import Health, HistoryHealth, Watched
+from exporter.history.changes import PendingChanges
+from exporter.history.reader import DATA_KEY, ConfigMapReader, name_of
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.reflector import Reflector
 from exporter.metrics.exposition import Exposition, sample
@@ -313,7 +313,7 @@ async def _standby(vmis: int) -> dict[str, float]:
         pass
     maps = Watched(Resource.CONFIGMAPS, "kev", synced=True)
     place = ConfigMaps("kev", "history")
-    reader = ConfigMapReader(changes, maps, CheckpointHealth(), place, clock=time.time)
+    reader = ConfigMapReader(changes, maps, HistoryHealth(), place, clock=time.time)
     reading = asyncio.create_task(reader.run())
     gc.collect()
     longest = {}

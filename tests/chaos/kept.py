@@ -1,4 +1,4 @@
-"""Checkpoints made and read by hand, with the format's own functions."""
+"""Histories made and read by hand, with the format's own functions."""
 
 import hashlib
 import struct
@@ -7,13 +7,13 @@ from base64 import b64decode
 from collections.abc import Iterable
 from pathlib import Path
 
-from exporter.checkpoint.format import encode, seal, shard_of, split
-from exporter.checkpoint.reader import DATA_KEY
 from exporter.engine.evidence import Remembered
 from exporter.engine.history import Migration
 from exporter.engine.model import Outcome
+from exporter.history.format import encode, seal, shard_of, split
+from exporter.history.reader import DATA_KEY
 from tests.cluster.objects import Object
-from tests.support.checkpoints import read_shard
+from tests.support.stored_history import read_shard
 
 
 DAY = 86_400.0

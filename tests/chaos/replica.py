@@ -12,8 +12,8 @@ import aiohttp
 
 from tests.cluster import PATIENCE, poll
 from tests.cluster.processes import freeze, state_of
-from tests.support.checkpoints import FAULTS, WRITER
 from tests.support.program import Program, program
+from tests.support.stored_history import FAULTS, WRITER
 
 
 CHECKPOINTS = ("filter", "preEviction", None)
@@ -171,11 +171,11 @@ async def until_event(
 
 
 async def until_fault(exporter: Program, fault: str, *, within: float = PATIENCE) -> int:
-    """Wait until a fault of the checkpoint is counted and logged; returns how often it was."""
+    """Wait until a fault of the stored history is counted and logged; returns how often it was."""
 
     async def counted() -> int:
         return int(await exporter.sample(FAULTS, fault=fault))
 
     times = await poll(counted, within=within, what=f"the fault {fault}")
-    assert await until_event(exporter, "checkpoint_fault", fault=fault)
+    assert await until_event(exporter, "history_fault", fault=fault)
     return times

@@ -1,11 +1,11 @@
 """A stream of migrations and evacuations, written the way KubeVirt writes them.
 
 Instants are the present, shifted into the past by a constant of each VM, so that no two things
-that a checkpoint tells apart by the second share one. Before something is deleted that alone
+that a stored history tells apart by the second share one. Before something is deleted that alone
 shows what happened, `acknowledge` is awaited: everything else may be lost by design.
 
 Brief VMs stay within KubeVirt's five VMIMs, none of which is ever deleted before the VM: of them
-nothing may be lost even without a checkpoint.
+nothing may be lost even without a stored history.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class _Life:
 
 
 async def _at_once() -> None:
-    """Nobody keeps a checkpoint."""
+    """Nobody keeps a stored history."""
 
 
 class Stream:

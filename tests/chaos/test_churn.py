@@ -1,4 +1,4 @@
-"""Many VMIs come and go: the memory and the checkpoint of a process hold those that are there."""
+"""Many VMIs come and go: memory and stored history of a process hold those that are there."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ from tests.cluster import VMIS, poll, vmi, vmim
 from tests.cluster.objects import Object
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
-from tests.support.checkpoints import BRISK, UNWRITTEN, VMIS_KEPT, until_counted, until_written
 from tests.support.lives import rfc3339
 from tests.support.program import Program, program
+from tests.support.stored_history import BRISK, UNWRITTEN, VMIS_KEPT, until_counted, until_written
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -64,9 +64,9 @@ async def delete(stage: SimulatedStage, namespace: str, names: Iterable[str]) ->
 
 @asynccontextmanager
 async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterator[Program]:
-    """The exporter on the simulated server, with a checkpoint in `history`."""
+    """The exporter on the simulated server, with a stored history in `history`."""
     login = open_kubeconfig(directory / "simulated.kubeconfig", stage.url)
-    config = {"checkpoint": f"file:{directory / 'history'}", "kube": BRISK}
+    config = {"history": f"file:{directory / 'history'}", "kube": BRISK}
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
         await exporter.ready()
         yield exporter
@@ -74,18 +74,18 @@ async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterato
 
 
 async def until_keeps(exporter: Program, vmis: int) -> None:
-    """Wait until the checkpoint is written and holds so many VMIs."""
+    """Wait until the stored history is written and holds so many VMIs."""
 
     async def is_so() -> bool:
         return await exporter.sample(VMIS_KEPT) == vmis and await exporter.sample(UNWRITTEN) == 0
 
-    await poll(is_so, within=90, what=f"{vmis} VMIs in the checkpoint")
+    await poll(is_so, within=90, what=f"{vmis} VMIs in the stored history")
 
 
 async def test_twenty_thousand_deleted_at_once(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove
 ) -> None:
-    """They go from the answers and from the checkpoint; the one that stays is not touched."""
+    """They go from the answers and from the stored history; the one that stays is not touched."""
     namespace = await simulated.make_namespace()
     names = [f"vm{number}" for number in range(20_000)]
     await create(simulated, namespace, [*names, "stays"])

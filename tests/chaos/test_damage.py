@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged, of another version, or cannot be written: what is left of it."""
+"""A stored history that is damaged, of another version, or not writable: what is left of it."""
 
 import random
 import resource
@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import msgspec
 import pytest
 
-from exporter.checkpoint.configmap import OWNER
-from exporter.checkpoint.format import seal, shard_of, split, unseal
-from exporter.checkpoint.reader import DATA_KEY
-from exporter.kube.kubevirt import CHECKPOINT_LABEL
+from exporter.history.configmap import OWNER
+from exporter.history.format import seal, shard_of, split, unseal
+from exporter.history.reader import DATA_KEY
+from exporter.kube.kubevirt import HISTORY_LABEL
 from tests.chaos import SEED
 from tests.chaos.kept import another_version, counted, counted_in, remembered, shard_bytes, shards
 from tests.chaos.replica import (
@@ -22,7 +22,8 @@ from tests.chaos.replica import (
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
 from tests.support.api_servers import RealStage
-from tests.support.checkpoints import (
+from tests.support.program import Program, program
+from tests.support.stored_history import (
     BRISK,
     FAULTS,
     NAME,
@@ -34,14 +35,13 @@ from tests.support.checkpoints import (
     until_counted,
     until_written,
 )
-from tests.support.program import Program, program
 
 
 Prove: TypeAlias = Callable[[str], None]
 Object: TypeAlias = dict[str, Any]
 
 KNOWN = 8
-"""Migrations of each VM that nothing but the checkpoint tells of."""
+"""Migrations of each VM that nothing but the stored history tells of."""
 REGIONS = {
     "magic": range(4),
     "version": range(4, 6),
@@ -94,7 +94,7 @@ async def until_counts(exporter: Program, made: list[Object], wanted: list[int])
 
 def with_file(namespace: str, path: Path) -> dict[str, Any]:
     """The settings of a process that keeps a file."""
-    return {"namespaces": [namespace], "kube": BRISK, "checkpoint": f"file:{path}"}
+    return {"namespaces": [namespace], "kube": BRISK, "history": f"file:{path}"}
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(30, marks=pytest.mark.soak)])
@@ -217,7 +217,7 @@ async def test_a_file_of_another_version_is_kept_for_it(real: RealStage, tmp_pat
     ) as exporter:
         await exporter.ready()
         assert await until_fault(exporter, "unknown_version") == 1
-        kept = exporter.events("checkpoint_fault")[0]["kept"]
+        kept = exporter.events("history_fault")[0]["kept"]
         assert kept == str(theirs)
         await until_counts(exporter, made, [KNOWN, KNOWN])
         await until_written(exporter)
@@ -323,7 +323,7 @@ def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:
         "metadata": {
             "namespace": namespace,
             "name": name,
-            "labels": {CHECKPOINT_LABEL: NAME},
+            "labels": {HISTORY_LABEL: NAME},
         },
         "binaryData": {key: b64encode(raw).decode() for key, raw in data.items()},
     }
@@ -348,7 +348,7 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> Non
         await until_counted(exporter, namespace, name, 60)
         await migrate(real.admin, namespace, name, ago=[30])
         assert await until_fault(exporter, "not_written")
-        assert "No space left" in exporter.events("checkpoint_fault")[0]["why"]
+        assert "No space left" in exporter.events("history_fault")[0]["why"]
         await until_written(exporter)
         assert counted_in(path)[made[0]["metadata"]["uid"]] == 61
         assert not part.exists()
@@ -365,7 +365,7 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> Non
             return await exporter.sample(FAULTS, fault="not_written") >= before + 2
 
         await poll(fails_again, what="writes that fail")
-        assert "File too large" in exporter.events("checkpoint_fault")[-1]["why"]
+        assert "File too large" in exporter.events("history_fault")[-1]["why"]
         assert path.read_bytes() == old
         assert not part.exists()
         assert await exporter.sample(UNWRITTEN)
@@ -397,7 +397,7 @@ async def test_a_torn_write_is_harmless(real: RealStage, tmp_path: Path) -> None
     ) as exporter:
         await exporter.ready()
         await until_counts(exporter, made, [KNOWN, KNOWN])
-        assert not exporter.events("checkpoint_fault")
+        assert not exporter.events("history_fault")
         await migrate(real.admin, namespace, made[0]["metadata"]["name"], ago=[30])
         await until_counts(exporter, made, [KNOWN + 1, KNOWN])
         await until_written(exporter)

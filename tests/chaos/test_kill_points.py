@@ -23,8 +23,8 @@ from tests.chaos.replica import (
 from tests.chaos.stream import Stream
 from tests.cluster import VMIMS, VMIS, poll, vmi, vmim
 from tests.support.api_servers import RealStage
-from tests.support.checkpoints import BRISK, UNWRITTEN, a_keeper, keeping, migrate, until_counted
 from tests.support.program import Program, program
+from tests.support.stored_history import BRISK, UNWRITTEN, a_keeper, keeping, migrate, until_counted
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -32,7 +32,7 @@ Prove: TypeAlias = Callable[[str], None]
 STEPS = 12
 """Steps of every VM between two comparisons."""
 LATEST = 0.6
-"""Seconds after a step, within which a kill comes: a checkpoint is written every half."""
+"""Seconds after a step, within which a kill comes: a stored history is written every half."""
 _marks = count(1)
 
 
@@ -125,8 +125,8 @@ async def test_what_is_seen_is_not_called_written_before_it_is(
     path.write_bytes(b"".join(shards([remembered(made, 8)]).values()))
     config = {
         "namespaces": [namespace],
-        "checkpoint": f"file:{path}",
-        "kube": {"checkpointInterval": "1h"},
+        "history": f"file:{path}",
+        "kube": {"historyInterval": "1h"},
     }
     login = str(real.login.kubeconfig)
     async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
@@ -174,7 +174,7 @@ async def kill_often(
         namespace,
         unbroken=replica("unbroken"),
         keepers=[
-            replica("file", checkpoint=f"file:{directory / 'history'}"),
+            replica("file", history=f"file:{directory / 'history'}"),
             replica("configmap", **keeping(namespace)),
         ],
         forgetful=replica("none"),

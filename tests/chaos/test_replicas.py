@@ -1,4 +1,4 @@
-"""Two replicas with one checkpoint: a leader killed, frozen and replaced under load; two clocks."""
+"""Two replicas with one history: a leader killed, frozen and replaced under load; two clocks."""
 
 import asyncio
 import random
@@ -28,7 +28,8 @@ from tests.chaos.stream import Stream
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
 from tests.support.api_servers import RealStage
-from tests.support.checkpoints import (
+from tests.support.program import ANYWHERE, Program
+from tests.support.stored_history import (
     BRISK,
     FAULTS,
     WRITER,
@@ -38,7 +39,6 @@ from tests.support.checkpoints import (
     until_counted,
     until_written,
 )
-from tests.support.program import ANYWHERE, Program
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -48,7 +48,7 @@ TAKEN_WITHIN = 1.0
 
 
 def alone(namespace: str, **kube: str) -> dict[str, Any]:
-    """The settings of a replica that watches that namespace and keeps its checkpoint there."""
+    """The settings of a replica that watches that namespace and keeps its history there."""
     return {**keeping(namespace, **kube), "namespaces": [namespace]}
 
 
@@ -98,7 +98,7 @@ async def test_a_killed_leader_under_load(
     """The other goes on writing within the Lease's duration; nobody goes without an answer."""
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
-    config = alone(namespace, leaseDuration=f"{lease}s", checkpointInterval=interval)
+    config = alone(namespace, leaseDuration=f"{lease}s", historyInterval=interval)
     one, other = (Replica(tmp_path, *login, config=config, name=name) for name in "ab")
     unbroken = Replica(tmp_path, *login, config={"namespaces": [namespace]}, name="unbroken")
     stream = Stream(real.admin, namespace, SEED, lasting=3, brief=1)
@@ -108,7 +108,7 @@ async def test_a_killed_leader_under_load(
         heir = other if leader is one else one
         async with load(lambda: (one, other), stream.candidates()) as requests:
             async with playing(stream):
-                await poll(lambda: versions_in(real, namespace), what="a first checkpoint")
+                await poll(lambda: versions_in(real, namespace), what="a first history")
                 await leader.kill()
                 killed_at, before = time.monotonic(), await versions_in(real, namespace)
 
@@ -139,7 +139,7 @@ async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
-    config = alone(namespace, checkpointInterval="200ms")
+    config = alone(namespace, historyInterval="200ms")
     several = [Replica(tmp_path, *login, config=config, name=name) for name in "ab"]
     uids = {}
     for name in ("db", "web", "mail"):
@@ -228,7 +228,7 @@ async def test_a_rolling_update_loses_nothing(
         assert requests["failed"] == 0
     prove(
         f"rolling update: {requests['answered']} requests, {requests['retried']} retried, none"
-        " failed, 8 of 8 migrations that only the checkpoint knew"
+        " failed, 8 of 8 migrations that only the stored history knew"
     )
 
 
@@ -309,11 +309,11 @@ async def test_clocks_that_differ(real: RealStage) -> None:
 
 
 async def test_a_clock_that_jumps(real: RealStage, tmp_path: Path) -> None:
-    """An hour ahead and two back: verdicts follow the clock, and the checkpoint is kept."""
+    """An hour ahead and two back: verdicts follow the clock, and the stored history is kept."""
     namespace = await real.make_namespace()
     login = await a_keeper(real.cluster, namespace)
     path = tmp_path / "history"
-    config = {"namespaces": [namespace], "kube": BRISK, "checkpoint": f"file:{path}"}
+    config = {"namespaces": [namespace], "kube": BRISK, "history": f"file:{path}"}
     made = await real.admin.create(VMIS, vmi("db", namespace))
     hour = 3600.0
     ahead = 0.0

@@ -1,4 +1,4 @@
-"""The API server fails the checkpoint: killed, frozen, refusing, compacted, half dead; SIGTERM."""
+"""The API server fails the history: killed, frozen, refusing, compacted, half dead; SIGTERM."""
 
 import asyncio
 import signal
@@ -11,7 +11,7 @@ from typing import TypeAlias
 import aiohttp
 import pytest
 
-from exporter.checkpoint.reader import DATA_KEY
+from exporter.history.reader import DATA_KEY
 from tests.chaos.kept import counted, remembered, shard_bytes, shards
 from tests.chaos.proxy import Proxy
 from tests.chaos.replica import (
@@ -25,7 +25,9 @@ from tests.chaos.replica import (
 from tests.cluster import PATIENCE, VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, LEASES
 from tests.support.api_servers import RealStage
-from tests.support.checkpoints import (
+from tests.support.program import Program, program
+from tests.support.relay import Gate
+from tests.support.stored_history import (
     FAULTS,
     NAME,
     UNWRITTEN,
@@ -36,8 +38,6 @@ from tests.support.checkpoints import (
     until_counted,
     until_written,
 )
-from tests.support.program import Program, program
-from tests.support.relay import Gate
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -45,7 +45,7 @@ Break: TypeAlias = Callable[["Scene"], Awaitable[None]]
 
 
 class Scene:
-    """Two replicas on one checkpoint, reached through a gate and a proxy, and one VM, `db`."""
+    """Two replicas on one history, reached through a gate and a proxy, and one VM, `db`."""
 
     def __init__(self, real: RealStage, namespace: str, gate: Gate, proxy: Proxy) -> None:
         self.real = real
@@ -72,7 +72,7 @@ class Scene:
                 for number in counted(raw).values()
             ] == [migrations]
 
-        await poll(held, what=f"{migrations} migrations in the checkpoint")
+        await poll(held, what=f"{migrations} migrations in the stored history")
 
 
 async def killed_and_compacted(scene: Scene) -> None:
@@ -121,7 +121,7 @@ async def lost_by_both(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("fault", [killed_and_compacted, frozen, half_open, cut])
-async def test_the_checkpoint_goes_on_when_the_server_does(
+async def test_the_history_goes_on_when_the_server_does(
     real: RealStage, tmp_path: Path, fault: Break
 ) -> None:
     """What happened before and after the fault is kept, and both replicas say the same."""
@@ -156,7 +156,7 @@ async def test_the_checkpoint_goes_on_when_the_server_does(
 async def test_writes_that_are_refused(
     real: RealStage, tmp_path: Path, prove: Prove, code: int
 ) -> None:
-    """429 or 500 to every write of the checkpoint: counted, tried again, written in the end."""
+    """429 or 500 to every write of the stored history: counted, tried again, written in the end."""
     namespace = await real.make_namespace()
     async with Proxy(real.cluster) as proxy:
         async with program(
@@ -172,13 +172,13 @@ async def test_writes_that_are_refused(
             await migrate(real.admin, namespace, "db", ago=[300, 200])
             await until_counted(exporter, namespace, "db", 2)
             assert await until_fault(exporter, "not_written")
-            assert str(code) in exporter.events("checkpoint_fault")[0]["why"]
+            assert str(code) in exporter.events("history_fault")[0]["why"]
             assert await exporter.sample(UNWRITTEN) > 0
             assert proxy.refused[code]
             proxy.refusals.clear()
             await until_written(exporter)
             assert await exporter.end() == 0
-        prove(f"checkpoint writes answered {code}: {proxy.refused[code]}, then written")
+        prove(f"history writes answered {code}: {proxy.refused[code]}, then written")
     kept = shard_bytes((await real.admin.list(CONFIG_MAPS, namespace))["items"])
     assert [list(counted(raw).values()) for raw in kept.values()] == [[2]]
 
@@ -231,7 +231,7 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
     login = await a_keeper(real.cluster, namespace)
     await real.admin.create(VMIS, vmi("db", namespace))
     config = {
-        **keeping(namespace, checkpointInterval="1h", leaseDuration="15s"),
+        **keeping(namespace, historyInterval="1h", leaseDuration="15s"),
         "namespaces": [namespace],
     }
     async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
@@ -270,7 +270,7 @@ async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: 
     login = await a_keeper(real.cluster, namespace)
     await real.admin.create(VMIS, vmi("db", namespace))
     config = {
-        **keeping(namespace, checkpointInterval="1h", leaseDuration="15s"),
+        **keeping(namespace, historyInterval="1h", leaseDuration="15s"),
         "namespaces": [namespace],
     }
     async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
@@ -285,7 +285,7 @@ async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: 
             seconds = time.monotonic() - began
         finally:
             real.thaw()
-        assert exporter.events("checkpoint_not_flushed")
+        assert exporter.events("history_not_flushed")
     prove(f"SIGTERM while the API server stands still: exit 0 after {seconds:.1f} s")
 
 

@@ -27,9 +27,9 @@ from tests.generate.manifests import (
     render,
     render_chart,
 )
-from tests.support.checkpoints import UNWRITTEN, VMIS_KEPT
 from tests.support.lives import rfc3339
 from tests.support.program import program
+from tests.support.stored_history import UNWRITTEN, VMIS_KEPT
 
 
 RENDERED = (*OVERLAYS, *ADDITIONS, "chart")
@@ -138,7 +138,7 @@ async def test_the_exporter_runs_under_its_roles(
         assert await prometheus.sample("kubevirt_eviction_exporter_permission_missing") == 0
         assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
         (started,) = exporter.events("started")
-        assert started["checkpoint"] == f"configmap:{NAMESPACE}/{NAME}"
+        assert started["history"] == f"configmap:{NAMESPACE}/{NAME}"
         assert await exporter.end() == 0
 
 
@@ -168,7 +168,7 @@ async def test_every_verb_is_needed(
 
 @pytest.mark.parametrize(("folder", "reviews"), [("overlays/standalone", REVIEWS), (PLAIN, set())])
 async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, reviews: Grants) -> None:
-    """Of an account without roles it differs by what it reads, reviews, and by its checkpoint."""
+    """Of an account without roles it differs by what it reads, reviews, and by its history."""
     other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
     await cluster.admin.create(SERVICE_ACCOUNTS, other)
     nobody = await cluster.account(NAMESPACE, "other")
@@ -192,13 +192,13 @@ CHECKPOINT = [
 
 
 @pytest.mark.parametrize(("resource", "verb"), [("", ""), *CHECKPOINT])
-async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
+async def test_the_history_is_written_with_every_verb_and_with_none_less(
     paging: RealCluster, resource: str, verb: str, pair: Pair, tmp_path: Path
 ) -> None:
     """Under the rendered role it is; without one of its verbs the log says which."""
-    await forget_checkpoint(paging.admin)
+    await forget_history(paging.admin)
     config = runnable("overlays/standalone", pair)
-    config["kube"] = {"leaseDuration": "1s", "checkpointInterval": "100ms"}
+    config["kube"] = {"leaseDuration": "1s", "historyInterval": "100ms"}
     less = (verb, (resource,)) if resource else None
 
     async with (
@@ -226,7 +226,7 @@ async def test_the_checkpoint_is_written_with_every_verb_and_with_none_less(
 
 @asynccontextmanager
 async def migrated_vm(client: Client) -> AsyncIterator[None]:
-    """A VM that has just been moved: something for the checkpoint to keep."""
+    """A VM that has just been moved: something for the stored history to keep."""
     now = int(time.time())
     state = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
     state["endTimestamp"] = rfc3339(now - 30)
@@ -237,7 +237,7 @@ async def migrated_vm(client: Client) -> AsyncIterator[None]:
         await client.delete(VMIS, "default", "moved")
 
 
-async def forget_checkpoint(client: Client) -> None:
+async def forget_history(client: Client) -> None:
     """Delete the Lease and the ConfigMaps."""
     await client.send("DELETE", CONFIG_MAPS.path(NAMESPACE))
     await client.send("DELETE", LEASES)

@@ -25,9 +25,9 @@ from tests.generate.manifests import (
 
 SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 SPOKEN = {
-    ("kubevirt-eviction-exporter-checkpoint", "configmaps", 0): "configmaps of its namespace",
-    ("kubevirt-eviction-exporter-checkpoint", "configmaps", 64): "64 configmaps by name",
-    ("kubevirt-eviction-exporter-checkpoint", "leases", 1): "the lease by name",
+    ("kubevirt-eviction-exporter-history", "configmaps", 0): "configmaps of its namespace",
+    ("kubevirt-eviction-exporter-history", "configmaps", 64): "64 configmaps by name",
+    ("kubevirt-eviction-exporter-history", "leases", 1): "the lease by name",
     ("kubevirt-eviction-exporter-descheduler", "leases", 0): "leases of its namespace",
     ("kubevirt-eviction-exporter-descheduler", "leases", 1): "the lease of the leader",
     ("kubevirt-eviction-exporter-prometheus", "pods", 0): "pods of its namespace",

@@ -179,7 +179,7 @@ def test_the_alerts_are_the_rule_file_s() -> None:
 
 
 def test_the_reasons_are_the_program_s() -> None:
-    """The reasons' table has every reason with the checkpoint of its rules."""
+    """The reasons' table has every reason with the stored history of its rules."""
     rows = {bare(row[0]): bare(row[1]) for row in table(REFERENCE, "Reasons")}
 
     assert rows == {str(rule.reason): str(rule.checkpoint) for rule in RULES}

@@ -27,7 +27,7 @@ from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".tools" / "e2e"
 EARLIER_COMMIT = "eb534dd"
-"""What is upgraded from: before there was a chart, with the same checkpoint."""
+"""What is upgraded from: before there was a chart, with the same history."""
 
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 GO = "docker.io/library/golang:1.26-bookworm"

@@ -40,7 +40,7 @@ MODULES = {
         "engine/test_evidence",
         "engine/test_store",
         "engine/test_diagnosis",
-        "checkpoint/test_format",
+        "history/test_format",
     ),
     "exporter/engine/history.py": ("engine/test_history",),
     "exporter/engine/store.py": (
@@ -48,7 +48,7 @@ MODULES = {
         "engine/test_store",
         "engine/test_evidence",
         "engine/test_verdicts",
-        "checkpoint/test_changes",
+        "history/test_changes",
     ),
     "exporter/engine/migrations.py": (
         "engine/test_migrations",

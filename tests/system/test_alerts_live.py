@@ -155,12 +155,12 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="invalid_objects")
 
     async def lose_the_disk(self, kept: Path) -> None:
-        """Remove the directory of the checkpoint, and create it again."""
+        """Remove the directory of the stored history, and create it again."""
         # At once, because it may be written into at this moment.
         kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
-        await self.receiver.fires("KubeVirtEvictionExporterCheckpointNotWritten")
+        await self.receiver.fires("KubeVirtEvictionExporterHistoryNotWritten")
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
-        await self.receiver.resolves("KubeVirtEvictionExporterCheckpointNotWritten")
+        await self.receiver.resolves("KubeVirtEvictionExporterHistoryNotWritten")
 
     async def call_the_webhook(self, url: str) -> None:
         """Wait for the alert that nobody calls the webhook, and call it."""
@@ -280,12 +280,12 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         {
             "policy": {"maxMigrationCooldown": "1h"},
             "listen": {"query": "127.0.0.1:0", "metrics": f"127.0.0.1:{port}"},
-            "checkpoint": f"file:{directory / 'kept' / 'history'}",
+            "history": f"file:{directory / 'kept' / 'history'}",
             "kube": {
                 "syncTimeout": "10m",
                 "refusedRetry": "5s",
                 "staleAfter": "1h",
-                "checkpointInterval": "250ms",
+                "historyInterval": "250ms",
             },
         }
     )

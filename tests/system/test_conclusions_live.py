@@ -196,13 +196,13 @@ async def test_a_clock_that_was_behind(simulated: SimulatedStage, tmp_path: Path
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     now = int(time.time())
-    checkpoint = f"file:{tmp_path / 'checkpoint'}"
-    async with running(simulated, tmp_path, ahead=-2400, checkpoint=checkpoint) as slow:
+    history = f"file:{tmp_path / 'history'}"
+    async with running(simulated, tmp_path, ahead=-2400, history=history) as slow:
         await admin.create(VMIS, vmi("db", namespace, status=requested("n1", None)))
         await until_evacuation(slow, f"{namespace}/db")
         await admin.merge(VMIS, namespace, "db", {"status": requested("n1", now)})
         await until_evacuation(slow, f"{namespace}/db", requestedAt=rfc3339(now))
-    async with running(simulated, tmp_path, checkpoint=checkpoint) as exporter:
+    async with running(simulated, tmp_path, history=history) as exporter:
         await until_evacuation(exporter, f"{namespace}/db", requestedAt=rfc3339(now))
 
 

@@ -45,9 +45,9 @@ from tests.cluster.access import allow
 from tests.cluster.resources import CONFIG_MAPS, EVENTS, LEASES
 from tests.support.api_servers import RealStage
 from tests.support.builders import a_store, a_vmi
-from tests.support.checkpoints import BRISK, NAME, WRITER
 from tests.support.lives import rfc3339
 from tests.support.program import Program, program
+from tests.support.stored_history import BRISK, NAME, WRITER
 
 
 COUNTED = "kubevirt_eviction_exporter_events_total"
@@ -188,7 +188,7 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
     config = {
         **ON,
         "namespaces": [namespace],
-        "checkpoint": f"configmap:{namespace}/{NAME}",
+        "history": f"configmap:{namespace}/{NAME}",
         "kube": BRISK,
     }
     async with (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exporter.engine.model import ALL_ALIVE, CLUSTER_RESOURCES, DeadResources, Resource
-from exporter.health import CheckpointHealth, Health, Restart, Staleness, Watched
+from exporter.health import Health, HistoryHealth, Restart, Staleness, Watched
 from tests.support.builders import NOW
 
 
@@ -167,7 +167,7 @@ def test_each_resource_dies_alone(resource: Resource) -> None:
     assert state.turns_at(NOW + 1.0) == NOW + 179.0
 
 
-def test_no_rule_rests_on_checkpoints() -> None:
+def test_no_rule_rests_on_histories() -> None:
     """However long they are silent, nothing is dead and no instant is awaited."""
     state = health(watched(Resource.CONFIGMAPS, contact=NOW - 9999.0))
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, None)
@@ -221,17 +221,17 @@ def test_restarts_are_counted_by_reason() -> None:
 
 
 def test_what_has_not_begun() -> None:
-    """Nothing is synced or counted of a watch that was just made, and no checkpoint is written."""
-    fresh, kept = Watched(Resource.VMIS, None), CheckpointHealth()
+    """Nothing is synced or counted of a watch that was just made, and no history is written."""
+    fresh, kept = Watched(Resource.VMIS, None), HistoryHealth()
     assert (fresh.synced, fresh.settled, fresh.lists, fresh.refused_objects) == (False, False, 0, 0)
     assert kept.writes is False
     assert (kept.unwritten_since, kept.vmis, kept.size) == (None, 0, 0)
 
 
-def test_the_checkpoint_is_asked_each_time() -> None:
+def test_the_history_is_asked_each_time() -> None:
     """Whether this process writes it, and since when something is not written, may change."""
     answers = [True, False]
-    kept = CheckpointHealth(may_write=lambda: answers.pop(0), find_unwritten=lambda: NOW)
+    kept = HistoryHealth(may_write=lambda: answers.pop(0), find_unwritten=lambda: NOW)
     assert (kept.writes, kept.writes) == (True, False)
     assert kept.unwritten_since == NOW
 

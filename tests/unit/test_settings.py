@@ -62,7 +62,7 @@ def test_defaults(tmp_path: Path, text: str) -> None:
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
-    """15m / 6h / 24h, both guards on, two listeners, all namespaces, no checkpoint."""
+    """15m / 6h / 24h, both guards on, two listeners, all namespaces, no stored history."""
     settings = load_settings(None)
     assert settings.policy == Policy(
         migration_cooldown=900.0,
@@ -77,7 +77,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     )
     assert [str(address) for address in settings.listen.query] == ["127.0.0.1:9810"]
     assert [str(address) for address in settings.listen.metrics] == ["0.0.0.0:9811"]
-    assert (settings.checkpoint, settings.namespaces, settings.remarks) == (None, (), ())
+    assert (settings.history, settings.namespaces, settings.remarks) == (None, (), ())
     assert settings.kube.stale_after == 180.0
 
 
@@ -96,7 +96,7 @@ listen:
   page: true
   admission: "[::1]:3"
   local: unix:/run/l.sock
-checkpoint: none
+history: none
 namespaces: [b, a, b]
 kube:
   syncTimeout: 10s
@@ -108,7 +108,7 @@ kube:
   pageSize: 7
   refusedRetry: 5m
   retryBackoff: 2s
-  checkpointInterval: 8s
+  historyInterval: 8s
   leaseDuration: 9s
 limits:
   bodyBytes: 1000
@@ -169,7 +169,7 @@ def test_every_key(tmp_path: Path) -> None:
         watch_timeout=240.0,
         page_size=7,
         refused_retry=300.0,
-        checkpoint_interval=8.0,
+        history_interval=8.0,
         lease_duration=9.0,
     )
     assert settings.limits == Limits(
@@ -225,7 +225,7 @@ def test_all_errors_at_once() -> None:
             },
             "stuck": {"failedAttempts": 0, "after": None},
             "listen": {"query": [], "metrics": ["here", 5], "page": "yes", "local": ":9"},
-            "checkpoint": "disk",
+            "history": "disk",
             "namespaces": ["a", "B", 5],
             "kube": {"pageSize": True, "syncTimeout": 0},
             "limits": [],
@@ -245,7 +245,7 @@ def test_all_errors_at_once() -> None:
         f"listen.metrics: {expected_address}, got 'here'; {expected_address}, got 5",
         "listen.page: expected true or false, got 'yes'",
         "listen.local: expected unix:/path, got ':9'",
-        "checkpoint: expected none, file:/path or configmap:[namespace/]name, got 'disk'",
+        "history: expected none, file:/path or configmap:[namespace/]name, got 'disk'",
         f"namespaces: {expected_name}, got 'B'; {expected_name}, got 5",
         "kube.syncTimeout: must be longer than 0, got 0",
         "kube.pageSize: expected a whole number of at least 1, got True",
@@ -470,12 +470,18 @@ def test_an_unprotected_query_api_on_the_network_is_an_error(
 @pytest.mark.parametrize(
     ("text", "namespace"), [("configmap:ns/kept", "ns"), ("configmap:kept", "")], ids=str
 )
-def test_a_checkpoint_without_a_namespace_is_in_the_exporter_s_own(
-    text: str, namespace: str
-) -> None:
+def test_a_history_without_a_namespace_is_in_the_exporter_s_own(text: str, namespace: str) -> None:
     """A ConfigMap without a namespace is in the namespace of the exporter."""
-    assert read_settings({"checkpoint": text}).checkpoint == ConfigMaps(namespace, "kept")
+    assert read_settings({"history": text}).history == ConfigMaps(namespace, "kept")
     assert str(ConfigMaps("ns", "kept")) == "configmap:ns/kept"
+
+
+def test_settings_by_their_old_names() -> None:
+    """They are errors that say the new name."""
+    assert faults_of({"checkpoint": "none", "kube": {"checkpointInterval": "1s"}}) == [
+        "kube.checkpointInterval: it is called historyInterval now",
+        "checkpoint: it is called history now",
+    ]
 
 
 # --- exceptions from the policy

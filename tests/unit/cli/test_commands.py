@@ -72,7 +72,7 @@ policy: {migrationCooldown: soon, maxMigrationCooldown: -1h, guards: {evacuation
 listen: {query: nowhere}
 stuck: {failedAttempts: 0}
 namespaces: shop
-checkpoint: somewhere
+history: somewhere
 nonsense: 1
 """,
     )
@@ -86,7 +86,7 @@ nonsense: 1
         "listen.query",
         "stuck.failedAttempts",
         "namespaces",
-        "checkpoint",
+        "history",
         "nonsense",
     }
     assert "Traceback" not in done.stderr
@@ -359,7 +359,7 @@ async def test_an_exporter_of_another_version_is_told() -> None:
         "waitingFor": [],
         "resources": [],
         "blindSpots": {},
-        "checkpoint": None,
+        "history": None,
         "vmis": None,
     }
 

@@ -29,7 +29,7 @@ LIBRARIES = {
     "structlog", "typing_extensions", "urllib3", "yaml", "yarl",
 }  # fmt: skip
 PACKAGES = {
-    "app", "checkpoint", "cli", "counters", "credentials", "engine", "health", "kube", "logs",
+    "app", "history", "cli", "counters", "credentials", "engine", "health", "kube", "logs",
     "metrics", "server", "settings", "text",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import pytest
 
 from exporter.cli.layout import ROWS
 from exporter.engine.model import Reason
-from exporter.health import CheckpointFault, CheckpointHealth, Health
+from exporter.health import Health, HistoryFault, HistoryHealth
 from tests.support.builders import (
     NOW,
     a_running_state,
@@ -64,10 +64,8 @@ def test_the_first_sentence_says_whether_to_believe_it(
 def test_a_status_is_shown() -> None:
     """Trust first; then VMs by reason, stuck evacuations before others, releases in order."""
     health = some_health(trouble="watch broke: reset by peer", refused_objects=2)
-    health.checkpoint = CheckpointHealth(
-        may_write=lambda: True, written_at=NOW - 9.0, vmis=3, size=1234
-    )
-    health.checkpoint.faults[CheckpointFault.DAMAGED] = 1
+    health.history = HistoryHealth(may_write=lambda: True, written_at=NOW - 9.0, vmis=3, size=1234)
+    health.history.faults[HistoryFault.DAMAGED] = 1
     blocked = (
         held("a", until=NOW + 600.0),
         held("b", Reason.MIGRATION_IN_PROGRESS),
@@ -86,11 +84,11 @@ def test_a_status_is_shown() -> None:
 Healthy: ready, all resources visible, last contact 2s ago.
 Warning: virtualmachineinstancemigrations: watch broke: reset by peer.
 Warning: virtualmachineinstancemigrations: 2 objects could not be read.
-Warning: checkpoint: 1 x damaged since the start.
+Warning: history: 1 x damaged since the start.
 
 Based on
   version                           0.1.0
-  checkpoint                        3 VMs, 1,234 bytes, written by this process, up to date 9s ago
+  history                           3 VMs, 1,234 bytes, written by this process, up to date 9s ago
   virtualmachineinstances           synced, last contact 2s ago
   virtualmachineinstancemigrations  synced, last contact 2s ago
   pods                              synced, last contact 2s ago
@@ -164,10 +162,10 @@ def test_lists_are_bounded_unless_all_is_asked_for() -> None:
     assert "--all" not in whole
 
 
-def test_a_checkpoint_of_another_replica_and_what_waits_are_told() -> None:
+def test_a_history_of_another_replica_and_what_waits_are_told() -> None:
     """Who writes it, and since when something is not written."""
     health = some_health()
-    health.checkpoint = CheckpointHealth(find_unwritten=lambda: NOW - 60.0, vmis=3, size=99)
+    health.history = HistoryHealth(find_unwritten=lambda: NOW - 60.0, vmis=3, size=99)
 
     assert (
         "3 VMs, 99 bytes, written by another replica, unwritten changes since"

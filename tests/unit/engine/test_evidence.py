@@ -218,7 +218,7 @@ class TestRequest:
         assert marker.requested_at == (NOW - 400 if before is None else before)
         assert marker.failed_since_request() == 1
 
-    @pytest.mark.parametrize("told_by", ["vmi", "vmim-first", "vmim-last", "checkpoint"])
+    @pytest.mark.parametrize("told_by", ["vmi", "vmim-first", "vmim-last", "history"])
     def test_back_on_its_node_after_a_gap(self, told_by: str) -> None:
         """Before 1.7 a success since the first sight shows that the marker was cleared."""
         store = a_store()
@@ -239,11 +239,11 @@ class TestRequest:
             "vmi": [vmi, *later],
             "vmim-first": [moved, *later, vmi],
             "vmim-last": [vmi, *later, moved],
-            "checkpoint": [vmi, *later],
+            "history": [vmi, *later],
         }
         for fact in facts[told_by]:
             store.put(fact)
-        if told_by == "checkpoint":
+        if told_by == "history":
             ended = Migration(
                 start=NOW + 90, end=NOW + 100, outcome=Outcome.SUCCEEDED, handed_off=True
             )
@@ -474,7 +474,7 @@ class TestMarker:
 
     def test_a_union_is_bounded(self) -> None:
         """The newest failures keep their UIDs, by UID where two ended at once; all are counted."""
-        assert FAILURES_KEPT == 64, "what a checkpoint holds at most"
+        assert FAILURES_KEPT == 64, "what a stored history holds at most"
         ends = {f"e{n:03}": 95.0 + n // 2 for n in range(FAILURES_KEPT + 17)}
         marker = a_marker(failed={uid: end for uid, end in ends.items() if uid < "e040"})
         marker.join(a_marker(failed={uid: end for uid, end in ends.items() if uid >= "e030"}))

@@ -67,7 +67,7 @@ def records(store: Store) -> dict[str, Migration]:
 
 
 def remembered(uid: str) -> Remembered:
-    """What a checkpoint says of a VMI that migrated once."""
+    """What a stored history says of a VMI that migrated once."""
     return Remembered(uid=uid, namespace=NAMESPACE, migrations={"m1": a_migration()})
 
 
@@ -614,7 +614,7 @@ def test_revision(change: Callable[[Store], None], *, changes: bool) -> None:
 def test_what_there_may_be_to_write_down(
     change: Callable[[Store], None], touched: set[str]
 ) -> None:
-    """The UIDs are noted of those VMIs of which a checkpoint may have to say something else."""
+    """The UIDs are noted of those VMIs of which a stored history may have to say something else."""
     store = a_store(a_vmi())
     store.recall(remembered("old"))
     store.touched = set()
@@ -622,7 +622,7 @@ def test_what_there_may_be_to_write_down(
     assert store.touched == touched
 
 
-def test_what_a_checkpoint_said_of_a_vmi_that_is_not_there() -> None:
+def test_what_a_history_said_of_a_vmi_that_is_not_there() -> None:
     """It is remembered until that VMI is known to be gone."""
     store = a_store()
     store.recall(remembered("old"))
@@ -633,7 +633,7 @@ def test_what_a_checkpoint_said_of_a_vmi_that_is_not_there() -> None:
     assert store.recalled("old") is None
 
 
-def test_two_checkpoints_of_a_vmi_that_is_not_there() -> None:
+def test_two_histories_of_a_vmi_that_is_not_there() -> None:
     """Both count, whichever is read last: the migrations, and the failures of one evacuation."""
     one, other = (
         Remembered(
@@ -660,7 +660,7 @@ def test_two_checkpoints_of_a_vmi_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("node", "success"), [("n2", NOW - 500.0), ("n1", NOW - 150.0)], ids=["elsewhere", "and-back"]
 )
-def test_checkpoints_of_two_evacuations(node: str, success: float) -> None:
+def test_histories_of_two_evacuations(node: str, success: float) -> None:
     """The later one is right: its failures alone are counted."""
     early = Marker(node=node, requested_at=NOW - 200.0, seen_at=NOW - 200.0, failed={"m1": NOW})
     late = Marker(node="n1", requested_at=NOW - 100.0, seen_at=NOW - 100.0)
@@ -686,8 +686,8 @@ def test_what_there_is_to_remember_of_a_vmi() -> None:
     )
 
 
-def test_a_checkpoint_proves_whose_a_vmim_is() -> None:
-    """A VMIM of which the VMI's checkpoint tells is its own, whenever it was created."""
+def test_a_history_proves_whose_a_vmim_is() -> None:
+    """A VMIM of which the VMI's history tells is its own, whenever it was created."""
     store = a_store(a_vmi())
     store.recall(remembered(UID))
     store.put(an_ended_vmim(created=OLD - 50.0))
@@ -1204,7 +1204,7 @@ def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
     ],
 )
 def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at: float) -> None:
-    """The checkpoint's request is the earlier one of the same evacuation, and no other's."""
+    """The stored history's request is the earlier one of the same evacuation, and no other's."""
     store = a_store(a_vmi(evacuation_node="n1"), read_at=NOW)
     stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
     store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))

@@ -83,10 +83,10 @@ async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: s
         _write_ca(file, data)
         await api.renew()
         with pytest.raises(Unreachable, match=str(file)):
-            await api.read(Resource.CONFIGMAPS, "shop", "checkpoint")
+            await api.read(Resource.CONFIGMAPS, "shop", "history")
         _write_ca(file, None)
         with pytest.raises(Unconnected):
-            await api.read(Resource.CONFIGMAPS, "shop", "checkpoint")
+            await api.read(Resource.CONFIGMAPS, "shop", "history")
 
 
 async def test_each_watch_has_a_connection() -> None:
@@ -111,5 +111,5 @@ async def test_each_watch_has_a_connection() -> None:
             for _ in range(110):
                 watch = api.watch(Resource.VMIS, "shop", resource_version="1", seconds=60)
                 await stack.enter_async_context(watch)
-            assert await api.read(Resource.CONFIGMAPS, "shop", "checkpoint") == b""
+            assert await api.read(Resource.CONFIGMAPS, "shop", "history") == b""
         over.set()

@@ -18,7 +18,7 @@ from exporter.engine.model import (
     WhySource,
 )
 from exporter.engine.store import Store
-from exporter.health import CheckpointHealth, Health, Watched
+from exporter.health import Health, HistoryHealth, Watched
 from exporter.kube.client import (
     Absent,
     ApiError,
@@ -265,11 +265,11 @@ async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
     assert await desk.after(60) == []
 
 
-async def test_only_the_writer_of_the_checkpoint_reports_evacuations() -> None:
+async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
     """Once everything is listed; a replica that loses the Lease forgets them."""
     desk = Desk(stuck_store())
     held = True
-    desk.health.checkpoint = CheckpointHealth(may_write=lambda: held)
+    desk.health.history = HistoryHealth(may_write=lambda: held)
     desk.health.watched[0].synced = False
     assert await desk.after(0) == []
     desk.health.watched[0].synced = True

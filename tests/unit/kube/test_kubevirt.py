@@ -644,7 +644,7 @@ WHOLE = {
 }
 WHOLE[Resource.CONFIGMAPS] = {
     "metadata": {"namespace": NAMESPACE, "name": "x-00", "uid": "1", "resourceVersion": "7"},
-    "binaryData": {"checkpoint": "AAAA"},
+    "binaryData": {"history": "AAAA"},
 }
 WRONG: tuple[Any, ...] = (
     None,
@@ -997,7 +997,7 @@ def test_a_pod_is_written_so_that_the_same_is_read(
     assert parse_object(Resource.PODS, raw(write_object(fact))).fact == fact
 
 
-def test_a_checkpoint_is_never_written_as_an_object_of_kubevirt_s() -> None:
+def test_a_history_is_never_written_as_an_object_of_kubevirt_s() -> None:
     """It is no fact about VMIs."""
     with pytest.raises(TypeError, match="is not a fact about VMIs"):
         write_object(ConfigMap(namespace="a", name="b"))

@@ -25,10 +25,10 @@ from exporter.engine.model import (
 )
 from exporter.engine.rules import decide
 from exporter.engine.verdicts import evaluate
-from exporter.health import CheckpointFault, CheckpointHealth, Health, Staleness, Watched
+from exporter.health import Health, HistoryFault, HistoryHealth, Staleness, Watched
 from exporter.server.answers import describe_status, explain_vmi, write_verdict
 from exporter.server.schemas import (
-    CheckpointStatus,
+    HistoryStatus,
     ResourceAnswer,
     RuleAnswer,
     VmiAnswer,
@@ -531,34 +531,34 @@ class TestStatus:
         assert (counts.known, counts.allowed) == (5, 3)
         assert counts.held == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
 
-    def test_tells_how_keeping_the_checkpoint_goes(self) -> None:
+    def test_the_state_of_the_stored_history(self) -> None:
         """Where one is kept: who writes it, since when something waits, what went wrong."""
         health = some_health()
         assert (
             describe_status(
                 health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
-            ).checkpoint
+            ).history
             is None
         )
-        health.checkpoint = CheckpointHealth(
+        health.history = HistoryHealth(
             may_write=lambda: True,
             find_unwritten=lambda: NOW - 7.0,
             written_at=NOW - 9.0,
             vmis=2,
             size=126,
         )
-        health.checkpoint.faults[CheckpointFault.CONFLICT] += 1
-        health.checkpoint.faults[CheckpointFault.DAMAGED] = 0
+        health.history.faults[HistoryFault.CONFLICT] += 1
+        health.history.faults[HistoryFault.DAMAGED] = 0
 
         assert describe_status(
             health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
-        ).checkpoint == CheckpointStatus(
+        ).history == HistoryStatus(
             writes=True,
             written_at=to_datetime(NOW - 9),
             unwritten_since=to_datetime(NOW - 7),
             vmis=2,
             bytes=126,
-            faults={CheckpointFault.CONFLICT: 1},
+            faults={HistoryFault.CONFLICT: 1},
         )
 
 

@@ -23,7 +23,7 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.health import CheckpointFault, CheckpointHealth, Watched
+from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.server.api import Service
 from exporter.server.page.model import ROWS, PageFilter
 from exporter.server.page.render import (
@@ -194,20 +194,20 @@ class TestTrust:
         assert page.text("watch-virtualmachineinstances").endswith("synced 5 s ago 07:59:55 UTC")
         assert "1 of 2 namespaces synced, 1 refused slow now" in page.text("watch-pods")
 
-    def test_the_checkpoint_is_told(self) -> None:
+    def test_the_stored_history_is_shown(self) -> None:
         """Where it is kept, whose turn it is to write it, and what went wrong."""
         health = a_health()
-        assert shown(make_service(health=health)).text("checkpoint").startswith("none:")
-        health.checkpoint = CheckpointHealth(vmis=3, size=12_345)
+        assert shown(make_service(health=health)).text("history").startswith("none:")
+        health.history = HistoryHealth(vmis=3, size=12_345)
         health.watched.append(Watched(Resource.CONFIGMAPS, "ns", synced=True, contact=NOW))
 
-        assert shown(make_service(health=health)).text("checkpoint") == (
+        assert shown(make_service(health=health)).text("history") == (
             "ConfigMaps, written by another replica; fully written, 3 VMs in 12,345 bytes"
         )
-        health.checkpoint.may_write = lambda: True
-        health.checkpoint.find_unwritten = lambda: NOW - 90
-        health.checkpoint.faults[CheckpointFault.CONFLICT] = 2
-        assert shown(make_service(health=health)).text("checkpoint") == (
+        health.history.may_write = lambda: True
+        health.history.find_unwritten = lambda: NOW - 90
+        health.history.faults[HistoryFault.CONFLICT] = 2
+        assert shown(make_service(health=health)).text("history") == (
             "ConfigMaps, written by this process; unwritten since"
             " 1 min 30 s ago 07:58:30 UTC conflict (2)"
         )

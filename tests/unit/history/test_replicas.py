@@ -1,4 +1,4 @@
-"""Replicas with one checkpoint: watches break, answers get lost, and in the end they agree."""
+"""Replicas with one history: watches break, answers get lost, and in the end they agree."""
 
 import asyncio
 import json
@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from exporter.checkpoint.changes import PendingChanges
-from exporter.checkpoint.configmap import ConfigMapWriter
-from exporter.checkpoint.format import shard_of
-from exporter.checkpoint.reader import ConfigMapReader
 from exporter.engine.model import ConfigMap, Resource
-from exporter.health import CheckpointHealth, Health, Watched
+from exporter.health import Health, HistoryHealth, Watched
+from exporter.history.changes import PendingChanges
+from exporter.history.configmap import ConfigMapWriter
+from exporter.history.format import shard_of
+from exporter.history.reader import ConfigMapReader
 from exporter.kube.client import Absent, ApiServer, Conflict, Unreachable
 from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
 from tests.support.builders import NAME, NAMESPACE, UID, a_store
-from tests.support.checkpoints import FixedLease
-from tests.unit.checkpoint.life import Life, told_by
+from tests.support.stored_history import FixedLease
+from tests.unit.history.life import Life, told_by
 
 
 INTERVAL = 15.0
@@ -79,7 +79,7 @@ class Replica:
         self.changes = PendingChanges(self.store, window=86_400.0)
         self.vmis = Watched(Resource.VMIS, None, synced=True)
         maps = Watched(Resource.CONFIGMAPS, PLACE.namespace, synced=True)
-        status = CheckpointHealth()
+        status = HistoryHealth()
         clock = partial(getattr, life, "now")
         self.reader = ConfigMapReader(self.changes, maps, status, PLACE, clock=clock)
         self.writer = ConfigMapWriter(

@@ -1,4 +1,4 @@
-"""The checkpoint in ConfigMaps of the cluster, one per shard."""
+"""The stored history in ConfigMaps of the cluster, one per shard."""
 
 import asyncio
 from base64 import b64encode
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from exporter.checkpoint.changes import PendingChanges
-from exporter.checkpoint.format import LONGEST_SHARD
-from exporter.checkpoint.reader import DATA_KEY, ConfigMapReader, Stored, name_of
-from exporter.checkpoint.writer import CheckpointWriter, note_fault
 from exporter.engine.model import ConfigMap, Instant, Resource, Seconds
-from exporter.health import CheckpointFault, CheckpointHealth, Health
+from exporter.health import Health, HistoryFault, HistoryHealth
+from exporter.history.changes import PendingChanges
+from exporter.history.format import LONGEST_SHARD
+from exporter.history.reader import DATA_KEY, ConfigMapReader, Stored, name_of
+from exporter.history.writer import HistoryWriter, note_fault
 from exporter.kube.client import (
     Absent,
     ApiError,
@@ -22,7 +22,7 @@ from exporter.kube.client import (
     Silent,
     Unreachable,
 )
-from exporter.kube.kubevirt import CHECKPOINT_LABEL, Refused, parse_object
+from exporter.kube.kubevirt import HISTORY_LABEL, Refused, parse_object
 from exporter.kube.lease import Lease
 
 
@@ -36,8 +36,8 @@ OWNER = "kubevirt-eviction-exporter"
 log = structlog.stdlib.get_logger()
 
 
-class ConfigMapWriter(CheckpointWriter):
-    """Writes the checkpoint to ConfigMaps, one per shard, while this process holds `lease`.
+class ConfigMapWriter(HistoryWriter):
+    """Writes the stored history to ConfigMaps, one per shard, while this process holds `lease`.
 
     Without the Lease it writes only what its holder has missed for `MISSED_AFTER` intervals: the
     holder merges that. Every write depends on the version that `reader` has merged, so that no
@@ -48,7 +48,7 @@ class ConfigMapWriter(CheckpointWriter):
         self,
         changes: PendingChanges,
         health: Health,
-        status: CheckpointHealth,
+        status: HistoryHealth,
         api: ApiServer,
         reader: ConfigMapReader,
         *,
@@ -115,7 +115,7 @@ class ConfigMapWriter(CheckpointWriter):
             else:
                 del self._refusals[shard]
         if refused:
-            note_fault(self._status, CheckpointFault.NOT_WRITTEN, str(refused[0]))
+            note_fault(self._status, HistoryFault.NOT_WRITTEN, str(refused[0]))
 
     def _find_turn(self, shard: int) -> tuple[int, bool, int]:
         return self._refusals[shard], shard not in self._reader.shards, shard
@@ -141,12 +141,12 @@ class ConfigMapWriter(CheckpointWriter):
             size = len(raw) + sum(map(len, others.values()))
             if size > LONGEST_SHARD:
                 why = f"{size} bytes, and a ConfigMap takes {LONGEST_SHARD}"
-                note_fault(self._status, CheckpointFault.TOO_LARGE, why, shard=shard)
+                note_fault(self._status, HistoryFault.TOO_LARGE, why, shard=shard)
                 return
             try:
                 await self._apply(shard, {DATA_KEY: raw} | others)
             except Conflict as conflict:
-                note_fault(self._status, CheckpointFault.CONFLICT, str(conflict), shard=shard)
+                note_fault(self._status, HistoryFault.CONFLICT, str(conflict), shard=shard)
                 await self._read_again(shard)
             else:
                 return
@@ -160,7 +160,7 @@ class ConfigMapWriter(CheckpointWriter):
             "metadata": {
                 "namespace": self._place.namespace,
                 "name": name,
-                "labels": {CHECKPOINT_LABEL: self._place.name},
+                "labels": {HISTORY_LABEL: self._place.name},
                 **version,
             },
             "binaryData": {key: b64encode(value).decode() for key, value in data.items()},

@@ -1,7 +1,7 @@
-"""What the checkpoint is to hold, and what of it is not stored yet.
+"""What the stored history is to hold, and what of it is not stored yet.
 
-The store is the source: only VMIs in `store.touched` are encoded again. A checkpoint that is read
-is merged into the store first and encoded from there, so that replicas which have seen different
+The store is the source: only VMIs in `store.touched` are encoded again. A history that is read is
+merged into the store first and encoded from there, so that replicas which have seen different
 things end up with the same content. Long work is a generator that yields every `SLICE` VMIs.
 """
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from exporter.checkpoint.format import SHARDS, decode, encode, holds, seal, shard_of, unseal
 from exporter.engine.model import Instant, Seconds
 from exporter.engine.store import Store
+from exporter.history.format import SHARDS, decode, encode, holds, seal, shard_of, unseal
 
 
 AWAITED_FOR: Seconds = 60.0
@@ -55,7 +55,7 @@ class PendingChanges:
 
     @property
     def awaits_vmis(self) -> bool:
-        """Whether the checkpoint named VMIs that the watch has not shown yet."""
+        """Whether the stored history named VMIs that the watch has not shown yet."""
         return bool(self._awaited)
 
     @property
@@ -132,9 +132,9 @@ class PendingChanges:
         self._unwritten[shard].clear()
 
     def prune(self, seen_through: Callable[[str], Instant | None]) -> Iterator[None]:
-        """Forget VMIs that are in the checkpoint but no longer in the cluster.
+        """Forget VMIs that are in the stored history but no longer in the cluster.
 
-        A VMI is gone if `AWAITED_FOR` after the checkpoint named it, the watch of its namespace
+        A VMI is gone if `AWAITED_FOR` after the stored history named it, the watch of its namespace
         still has contact (`seen_through`) and has not shown it.
         """
         for number, (uid, since) in enumerate(list(self._awaited.items()), 1):

@@ -1,22 +1,22 @@
-"""Merges the checkpoint's ConfigMaps into the store."""
+"""Merges the stored history's ConfigMaps into the store."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 
 from msgspec import Struct, field
 
-from exporter.checkpoint.changes import PendingChanges
-from exporter.checkpoint.format import SHARDS, VERSION, Damaged, UnknownVersion
-from exporter.checkpoint.writer import note_fault
 from exporter.engine.model import ConfigMap, Fact, Instant, Resource, Why
 from exporter.engine.store import Names
-from exporter.health import CheckpointFault, CheckpointHealth, Watched
+from exporter.health import HistoryFault, HistoryHealth, Watched
+from exporter.history.changes import PendingChanges
+from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion
+from exporter.history.writer import note_fault
 from exporter.settings import ConfigMaps
 
 
-DATA_KEY = "checkpoint"
+DATA_KEY = "history"
 """The key in `binaryData` that holds the shard. A shard of another format version stays beside it,
-under a key with that version, such as `checkpoint.v2`."""
+under a key with that version, such as `history.v2`."""
 
 
 class Stored(Struct):
@@ -38,7 +38,7 @@ class ConfigMapReader:
         self,
         changes: PendingChanges,
         watched: Watched,
-        status: CheckpointHealth,
+        status: HistoryHealth,
         place: ConfigMaps,
         *,
         clock: Callable[[], Instant],
@@ -129,10 +129,10 @@ class ConfigMapReader:
         except UnknownVersion as unknown:
             key = f"{DATA_KEY}.v{unknown.version}"
             others[key] = unknown.raw
-            fault = CheckpointFault.UNKNOWN_VERSION
+            fault = HistoryFault.UNKNOWN_VERSION
             note_fault(self._status, fault, str(unknown), shard=shard, kept=key)
         except Damaged as damage:
-            note_fault(self._status, CheckpointFault.DAMAGED, str(damage), shard=shard)
+            note_fault(self._status, HistoryFault.DAMAGED, str(damage), shard=shard)
         else:
             return True
         return False

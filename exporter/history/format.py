@@ -1,6 +1,6 @@
-"""The checkpoint's format: shards of encoded VMIs, each with a checksum.
+"""The stored history's format: shards of encoded VMIs, each with a checksum.
 
-A checkpoint has `SHARDS` shards; a hash of the UID assigns each VMI to one. A sealed shard is
+A stored history has `SHARDS` shards; a hash of the UID assigns each VMI to one. A sealed shard is
 
     magic 4 bytes | version 2 | length of the payload 4 | BLAKE2b of all that, 16 | payload
 
@@ -139,7 +139,7 @@ def unseal(raw: bytes) -> list[bytes]:
     """The encoded entries of a sealed shard. Raises `Damaged` or `UnknownVersion`."""
     magic, version, length, digest = _read_head(raw)
     if magic != _MAGIC:
-        raise Damaged(f"expected a checkpoint, which begins with {_MAGIC!r}, got {magic!r}")
+        raise Damaged(f"expected a stored history, which begins with {_MAGIC!r}, got {magic!r}")
     payload = raw[_HEAD.size :]
     if len(payload) != length:
         raise Damaged(f"expected {length} bytes after the head, got {len(payload)}")

@@ -1,4 +1,4 @@
-"""Helpers for tests of the checkpoint: permissions, settings, waiting, migrations with a past."""
+"""Helpers for tests of the stored history: permissions, settings, waiting, past migrations."""
 
 import time
 from collections import deque
@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from exporter.checkpoint.format import decode, unseal
 from exporter.engine.evidence import Remembered
+from exporter.history.format import decode, unseal
 from tests.cluster import (
     EXPORTER_READS,
     PATIENCE,
@@ -28,13 +28,13 @@ from tests.support.program import Program
 
 
 NAME = "history"
-BRISK = {"checkpointInterval": "500ms", "leaseDuration": "2s"}
+BRISK = {"historyInterval": "500ms", "leaseDuration": "2s"}
 """`kube` settings with short intervals."""
 
-UNWRITTEN = "kubevirt_eviction_exporter_checkpoint_unwritten_timestamp_seconds"
-WRITER = "kubevirt_eviction_exporter_checkpoint_writer"
-VMIS_KEPT = "kubevirt_eviction_exporter_checkpoint_vmis"
-FAULTS = "kubevirt_eviction_exporter_checkpoint_faults_total"
+UNWRITTEN = "kubevirt_eviction_exporter_history_unwritten_timestamp_seconds"
+WRITER = "kubevirt_eviction_exporter_history_writer"
+VMIS_KEPT = "kubevirt_eviction_exporter_history_vmis"
+FAULTS = "kubevirt_eviction_exporter_history_faults_total"
 
 _numbers = count(1)
 
@@ -42,7 +42,7 @@ _numbers = count(1)
 async def a_keeper(
     cluster: RealCluster, namespace: str, reads: Iterable[Resource] = EXPORTER_READS
 ) -> Path:
-    """A kubeconfig that may read the cluster and write the checkpoint `NAME` in a namespace."""
+    """A kubeconfig that may read the cluster and write the stored history `NAME` in a namespace."""
     name = f"keeper-{next(_numbers)}"
     user: User = await cluster.user(name, reads)
     shards = [f"{NAME}-{shard:02d}" for shard in range(64)]
@@ -51,7 +51,7 @@ async def a_keeper(
     await allow(
         cluster.admin,
         user,
-        f"{name}-checkpoint",
+        f"{name}-history",
         {**maps, "verbs": ["list", "watch"]},
         {**maps, "verbs": ["get", "create", "patch"], "resourceNames": shards},
         {**leases, "verbs": ["get", "create", "update"], "resourceNames": [NAME]},
@@ -79,8 +79,8 @@ def read_shard(raw: bytes) -> list[Remembered]:
 
 
 def keeping(namespace: str, **kube: str) -> dict[str, Any]:
-    """Settings of a replica that writes the checkpoint `NAME` in that namespace."""
-    return {"checkpoint": f"configmap:{namespace}/{NAME}", "kube": {**BRISK, **kube}}
+    """Settings of a replica that writes the stored history `NAME` in that namespace."""
+    return {"history": f"configmap:{namespace}/{NAME}", "kube": {**BRISK, **kube}}
 
 
 async def count_in_window(exporter: Program, namespace: str, name: str) -> int:
@@ -99,13 +99,13 @@ async def until_counted(exporter: Program, namespace: str, name: str, migrations
 
 
 async def until_written(exporter: Program, *, within: float = PATIENCE) -> None:
-    """Wait until the checkpoint is fully written."""
+    """Wait until the stored history is fully written."""
 
     async def is_written() -> bool:
         kept = await exporter.sample(VMIS_KEPT)
         return kept > 0 and await exporter.sample(UNWRITTEN) == 0
 
-    await poll(is_written, within=within, what="a checkpoint")
+    await poll(is_written, within=within, what="a stored history")
 
 
 async def until_one_writes(*replicas: Program) -> None:

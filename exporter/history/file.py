@@ -1,4 +1,4 @@
-"""The checkpoint in one file."""
+"""The stored history in one file."""
 
 import asyncio
 import os
@@ -7,22 +7,22 @@ from pathlib import Path
 
 import structlog
 
-from exporter.checkpoint.changes import PendingChanges
-from exporter.checkpoint.format import SHARDS, VERSION, Damaged, UnknownVersion, split
-from exporter.checkpoint.writer import CheckpointWriter, note_fault
 from exporter.engine.model import Instant, Seconds
-from exporter.health import CheckpointFault, CheckpointHealth, Health
+from exporter.health import Health, HistoryFault, HistoryHealth
+from exporter.history.changes import PendingChanges
+from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, split
+from exporter.history.writer import HistoryWriter, note_fault
 
 
 log = structlog.stdlib.get_logger()
 
 
-class CheckpointUnwritable(Exception):
+class HistoryUnwritable(Exception):
     """The configured place can never be written; the message says why."""
 
 
-class FileWriter(CheckpointWriter):
-    """Writes the checkpoint to one file, which only one process may write.
+class FileWriter(HistoryWriter):
+    """Writes the stored history to one file, which only one process may write.
 
     The file is replaced atomically: the new content is synced to disk under another name and then
     renamed. A file of another format version is renamed before that, to a name with its version
@@ -33,7 +33,7 @@ class FileWriter(CheckpointWriter):
         self,
         changes: PendingChanges,
         health: Health,
-        status: CheckpointHealth,
+        status: HistoryHealth,
         path: Path,
         *,
         interval: Seconds,
@@ -47,30 +47,28 @@ class FileWriter(CheckpointWriter):
         self._status.may_write = lambda: True
 
     def read(self) -> None:
-        """Read what is intact in the file. Raises `CheckpointUnwritable`."""
+        """Read what is intact in the file. Raises `HistoryUnwritable`."""
         try:
             if not self._path.parent.is_dir():
-                raise CheckpointUnwritable(
-                    f"checkpoint: file:{self._path}: there is no such directory"
-                )
+                raise HistoryUnwritable(f"history: file:{self._path}: there is no such directory")
             found = [path for path in (self._path, self._left_for_us) if path.exists()]
         except OSError as error:
-            raise CheckpointUnwritable(f"checkpoint: file:{self._path}: {error}") from error
+            raise HistoryUnwritable(f"history: file:{self._path}: {error}") from error
         for path in found:
             self._read(path)
         for _ in self._changes.encode_touched(self._clock()):
             pass  # nobody waits for us yet
         if not found:
-            log.info("checkpoint_missing", path=str(self._path))
+            log.info("history_missing", path=str(self._path))
             return
-        log.info("checkpoint_read", path=str(self._path), vmis=len(self._changes))
+        log.info("history_read", path=str(self._path), vmis=len(self._changes))
         self.note_change()
 
     def _read(self, path: Path) -> None:
         try:
             raw = path.read_bytes()
         except OSError as error:
-            note_fault(self._status, CheckpointFault.UNREADABLE, str(error), path=str(path))
+            note_fault(self._status, HistoryFault.UNREADABLE, str(error), path=str(path))
             return
         for piece in split(raw):
             try:
@@ -80,7 +78,7 @@ class FileWriter(CheckpointWriter):
                 kept = _path_of_version(path, unknown.version)
                 note_fault(
                     self._status,
-                    CheckpointFault.UNKNOWN_VERSION,
+                    HistoryFault.UNKNOWN_VERSION,
                     str(unknown),
                     path=str(path),
                     kept=str(kept),
@@ -88,7 +86,7 @@ class FileWriter(CheckpointWriter):
                 self._to_rename[path] = kept
                 return
             except Damaged as damage:
-                note_fault(self._status, CheckpointFault.DAMAGED, str(damage), path=str(path))
+                note_fault(self._status, HistoryFault.DAMAGED, str(damage), path=str(path))
 
     async def _write(self) -> None:
         changes = self._changes
@@ -105,7 +103,7 @@ class FileWriter(CheckpointWriter):
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._replace, bytes(content)))
             await asyncio.shield(self._writing)
         except OSError as error:
-            note_fault(self._status, CheckpointFault.NOT_WRITTEN, str(error), path=str(self._path))
+            note_fault(self._status, HistoryFault.NOT_WRITTEN, str(error), path=str(self._path))
             return
         for shard in range(SHARDS):
             changes.note_written(shard)

@@ -1,4 +1,4 @@
-"""The checkpoint's format: whole content comes back whole, and damage is always noticed."""
+"""The stored history's format: whole content comes back whole, and damage is always noticed."""
 
 import hashlib
 import random
@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.checkpoint.format import (
+from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
+from exporter.engine.history import Migration
+from exporter.engine.model import Outcome
+from exporter.history.format import (
     LONGEST_SHARD,
     SHARDS,
     VERSION,
@@ -24,11 +27,8 @@ from exporter.checkpoint.format import (
     shard_of,
     split,
 )
-from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
-from exporter.engine.history import Migration
-from exporter.engine.model import Outcome
 from tests.support.builders import NAMESPACE, NOW, UID, a_migration
-from tests.support.checkpoints import read_shard
+from tests.support.stored_history import read_shard
 
 
 WINDOW = 86_400.0
@@ -263,7 +263,7 @@ def test_a_hundred_thousand_vmis_fit(prove: Callable[[str], None]) -> None:
     counts = Counter(shard_of(str(UUID(int=draw.getrandbits(128)))) for _ in range(100_000))
     fullest = max(counts.values()) * size
     prove(
-        f"a checkpoint takes {len(an_entry(draw, endings=1))} bytes of a VMI with one ending,"
+        f"a stored history takes {len(an_entry(draw, endings=1))} bytes of a VMI with one ending,"
         f" {size} with 17; 100,000 of the latter make shards of at most {fullest} bytes"
     )
     assert len(counts) == SHARDS

@@ -1,4 +1,4 @@
-"""The checkpoint as kept: in a file and in ConfigMaps, by processes on a real API server."""
+"""The stored history as kept: in a file and in ConfigMaps, by processes on a real API server."""
 
 import json
 import signal
@@ -9,23 +9,24 @@ from typing import Any, cast
 
 import pytest
 
-from exporter.checkpoint.changes import PendingChanges
-from exporter.checkpoint.configmap import ConfigMapWriter
-from exporter.checkpoint.file import CheckpointUnwritable, FileWriter
-from exporter.checkpoint.format import shard_of
-from exporter.checkpoint.reader import ConfigMapReader
 from exporter.engine.model import Resource
 from exporter.engine.store import Store
-from exporter.health import CheckpointFault, CheckpointHealth, Health, Watched
+from exporter.health import Health, HistoryFault, HistoryHealth, Watched
+from exporter.history.changes import PendingChanges
+from exporter.history.configmap import ConfigMapWriter
+from exporter.history.file import FileWriter, HistoryUnwritable
+from exporter.history.format import shard_of
+from exporter.history.reader import ConfigMapReader
 from exporter.kube.client import Absent, ApiServer, Forbidden, Login
-from exporter.kube.kubevirt import CHECKPOINT_LABEL
+from exporter.kube.kubevirt import HISTORY_LABEL
 from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
 from tests.cluster import EXPORTER_READS, VMIMS, VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
 from tests.support.api_servers import RealStage
 from tests.support.builders import KEEP, NOW, UID, a_state, a_vmi
-from tests.support.checkpoints import (
+from tests.support.program import program
+from tests.support.stored_history import (
     FAULTS,
     NAME,
     FixedLease,
@@ -38,7 +39,6 @@ from tests.support.checkpoints import (
     until_one_writes,
     until_written,
 )
-from tests.support.program import program
 
 
 async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path)
         m["metadata"]["name"]: m for m in (await real.admin.list(CONFIG_MAPS, namespace))["items"]
     }
     shard = kept[f"{NAME}-{shard_of(made['metadata']['uid']):02d}"]
-    assert shard["metadata"]["labels"] == {"kubevirt-eviction-exporter/checkpoint": NAME}
-    assert set(shard["binaryData"]) == {"checkpoint"}
+    assert shard["metadata"]["labels"] == {"kubevirt-eviction-exporter/history": NAME}
+    assert set(shard["binaryData"]) == {"history"}
     unhurried = keeping(namespace, leaseDuration="15s")
     async with program(tmp_path, "--kubeconfig", login, config=unhurried) as heir:
         await heir.ready()
@@ -116,7 +116,7 @@ async def test_refused_shards_do_not_keep_the_others_waiting(
             await real.admin.delete(VMIS, namespace, name)
     shards = sorted(by_shard)
     for shard in shards[:3]:
-        name, labels = f"{NAME}-{shard:02d}", {CHECKPOINT_LABEL: NAME}
+        name, labels = f"{NAME}-{shard:02d}", {HISTORY_LABEL: NAME}
         metadata = {"name": name, "namespace": namespace, "labels": labels}
         frozen = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True}
         await real.admin.create(CONFIG_MAPS, frozen)
@@ -145,18 +145,18 @@ async def test_a_label_that_was_removed_is_put_back(real: RealStage, tmp_path: P
     async with program(tmp_path, "--kubeconfig", login, config=keeping(namespace)) as exporter:
         await exporter.ready()
         await until_written(exporter)
-        unlabelled = {"metadata": {"labels": {CHECKPOINT_LABEL: None}}}
+        unlabelled = {"metadata": {"labels": {HISTORY_LABEL: None}}}
         await real.admin.merge(CONFIG_MAPS, namespace, name, unlabelled)
 
         async def is_labelled() -> bool:
             found = await real.admin.get(CONFIG_MAPS, namespace, name)
-            return CHECKPOINT_LABEL in found["metadata"].get("labels", {})
+            return HISTORY_LABEL in found["metadata"].get("labels", {})
 
         await poll(is_labelled, what="the label")
         await until_written(exporter)
 
 
-async def test_without_a_checkpoint_only_the_cluster_remembers(
+async def test_without_a_history_only_the_cluster_remembers(
     real: RealStage, tmp_path: Path
 ) -> None:
     """What makes the test above prove something: with none, one migration is left."""
@@ -210,13 +210,13 @@ class Full:
 
 def a_config_map_writer(
     api: Garbled | Full | ApiServer, namespace: str = "x", uid: str = UID, *, may_write: bool = True
-) -> tuple[ConfigMapWriter, PendingChanges, CheckpointHealth]:
+) -> tuple[ConfigMapWriter, PendingChanges, HistoryHealth]:
     """A writer with one VMI to write of, and no watch."""
     store = Store(endings_kept=KEEP)
     changes = PendingChanges(store, window=86_400.0)
     store.put(a_vmi(uid=uid, migration=a_state()))
     watched = Watched(Resource.CONFIGMAPS, namespace, synced=True)
-    status = CheckpointHealth(find_unwritten=lambda: changes.unwritten_since)
+    status = HistoryHealth(find_unwritten=lambda: changes.unwritten_since)
     place = ConfigMaps(namespace, NAME)
     reader = ConfigMapReader(changes, watched, status, place, clock=lambda: NOW)
     status.loaded = True
@@ -239,7 +239,7 @@ async def test_an_answer_that_is_no_config_map() -> None:
     writer, changes, told = a_config_map_writer(api)
     await writer.flush()
     assert api.applied == 1
-    assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
+    assert told.faults == {HistoryFault.NOT_WRITTEN: 1}
     assert changes.unwritten == [shard_of(UID)]
     assert told.unwritten_since == NOW
 
@@ -260,7 +260,7 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
     assert list(api.applied) == [name]
     assert json.dumps(api.applied) != before
     assert shard_of(UID) not in changes.unwritten
-    assert told.faults == {CheckpointFault.NOT_WRITTEN: 1}
+    assert told.faults == {HistoryFault.NOT_WRITTEN: 1}
 
 
 @pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
@@ -269,20 +269,20 @@ def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
     changes = PendingChanges(Store(endings_kept=KEEP), window=86_400.0)
     path = tmp_path / name
     writer = FileWriter(
-        changes, Health(180.0, 600.0), CheckpointHealth(), path, interval=1.0, clock=lambda: NOW
+        changes, Health(180.0, 600.0), HistoryHealth(), path, interval=1.0, clock=lambda: NOW
     )
-    with pytest.raises(CheckpointUnwritable, match=f"checkpoint: file:{path}: "):
+    with pytest.raises(HistoryUnwritable, match=f"history: file:{path}: "):
         writer.read()
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not even sent, and counted once for each attempt to write."""
-    monkeypatch.setattr("exporter.checkpoint.configmap.LONGEST_SHARD", 10)
+    monkeypatch.setattr("exporter.history.configmap.LONGEST_SHARD", 10)
     api = Garbled()
     writer, changes, told = a_config_map_writer(api)
     await writer.flush()
     assert api.applied == 0
-    assert told.faults == {CheckpointFault.TOO_LARGE: 1}
+    assert told.faults == {HistoryFault.TOO_LARGE: 1}
     assert changes.unwritten == [shard_of(UID)]
 
 
@@ -298,5 +298,5 @@ async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> Non
             await writer.flush()
             assert (changes.unwritten, told.faults) == ([], {})
     (kept,) = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
-    listed = read_shard(b64decode(kept["binaryData"]["checkpoint"]))
+    listed = read_shard(b64decode(kept["binaryData"]["history"]))
     assert {remembered.uid for remembered in listed} == {UID, other_uid}

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from exporter.checkpoint.changes import AWAITED_FOR, SLICE, PendingChanges
-from exporter.checkpoint.format import SHARDS, seal, shard_of
 from exporter.engine.evidence import FAILURES_KEPT, Marker
 from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
 from exporter.engine.store import Key, Store
+from exporter.history.changes import AWAITED_FOR, SLICE, PendingChanges
+from exporter.history.format import SHARDS, seal, shard_of
 from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_store, a_vmi, a_vmim
-from tests.support.checkpoints import finish
-from tests.unit.checkpoint.life import Life, told_by
+from tests.support.stored_history import finish
+from tests.unit.history.life import Life, told_by
 
 
 WINDOW = 86_400.0
@@ -33,7 +33,7 @@ def shards(changes: PendingChanges) -> list[bytes]:
 
 
 def an_heir(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
-    """Another process, which read that checkpoint and then saw the cluster as it is."""
+    """Another process, which read that history and then saw the cluster as it is."""
     changes = some_changes()
     take(changes, kept)
     put(changes.store, facts)
@@ -144,7 +144,7 @@ class TestVmisNotSeen:
 
 
 class TestRecalling:
-    """What a checkpoint says is joined with what is known, in either order."""
+    """What a stored history says is joined with what is known, in either order."""
 
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_migrations(self, *, late: bool) -> None:
@@ -292,7 +292,7 @@ class TestUnwritten:
 def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
     """At random points of random lives an heir takes over: it says what its forebear says.
 
-    And goes on to say so, whatever comes after. Without the checkpoint it would often not.
+    And goes on to say so, whatever comes after. Without the stored history it would often not.
     """
     differ_without = 0
     later = 20
@@ -323,7 +323,7 @@ def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
             assert told_by(heir.store, life.now) == expected, f"seed {seed}, later"
     prove(
         f"{lives} lives, killed once each: {lives * (1 + later):,} comparisons, none differs;"
-        f" {differ_without} lives without a checkpoint"
+        f" {differ_without} lives without a stored history"
     )
     assert differ_without > lives / 4
 

@@ -1,6 +1,6 @@
-"""When the checkpoint is written; the subclasses in `file` and `configmap` define where.
+"""When the stored history is written; the subclasses in `file` and `configmap` define where.
 
-A writer first reads the stored checkpoint and merges it into the store. Then it writes what has
+A writer first reads the stored history and merges it into the store. Then it writes what has
 changed: the first change at once, further ones at most once per interval, and the rest at shutdown.
 Every failure is logged, counted and retried; verdicts do not depend on it.
 """
@@ -12,21 +12,21 @@ from itertools import chain
 
 import structlog
 
-from exporter.checkpoint.changes import PendingChanges
 from exporter.engine.model import Instant, Resource, Seconds
-from exporter.health import CheckpointFault, CheckpointHealth, Health
+from exporter.health import Health, HistoryFault, HistoryHealth
+from exporter.history.changes import PendingChanges
 
 
 log = structlog.stdlib.get_logger()
 
 
-def note_fault(status: CheckpointHealth, fault: CheckpointFault, why: str, **place: object) -> None:
-    """Count and log a fault of the checkpoint."""
+def note_fault(status: HistoryHealth, fault: HistoryFault, why: str, **place: object) -> None:
+    """Count and log a fault of the stored history."""
     status.faults[fault] += 1
-    log.warning("checkpoint_fault", fault=str(fault), why=why, **place)
+    log.warning("history_fault", fault=str(fault), why=why, **place)
 
 
-class CheckpointWriter:
+class HistoryWriter:
     """Writes changed shards, at most once per `interval` seconds.
 
     A subclass implements `_write`, which marks each shard that it has written.
@@ -36,7 +36,7 @@ class CheckpointWriter:
         self,
         changes: PendingChanges,
         health: Health,
-        status: CheckpointHealth,
+        status: HistoryHealth,
         *,
         interval: Seconds,
         clock: Callable[[], Instant],
