@@ -48,8 +48,8 @@ LOSSES = {
         "the guard evacuations, diverged evacuations, and the states that depend on pods"
     ),
     Resource.KUBEVIRTS: "the state capacity",
-    Resource.CONFIGMAPS: "the checkpoint: it is neither read nor written",
-    Resource.LEASES: "the checkpoint: it is not written",
+    Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
+    Resource.LEASES: "the stored history: it is not written",
 }
 """What does not work without a resource; the runbook has the same table."""
 
