@@ -68,12 +68,14 @@ MODULES = {
     ),
     "exporter/engine/vmi_record.py": ("engine/test_store",),
     "exporter/engine/model.py": (
+        "test_settings",
         "engine/test_cooldown",
         "engine/test_diagnosis",
         "engine/test_evidence",
-        "engine/test_store",
+        "engine/test_verdicts",
+        "kube/test_kubevirt",
     ),
-    "exporter/engine/reasons.py": ("engine/test_reasons", "engine/test_diagnosis"),
+    "exporter/engine/reasons.py": ("engine/test_reasons",),
     "exporter/health.py": ("test_health",),
     "exporter/kube/lease.py": ("kube/test_lease",),
 }

@@ -63,7 +63,7 @@ def test_the_last_cause(why: tuple[Why, ...], cause: Why | None) -> None:
 
 
 def test_what_keeps_a_vm_on_its_node() -> None:
-    """That it cannot be migrated at all, else the cause of its failures."""
+    """The cause of failures is that the VMI is not migratable, else the last failure's reason."""
     assert find_blocker((LATE, STAYS)) == STAYS
     assert find_blocker((EARLY, PULL)) == PULL
     assert find_blocker(()) is None
@@ -83,7 +83,7 @@ def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> Obstacle
 
 @pytest.mark.parametrize("evidence", [case for _, case in CASES.values()], ids=CASES)
 def test_every_state_has_an_action(evidence: Evidence) -> None:
-    """Whatever the situation and whatever is known of it: one sentence and one command."""
+    """In every situation there is one sentence and one command."""
     found = diagnosis(evidence)
     for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
         advice = advise(evidence, found, why)
@@ -113,7 +113,7 @@ def test_every_state_has_an_action(evidence: Evidence) -> None:
 def test_the_cause_decides(
     evidence: str, why: tuple[Why, ...], obstacle: Obstacle, cause: Why | None
 ) -> None:
-    """The action follows from the reason that counts, and names it."""
+    """The action is that of the reason that counts, and names it."""
     _, case = CASES[evidence]
 
     assert find(case, why) is obstacle
@@ -131,7 +131,7 @@ def test_the_cause_decides(
     ],
 )
 def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> None:
-    """After failures it is that of the last cause, in whatever state the next attempt is."""
+    """After failures the action is that of the last cause, also during the next attempt."""
     evidence = an_evacuation(marker=FAILING, **overrides)
 
     assert find(evidence, (LATE,)) is Obstacle.MIGRATION_ERROR
@@ -148,7 +148,7 @@ def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
 
 
 def test_a_queue_is_waited_for() -> None:
-    """Without a failure, KubeVirt's limits are the obstacle, and before them nothing is."""
+    """Without failures the only obstacle is KubeVirt's limits on migrations."""
     evidence = an_evacuation(vmims=(an_attempt(),))
 
     assert find(evidence, load=FULL) is Obstacle.CAPACITY
@@ -156,7 +156,7 @@ def test_a_queue_is_waited_for() -> None:
 
 
 def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
-    """Waiting is no action for a VM that nothing moves."""
+    """The action for a stuck VM is never to wait."""
     assert find(an_evacuation(age=7200.0)) is Obstacle.UNEXPLAINED
 
 
@@ -178,7 +178,7 @@ def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
     ],
 )
 def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Obstacle) -> None:
-    """A stalled migration in post-copy is left alone; in pre-copy its VMIM may be deleted."""
+    """For a stalled migration in post-copy the action is not to abort it; in pre-copy it is."""
     evidence = an_evacuation(
         vmi={"migration": a_running_state(**STALLED, mode=mode)},
         vmims=(an_attempt(phase="Running"),) if attempt else (),
@@ -210,7 +210,7 @@ def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Ob
     ],
 )
 def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], place: str) -> None:
-    """The one not to delete is named where it can be only one, and its node always."""
+    """With several active pods the action names the pod that must not be deleted."""
     evidence = an_evacuation(pods=pods)
     sentence = advise(evidence, diagnosis(evidence)).sentence
 
@@ -218,7 +218,7 @@ def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], p
 
 
 def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
-    """Whatever is in a name, the shell passes it on as it is."""
+    """Any name is quoted so that a shell passes it on unchanged."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text('#!/bin/sh\nfor one in "$@"; do echo "$one"; done; cat\n')
     kubectl.chmod(0o755)
@@ -252,5 +252,5 @@ def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
     ],
 )
 def test_may_cancel(state: Any, may: bool) -> None:
-    """A post-copy migration under way must not be ended."""
+    """A migration in post-copy may not be cancelled."""
     assert may_cancel(an_evacuation(vmi={"migration": state})) is may

@@ -143,7 +143,7 @@ def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[st
     ],
 )
 def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
-    """Each rule blocks at its own checkpoint, on its own evidence, and nothing else blocks."""
+    """Each rule blocks at its own checkpoint, on its own evidence, and no other rule blocks."""
     assert verdicts(evidence, a_policy()) == blocked
 
 
@@ -162,7 +162,7 @@ def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
     ],
 )
 def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
-    """Nothing is left to move: no rule blocks, and nothing cools down."""
+    """For a VMI that has ended no rule blocks."""
     over = replace(evidence, vmi=replace(evidence.vmi, phase=phase))
     assert verdicts(evidence, a_policy()) != ("", "")
     assert verdicts(over, a_policy()) == ("", "")
@@ -187,13 +187,13 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     ],
 )
 def test_guards_off(guards: dict[str, bool], evidence: Evidence) -> None:
-    """A guard that is off says nothing, and the emptied struct is silent as in the reference."""
+    """A guard that is off does not block."""
     assert verdicts(evidence, a_policy()) != ("", "")
     assert verdicts(evidence, a_policy(**guards)) == ("", "")
 
 
 def test_rules_speak_in_order() -> None:
-    """Asked with no checkpoint, the first rule of the table that blocks gives the reason."""
+    """Without a checkpoint the reason is that of the first rule in the table that blocks."""
     everything = some_evidence(
         vmi=a_vmi(migration=a_state(), evacuation_node="n1"),
         history=a_history(m1=a_migration()),
@@ -240,7 +240,7 @@ RESTS_ON = {
 def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
     evidence: Evidence, rule: str, dead: Resource
 ) -> None:
-    """Each rule blocks as long as its own resources are heard of, whatever becomes of others."""
+    """A rule blocks only while the resources that it reads are not dead."""
     silent = dead in RESTS_ON[rule]
     assert not decide(evidence, a_policy(), NOW).allowed
     assert decide(evidence, a_policy(), NOW, dead=frozenset({dead})).allowed is silent
@@ -268,7 +268,9 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
 def test_emptied_state(
     state: MigrationState | None, vmims: tuple[Any, ...], *, seen: bool, blocked: bool
 ) -> None:
-    """An emptied struct whose VMIM is no longer unfinished falls back to the newest ending."""
+    """With an empty `migrationState` and no unfinished VMIM the newest ending in the
+    history counts.
+    """
     evidence = some_evidence(
         vmi=a_vmi(migration=state),
         history=a_history(m0=a_migration(start=None, end=NOW - 300.0)),
@@ -282,7 +284,7 @@ def test_emptied_state(
 
 
 def test_emptied_state_of_a_vmi_without_history() -> None:
-    """With no ending to fall back to, an emptied struct is silent."""
+    """With an empty `migrationState` and no history no rule blocks."""
     evidence = some_evidence(vmi=a_vmi(migration=EMPTIED))
     assert decide(evidence, a_policy(), NOW) == Verdict(known=True)
 
@@ -291,7 +293,7 @@ def test_emptied_state_of_a_vmi_without_history() -> None:
 
 
 def test_failures_count_unless_left_out() -> None:
-    """A failure cools down and doubles; `countFailedMigrations: false` leaves it out of both."""
+    """Failures count for the cooldown, except with `countFailedMigrations: false`."""
     failed = ended(60.0, others=(1_000.0,), outcome=Outcome.FAILED)
     counting, leaving_out = a_policy(), a_policy(count_failed_migrations=False)
     verdict = decide(failed, counting, NOW)
@@ -312,7 +314,7 @@ def test_failures_count_unless_left_out() -> None:
 def test_a_failure_left_out_wipes_out_no_success(
     before: dict[str, Migration], not_before: float | None, end: float | None
 ) -> None:
-    """Left out, a failure leaves the cooldown of the success before it as it was."""
+    """A failure that does not count leaves the cooldown of the success before it."""
     state = a_state(uid="m9", end=end, ended=True, outcome=Outcome.FAILED)
     history = a_history(m9=told_by(state), **before)
     evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
@@ -335,7 +337,7 @@ def test_a_failure_left_out_wipes_out_no_success(
     ],
 )
 def test_which_migration_ended_last(state: MigrationState, end: Instant, *, counted: bool) -> None:
-    """The one in the VMI's own state; where that is silent, the newest ending of the history."""
+    """The last migration is the one in the VMI's state, else the newest ending in the history."""
     history = a_history(
         m0=a_migration(start=None, end=NOW - 80.0), m2=a_migration(start=None, end=NOW - 50.0)
     )
@@ -344,7 +346,7 @@ def test_which_migration_ended_last(state: MigrationState, end: Instant, *, coun
 
 
 def test_a_failure_told_by_the_vmim_alone_is_left_out() -> None:
-    """One migration is one record: what the VMIM knows of its outcome holds for the VMI's end."""
+    """A failure that only the VMIM shows is a failure of the same record."""
     state = a_state(outcome=Outcome.UNKNOWN, end=NOW - 60.0)
     history = a_history(m1=told_by(state))
     evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
@@ -383,7 +385,7 @@ def test_effective_cooldown(
 
 
 def test_arithmetic_is_told() -> None:
-    """Every step of the arithmetic can be read."""
+    """The result has every step of the arithmetic."""
     evidence = ended(100.0, took=1_000.0, others=(500.0, 90_000.0))
     assert measured(evidence, a_policy(max_migration_cooldown=1_500.0)) == Cooldown(
         end=NOW - 100.0,
@@ -416,7 +418,7 @@ def test_window(ago: float, *, inside: bool) -> None:
 
 
 def test_verdict_of_a_cooldown() -> None:
-    """A blocked verdict tells its checkpoint, reason, release, cooldown and count."""
+    """A verdict blocked by cooldown has checkpoint, reason, release, cooldown and count."""
     assert decide(ended(100.0, others=(200.0,)), a_policy(), NOW) == Verdict(
         known=True,
         checkpoint=Checkpoint.PRE_EVICTION,
@@ -429,7 +431,7 @@ def test_verdict_of_a_cooldown() -> None:
 
 
 def test_verdict_of_another_rule() -> None:
-    """Blocked by another rule, the cooldown is told but not its release."""
+    """A verdict blocked by another rule has the cooldown without its release."""
     evidence = ended(100.0)
     evidence = some_evidence(vmi=evidence.vmi, history=evidence.history, vmims=(a_vmim(uid="m2"),))
     assert decide(evidence, a_policy(), NOW) == Verdict(
@@ -442,20 +444,20 @@ def test_verdict_of_another_rule() -> None:
 
 
 def test_verdict_that_allows() -> None:
-    """An allowed verdict has the effective cooldown wherever an end was read."""
+    """An allowed verdict has the effective cooldown if a migration has ended."""
     verdict = decide(ended(1_000.0), a_policy(), NOW)
     assert verdict.allowed
     assert (verdict.effective_cooldown, verdict.not_before) == (900.0, None)
 
 
 def test_not_ours() -> None:
-    """A candidate that is none of the cluster's VMIs is allowed, and it is told why."""
+    """A candidate that is not a VMI of this cluster is allowed, with the kind of mismatch."""
     verdict = not_ours(Mismatch.UID)
     assert (verdict.known, verdict.mismatch, verdict.allowed) == (False, Mismatch.UID, True)
 
 
 def test_explain() -> None:
-    """Every rule tells what it says, an earlier one having blocked or not."""
+    """The explanation has the result of every rule, also after one that blocks."""
     evidence = some_evidence(
         vmi=a_vmi(migration=a_state(), evacuation_node="n1"),
         history=a_history(m1=a_migration()),
@@ -471,7 +473,7 @@ def test_explain() -> None:
 
 
 def test_each_rule_says_yes_or_no() -> None:
-    """Nothing is left undecided where there is nothing to decide on."""
+    """Every rule gives a result for any evidence."""
     findings = explain(some_evidence(), a_policy(), NOW)
     assert [finding.blocks for finding in findings] == [False] * 4
 
@@ -511,7 +513,7 @@ def test_exceptions(
 
 
 def test_an_update_that_cannot_be_seen_does_not_block() -> None:
-    """Dead or forbidden KubeVirt objects silence the rule."""
+    """Dead or forbidden KubeVirt objects do not block."""
     evidence, dead = some_evidence(platform_updating=True), frozenset({Resource.KUBEVIRTS})
     assert decide(evidence, a_policy(guard_platform_update=True), NOW, dead=dead).allowed
 
@@ -535,13 +537,13 @@ def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
     ],
 )
 def test_endings_kept(floor: float, ceiling: float, kept: int) -> None:
-    """As many endings are kept as can matter."""
+    """As many endings are stored as the policy can need."""
     policy = a_policy(migration_cooldown=floor, max_migration_cooldown=ceiling)
     assert policy.endings_kept == kept
 
 
 def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
-    """A migration of a VMI that was refused blocks for `dead_after`; then its rules are silent."""
+    """The migration of a VMI that became invalid blocks for `dead_after` and no longer."""
     refused = ((Resource.VMIS, NOW - DEAD_AFTER),)
     evidence = some_evidence(vmi=a_vmi(migration=a_running_state()), refused=refused)
     for now, is_dead in ((NOW - 1, False), (NOW, True)):
@@ -554,7 +556,7 @@ def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
 
 
 def test_release_looks_ahead() -> None:
-    """As endings leave the window the cooldown shrinks, and `not_before` sees it coming.
+    """`not_before` includes that the cooldown shrinks as endings leave the window.
 
     Two endings, 50 s and 3000 s ago, in a window of 3300 s: the cooldown of 1800 s would hold
     for 1750 s more, but in 300 s the older one leaves and 900 s are left of it.
@@ -565,7 +567,7 @@ def test_release_looks_ahead() -> None:
 
 
 def test_release_at_the_moment_an_ending_leaves() -> None:
-    """Where the shorter cooldown is over already, the VMI is free when the ending leaves."""
+    """If the shorter cooldown is already over, the VMI is released when the ending leaves."""
     policy = a_policy(migration_history_window=2_000.0)
     cooldown = measured(ended(1_000.0, others=(1_500.0,)), policy)
     assert cooldown.effective == 1_800.0
@@ -573,7 +575,7 @@ def test_release_at_the_moment_an_ending_leaves() -> None:
 
 
 def test_release_of_an_end_ahead_of_the_clock() -> None:
-    """The wait is the cooldown; the facts' own release is later, and the clock moves it not."""
+    """For an end ahead of the clock the wait is the whole cooldown."""
     evidence = ended(-200.0)
     for later in (0.0, 50.0, 199.0):
         cooldown = measured(evidence, a_policy(), NOW + later)
@@ -686,7 +688,7 @@ def test_no_wait_is_longer_than_the_cooldown(
 
 
 def test_a_window_that_ends_under_a_success() -> None:
-    """With failures left out the release looks at successes alone."""
+    """Without failures the release depends only on successes."""
     history = a_history(
         m0=a_migration(start=None, end=NOW - 590.0),
         m1=a_migration(start=None, end=NOW - 100.0),
@@ -709,7 +711,7 @@ def test_a_window_that_ends_under_a_success() -> None:
     more=st.integers(0, 10_000),
 )
 def test_back_off_grows_with_the_count(base: float, fewer: int, more: int) -> None:
-    """More migrations never give a shorter cooldown, and none is longer than Go's longest."""
+    """More migrations never give a shorter cooldown, and Go's longest duration is the maximum."""
     fewer, more = sorted((fewer, more))
     assert 0.0 <= back_off(base, fewer) <= back_off(base, more) <= LONGEST_COOLDOWN
 

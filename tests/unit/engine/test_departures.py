@@ -8,7 +8,7 @@ from tests.support.builders import NOW
 
 
 def test_the_newest_departure_of_each_node_counts() -> None:
-    """An earlier one, or one without a known end, changes nothing."""
+    """Only the newest departure of each node with a known end counts."""
     noted = Departures()
     for node, end in (("n1", NOW - 50.0), ("n1", NOW - 90.0), ("n2", None), ("n2", NOW - 10.0)):
         noted.note(node, end, NOW)
@@ -18,7 +18,7 @@ def test_the_newest_departure_of_each_node_counts() -> None:
 def test_the_node_that_was_left_the_longest_ago_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So many are kept; a further departure of a node makes it the latest one."""
+    """The number of nodes is bounded; the oldest departure is dropped."""
     monkeypatch.setattr(departures, "NODES_KEPT", 2)
     noted = Departures()
     for seconds, node in enumerate(("n1", "n2", "n1", "n3")):

@@ -236,12 +236,12 @@ CASES = {
 
 @pytest.mark.parametrize(("state", "evidence"), CASES.values(), ids=CASES)
 def test_state(state: State, evidence: Evidence) -> None:
-    """Each situation has its one state."""
+    """Each situation has exactly one state."""
     assert diagnosis(evidence).state is state
 
 
 def test_every_state_is_tried() -> None:
-    """No state is without a situation, capacity being asked below."""
+    """The table of situations has every state."""
     assert {state for state, _ in CASES.values()} | {State.CAPACITY} == set(State)
 
 
@@ -269,12 +269,12 @@ def test_no_attempt(load: Load | None, state: State) -> None:
     ],
 )
 def test_capacity(load: Load | None, state: State) -> None:
-    """A waiting attempt waits for capacity only where the limits are seen to be reached."""
+    """An attempt waits for capacity only while the known limits are reached."""
     assert diagnosis(an_evacuation(vmims=(an_attempt(),)), load=load).state is state
 
 
 def test_the_order() -> None:
-    """Where several apply the first of the list is told: here all but one of a full set."""
+    """If several states apply, the first in the order is reported."""
     held = an_attempt(hold=Hold.QUOTA)
     pods = (SOURCE, a_target(migration_uid="older"))
     everything: dict[str, Any] = {"vmims": (a_failed_attempt(1, 5), held), "pods": pods}
@@ -361,7 +361,7 @@ class TestStuck:
         ],
     )  # fmt: skip
     def test_causes(self, evidence: Evidence, causes: tuple[Cause, ...]) -> None:
-        """What it is stuck by, if by anything."""
+        """An evacuation is stuck by the listed causes."""
         found = diagnosis(evidence)
         assert found.stuck_by == causes
         assert found.stuck == bool(causes)
@@ -377,7 +377,7 @@ class TestStuck:
     def test_a_queue_of_a_node(
         self, departure: float | None, newest: float, *, stuck: bool
     ) -> None:
-        """It is not stuck while VMs leave the node, however old the evacuation is."""
+        """While VMs leave the node, an evacuation that waits in its queue is not stuck."""
         departures = {} if departure is None else {"n1": departure}
         load = replace(OUTBOUND_FULL, departures=departures, newest_success=newest)
         assert diagnosis(an_evacuation(age=9000), load=load).stuck == stuck
@@ -386,7 +386,7 @@ class TestStuck:
 
     @pytest.mark.parametrize(("newest", "stuck"), [(NOW - 1800, False), (NOW - 1801, True)])
     def test_a_queue_of_the_cluster(self, newest: float, *, stuck: bool) -> None:
-        """Where the cluster's limit is reached, any migration moves the queue."""
+        """While the cluster's limit is reached, any migration counts as progress of the queue."""
         load = replace(FULL, departures={"n1": NOW - 9000}, newest_success=newest)
         assert diagnosis(an_evacuation(age=9000), load=load).stuck == stuck
 
@@ -422,7 +422,7 @@ class TestStuck:
         assert diagnosis(evacuation, load=ROOM).stuck
 
     def test_a_failure_is_a_turn(self) -> None:
-        """What failed a while ago has had its turn, whatever moved since."""
+        """A VM whose attempt failed has had its turn."""
         load = replace(ROOM, newest_success=NOW)
         for ended, stuck in ((1800.0, False), (1801.0, True)):
             failed = {"f1": NOW - ended, "f2": NOW - 60}
@@ -431,7 +431,7 @@ class TestStuck:
 
     @pytest.mark.parametrize(("seconds", "stuck"), [(120.0, False), (121.0, True)])
     def test_between_two_turns(self, seconds: float, *, stuck: bool) -> None:
-        """KubeVirt takes a while to use a place, and to clear the marker of a VM that has left."""
+        """A short pause between two migrations does not end the queue."""
         moved = NOW - seconds
         load = replace(ROOM, newest_success=moved)
         for vmims in ((), (an_attempt(created=NOW - 8990),)):
@@ -469,7 +469,7 @@ class TestStuck:
         assert diagnosis(evidence, stuck=StuckPolicy(external=86_400.0)).stuck_by == ()
 
     def test_failures_beyond_what_is_kept_by_name(self) -> None:
-        """Twelve times twelve failures are counted, though only the newest are kept by UID."""
+        """All failures are counted, although only the newest are stored by UID."""
         marker = Marker(node="n1", requested_at=NOW - 100_000)
         for number in range(144):
             assert marker.note_failure(f"f{number}", NOW - 90_000 + number * 60)
@@ -502,7 +502,7 @@ class TestSource:
         annotated: bool,
         source: Source,
     ) -> None:
-        """The source by what is there to tell it."""
+        """The source comes from the priority of the attempts or from the annotation."""
         vmims = tuple(
             an_attempt(name=f"e{n}", uid=f"e{n}", created=NOW - 50 + n, priority=priority)
             for n, priority in enumerate(priorities)
@@ -511,7 +511,7 @@ class TestSource:
         assert diagnosis(evidence).source is source
 
     def test_the_newest_is_the_one_created_last(self) -> None:
-        """Whatever its name and its place among the others."""
+        """The newest attempt is the one with the latest creation."""
         vmims = (
             an_attempt(name="a", uid="a", created=NOW - 1, priority=Priority.SYSTEM_MAINTENANCE),
             an_attempt(name="b", uid="b", created=NOW - 2, priority=Priority.SYSTEM_CRITICAL),
@@ -532,7 +532,7 @@ class TestSource:
     def test_an_attempt_of_an_older_request(
         self, created: float | None, annotated: bool, source: Source
     ) -> None:
-        """What is older than the request, by more than KubeVirt's own delay, is not asked."""
+        """An attempt from before the request says nothing about who requested this one."""
         attempt = an_attempt(created=created, priority=Priority.SYSTEM_CRITICAL)
         evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=(attempt,))
         assert diagnosis(evidence).source is source
@@ -545,7 +545,7 @@ class TestBackoff:
         ("failures", "seconds"), [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320)]
     )
     def test_doubles(self, failures: int, seconds: float) -> None:
-        """N failures before the newest attempt: 20 s * 2^(n-1) after the last of them."""
+        """The backoff after N failures is 20 s * 2^(n-1) from the last failure."""
         failed = [a_failed_attempt(n, 10 + 100 * n) for n in range(failures)]
         found = compute_backoff((*failed, an_attempt(created=NOW)), 20.0)
         assert found == Backoff(seconds=seconds, next_try=NOW - 10 + seconds)
@@ -572,11 +572,11 @@ class TestBackoff:
         ],
     )
     def test_none(self, vmims: tuple[Vmim, ...]) -> None:
-        """Where nothing failed before a Pending attempt there is no pause."""
+        """Without a failure before a Pending attempt there is no backoff."""
         assert compute_backoff(vmims, 20.0) is None
 
     def test_a_success_resets_it(self) -> None:
-        """Failures from before the last success do not count."""
+        """Failures before the last success do not count for the backoff."""
         older = a_failed_attempt(2, 900)
         success = a_failed_attempt(1, 500, phase="Succeeded")
         newer = a_failed_attempt(0, 10)
@@ -586,7 +586,7 @@ class TestBackoff:
 
     @pytest.mark.parametrize("ago", [20, 21])
     def test_over(self, ago: float) -> None:
-        """A pause that has passed holds nothing any more."""
+        """A backoff that has ended does not hold the attempt."""
         found = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, ago), an_attempt())))
         assert (found.backoff, found.state) == (None, State.TARGET_NOT_READY)
 
@@ -611,7 +611,7 @@ class TestContact:
         ],
     )
     def test_older_than_the_change(self, evidence: Evidence, late: Resource, state: State) -> None:
-        """A watch that was last heard before the VMI changed proves no absence; later it does."""
+        """That an attempt is missing counts only if VMIMs were read after the VMI changed."""
         changed = replace(evidence, changed_at=NOW - 5, handed_off_at=NOW - 5)
         contacts = {Resource.VMIMS: NOW, Resource.PODS: NOW}
         behind = diagnose(changed, STUCK, ROOM, NOW, contacts=contacts | {late: NOW - 6})
@@ -623,7 +623,7 @@ class TestContact:
         assert (caught_up.state, caught_up.missing) == (diagnosis(evidence).state, ())
 
     def test_an_attempt_that_is_there(self) -> None:
-        """What is present needs no contact."""
+        """An attempt that exists counts without further contact."""
         evidence = an_evacuation(vmims=(an_attempt(hold=Hold.QUOTA),))
         changed = replace(evidence, changed_at=NOW)
         found = diagnose(changed, STUCK, ROOM, NOW, contacts={Resource.VMIMS: NOW - 99})
@@ -632,7 +632,7 @@ class TestContact:
 
     @pytest.mark.parametrize("age", [60.0, 4000.0])
     def test_dead_vmis(self, age: float) -> None:
-        """Nothing is stuck while VMIs are dead; what was stuck before is said to be last seen."""
+        """While VMIs are dead nothing is stuck; the diagnosis says what was last seen."""
         evidence = an_evacuation(age=age, marker={"failed": {"f1": NOW - 50}})
         dead, contacts = frozenset({Resource.VMIS}), {Resource.VMIS: NOW - 30}
         found = diagnose(evidence, STUCK, ROOM, NOW, dead=dead, contacts=contacts)
@@ -649,7 +649,7 @@ class TestContact:
         assert without_contact.last_seen is None
 
     def test_a_vmi_that_cannot_be_read_any_more(self) -> None:
-        """It is dead after `dead_after`, and was last seen when it could last be read."""
+        """An invalid VMI is dead after `dead_after`."""
         evidence = an_evacuation(refused=((Resource.VMIS, NOW - 600),))
         before = diagnose(evidence, STUCK, ROOM, NOW - 1)
         assert before is not None
@@ -657,7 +657,7 @@ class TestContact:
         assert diagnosis(evidence).last_seen == LastSeen(NOW - 600, State.NO_MIGRATION, stuck=False)
 
     def test_a_start_that_its_vmim_contradicts(self) -> None:
-        """It is a zombie once its VMIM has been final for `dead_after`, and never stalled."""
+        """A started migration is a zombie once its VMIM has been final for `dead_after`."""
         vmi = {"migration": a_running_state(start=NOW - 9000)}
         final = a_history(m1=Migration(finished_at=NOW - 600))
         evidence = an_evacuation(vmi=vmi, history=final)
@@ -668,7 +668,7 @@ class TestContact:
 
     @pytest.mark.parametrize(("ago", "stuck"), [(60.0, False), (240.0, True)])
     def test_a_departure_by_a_wrong_clock(self, ago: float, *, stuck: bool) -> None:
-        """A VMI that has left is overdue from the end that its VMIM says, not its node's clock."""
+        """The time since a VMI left its node counts from the end of its VMIM."""
         left = a_state(end=NOW - 7200)
         final = a_history(m1=a_migration(end=left.end, finished_at=NOW - ago))
         gone = an_evacuation(age=9000, vmi={"node": "n2", "migration": left}, history=final)
@@ -676,7 +676,7 @@ class TestContact:
 
 
 def test_what_dead_vmims_showed_is_no_state() -> None:
-    """While their watch is dead, whether there is an attempt is not known."""
+    """While the watch of VMIMs is dead the state is unknown."""
     evidence = an_evacuation(vmims=(a_vmim(evacuates="n1"),))
     found = diagnose(evidence, STUCK, ROOM, NOW, dead=frozenset({Resource.VMIMS}))
     assert found is not None
@@ -696,18 +696,18 @@ class TestDivergence:
         ],
     )
     def test_diverged(self, since: float | None, annotated: bool, diverged: bool) -> None:
-        """Only after two minutes without the annotation."""
+        """An evacuation has diverged after two minutes without the annotation."""
         marker = {"lacking_since": None if since is None else NOW - since}
         pods = (a_pod(eviction_in_progress=annotated),)
         assert diagnosis(an_evacuation(marker=marker, pods=pods)).diverged is diverged
 
     def test_pods_not_seen(self) -> None:
-        """Without pods nothing is said of it."""
+        """Without permission for pods nothing is said about divergence."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), pods_seen=False)
         assert not diagnosis(evidence).diverged
 
     def test_pods_not_watched(self) -> None:
-        """Whether the annotation is still missing is not known while the watch is dead."""
+        """While the watch of pods is dead divergence is unknown."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
         dead = frozenset({Resource.PODS})
         found = diagnose(evidence, STUCK, ROOM, NOW, dead=dead)

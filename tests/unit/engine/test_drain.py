@@ -131,7 +131,7 @@ def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
     ],
 )
 def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: DrainOutcome) -> None:
-    """Where the VM would be migrated at all."""
+    """A VM that migrates now waits, if it can be migrated."""
     store = a_store(*facts)
 
     assert outcomes_of(store) == {"db1": outcome}
@@ -139,7 +139,7 @@ def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: Drain
 
 
 def test_full_limits_are_waited_for() -> None:
-    """Where as many migrations run as KubeVirt allows out of this node."""
+    """A VM waits while KubeVirt's limit of migrations from this node is reached."""
     busy = a_movable(2, migration=a_running_state(uid="m2"))
     running = a_vmim(name="mig-2", uid="m2", vmi_name="db2", phase="Running")
     store = a_store(a_movable(), busy, running, KubeVirtSettings(MigrationLimits(5, 2)))
@@ -151,7 +151,7 @@ def test_full_limits_are_waited_for() -> None:
 
 
 def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
-    """As in the number of VMs of a node."""
+    """VMIs that have ended or have no node are not counted."""
     store = a_store(a_movable(1), a_movable(2, phase="Succeeded"), a_movable(3, node=""))
 
     assert outcomes_of(store) == {"db1": LEAVES}
@@ -160,7 +160,7 @@ def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
 
 
 def test_a_node_is_emptied_unless_a_vm_stays() -> None:
-    """A VM that restarts does not keep the node; one that somebody else must move is named."""
+    """VMs that restart do not keep a node from being emptied; VMs that stay do."""
     store = a_store(a_moved(1, 60.0), a_movable(2, node="n2"))
     store.put(a_movable(3, eviction_strategy="None"))
     forecast, _ = forecast_node(store, "n1", now_in(store))
@@ -195,7 +195,7 @@ def test_a_node_is_emptied_unless_a_vm_stays() -> None:
 def test_a_vm_whose_evacuation_is_stuck_fails(
     age: float, failures: int, overrides: dict[str, Any], outcome: DrainOutcome
 ) -> None:
-    """A further drain asks for what has failed already, and the node is not emptied."""
+    """A VM with a stuck evacuation fails, so the node is not emptied."""
     store = a_store(a_movable(1, evacuation_node="n1", **overrides), read_at=NOW - age)
     for number in range(failures):
         store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
@@ -207,7 +207,7 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
 
 
 def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
-    """A migration that was last seen long ago may have ended since."""
+    """Migrations of a dead watch are not waited for."""
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), KubeVirtSettings(MigrationLimits(0, 2)))
     dead = DeadResources(everywhere=frozenset({Resource.VMIMS}))
 
@@ -232,12 +232,12 @@ def test_the_bound_is_what_the_limits_allow(limits: tuple[int, int], bound: floa
 
 
 def test_without_limits_the_bound_is_the_longest() -> None:
-    """The KubeVirt object may not be read: all may run at once."""
+    """Without the KubeVirt object the bound is the longest migration."""
     assert bound_of(a_store(a_moved(1, 100.0), a_moved(2, 70.0))) == 100.0
 
 
 def test_only_what_has_yet_to_migrate_counts() -> None:
-    """Not what restarts, migrates already or others must move, and not what never migrated."""
+    """The bound counts only VMs that still have to migrate and have migrated before."""
     running = a_running_state(uid="n2")
     store = a_store(
         a_moved(1, 500.0, eviction_strategy="External"),
@@ -262,7 +262,7 @@ def test_only_what_has_yet_to_migrate_counts() -> None:
     ],
 )
 def test_the_last_duration_is_of_a_success(state: Any, duration: float | None) -> None:
-    """What failed says nothing of how long a migration takes."""
+    """Only successful migrations have a duration for the bound."""
     store = a_store(a_movable(migration=state))
     _, (candidate,) = forecast_node(store, "n1", now_in(store))
     assert candidate.last_duration == duration
@@ -290,7 +290,7 @@ def a_failure(number: int, at: float, **overrides: Any) -> Vmim:
 
 
 def test_failed_attempts() -> None:
-    """Those since the last success, without aborted ones."""
+    """Failed attempts are those since the last success, without aborted ones."""
     store = a_store(
         a_moved(1, 60.0),
         a_failure(1, NOW - 700.0),
@@ -303,7 +303,7 @@ def test_failed_attempts() -> None:
 
 
 def test_failed_attempts_of_an_evacuation() -> None:
-    """What the evacuation counts, also those that KubeVirt has deleted."""
+    """During an evacuation failed attempts include those that KubeVirt has deleted."""
     store = a_store(a_movable(evacuation_node="n1"), read_at=NOW - 1000.0)
     for number in range(7):
         store.put(a_failure(number, NOW - 900.0 + number, created=NOW - 950.0))
@@ -357,7 +357,7 @@ contacts = st.dictionaries(
 def test_the_counts_are_those_of_the_single_vms(
     news: list[Any], dead: DeadResources, contacts: Contacts
 ) -> None:
-    """Whatever came in whatever order: what was counted on the way is what a look at each says."""
+    """After any sequence of changes the counts equal those computed from each VM."""
     store = a_store(read_at=NOW - 2000.0)
     for one in news:
         if isinstance(one, tuple):

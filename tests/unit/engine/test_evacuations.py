@@ -31,7 +31,7 @@ def an_attempt(**overrides: object) -> Vmim:
 
 
 def test_a_success_that_only_the_vmi_shows() -> None:
-    """The VMI left the node and is back with a new request: the evacuation begins again."""
+    """A success that only the VMI shows ends the evacuation; a later request is a new one."""
     store = a_store(a_vmi(evacuation_node="n1"), read_at=NOW - 900)
     store.read_at = NOW
     store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
@@ -39,7 +39,7 @@ def test_a_success_that_only_the_vmi_shows() -> None:
 
 
 def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
-    """The attempt that dated the request was an earlier evacuation's."""
+    """Attempts before such a success belong to the earlier evacuation."""
     attempt = an_attempt(uid="e1", created=NOW - 700)
     store = a_store(a_vmi(evacuation_node="n1"), attempt, read_at=NOW - 500)
     assert marker_of(store).requested_at == NOW - 700
@@ -48,7 +48,7 @@ def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
 
 
 def test_an_attempt_of_the_second_of_a_success() -> None:
-    """It is the earlier evacuation's: KubeVirt creates the next one after the success."""
+    """An attempt from the same second as a success belongs to the earlier evacuation."""
     vmi = a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600))
     store = a_store(vmi, read_at=NOW)
     store.put(an_attempt(uid="e1", created=NOW - 600))
@@ -63,7 +63,7 @@ def test_an_attempt_of_the_second_of_a_success() -> None:
     ],
 )
 def test_each_failed_attempt_counts(first: tuple[str, str], second: tuple[str, str]) -> None:
-    """Attempts are told apart by UID, and by name where there is none."""
+    """Attempts are identified by UID, else by name."""
     store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 60))
     for name, uid in (first, second):
         failed = {"phase": "Failed", "finished": True, "finished_at": NOW}
@@ -78,7 +78,7 @@ def test_each_failed_attempt_counts(first: tuple[str, str], second: tuple[str, s
 def test_any_vmim_since_the_request_is_an_attempt_of_external(
     strategy: str, created: float, failed: int
 ) -> None:
-    """Whoever evacuates an External VMI makes ordinary VMIMs."""
+    """Every VMIM since the request of an External VMI is an attempt."""
     vmi = a_vmi(evacuation_node="n1", eviction_strategy=strategy, eviction_requested_at=NOW - 60)
     ended = {"phase": "Failed", "finished": True, "finished_at": NOW}
     store = a_store(vmi, a_vmim(created=created, **ended))
@@ -89,7 +89,7 @@ class TestLackingTheAnnotation:
     """Since when the launcher pod has lacked the descheduler's annotation."""
 
     def test_the_vmi_moves_to_another_launcher(self) -> None:
-        """The pod on the VMI's new node is the one that counts from then on."""
+        """After a move the launcher pod on the new node counts."""
         store = a_store(
             a_pod(eviction_in_progress=True),
             a_pod(name="target", uid="target", node="n2"),
@@ -101,7 +101,7 @@ class TestLackingTheAnnotation:
         assert marker_of(store).lacking_since == NOW
 
     def test_an_evacuation_that_begins_again(self) -> None:
-        """A success that a VMIM shows begins it again, and the pod lacks it from then on."""
+        """A success that a VMIM shows ends the evacuation; a later request is a new one."""
         store = a_store(a_pod(), a_vmi(evacuation_node="n1"), read_at=NOW - 900)
         assert marker_of(store).lacking_since == NOW - 900
         store.read_at = NOW

@@ -79,7 +79,7 @@ class Queue(EventQueue):
 
 
 def test_a_held_eviction_has_one_event() -> None:
-    """The first is written at once; further ones of the same hold are counted only."""
+    """The first blocked eviction has an Event at once; later ones are only counted."""
     queue = Queue()
     for second in range(10):
         queue.note_held(a_vmi(), a_hold(), NOW + second)
@@ -93,7 +93,7 @@ def test_a_held_eviction_has_one_event() -> None:
 
 
 def test_a_hold_that_goes_on_is_a_series() -> None:
-    """After half an hour the next held eviction has an Event with the count of all."""
+    """After half an hour the next blocked eviction has an Event with the total count."""
     queue = Queue()
     queue.note_held(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
@@ -107,7 +107,7 @@ def test_a_hold_that_goes_on_is_a_series() -> None:
 
 
 def test_another_reason_or_another_cooldown_is_another_episode() -> None:
-    """Each begins its own series: by reason, after the end, or where nobody asked for long."""
+    """Another reason or another cooldown begins a new series."""
     queue = Queue()
     running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
     queue.note_held(a_vmi(), running, NOW)
@@ -126,7 +126,7 @@ def test_another_reason_or_another_cooldown_is_another_episode() -> None:
 
 
 def test_a_stuck_evacuation_has_one_event_and_its_end_another() -> None:
-    """Found every 15 seconds, it is written once and once per half hour, and when it ends."""
+    """A stuck evacuation has an Event at its beginning, every half hour, and at its end."""
     queue = Queue()
     written = []
     for now in range(int(NOW), int(NOW + 2 * REPEATED_AFTER), 15):
@@ -145,7 +145,7 @@ def test_a_stuck_evacuation_has_one_event_and_its_end_another() -> None:
 
 
 def test_an_evacuation_that_was_requested_again_is_another_one() -> None:
-    """The first has ended; a request that turns out to be older is the same evacuation."""
+    """An evacuation that is requested again has new Events."""
     queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
@@ -159,7 +159,7 @@ def test_an_evacuation_that_was_requested_again_is_another_one() -> None:
 
 
 def test_an_end_without_a_report_is_not_reported() -> None:
-    """It was over before its turn came: dropped, and counted as such."""
+    """The end of an evacuation without an earlier Event is dropped and counted."""
     queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.find([], NOW + 15)
@@ -169,7 +169,7 @@ def test_an_end_without_a_report_is_not_reported() -> None:
 
 
 def test_of_one_vm_at_most_one_a_minute() -> None:
-    """What else is due about it waits, and is not lost."""
+    """A VM has at most one Event a minute; other Events about it wait."""
     queue = Queue()
     queue.note_held(a_vmi(), a_hold(), NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW)
@@ -180,7 +180,7 @@ def test_of_one_vm_at_most_one_a_minute() -> None:
 
 
 def test_a_flood_is_written_within_the_bucket() -> None:
-    """10,000 VMs held at once: 100 Events, then one a second, stuck evacuations first."""
+    """For 10,000 VMs at once 100 Events are written, then one a second, stuck ones first."""
     queue = Queue()
     for vmi in vmis(10_000):
         queue.note_held(vmi, a_hold(), NOW)
@@ -198,7 +198,7 @@ def test_a_flood_is_written_within_the_bucket() -> None:
 
 
 def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
-    """Dropping yields to others, which may note further holds of the same VMs."""
+    """A VM that is blocked again while others are dropped is not dropped."""
     queue = Queue()
     for vmi in vmis(SLICE + 1):
         queue.note_held(vmi, a_hold(), NOW)
@@ -213,7 +213,7 @@ def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
 
 
 def test_the_bucket_fills_up_to_its_size() -> None:
-    """A quiet day allows no more at once than a quiet minute."""
+    """A long pause allows no more Events at once than the size of the bucket."""
     queue = Queue()
     queue.note_held(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
@@ -225,7 +225,7 @@ def test_the_bucket_fills_up_to_its_size() -> None:
 
 
 def test_the_vms_that_wait_are_bounded() -> None:
-    """Beyond 20,000 held VMs, those of others are counted as dropped."""
+    """At most 20,000 blocked VMs wait; others are counted as dropped."""
     queue = Queue()
     for vmi in vmis(MOST_HELD + 5):
         queue.note_held(vmi, a_hold(), NOW)
@@ -234,7 +234,7 @@ def test_the_vms_that_wait_are_bounded() -> None:
 
 
 def test_what_did_not_arrive_is_tried_again() -> None:
-    """A minute later; what was refused, or is there already, only as a series."""
+    """An Event that was not written is tried again after a minute."""
     queue = Queue()
     queue.note_held(a_vmi(), a_hold(), NOW)
 
@@ -248,7 +248,7 @@ def test_what_did_not_arrive_is_tried_again() -> None:
 
 
 def test_another_replica_takes_over() -> None:
-    """Its evacuations are forgotten without a word about their end; held evictions are not."""
+    """A replica that loses the Lease forgets evacuations, but not blocked evictions."""
     queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
@@ -260,7 +260,7 @@ def test_another_replica_takes_over() -> None:
 
 
 def test_an_end_that_another_replica_reports() -> None:
-    """It is forgotten too."""
+    """The end of an evacuation that another replica reports is forgotten."""
     queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
@@ -271,7 +271,7 @@ def test_an_end_that_another_replica_reports() -> None:
 
 
 def test_what_begins_while_an_event_is_being_written_is_due() -> None:
-    """The outcome is that of the episode that was taken."""
+    """The result of a write belongs to the episode that was written."""
     queue = Queue()
     running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
     queue.note_held(a_vmi(), running, NOW)
@@ -284,7 +284,7 @@ def test_what_begins_while_an_event_is_being_written_is_due() -> None:
 
 
 def test_a_clock_that_goes_back_stops_nothing() -> None:
-    """The limits hold from there on."""
+    """After the clock goes back the limits still hold and Events are still written."""
     queue = Queue()
     queue.note_held(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
@@ -294,7 +294,7 @@ def test_a_clock_that_goes_back_stops_nothing() -> None:
 
 
 def test_two_replicas_identify_an_episode_alike() -> None:
-    """By what the cluster shows and the half hour alone; different episodes of a VM differ."""
+    """Two replicas give the same episode the same Event name."""
     running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
     longer = a_hold(released_at=NOW + 9000, not_before=NOW + 9000)
 

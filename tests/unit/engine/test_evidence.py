@@ -75,7 +75,7 @@ class TestRequest:
     """When the evacuation was requested: it never moves later until it is cleared."""
 
     def test_first_seen(self) -> None:
-        """Without a condition and without an attempt it is when we first saw it."""
+        """Without condition and attempts the request dates from when it was first seen."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.read_at = NOW + 60
@@ -83,7 +83,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW
 
     def test_condition(self) -> None:
-        """The condition's transition, where KubeVirt writes it."""
+        """The request dates from the condition's transition."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
         store.put(an_attempt(1, created=NOW - 900))
@@ -91,7 +91,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmims-first"])
     def test_oldest_attempt(self, *, vmi_first: bool) -> None:
-        """Before 1.7 the oldest attempt off this node tells more than our first sight."""
+        """Before KubeVirt 1.7 the request dates from its oldest attempt."""
         store = a_store()
         vmi = a_vmi(evacuation_node="n1")
         attempts = [an_attempt(n, created=NOW - 100 * n) for n in (1, 3, 2)]
@@ -101,7 +101,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 300
 
     def test_attempts_of_an_older_evacuation(self) -> None:
-        """What is older than the newest success, or than a sight without marker, is not its."""
+        """Attempts before the newest success or the last time without marker do not count."""
         store = a_store()
         store.put(a_vmi())
         store.put(an_ended_vmim(uid="ok", name="ok", end=NOW - 1000.0, finished_at=NOW - 999.0))
@@ -116,7 +116,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("order", list(permutations("acs")), ids="".join)
     def test_any_order_of_attempts_and_success(self, order: tuple[str, ...]) -> None:
-        """An attempt from before a success is not this evacuation's, whichever is heard first."""
+        """Attempts from before a success do not count, in any order of the events."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         told = {
@@ -130,7 +130,7 @@ class TestRequest:
         assert marker_of(store).failed_since_request() == 1
 
     def test_another_node(self) -> None:
-        """A marker for another node is another evacuation."""
+        """A marker for another node is a new evacuation."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW - 50, failed_at=NOW - 10))
@@ -140,7 +140,7 @@ class TestRequest:
         assert marker_of(store).failed_since_request() == 0
 
     def test_cleared_and_set_again(self) -> None:
-        """Cancelled and asked for again it begins anew."""
+        """A marker that was cleared and set again is a new evacuation."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.read_at = NOW + 10
@@ -152,7 +152,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW + 20
 
     def test_requested_anew_in_a_gap(self) -> None:
-        """A condition that has moved is a new request, however short after the old one."""
+        """A later transition of the condition is a new request."""
         store = a_store()
         store.put(a_pod())
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
@@ -168,7 +168,7 @@ class TestRequest:
         assert len(list(store.evacuating())) == 1
 
     def test_a_condition_that_has_gone(self) -> None:
-        """KubeVirt takes it away as the marker is cleared: the marker was set again since."""
+        """A condition that is gone shows that the marker was cleared and set again."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
         store.read_at = NOW + 60
@@ -180,7 +180,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("ahead", [-2400.0, 120.0])
     def test_a_condition_that_comes_soon(self, ahead: float) -> None:
-        """It alone dates the request, whatever our clock says; attempts are counted again."""
+        """The condition replaces the date that our own clock gave."""
         store = a_store()
         store.read_at = NOW + ahead - 1
         store.put(a_vmi())
@@ -195,7 +195,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 5
 
     def test_a_condition_that_comes_late_and_is_earlier(self) -> None:
-        """An older request is believed; an attempt without a creation time dates nothing."""
+        """An earlier request is taken over; an attempt without creation time is not."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=None))
@@ -206,7 +206,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("before", [None, NOW - 500], ids=["came", "unchanged"])
     def test_a_condition_that_is_no_new_request(self, before: float | None) -> None:
-        """One that stays, or that an upgrade to KubeVirt 1.7 adds, changes no age."""
+        """A condition that stays, or that an upgrade adds, is not a new request."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=before))
         store.put(an_attempt(1, created=NOW - 400, failed_at=NOW - 300))
@@ -220,7 +220,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("told_by", ["vmi", "vmim-first", "vmim-last", "history"])
     def test_back_on_its_node_after_a_gap(self, told_by: str) -> None:
-        """Before 1.7 a success since the first sight shows that the marker was cleared."""
+        """Before KubeVirt 1.7 a success since the first sight ends the evacuation."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 20))
@@ -258,7 +258,7 @@ class TestRequest:
         assert marker_of(store) is marker
 
     def test_a_success_ahead_of_our_clock(self) -> None:
-        """Where clocks differ, an evacuation is not begun anew with each news."""
+        """A success ahead of our clock ends an evacuation once, not with each event."""
         store = a_store()
         store.put(an_ended_vmim(uid="ok", name="ok", end=NOW + 100, finished_at=NOW + 101))
         store.put(a_vmi(evacuation_node="n1"))
@@ -270,7 +270,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
     def test_a_vmi_that_has_ended(self, phase: str) -> None:
-        """KubeVirt leaves the marker of a VMI that ends during its evacuation."""
+        """A VMI that has ended is not evacuating, although its marker stays."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.put(a_vmi(evacuation_node="n1", phase=phase))
@@ -282,7 +282,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("how", ["deleted", "recreated"])
     def test_gone_with_the_vmi(self, how: str) -> None:
-        """A deleted VMI evacuates no more, a recreated one anew."""
+        """A deleted VMI takes its evacuation with it."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         if how == "deleted":
@@ -296,7 +296,7 @@ class TestFailures:
     """Distinct attempts that failed since the request, aborted ones left out."""
 
     def test_counted_once_and_beyond_collection(self) -> None:
-        """Each UID counts once, and goes on counting when its VMIM is collected."""
+        """Each failed UID counts once, also after KubeVirt has deleted the VMIM."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 1000))
         for number in range(12):
@@ -309,7 +309,9 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 12
 
     def test_what_does_not_count(self) -> None:
-        """Not what was aborted, what another made, what is for another node, what is older."""
+        """Aborted attempts, and those of others, of other nodes or of older requests do
+        not count.
+        """
         store = a_store()
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 100))
         failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 50.0}
@@ -321,13 +323,13 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 0
 
     def test_a_failure_that_came_before_everything(self) -> None:
-        """An end from before the last sight without the marker is not this evacuation's."""
+        """A failure from before the last time without marker does not count."""
         marker = Marker(node="n1", requested_at=NOW, not_before=NOW - 10)
         assert not marker.note_failure("old", NOW - 10)
         assert marker.note_failure("new", NOW)
 
     def test_late_news_of_an_old_failure(self) -> None:
-        """When as many newer ones are known by name, an older one is not counted twice."""
+        """An old failure that is read late is not counted twice."""
         marker = Marker(node="n1", requested_at=NOW)
         for number in range(FAILURES_KEPT):
             marker.note_failure(f"e{number}", NOW + 10 + number)
@@ -335,7 +337,7 @@ class TestFailures:
         assert marker.failed_since_request() == FAILURES_KEPT
 
     def test_an_earlier_request_counts_more(self) -> None:
-        """A request that turns out to be older has what failed since then."""
+        """If the request turns out to be earlier, failures since then count."""
         marker = Marker(node="n1", requested_at=NOW)
         marker.note_failure("e1", NOW - 10)
         assert marker.failed_since_request() == 0
@@ -355,7 +357,7 @@ class TestMarker:
     """One evacuation as several watchers saw it, or one watcher in several lives."""
 
     def test_the_earliest_of_both(self) -> None:
-        """Request and first sight are the earliest, whoever joins whom, and once."""
+        """Joining two markers takes the earlier request and first sight."""
         for one, other in ((90.0, 80.0), (80.0, 90.0)):
             marker = a_marker(requested_at=one, seen_at=one + 10, failed={"a": 120.0})
             told = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
@@ -375,7 +377,7 @@ class TestMarker:
         ],
     )
     def test_each_is_news(self, news: dict[str, Any]) -> None:
-        """What alone differs is news, and the same again is none."""
+        """Joining reports a change for each field that differs, and none the second time."""
         marker = a_marker()
         assert not marker.join(a_marker())
         assert marker.join(a_marker(**news))
@@ -384,7 +386,7 @@ class TestMarker:
 
     @pytest.mark.parametrize("mine", [True, False], ids=["mine", "theirs"])
     def test_what_is_older_than_the_last_sight_without_a_marker(self, *, mine: bool) -> None:
-        """It is an older evacuation's: where one of both knows the bound, it holds for both."""
+        """The join drops what is older than either marker's bound."""
         bound = a_marker(requested_at=70.0, not_before=50.0, failed={"new": 75.0})
         loose = a_marker(requested_at=50.0, seen_at=101.0, failed={"old": 50.0, "mine": 50.5})
         marker, told = (bound, loose) if mine else (loose, bound)
@@ -394,7 +396,7 @@ class TestMarker:
         assert marker.failed_since_request() == 1
 
     def test_no_request_that_is_ours(self) -> None:
-        """Where both took an older evacuation's request for this one's, the first sight is left."""
+        """If both requests belong to an older evacuation, the first sight is used."""
         marker = a_marker(requested_at=40.0, not_before=60.0)
         assert marker.join(a_marker(requested_at=50.0, not_before=55.0))
         assert (marker.requested_at, marker.not_before) == (100.0, 60.0)
@@ -413,7 +415,7 @@ class TestMarker:
     def test_the_bound(
         self, bounds: tuple[float | None, float | None], bound: float | None
     ) -> None:
-        """The latest bound, but none from after a sight: the marker was there by then."""
+        """The join takes the later bound that is not after a sight of the marker."""
         for one, other in (bounds, bounds[::-1]):
             marker = a_marker(not_before=one, requested_at=101.0)
             marker.join(a_marker(not_before=other, requested_at=101.0))
@@ -429,7 +431,7 @@ class TestMarker:
     def test_failures_are_a_union(
         self, one: dict[str, float], other: dict[str, float], total: int
     ) -> None:
-        """Each UID counts once, from the instant of the request on."""
+        """The join counts each failed UID since the request once."""
         for mine, theirs in ((one, other), (other, one)):
             marker = a_marker(failed=dict(mine))
             marker.join(a_marker(failed=dict(theirs)))
@@ -464,7 +466,7 @@ class TestMarker:
         other: tuple[int, dict[str, float]],
         total: int,
     ) -> None:
-        """A number without UIDs takes in of the other only what is later than all it forgot."""
+        """A count without UIDs is joined only with later failures of the other marker."""
         for mine, theirs in ((one, other), (other, one)):
             marker = a_marker(forgotten=mine[0], failed=dict(mine[1]))
             told = a_marker(forgotten=theirs[0], failed=dict(theirs[1]))
@@ -473,7 +475,7 @@ class TestMarker:
             assert marker.failed_since_request() == total
 
     def test_a_union_is_bounded(self) -> None:
-        """The newest failures keep their UIDs, by UID where two ended at once; all are counted."""
+        """The join stores the UIDs of the newest failures and counts all."""
         assert FAILURES_KEPT == 64, "what a stored history holds at most"
         ends = {f"e{n:03}": 95.0 + n // 2 for n in range(FAILURES_KEPT + 17)}
         marker = a_marker(failed={uid: end for uid, end in ends.items() if uid < "e040"})
@@ -482,7 +484,7 @@ class TestMarker:
         assert (marker.forgotten, marker.failed_since_request()) == (17, FAILURES_KEPT + 17)
 
     def test_what_is_forgotten_counts_from_the_request_on(self) -> None:
-        """The oldest UID makes room, and goes on counting where it failed since the request."""
+        """Dropped UIDs still count if they failed since the request."""
         marker = a_marker(failed={f"e{n}": 89.0 + n for n in range(FAILURES_KEPT)})
         assert marker.failed_since_request() == FAILURES_KEPT - 1
         assert marker.note_failure("new", 300.0)
@@ -498,7 +500,7 @@ class TestMarker:
         [(89.5, 90.0), (90.0, 100.0), (99.5, 100.0), (100.0, 90.0), (100.5, 90.0)],
     )
     def test_a_success_before_the_first_sight(self, end: float, requested_at: float) -> None:
-        """What we took for a request before it was an older evacuation's."""
+        """A success before the first sight ends the earlier evacuation."""
         marker = a_marker()
         assert marker.note_success(end) == (requested_at != 90.0)
         assert marker.requested_at == requested_at
@@ -517,30 +519,30 @@ class TestMarker:
         ],
     )
     def test_is_over(self, vmi: dict[str, Any], success: float | None, over: bool) -> None:
-        """Whether a marker that was kept is of an earlier evacuation than what the VMI says."""
+        """A stored marker is over if the VMI shows a later evacuation."""
         now = a_vmi(**({"evacuation_node": "n1"} | vmi))
         assert a_marker().is_over(now, success) is over
 
     def test_a_date_is_news_once(self) -> None:
-        """The condition's date replaces every other, and our clock's bound."""
+        """The condition's date replaces other dates once."""
         marker = a_marker(not_before=50.0)
         assert [marker.date(at) for at in (70.0, 70.0, 60.0)] == [True, False, True]
         assert (marker.requested_at, marker.not_before, marker.dated) == (60.0, None, True)
 
     def test_a_marker_that_one_replica_alone_remembers(self) -> None:
-        """It is the marker of both together."""
+        """A marker that only one replica has is that of both."""
         knows = Remembered(uid=UID, namespace=NAMESPACE, marker=a_marker())
         knows_not = Remembered(uid=UID, namespace=NAMESPACE)
         assert knows.join(knows_not) == knows_not.join(knows) == knows
 
     def test_the_success_that_it_began_after(self) -> None:
-        """What ended the evacuation before this one does not end this one."""
+        """The success before an evacuation does not end it."""
         marker, vmi = a_marker(not_before=150.0), a_vmi(evacuation_node="n1")
         assert not marker.is_over(vmi, 150.0)
         assert marker.is_over(vmi, 150.5)
 
     def test_a_diagnosis_made_later_takes_in_no_news(self) -> None:
-        """A snapshot's marker and history do not change; without a marker it is the same object."""
+        """A snapshot of the marker and the history does not change later."""
         marker = a_marker()
         evidence = some_evidence(marker=marker)
         still = evidence.snapshot()
@@ -556,7 +558,7 @@ class TestLacking:
     """Since when the current launcher lacks the descheduler's annotation."""
 
     def test_comes_and_goes(self) -> None:
-        """From the first sight of marker and pod together, until the annotation or the end."""
+        """Divergence lasts from marker and pod until the annotation or the end."""
         store = a_store()
         store.put(a_pod())
         store.put(a_vmi(evacuation_node="n1"))
@@ -572,7 +574,7 @@ class TestLacking:
         assert marker_of(store).lacking_since is None
 
     def test_pods_only_while_it_evacuates(self) -> None:
-        """All launcher pods are told of an evacuating VMI alone."""
+        """All launcher pods are in the evidence only during an evacuation."""
         store = a_store()
         store.put(a_vmi())
         store.put(a_pod())
@@ -588,7 +590,7 @@ class TestBlind:
 
     @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
     def test_by_namespace(self, resource: Resource) -> None:
-        """Only the VMIs of the blind namespace are without it."""
+        """Only VMIs of a namespace without contact lack that evidence."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.put(a_vmim())
@@ -606,7 +608,9 @@ class TestLoad:
     """How many migrations run, as KubeVirt counts them, where all can be seen."""
 
     def test_counts(self) -> None:
-        """From Scheduling on, and Pending with a target pod; out of the VMI's node."""
+        """Migrations count from Scheduling on, or Pending with a target pod, against the
+        VMI's node.
+        """
         store = a_store()
         store.put(KubeVirtSettings(MigrationLimits(cluster=3, outbound_per_node=2)))
         store.put(a_vmi())
@@ -638,7 +642,7 @@ class TestLoad:
         assert store.load() == Load(1, {"n2": 1}, MigrationLimits())
 
     def test_departures(self) -> None:
-        """The newest success out of each node, and of any, stay known when the VMI moves on."""
+        """The newest departures of each node stay known after the VMI moves on."""
         store = a_store()
         store.put(KubeVirtSettings())
         store.read_at = NOW
@@ -664,7 +668,7 @@ class TestLoad:
         assert load.newest_success == load.departures["n1"] == NOW
 
     def test_a_target_pod_of_another_namespace(self) -> None:
-        """It is no target pod of this migration, whatever its labels say."""
+        """A pod of another namespace is never a target pod."""
         store = a_store()
         store.put(KubeVirtSettings())
         store.put(a_vmi())
@@ -674,7 +678,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("blind", ["vmims", "pods", "limits", "namespaced"])
     def test_not_to_be_seen(self, blind: str) -> None:
-        """Without any of what it is counted from nothing is said."""
+        """Without one of the needed resources there is no number."""
         store = a_store(sees_all=blind != "namespaced")
         store.vmims_seen = blind != "vmims"
         store.pods_seen = blind != "pods"
@@ -683,7 +687,7 @@ class TestLoad:
         assert store.load() is None
 
     def test_seen_later(self) -> None:
-        """Permission that is given changes no object, and the number is known at once."""
+        """When permission is given, the number is known at once."""
         store = a_store()
         store.put(KubeVirtSettings())
         store.vmims_seen = False

@@ -93,7 +93,7 @@ def test_join_is_a_join(one: Migration, two: Migration, three: Migration) -> Non
 def test_order_and_repetition_change_nothing(
     facts: list[tuple[str, Migration]], data: st.DataObject
 ) -> None:
-    """The same facts in any order, any of them repeated, give the same records and verdict."""
+    """The same facts in any order and repeated give the same records and verdict."""
     repeated = data.draw(st.lists(st.sampled_from(facts), max_size=4)) if facts else []
     shuffled = data.draw(st.permutations(facts + repeated))
     first, second = told(*facts), told(*shuffled)
@@ -107,7 +107,7 @@ def test_order_and_repetition_change_nothing(
 
 
 def test_put_tells_whether_it_was_news() -> None:
-    """Only what adds knowledge is news."""
+    """`put` returns whether the fact changed the history."""
     history = History()
     assert history.put("m1", a_migration(start=None), keep=KEEP)
     assert not history.put("m1", a_migration(start=None), keep=KEEP)
@@ -117,14 +117,14 @@ def test_put_tells_whether_it_was_news() -> None:
 
 
 def test_neither_uid_nor_end() -> None:
-    """A record that cannot be told from others is not kept."""
+    """A record with neither UID nor end is not stored."""
     history = History()
     assert history.put("", Migration(start=NOW, handed_off=True), keep=KEEP) is False
     assert len(history) == 0
 
 
 def test_nameless_endings_are_keyed_by_their_second() -> None:
-    """Without a UID two ends of the same second are one migration, of two seconds two."""
+    """Without UIDs two ends in the same second are one migration."""
     history = told(
         ("", a_migration(end=NOW - 60.0)),
         ("", a_migration(end=NOW - 59.5)),
@@ -135,7 +135,7 @@ def test_nameless_endings_are_keyed_by_their_second() -> None:
 
 @pytest.mark.parametrize("named_handed_off", [True, False], ids=["handed-off", "not-handed-off"])
 def test_nameless_ending_yields_to_any_other_record(*, named_handed_off: bool) -> None:
-    """A record without a UID is ignored on read where another has the same end second."""
+    """A record without UID is ignored if another has an end in the same second."""
     history = told(
         ("", a_migration(end=NOW - 60.0)),
         ("m1", a_migration(end=NOW - 60.0, handed_off=named_handed_off)),
@@ -145,7 +145,7 @@ def test_nameless_ending_yields_to_any_other_record(*, named_handed_off: bool) -
 
 
 def test_nameless_ending_yields_to_a_failure_that_is_left_out() -> None:
-    """A failure that does not count takes the nameless record of its second with it."""
+    """A record without UID is also ignored for a failure that does not count."""
     history = told(
         ("", a_migration(end=NOW - 60.0, outcome=Outcome.UNKNOWN)),
         ("m1", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),
@@ -171,12 +171,12 @@ def test_nameless_ending_yields_to_a_failure_that_is_left_out() -> None:
     ],
 )
 def test_what_is_an_ending(migration: dict[str, Any], *, counts: bool) -> None:
-    """An ending is a handed-off migration with an end that can be used, whatever its outcome."""
+    """An ending is a migration that was handed off and has a usable end."""
     assert bool(a_history(m1=a_migration(**migration)).endings(NOW)) is counts
 
 
 def test_a_real_end_replaces_the_final_phase() -> None:
-    """The final phase's transition stands in for the end only until a real end is known."""
+    """The time of the final phase is the end until a real end is known."""
     history = a_history(m1=a_migration(end=None, finished_at=NOW - 9.0))
     assert [ending.end for ending in history.endings(NOW)] == [NOW - 9.0]
     history.put("m1", a_migration(end=NOW - 11.0), keep=KEEP)
@@ -184,7 +184,7 @@ def test_a_real_end_replaces_the_final_phase() -> None:
 
 
 def test_endings_are_sorted_and_settled() -> None:
-    """Endings come oldest first, and one a little ahead of our clock ends now."""
+    """Endings are sorted; one a little ahead of the clock ends now."""
     history = a_history(
         m1=a_migration(end=NOW + 20.0),
         m2=a_migration(end=NOW - 90.0),
@@ -218,13 +218,13 @@ def test_duration(start: float | None, duration: float) -> None:
     ],
 )
 def test_settle(end: float | None, settled: float | None) -> None:
-    """An end up to five minutes ahead is now; further ahead it is no end."""
+    """An end up to five minutes ahead counts as now, a later one not at all."""
     assert settle(end, NOW) == settled
 
 
 @given(facts=st.lists(st.tuples(st.integers(0, 60), migrations()), max_size=40))
 def test_the_newest_endings_are_kept(facts: list[tuple[int, Migration]]) -> None:
-    """Whatever is forgotten, the newest `keep` endings are not, failures left out or not."""
+    """The newest `keep` endings are stored, with and without failures."""
     keep = 4
     bounded, whole = History(), History()
     for number, migration in facts:
@@ -245,7 +245,7 @@ def test_the_newest_endings_are_kept(facts: list[tuple[int, Migration]]) -> None
 
 
 def test_failures_push_out_no_success() -> None:
-    """However many failures follow, a policy that leaves them out finds the successes."""
+    """Many failures do not drop successes that the policy needs."""
     history = History()
     history.put("won", a_migration(end=NOW - 9_000.0), keep=2)
     for number in range(9):
@@ -256,7 +256,7 @@ def test_failures_push_out_no_success() -> None:
 
 
 def test_open_records_are_bounded_too() -> None:
-    """Of migrations whose end never comes the ones told of last are kept."""
+    """The number of migrations without end is bounded; the newest stay."""
     history = History()
     for number in range(5):
         history.put(f"m{number}", Migration(start=NOW, handed_off=True), keep=2)
@@ -273,7 +273,7 @@ def test_open_records_are_bounded_too() -> None:
     ],
 )
 def test_outcome(uid: str, end: float | None, outcome: Outcome) -> None:
-    """The outcome of a migration is what any source told of it."""
+    """The outcome is the one that any source gave."""
     history = told(
         ("m1", a_migration(outcome=Outcome.FAILED)),
         ("m1", a_migration(outcome=Outcome.UNKNOWN)),
@@ -308,7 +308,7 @@ def test_an_end_by_a_wrong_clock_is_replaced(
 
 
 def test_reads_never_change_it() -> None:
-    """Reading, and changing what was read, leaves the history as it was."""
+    """Reading does not change the history."""
     history = a_history(m1=a_migration())
     history.records().clear()
     history.endings(NOW).clear()
@@ -317,7 +317,7 @@ def test_reads_never_change_it() -> None:
 
 
 def test_revision_grows_with_news() -> None:
-    """Each piece of news makes it one greater, and what was known already leaves it."""
+    """The revision grows by one with each change and only then."""
     history = History()
     assert history.revision == 0
     history.put("m1", a_migration(end=None), keep=KEEP)
@@ -328,7 +328,7 @@ def test_revision_grows_with_news() -> None:
 
 
 def test_newest_success() -> None:
-    """The latest known end of a success: a final phase will do, a failure and no end will not."""
+    """The newest success has the latest known end; the final phase is enough."""
     history = a_history(
         m1=a_migration(end=NOW - 90.0),
         m2=a_migration(end=None, finished_at=NOW - 60.0),
@@ -341,7 +341,7 @@ def test_newest_success() -> None:
 
 
 def test_written_ends() -> None:
-    """The end of every record, however far ahead and whatever the outcome."""
+    """The result has the end of every record, whatever its outcome."""
     history = a_history(
         m1=a_migration(end=NOW - 90.0, finished_at=NOW - 89.0),
         m2=a_migration(end=NOW + 9_000.0, outcome=Outcome.FAILED, handed_off=False),
@@ -357,7 +357,7 @@ def test_a_duration_is_measured_to_the_end_as_written() -> None:
 
 
 def test_what_nobody_told_is_not_handed_off() -> None:
-    """A migration of which only an end is known does not count."""
+    """A migration of which only the end is known does not count."""
     assert told(("m1", Migration(end=NOW - 60.0))).endings(NOW) == []
 
 

@@ -5,7 +5,7 @@ from tests.support.builders import NAMESPACE, a_pod
 
 
 def test_a_target_that_changes_is_counted_once() -> None:
-    """Each update of a target pod replaces the one before: with the pod goes the target."""
+    """A target pod that changes is counted once and removed with the pod."""
     launchers = LauncherIndex()
     launchers.put(a_pod(migration_uid="m1"))
     launchers.put(a_pod(migration_uid="m1", ready=False))
@@ -15,7 +15,7 @@ def test_a_target_that_changes_is_counted_once() -> None:
 
 
 def test_nothing_is_left_of_a_vmi_without_pods() -> None:
-    """An index of a year's pods is as large as that of today's."""
+    """When the last pod is deleted the index is empty."""
     launchers = LauncherIndex()
     launchers.put(a_pod(migration_uid="m1"))
     launchers.put(a_pod(vmi_uid="another"))

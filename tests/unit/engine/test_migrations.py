@@ -25,7 +25,7 @@ def waiting(vmims: VmimIndex, name: str = "db1") -> list[str]:
     [(True, False, True), (True, True, False), (False, False, False), (False, True, False)],
 )
 def test_which_deleted_vmims_wait(*, handed_off: bool, proven: bool, waits: bool) -> None:
-    """One that was handed off and that no VMI has proven to be its own."""
+    """A deleted VMIM waits if it was handed off and its VMI is not proven."""
     vmims = VmimIndex(keep=8)
     put_and_remove(vmims, an_ended_vmim(handed_off=handed_off), proven=proven)
     assert waiting(vmims) == (["mig-1"] if waits else [])
@@ -39,7 +39,7 @@ def test_which_deleted_vmims_wait(*, handed_off: bool, proven: bool, waits: bool
     ],
 )
 def test_each_deleted_vmim_waits(first: tuple[str, str], second: tuple[str, str]) -> None:
-    """VMIMs are told apart by UID, and by name where there is none."""
+    """Deleted VMIMs are identified by UID, else by name."""
     vmims = VmimIndex(keep=8)
     for name, uid in (first, second):
         put_and_remove(vmims, an_ended_vmim(name=name, uid=uid))
@@ -47,7 +47,7 @@ def test_each_deleted_vmim_waits(first: tuple[str, str], second: tuple[str, str]
 
 
 def test_vmims_wait_for_a_thousand_vmis() -> None:
-    """Those of the VMI for which they have waited longest are forgotten first."""
+    """VMIMs wait for at most a thousand VMIs; the oldest are dropped."""
     vmims = VmimIndex(keep=8)
     for number in range(1_001):
         put_and_remove(vmims, an_ended_vmim(vmi_name=f"vm-{number}"))

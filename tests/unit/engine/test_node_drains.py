@@ -42,7 +42,7 @@ def a_drain(*left_at: float, remaining: int) -> Store:
 
 
 def test_a_drain_is_followed_from_its_first_request() -> None:
-    """Who left and when, the median interval, and the estimate from it."""
+    """A drain has who left and when, the median interval and an estimate."""
     drain = drain_of(a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2))
     assert drain is not None
     assert (drain.since, drain.asked, drain.left, drain.remaining) == (NOW - 600, 5, 3, 2)
@@ -52,7 +52,7 @@ def test_a_drain_is_followed_from_its_first_request() -> None:
 
 @pytest.mark.parametrize("stays", [{"migratable": False}, {"eviction_strategy": "External"}])
 def test_there_is_no_estimate_where_a_vm_does_not_leave(stays: dict[str, object]) -> None:
-    """A VM that stays, or that somebody else must move, has no pace."""
+    """While a VM stays or must be moved by somebody else there is no estimate."""
     store = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
     store.put(asked(4, **stays))
     drain = drain_of(store)
@@ -62,14 +62,14 @@ def test_there_is_no_estimate_where_a_vm_does_not_leave(stays: dict[str, object]
 
 
 def test_two_departures_are_no_pace() -> None:
-    """Fewer than three say nothing about the next one."""
+    """With fewer than three departures there is no estimate."""
     drain = drain_of(a_drain(NOW - 300, NOW - 60, remaining=1))
     assert drain is not None
     assert (drain.left, drain.seconds_per_vmi, drain.estimate) == (2, None, None)
 
 
 def test_a_cancelled_evacuation_is_not_asked_any_more() -> None:
-    """A VM that stays because its evacuation was cancelled has not left."""
+    """A VM whose evacuation was cancelled has not left."""
     store = a_drain(NOW - 60, remaining=2)
     store.put(a_movable(2))
     drain = drain_of(store)
@@ -78,7 +78,7 @@ def test_a_cancelled_evacuation_is_not_asked_any_more() -> None:
 
 
 def test_a_vm_that_is_deleted_has_left() -> None:
-    """Whatever became of it, it is not on the node."""
+    """A deleted VM has left."""
     store = a_drain(remaining=2)
     store.remove(Resource.VMIS, NAMESPACE, asked(0).name)
     drain = drain_of(store)
@@ -88,7 +88,7 @@ def test_a_vm_that_is_deleted_has_left() -> None:
 
 @pytest.mark.parametrize(("pause", "left"), [(PAUSE - 1, 1), (PAUSE + 1, 0)])
 def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
-    """The drain goes on if the next VM is asked soon after the last one has left."""
+    """If the next VM is evicted soon after the last has left, it is the same drain."""
     store = a_drain(NOW, remaining=0)
     assert drain_of(store) is None
     store.put(a_movable(7))

@@ -3,7 +3,6 @@
 from msgspec.structs import replace
 
 from exporter.engine.model import Fact, Resource, Why, WhySource
-from exporter.engine.reasons import REASONS_SHOWN
 from exporter.engine.store import Store
 from tests.support.builders import NOW, a_pod, a_store, a_vmi, a_vmim
 
@@ -29,7 +28,7 @@ def reasons(store: Store) -> tuple[Why, ...]:
 
 
 def test_those_of_the_vmi_its_attempts_and_their_pods() -> None:
-    """All objects of the VMI contribute; what is undated holds now and comes first."""
+    """Reasons come from the VMI, its VMIMs and pods; those without date come first."""
     store = a_store()
     put(store, EVACUATING, STAYS)
     put(store, FAILED, FAILURE)
@@ -38,7 +37,7 @@ def test_those_of_the_vmi_its_attempts_and_their_pods() -> None:
 
 
 def test_a_later_version_replaces_them() -> None:
-    """What an object does not say any more is no reason any more."""
+    """A new version of an object replaces its reasons."""
     store = a_store()
     put(store, EVACUATING, STAYS)
     put(store, TARGET, FULL)
@@ -48,7 +47,7 @@ def test_a_later_version_replaces_them() -> None:
 
 
 def test_the_cause_outlives_its_pod() -> None:
-    """KubeVirt deletes an unschedulable pod and waits: its reason stays until the VM has moved."""
+    """The reasons of a deleted target pod stay until the VM has moved."""
     store = a_store(read_at=NOW)
     put(store, EVACUATING)
     put(store, WAITING)
@@ -63,8 +62,20 @@ def test_the_cause_outlives_its_pod() -> None:
     assert reasons(store) == ()
 
 
+def test_the_reasons_of_deleted_objects_end_with_the_evacuation() -> None:
+    """A later evacuation of the VMI has no reasons of the earlier one."""
+    store = a_store(read_at=NOW)
+    put(store, EVACUATING)
+    put(store, WAITING)
+    put(store, TARGET, FULL)
+    store.remove(Resource.PODS, "shop", "target")
+    put(store, a_vmi())
+    put(store, EVACUATING)
+    assert reasons(store) == ()
+
+
 def test_a_deleted_vmim_is_remembered_too() -> None:
-    """KubeVirt keeps five failed VMIMs; the reasons of older ones stay."""
+    """The reasons of a deleted VMIM stay during the evacuation."""
     store = a_store()
     put(store, EVACUATING)
     put(store, FAILED, FAILURE)
@@ -73,7 +84,7 @@ def test_a_deleted_vmim_is_remembered_too() -> None:
 
 
 def test_idle_vmis_have_none() -> None:
-    """Texts of finished attempts go when the evacuation is over, and are not taken up before."""
+    """Without an evacuation finished attempts have no reasons."""
     store = a_store()
     put(store, EVACUATING)
     put(store, FAILED, FAILURE)
@@ -85,7 +96,7 @@ def test_idle_vmis_have_none() -> None:
 
 
 def test_whatever_comes_first() -> None:
-    """Attempts may be read before the VMI's marker is, and before the VMI itself."""
+    """VMIMs and pods may be read before the VMI."""
     store = a_store()
     put(store, TARGET, FULL)
     put(store, FAILED, FAILURE)
@@ -100,7 +111,7 @@ def test_whatever_comes_first() -> None:
 
 
 def test_the_pod_of_another_namespace_gives_none() -> None:
-    """Whoever may create pods there could else write into this VMI's next step."""
+    """A pod of another namespace gives no reason to this VMI."""
     store = a_store()
     put(store, EVACUATING)
     put(store, replace(TARGET, namespace="evil"), FULL)
@@ -110,7 +121,7 @@ def test_the_pod_of_another_namespace_gives_none() -> None:
 
 
 def test_an_attempt_from_before_the_request_is_no_reason() -> None:
-    """KubeVirt keeps failed VMIMs of earlier evacuations, and a list brings them again."""
+    """Attempts from before the request give no reason."""
     store = a_store(read_at=NOW)
     put(store, a_vmi())
     put(store, FAILED, FAILURE)
@@ -120,10 +131,13 @@ def test_an_attempt_from_before_the_request_is_no_reason() -> None:
     assert reasons(store) == ()
     store.remove(Resource.VMIMS, "shop", "mig-1")
     assert reasons(store) == ()
+    at_the_request = replace(FAILURE, at=NOW - 5.0)
+    put(store, FAILED, at_the_request)
+    assert reasons(store) == (at_the_request,)
 
 
 def test_a_list_of_idle_vmis_leaves_nothing() -> None:
-    """What failed attempts said before their VMI was read goes if it is not evacuating."""
+    """Reasons that were read before their VMI are dropped if it is not evacuating."""
     store = a_store()
     put(store, FAILED, FAILURE)
     assert store.reason_count == 1
@@ -132,7 +146,7 @@ def test_a_list_of_idle_vmis_leaves_nothing() -> None:
 
 
 def test_an_idle_vmi_says_why_it_stays() -> None:
-    """The word of LiveMigratable is there without an evacuation."""
+    """The reason of LiveMigratable is there without an evacuation."""
     store = a_store()
     word = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
     put(store, a_vmi(), word)
@@ -140,7 +154,7 @@ def test_an_idle_vmi_says_why_it_stays() -> None:
 
 
 def test_a_vmi_that_goes_takes_its_reasons_along() -> None:
-    """A VM recreated under the same name starts clean."""
+    """A deleted VMI takes its reasons with it."""
     store = a_store()
     put(store, EVACUATING, STAYS)
     put(store, TARGET, FULL)
@@ -152,7 +166,7 @@ def test_a_vmi_that_goes_takes_its_reasons_along() -> None:
 
 
 def test_the_newest_eight_without_repetitions() -> None:
-    """Of a message that each attempt repeats the newest counts; a failure is told once."""
+    """At most eight reasons are listed; repeated messages and failures are listed once."""
     store = a_store()
     on_vmi = Why(WhySource.FAILED_ATTEMPT, "", "qemu crashed", NOW)
     on_vmim = Why(WhySource.FAILED_ATTEMPT, "", "qemu crashed (after Running 2m)", NOW)
@@ -167,12 +181,12 @@ def test_the_newest_eight_without_repetitions() -> None:
 
     assert told[:2] == (STAYS, on_vmim)
     assert [why.at for why in told if why.source is WhySource.POD_SCHEDULED] == [NOW - 1]
-    assert len(told) == REASONS_SHOWN
+    assert len(told) == 8
     assert on_vmi not in told
 
 
 def test_node_selectors_explain_the_scheduler_s_message() -> None:
-    """What VMI and attempt require follows the message, and is there only with it."""
+    """Node selectors are listed only after a message of the scheduler."""
     selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
     added = Why(WhySource.POD_SCHEDULED, "AddedNodeSelector", "disk=ssd")
     store = a_store()
@@ -186,8 +200,18 @@ def test_node_selectors_explain_the_scheduler_s_message() -> None:
     assert reasons(store) == (PULL, FAILURE, FULL, selector, added)
 
 
+def test_node_selectors_follow_the_newest_message_of_the_scheduler() -> None:
+    """With messages of two attempts the selectors stand after the newer one."""
+    selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
+    older = replace(FULL, message="0/2 nodes are available", at=NOW - 600.0)
+    store = a_store()
+    put(store, EVACUATING, selector)
+    put(store, TARGET, FULL, older)
+    assert reasons(store) == (FULL, selector, older)
+
+
 def test_reasons_change_no_verdict() -> None:
-    """They notify nobody: no blocked set and no load depends on them."""
+    """Reasons do not change the store's revision."""
     store = a_store()
     store.put(EVACUATING)
     revision = store.revision

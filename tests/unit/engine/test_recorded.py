@@ -61,7 +61,7 @@ def load(path: Path, *, limits: bool = True) -> tuple[Store, Evidence, float]:
 
 @pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_state(path: Path) -> None:
-    """The recorded objects have the state that the file is named by, or none where it is over."""
+    """Each recorded file has the state of its name, or none if the evacuation is over."""
     store, evidence, now = load(path, limits=path.stem != "no_migration")
     found = diagnose(evidence, StuckPolicy(), store.load(), now)
     if path.stem in ENDED:
@@ -73,7 +73,7 @@ def test_state(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*[0-9]/no_migration.json")), ids=VERSION)
 def test_capacity_before_there_is_an_attempt(path: Path) -> None:
-    """KubeVirt makes no VMIM while its limits are reached: that is told where they are seen."""
+    """While the limits are reached and there is no VMIM, the state is waiting for capacity."""
     store, evidence, now = load(path)
     found = diagnose(evidence, StuckPolicy(), store.load(), now)
     assert found is not None
@@ -92,7 +92,7 @@ def test_a_migration_that_goes_on_for_too_long(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*/target_not_ready.json")), ids=VERSION)
 @pytest.mark.parametrize("phase", ["WaitingForSync", "Synchronizing"])
 def test_an_attempt_in_a_phase_between_clusters(path: Path, phase: str) -> None:
-    """The recorded attempt in a phase of a migration between clusters waits for its other half."""
+    """An attempt in a phase of a decentralised migration waits for its peer."""
     recorded = json.loads(path.read_text(encoding="utf-8"))
     store, _, now = load(path)
     for vmim in recorded["vmims"]:
@@ -106,7 +106,7 @@ def test_an_attempt_in_a_phase_between_clusters(path: Path, phase: str) -> None:
 
 
 def test_every_state_is_recorded() -> None:
-    """No state is without a recording of some version, or of what it follows from."""
+    """Every state has a recording, or follows from one."""
     assert ({path.stem for path in FILES} - ENDED) | set(DERIVED) == set(State)
 
 
@@ -130,7 +130,7 @@ def test_every_recorded_file_says_what_it_is(path: Path) -> None:
 @pytest.mark.parametrize("missing", ["vmims", "pods"])
 @pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_says_less_and_nothing_wrong_without_a_permission(path: Path, missing: str) -> None:
-    """What may not be seen makes a state unknown at most, never another one."""
+    """Without a permission a state may be unknown, but never another one."""
     if path.stem in ENDED:
         return
     store, _, now = load(path)

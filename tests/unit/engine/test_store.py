@@ -75,7 +75,7 @@ def remembered(uid: str) -> Remembered:
 
 
 def test_a_vmi_comes_changes_and_goes() -> None:
-    """What a VMI says last is known of it until it is deleted."""
+    """A VMI is known as it was last read until it is deleted."""
     store = a_store(a_vmi(), a_vmi(node="n2"))
     assert seen(store).vmi.node == "n2"
     assert len(store) == 1
@@ -86,7 +86,7 @@ def test_a_vmi_comes_changes_and_goes() -> None:
 
 
 def test_history_goes_with_the_vmi() -> None:
-    """A deleted VMI takes its history with it, even if its UID came back."""
+    """A deleted VMI takes its history with it."""
     store = a_store(a_vmi(migration=a_state()))
     assert list(records(store)) == ["m1"]
     store.remove(Resource.VMIS, NAMESPACE, NAME)
@@ -95,7 +95,7 @@ def test_history_goes_with_the_vmi() -> None:
 
 
 def test_history_outlives_the_state() -> None:
-    """A hand-off empties the struct, and the ending before it stays a record."""
+    """After a hand-off empties the state, the ending before it stays in the history."""
     store = a_store(a_vmi(migration=a_state()), a_vmi(migration=MigrationState(uid="m2")))
     assert sorted(records(store)) == ["m1", "m2"]
 
@@ -109,7 +109,7 @@ def test_a_vmi_recreated_starts_clean() -> None:
 
 @pytest.mark.parametrize("resource", [Resource.VMIS, Resource.VMIMS, Resource.PODS], ids=str)
 def test_a_late_deletion_of_another_uid(resource: Resource) -> None:
-    """The deletion of an object that has been replaced already deletes nothing."""
+    """A late deletion of an earlier UID deletes nothing."""
     store = a_store(a_vmi(), a_vmim(), a_pod())
     names = {Resource.VMIS: NAME, Resource.VMIMS: "mig-1", Resource.PODS: "virt-launcher-db1-x"}
     before = seen(store)
@@ -151,7 +151,7 @@ def test_belonging_by_creation(
 )
 @pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmim-first"])
 def test_belonging_by_proof(vmi: Vmi, *, vmi_first: bool) -> None:
-    """A VMIM whose UID the VMI's state has named is its own, whenever it was created."""
+    """A VMIM whose UID was in the VMI's state belongs to it, whenever it was created."""
     facts = [vmi, an_ended_vmim(created=OLD - 50.0, start=OLD)]
     store = a_store(*(facts if vmi_first else reversed(facts)))
     assert records(store)["m1"].start == OLD
@@ -161,7 +161,7 @@ def test_belonging_by_proof(vmi: Vmi, *, vmi_first: bool) -> None:
 
 
 def test_proof_comes_later() -> None:
-    """A VMIM older than the VMI is none of its own until the VMI's state names it."""
+    """A VMIM that is older than the VMI belongs to it once the VMI's state has its UID."""
     store = a_store(a_vmi(), an_ended_vmim(created=OLD - 50.0))
     assert seen(store).vmims == ()
     store.put(a_vmi(migration=MigrationState(uid="m1")))
@@ -170,7 +170,7 @@ def test_proof_comes_later() -> None:
 
 
 def test_proofs_are_bounded() -> None:
-    """Of a VMI that migrates for ever only the latest migration UIDs are remembered."""
+    """Only the latest migration UIDs of a VMI are stored."""
     store = a_store(*(a_vmi(migration=MigrationState(uid=f"m{n}")) for n in range(9)), keep=2)
     old, new = (an_ended_vmim(name=uid, uid=uid, created=OLD - 1.0) for uid in ("m6", "m7"))
     store.put(old)
@@ -189,7 +189,7 @@ def test_a_vmim_of_another_name_or_namespace() -> None:
 
 
 def test_an_attempt_that_failed_before_its_hand_off() -> None:
-    """What never was handed off is no record."""
+    """A VMIM that was never handed off is not in the history."""
     failed = a_vmim(phase="Failed", finished=True, finished_at=NOW, outcome=Outcome.FAILED)
     store = a_store(a_vmi(), failed)
     assert records(store) == {}
@@ -197,7 +197,7 @@ def test_an_attempt_that_failed_before_its_hand_off() -> None:
 
 
 def test_a_deleted_vmim() -> None:
-    """Deleting a VMIM ends its pendingness and removes no record."""
+    """A deleted VMIM is no longer pending, and its record stays."""
     store = a_store(a_vmi(), an_ended_vmim(), a_vmim(name="mig-2", uid="m2"))
     assert seen(store).unfinished() is not None
     store.remove(Resource.VMIMS, NAMESPACE, "mig-2", "m2")
@@ -222,7 +222,7 @@ def test_a_vmim_that_names_another_vmi() -> None:
 
 
 def test_vmims_that_may_not_be_seen() -> None:
-    """Without permission to see VMIMs nothing is pending, and the history is the VMI's own."""
+    """Without permission for VMIMs nothing is pending."""
     store = a_store(a_vmi(migration=a_state()), a_vmim(uid="m2"))
     store.vmims_seen = False
     assert seen(store).vmims == ()
@@ -230,7 +230,7 @@ def test_vmims_that_may_not_be_seen() -> None:
 
 
 def test_what_a_new_store_may_see() -> None:
-    """Until it is told that VMIMs and pods may be watched, a store claims to see neither."""
+    """A new store has no permission for VMIMs and pods."""
     store = Store(endings_kept=2)
     store.put(a_vmi())
     assert not seen(store).vmims_seen
@@ -239,7 +239,7 @@ def test_what_a_new_store_may_see() -> None:
 
 
 def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
-    """What a VMIM told before its VMI was seen is not lost when it is deleted."""
+    """A VMIM that was deleted before its VMI was read still counts."""
     store = a_store(an_ended_vmim())
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi())
@@ -248,7 +248,7 @@ def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
 
 
 def test_a_deleted_vmim_is_proven_later() -> None:
-    """What a deleted VMIM told waits for the proof that it was this VMI's."""
+    """A deleted VMIM counts once its VMI's state proves it."""
     store = a_store(an_ended_vmim(created=OLD - 50.0))
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi())
@@ -258,7 +258,7 @@ def test_a_deleted_vmim_is_proven_later() -> None:
 
 
 def test_a_deleted_vmim_is_the_next_ones() -> None:
-    """What a deleted VMIM told waits for the VMI whose news comes late."""
+    """A deleted VMIM counts for a VMI that is read late."""
     store = a_store(a_vmi(), an_ended_vmim(created=NOW - 700.0))
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi(migration=MigrationState(uid="m0")))
@@ -267,7 +267,7 @@ def test_a_deleted_vmim_is_the_next_ones() -> None:
 
 
 def test_a_deleted_vmim_that_had_nothing_to_tell() -> None:
-    """A VMIM that was deleted before its hand-off leaves nothing behind."""
+    """A VMIM that was deleted before its hand-off leaves nothing."""
     store = a_store(a_vmim())
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi())
@@ -275,7 +275,7 @@ def test_a_deleted_vmim_that_had_nothing_to_tell() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    """Deleted VMIMs wait for their VMI within a bound, per VMI and in all."""
+    """Deleted VMIMs that wait for their VMI are bounded, per VMI and in total."""
     store = a_store(keep=2)
     for number in range(4):
         store.put(an_ended_vmim(name=f"mig-{number}", uid=f"m{number}"))
@@ -295,7 +295,7 @@ def test_what_waits_is_bounded() -> None:
 
 
 def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
-    """A VMIM that came before the news of its VMI leaves the one that had its name before."""
+    """A VMIM belongs to the newer VMI of that name, also if that is read later."""
     store = a_store(a_vmi(), a_vmim(created=NOW - 10.0, handed_off=True, phase="Scheduled"))
     store.put(a_vmim(created=NOW - 10.0, handed_off=True, phase="Running"))
     assert seen(store).vmims != ()
@@ -314,20 +314,20 @@ def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
     ],
 )
 def test_a_vmim_stays_bound(created: float | None, born: float | None) -> None:
-    """Bound once, a VMIM does not go over to a VMI that is not clearly older than it."""
+    """A VMIM does not move to a VMI that is not clearly older than it."""
     store = a_store(a_vmi(), an_ended_vmim(created=created), a_vmi(uid="new", created=born))
     assert seen(store).vmims == ()
     assert records(store) == {}
 
 
 def test_an_unfinished_vmim_of_the_same_second_moves() -> None:
-    """What is as old as the new VMI and goes on cannot be the old one's, which has gone."""
+    """An unfinished VMIM created in the same second as the new VMI belongs to it."""
     store = a_store(a_vmi(), a_vmim(created=NOW - 20.0), a_vmi(uid="new", created=NOW - 20.0))
     assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
 
 
 def test_a_proven_vmim_stays_bound() -> None:
-    """Proof outweighs creations."""
+    """A proven VMIM stays with its VMI, whatever the creation times."""
     store = a_store(a_vmi(migration=MigrationState(uid="m1")), a_vmim(created=NOW - 10.0))
     store.put(a_vmi(uid="new", created=NOW - 20.0))
     assert seen(store).vmims == ()
@@ -362,7 +362,7 @@ def test_the_current_launcher(pods: list[Pod], current: str | None) -> None:
 
 
 def test_pods_change_and_go() -> None:
-    """A pod that changes, changes its VMI or goes is known so."""
+    """Pods may change, change their VMI and be deleted."""
     store = a_store(a_vmi(), a_pod(), a_pod())
     store.put(a_pod(eviction_in_progress=True))
     launcher = seen(store).launcher
@@ -378,7 +378,7 @@ def test_pods_change_and_go() -> None:
 
 
 def test_a_pod_of_another_namespace_changes_nothing() -> None:
-    """Whatever VMI a pod names, it belongs to none outside of its namespace."""
+    """A pod belongs to no VMI of another namespace."""
     store = a_store(a_vmi(evacuation_node="n1"), a_pod(), read_at=NOW)
     before = seen(store)
     foreign = a_pod(namespace="other", created=NOW, eviction_in_progress=True)
@@ -408,13 +408,13 @@ def test_the_vmi_of_a_pod(pod: Pod, *, known: bool) -> None:
 
 
 def test_a_pod_of_another_namespace_has_no_vmi() -> None:
-    """Whatever UID its labels name."""
+    """A pod with the UID of a VMI of another namespace has no VMI."""
     store = a_store(a_vmi(), a_pod(namespace="other"))
     assert store.find_pod("other", "virt-launcher-db1-x") is None
 
 
 def test_pods_that_may_not_be_seen() -> None:
-    """Without permission to see pods, and of a VMI that is on no node, there is no launcher."""
+    """Without permission for pods, or without a node, there is no launcher."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", node=""), a_pod(vmi_uid="2", node=""))
     assert seen(store, "db2").launcher is None
     store.put(a_pod())
@@ -426,7 +426,7 @@ def test_pods_that_may_not_be_seen() -> None:
 
 
 def test_objects_are_counted() -> None:
-    """It is known how many objects of each resource are held."""
+    """Objects are counted by resource."""
     store = a_store()
     assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0, 0, 0, 0]
     for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), KubeVirtSettings()):
@@ -435,7 +435,7 @@ def test_objects_are_counted() -> None:
 
 
 def test_limits() -> None:
-    """The CR's limits are known while it is there."""
+    """The limits are known while the KubeVirt object exists."""
     store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
     assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 1))
     store.retain(Resource.KUBEVIRTS, {"kubevirt": {"kubevirt"}}, None)
@@ -450,7 +450,7 @@ def test_limits() -> None:
 
 
 def test_limits_told_again_change_nothing() -> None:
-    """Each relist tells them: no answer differs, so that nobody is woken."""
+    """The same limits again do not change the revision."""
     store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
     revision = store.revision
     store.put(KubeVirtSettings(MigrationLimits(3, 1)))
@@ -463,7 +463,7 @@ def test_limits_told_again_change_nothing() -> None:
 
 
 def test_vmis_are_counted_by_node() -> None:
-    """It is known how many VMIs each node has, and no node is named that has none."""
+    """VMIs are counted by node; nodes without VMIs are not listed."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
     assert store.nodes == {"n1": 2, "n2": 1}
     store.put(a_vmi(name="db3", uid="3", node="n1"))
@@ -476,7 +476,7 @@ def test_vmis_are_counted_by_node() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_vmi_that_has_ended_is_on_no_node(phase: str) -> None:
-    """It is counted from when it is there until it ends, and once."""
+    """A VMI is counted on its node until it ends."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase=phase))
     assert store.nodes == {"n1": 1}
     store.put(a_vmi(phase=phase))
@@ -514,7 +514,7 @@ PHASES = ("", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Fai
 def test_the_load_is_that_of_all_that_is_there(
     news: list[Vmim | Pod | tuple[Resource, str]],
 ) -> None:
-    """As KubeVirt counts: phases that run, and Pending where a pod is the migration's target."""
+    """Migrations are counted as KubeVirt counts them."""
     store = a_store(a_vmi(), KubeVirtSettings())
     there: dict[str, Vmim | Pod] = {}
     for one in news:
@@ -538,7 +538,7 @@ def test_the_load_is_that_of_all_that_is_there(
 
 @pytest.mark.parametrize("namespace", [None, NAMESPACE], ids=["all", "one-namespace"])
 def test_a_list_replaces(namespace: str | None) -> None:
-    """What a whole list of a namespace lacks is gone; other namespaces are untouched by it."""
+    """A list removes what it lacks in its namespace, and nothing in other namespaces."""
     store = a_store(
         *(
             fact
@@ -614,7 +614,7 @@ def test_revision(change: Callable[[Store], None], *, changes: bool) -> None:
 def test_what_there_may_be_to_write_down(
     change: Callable[[Store], None], touched: set[str]
 ) -> None:
-    """The UIDs are noted of those VMIs of which a stored history may have to say something else."""
+    """The UIDs of VMIs whose stored history may have changed are collected."""
     store = a_store(a_vmi())
     store.recall(remembered("old"))
     store.touched = set()
@@ -677,7 +677,7 @@ def test_histories_of_two_evacuations(node: str, success: float) -> None:
 
 
 def test_what_there_is_to_remember_of_a_vmi() -> None:
-    """Its migrations, and nothing where it has never migrated."""
+    """The history to store is the VMI's migrations, or nothing."""
     store = a_store(a_vmi())
     assert store.remember(UID) is None
     store.put(a_vmi(migration=a_state()))
@@ -695,7 +695,7 @@ def test_a_history_proves_whose_a_vmim_is() -> None:
 
 
 def test_a_whole_migration() -> None:
-    """From waiting to the end the VMI is blocked without a gap, and its cooldown runs after."""
+    """From the VMIM's creation to the end of the cooldown the VMI is always blocked."""
     store = a_store(a_vmi(migration=a_state(uid="m0", end=NOW - 5_000.0, start=NOW - 5_060.0)))
 
     def reason() -> str:
@@ -718,7 +718,7 @@ def test_a_whole_migration() -> None:
 
 
 def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> None:
-    """KubeVirt lists VMIMs by namespace and VMI name, evacuations and workload updates alike."""
+    """The backoff counts failed VMIMs by namespace and name of the VMI."""
     store = a_store(a_vmi(uid="old", migration=MigrationState(uid="m1")))
     failed = {"phase": "Failed", "finished": True, "finished_at": NOW}
     store.put(a_vmim(uid="m1", trigger=Trigger.WORKLOAD_UPDATE, **failed))
@@ -736,7 +736,7 @@ def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> Non
     [(Resource.VMIS, a_vmi()), (Resource.VMIMS, a_vmim()), (Resource.PODS, a_pod())],
 )
 def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | Vmim | Pod) -> None:
-    """Its VMI's evidence says since when, until it can be read again."""
+    """The evidence says since when an object has been invalid."""
     store = a_store(a_vmi(), a_vmim(), a_pod(), read_at=NOW)
     assert seen(store).refused == ()
     assert store.note_refused(resource, NAMESPACE, fact.name)
@@ -746,7 +746,7 @@ def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | 
 
 
 def test_who_waits() -> None:
-    """Every VMI with an unfinished VMIM, without ended ones."""
+    """The result is every VMI with an unfinished VMIM."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
     for name in (NAME, "db2"):
         store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
@@ -754,7 +754,7 @@ def test_who_waits() -> None:
 
 
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
-    """It stops holding its VMI like any other object that cannot be read."""
+    """An invalid VMIM stops blocking its VMI after the time limit."""
     store = a_store(a_vmim(), read_at=NOW)
     assert store.note_refused(Resource.VMIMS, NAMESPACE, "mig-1")
     assert not store.note_refused(Resource.VMIMS, NAMESPACE, "mig-1")
@@ -1076,7 +1076,7 @@ def verdicts_of(store: Store, cluster: Cluster) -> list[Verdict]:
     rng=RNGS,
 )
 def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -> None:
-    """However two watches interleave, repeat and relist, it ends in the same verdicts."""
+    """Any order and repetition of the events of two watches gives the same verdicts."""
     cluster = lived(steps)
     in_order = a_store()
     for news in cluster.news:
@@ -1088,7 +1088,7 @@ def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -
 
 @given(steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14), rng=RNGS)
 def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.Random) -> None:
-    """What a store keeps for the next caller is dropped by whatever changes it."""
+    """Asking after each event gives the same answers as asking at the end."""
     cluster = lived(steps)
     asked, unasked = a_store(), a_store()
     pods = [a_pod(vmi_uid=cluster.vmi.uid, eviction_in_progress=on) for on in (True, False)]
@@ -1114,7 +1114,7 @@ def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.R
     rng=RNGS,
 )
 def test_a_final_list_says_it_all(steps: list[str], rng: random.Random) -> None:
-    """Whatever was missed before a relist, it ends in the verdicts of the final lists alone."""
+    """After a relist the verdicts depend only on the lists, whatever was missed."""
     cluster = lived(steps)
     final: list[Fact] = [cluster.vmi, *cluster.vmims.values()]
     rng.shuffle(final)
@@ -1128,7 +1128,7 @@ def test_a_final_list_says_it_all(steps: list[str], rng: random.Random) -> None:
     rng=RNGS,
 )
 def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> None:
-    """In every order of the news a VM recreated under its name has no history and is allowed."""
+    """In any order of events a recreated VM has no history and is allowed."""
     cluster = lived([*before, "recreate"])
     store = watched(cluster, rng, lossy=True)
     assert seen(store).vmi.uid == cluster.vmi.uid
@@ -1146,7 +1146,7 @@ def count_entries(part: object) -> int:
 
 @pytest.mark.parametrize("lives", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> None:
-    """However VMIs lived, no container keeps anything of them."""
+    """When all VMIs are deleted every container is empty."""
     store, rng = a_store(keep=4), random.Random(lives)
     most = 0
     for life in range(lives):
@@ -1167,7 +1167,7 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
 
 
 def test_pods_of_a_namespace_are_all_known_unless_it_is_refused() -> None:
-    """One refused namespace hides its own launcher pods only."""
+    """A forbidden namespace hides only its own pods."""
     store = a_store()
     store.blind = {Resource.PODS: frozenset({"lost"})}
     assert store.sees_pods_of(NAMESPACE)
@@ -1177,7 +1177,7 @@ def test_pods_of_a_namespace_are_all_known_unless_it_is_refused() -> None:
 
 
 def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
-    """No attempt from before that instant belongs to the evacuation that follows."""
+    """Attempts before the last time without marker do not belong to the next evacuation."""
     store = a_store(a_vmi(), read_at=NOW)
     store.read_at = NOW + 60
     store.put(a_vmi())
@@ -1189,7 +1189,7 @@ def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
 
 
 def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
-    """Its history ends with it."""
+    """A deleted VMI has no history to store."""
     store = a_store(a_vmi(migration=a_state()))
     assert store.remember(UID) is not None
     store.remove_vmi(NAMESPACE, NAME)
@@ -1204,7 +1204,7 @@ def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
     ],
 )
 def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at: float) -> None:
-    """The stored history's request is the earlier one of the same evacuation, and no other's."""
+    """The stored request is joined with that of the same evacuation only."""
     store = a_store(a_vmi(evacuation_node="n1"), read_at=NOW)
     stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
     store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))

@@ -175,19 +175,19 @@ def answer_about_arguments(probe: Probe) -> dict[str, Any]:
 
 @pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.id)
 def test_verdict(probe: Probe) -> None:
-    """Our answer is the reference's, or the one that the design gives where that is at fault."""
+    """The verdict is that of the reference, or the one that the design gives instead."""
     difference = DIFFERENCES.get(probe.id)
     assert answer(probe) == (probe.expected if difference is None else difference.ours)
 
 
 @pytest.mark.parametrize("probe", all_argument_cases(), ids=lambda probe: probe.id)
 def test_arguments(probe: Probe) -> None:
-    """Our settings take and refuse what the reference takes and refuses, and mean the same."""
+    """Our settings accept, reject and mean the same as those of the reference."""
     assert answer_about_arguments(probe) == probe.expected
 
 
 def test_every_difference_is_one() -> None:
-    """The table names no case that does not exist, none that equals, and a fault for each."""
+    """Each listed difference is a real one, and names the fault of the reference."""
     expected = {probe.id: probe.expected for probe in all_probes()}
     for probe_id, difference in DIFFERENCES.items():
         assert difference.ours != expected[probe_id], probe_id
@@ -196,7 +196,7 @@ def test_every_difference_is_one() -> None:
 
 
 def test_counts(prove: Callable[[str], None]) -> None:
-    """Every one of the 85 cases was asked, and it is told how many equal and how many differ."""
+    """All 85 cases are compared, and the numbers of equal and different ones are printed."""
     cases = {probe.case_id for probe in all_probes() + all_argument_cases()}
     different = {probe.case_id for probe in all_probes() if probe.id in DIFFERENCES}
     prove(
@@ -218,5 +218,5 @@ def test_counts(prove: Callable[[str], None]) -> None:
     ],
 )
 def test_instants_are_rendered(written: str, rendered: str) -> None:
-    """An instant of a case is that instant as RFC 3339, spelled as asked."""
+    """The instants of a case are written as RFC 3339."""
     assert render({"at": [written]}, NOW) == {"at": [rendered]}

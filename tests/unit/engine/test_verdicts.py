@@ -94,7 +94,7 @@ def decided(
 
 
 def test_a_census() -> None:
-    """VMIs are counted by node and verdict, and those whose cooldown holds are named."""
+    """VMIs are counted by node and verdict, and those in cooldown are listed."""
     store = a_store(
         a_vmi(),
         a_vmi(name="db2", uid="2"),
@@ -113,7 +113,7 @@ def test_a_census() -> None:
 
 
 def test_a_vmi_counts_once_by_its_first_reason() -> None:
-    """A VMI that is held at both checkpoints counts for `filter`, which is asked first."""
+    """A VMI that is blocked at both checkpoints counts once, for `filter`."""
     store = a_store(
         a_vmi(migration=a_state()), a_vmim(), a_vmi(name="db2", uid="2", migration=a_state())
     )
@@ -126,7 +126,7 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
 
 
 def test_a_census_stays_as_it_was() -> None:
-    """What comes later does not change a summary that was read."""
+    """A summary does not change after it was read."""
     store = a_store(a_vmi(migration=a_state()))
     view = VerdictView(store, POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
@@ -139,7 +139,7 @@ def test_a_census_stays_as_it_was() -> None:
 
 
 def test_the_clock_alone_ends_a_cooldown() -> None:
-    """No news is needed: it holds to the last instant and not in the next."""
+    """A cooldown ends by the clock, without an event."""
     view = VerdictView(a_store(a_vmi(migration=a_state())), POLICY)
     for now, cools in ((NOW, True), (NOW + 299.0, True), (NOW + 300.0, False), (NOW, True)):
         verdicts, cooling = summarized(view, now)
@@ -148,7 +148,7 @@ def test_the_clock_alone_ends_a_cooldown() -> None:
 
 
 def test_silence_is_heard_and_its_end() -> None:
-    """While nothing is heard of the API server only cooldowns are counted as blocked."""
+    """Without contact to the API server only cooldowns count as blocked."""
     store = a_store(
         a_vmi(migration=a_running_state()), a_vmi(name="db2", uid="2", migration=a_state())
     )
@@ -160,7 +160,7 @@ def test_silence_is_heard_and_its_end() -> None:
 
 
 def test_silence_in_one_namespace_is_counted_there_alone() -> None:
-    """While VMIs are dead in one namespace, its running migration blocks no more, others do."""
+    """Dead VMIs of one namespace do not change the counts of others."""
     running = a_running_state()
     store = a_store(
         a_vmi(node="n1", migration=running),
@@ -177,7 +177,7 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
 
 
 def test_an_end_ahead_of_the_clock() -> None:
-    """It is believed as soon as it lies near, and then moves with the clock."""
+    """An end ahead of the clock counts once it is near, and moves with the clock."""
     end = NOW + CLOCK_SKEW + 100.0
     view = VerdictView(a_store(a_vmi(migration=a_state(end=end))), POLICY)
     waits = [
@@ -212,7 +212,7 @@ def test_an_end_ahead_of_the_clock() -> None:
     ],
 )
 def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
-    """Whatever changes the summary changes what the index says."""
+    """Every change that alters the summary alters the index."""
     store = a_store(
         a_vmi(evacuation_node="n1"),
         a_pod(),
@@ -229,7 +229,7 @@ def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
 
 
 def test_catching_up_is_bounded() -> None:
-    """So many VMIs are looked at as was asked for, until none is left."""
+    """Each call updates at most as many VMIs as requested."""
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=a_state()) for i in range(5)))
     view = VerdictView(store, POLICY)
     left = [view.advance(NOW, dead=ALL_ALIVE, most=2) for _ in range(4)]
@@ -237,7 +237,7 @@ def test_catching_up_is_bounded() -> None:
 
 
 def test_catching_up_ends_where_ends_lie_ahead() -> None:
-    """VMIs that are looked at in every summary do not hold up who catches up."""
+    """VMIs that are checked in every summary do not keep the update from finishing."""
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
     view = VerdictView(store, POLICY)
@@ -247,7 +247,7 @@ def test_catching_up_ends_where_ends_lie_ahead() -> None:
 
 
 def test_what_was_replaced_is_not_kept_for_ever() -> None:
-    """A VMI that migrates again and again leaves no trail of ends to come, nor of its nodes."""
+    """A VMI that migrates many times needs bounded memory."""
     store = a_store()
     view = VerdictView(store, POLICY)
     for i in range(3 * SPARE):
@@ -258,7 +258,7 @@ def test_what_was_replaced_is_not_kept_for_ever() -> None:
 
 
 def test_of_a_vmi_that_is_gone_nothing_is_kept() -> None:
-    """Not even where it was looked at in every summary."""
+    """A deleted VMI leaves nothing in the index."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)))
     view = VerdictView(store, POLICY)
     summarized(view)
@@ -269,7 +269,7 @@ def test_of_a_vmi_that_is_gone_nothing_is_kept() -> None:
 
 
 def test_an_idle_vmi_has_an_entry_only_if_somebody_asks() -> None:
-    """A scrape of VMIs that have never migrated keeps nothing."""
+    """VMIs that never migrated need no entry for a scrape."""
     view = VerdictView(a_store(a_vmi(), a_vmi(name="db2", uid="2")), POLICY)
     assert summarized(view)[0] == {(ALLOWED, "n1"): 2}
     assert len(view) == 0
@@ -280,7 +280,7 @@ def test_an_idle_vmi_has_an_entry_only_if_somebody_asks() -> None:
 
 
 def test_idle_vmis_are_blocked_by_their_entry_and_by_an_update() -> None:
-    """Rules that need no migration: an entry with block: true, and an update of the platform."""
+    """An idle VMI is blocked by `block: true` and by an update of KubeVirt."""
     own = Override(name="db", policy=Policy(guard_platform_update=True, block=True))
     policy = Policy(guard_platform_update=True, overrides=(own,))
     store = a_store(a_vmi(override="db"), a_vmi(name="db2", uid="2"), KubeVirtSettings())
@@ -293,7 +293,7 @@ def test_idle_vmis_are_blocked_by_their_entry_and_by_an_update() -> None:
 
 
 def test_an_entry_is_kept_while_it_is_valid() -> None:
-    """The same entry answers until the clock or the store may change it."""
+    """An entry is reused until the clock or the store may change it."""
     store = a_store(a_vmi(migration=a_state()))
     view = VerdictView(store, POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
@@ -320,7 +320,7 @@ def test_an_entry_is_kept_while_it_is_valid() -> None:
 def test_until_when_an_entry_is_valid(
     end: Seconds, others: tuple[Seconds, ...], until: Instant
 ) -> None:
-    """The end of the cooldown, or the next instant at which an ending begins or ceases to count."""
+    """An entry is valid until its cooldown ends or an ending begins or ceases to count."""
     state = a_state(uid="m0", start=None, end=NOW - end)
     older = [
         an_ended_vmim(name=f"m{i}", uid=f"m{i}", start=None, end=NOW - one, finished_at=NOW - one)
@@ -334,7 +334,7 @@ def test_until_when_an_entry_is_valid(
 
 
 def test_the_revision_grows_with_the_blocked_vmis_alone() -> None:
-    """It grows when a VMI is blocked, released or blocked otherwise, and not while it waits."""
+    """The revision grows only when a VMI is blocked, released or blocked by another reason."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)), a_vmi(name="db2", uid="2"))
     view = VerdictView(store, POLICY)
 
@@ -548,5 +548,5 @@ policies = st.builds(
 def test_the_view_has_what_deciding_anew_gives(
     steps: list[Step], policy: Policy, *, asking: bool
 ) -> None:
-    """Whatever is heard, whichever way the clock goes, however often it is asked in between."""
+    """After any events and clock changes the view equals newly computed verdicts."""
     play(steps, policy, asking=asking)

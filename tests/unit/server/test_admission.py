@@ -109,7 +109,7 @@ async def test_a_warning_is_no_block() -> None:
     ids=["of-the-request", "of-the-eviction"],
 )
 async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook, review: Json) -> None:
-    """It is denied as it would be, and leaves no trace in metrics, log or memory."""
+    """A dry run has the real answer and leaves nothing in metrics, log or memory."""
     with capture_logs() as logs:
         assert (await webhook.ask(review))["allowed"] is False
     assert webhook.counted() == {}
@@ -119,7 +119,7 @@ async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook, review: Jso
 
 
 async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
-    """With 0, as soon as there is a webhook; without one there are none."""
+    """With a webhook every outcome is exposed from the start with 0."""
     found = [await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome]
     assert found == [0] * len(ReviewOutcome)
     webhook.desk.counters.reviews = None
@@ -146,7 +146,7 @@ async def test_outcomes(webhook: Webhook) -> None:
 
 
 async def test_what_is_no_eviction_is_not_counted(webhook: Webhook) -> None:
-    """The API server sends evictions only, so anything else does not show that it calls."""
+    """A review of anything but an eviction does not count as a call by the API server."""
     for review in (a_review(subResource="binding"), a_review(review={"apiVersion": "v2"})):
         assert (await webhook.ask(review))["allowed"]
     status, _ = await webhook.send(b"{}")
@@ -156,7 +156,9 @@ async def test_what_is_no_eviction_is_not_counted(webhook: Webhook) -> None:
 
 
 async def test_a_hold_ends(webhook: Webhook) -> None:
-    """A VM denied for admission.maxHold is let through with a warning, until it has moved."""
+    """After admission.maxHold the eviction of a denied VM is allowed with a warning,
+    until it moves.
+    """
     webhook.desk.store.put(a_vmi(migration=a_running_state()))
     held, step = 86_400, 600
     answers = []
@@ -176,7 +178,9 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
 
 
 async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
-    """After stuck.migrationTimeout the first denial is exposed, and ends with the hold."""
+    """After stuck.migrationTimeout a VM that is denied all the time has a series with the
+    first denial.
+    """
     series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
     webhook.desk.store.put(a_vmi(migration=a_running_state()))
     began = webhook.desk.clock.instant
@@ -194,7 +198,7 @@ async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
 
 
 async def test_what_a_denial_logs(webhook: Webhook) -> None:
-    """Who asked for which pod of which VMI, and why not; once a minute for each user and reason."""
+    """A denial is logged with user, pod, VMI and reason, once a minute for each user and reason."""
     with capture_logs() as logs:
         for _ in range(3):
             await webhook.ask()
@@ -220,7 +224,7 @@ async def test_what_a_denial_logs(webhook: Webhook) -> None:
 
 
 async def test_what_a_warning_logs() -> None:
-    """The same under another name: nothing was denied."""
+    """A warning is logged under an event of its own."""
     async with opened(AdmissionMode.WARN) as webhook:
         with capture_logs() as logs:
             await webhook.ask()
@@ -228,7 +232,7 @@ async def test_what_a_warning_logs() -> None:
 
 
 async def test_the_vmi_tells_who_asked(webhook: Webhook) -> None:
-    """GET /v1/vmis tells the last held evictions, newest first, with how often each user asked."""
+    """GET /v1/vmis lists the last blocked evictions by user, the newest first, with counts."""
     for _ in range(2):
         await webhook.ask()
     webhook.desk.clock.instant += 7
@@ -255,7 +259,7 @@ async def test_the_vmi_tells_who_asked(webhook: Webhook) -> None:
 
 
 def test_held_evictions_are_bounded() -> None:
-    """Whatever is asked for by whom, the oldest are forgotten."""
+    """The list of blocked evictions has a maximum length; the oldest are dropped."""
     held = HeldEvictions()
     for vmi in range(VMIS_ASKED_FOR + 10):
         for user in range(USERS_ASKING + 3):
@@ -267,7 +271,7 @@ def test_held_evictions_are_bounded() -> None:
 async def test_the_log_s_memory_is_bounded(
     webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flood of users by group fills no memory, and a long name is cut."""
+    """Many users and long names need only bounded memory."""
     monkeypatch.setattr(door, "REMEMBERED", 3)
     settings = AdmissionSettings(AdmissionMode.ENFORCE, (), ("all",))
     crowd = Admission(webhook.desk.service, settings)
@@ -292,14 +296,14 @@ async def test_the_log_s_memory_is_bounded(
     ],
 )
 async def test_what_has_no_uid_gets_an_error(webhook: Webhook, body: bytes, status: int) -> None:
-    """There is nothing to answer to: the failurePolicy of the webhook decides."""
+    """A review without a UID gets an HTTP error, so the webhook's failurePolicy decides."""
     found, problem = await webhook.send(body)
     assert (found, problem["status"]) == (status, status)
     assert webhook.counted() == {}
 
 
 async def test_the_body_limit_is_no_larger_than_the_setting(webhook: Webhook) -> None:
-    """`limits.bodyBytes` bounds reviews too."""
+    """`limits.bodyBytes` also limits reviews."""
     status, problem = await webhook.send(b" " * 20_001)
     assert status == 413
     assert "20000 bytes" in problem["detail"]
@@ -317,12 +321,12 @@ async def test_the_body_limit_is_no_larger_than_the_setting(webhook: Webhook) ->
 async def test_nothing_else_is_served(
     webhook: Webhook, method: str, path: str, status: int
 ) -> None:
-    """The listener answers admission reviews only."""
+    """The admission listener serves only reviews."""
     assert (await webhook.send(b"", method=method, path=path))[0] == status
 
 
 async def test_a_fault_of_ours_allows(webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged, and the eviction goes on."""
+    """An exception is logged and the eviction is allowed."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
@@ -334,7 +338,7 @@ async def test_a_fault_of_ours_allows(webhook: Webhook, monkeypatch: pytest.Monk
 
 
 async def test_while_the_process_ends(webhook: Webhook) -> None:
-    """Verdicts still hold, and the connection is closed: the next review goes to a replica."""
+    """During shutdown reviews are answered and connections are closed."""
     webhook.desk.service.closing = True
     body = json.dumps(a_review()).encode()
     async with webhook.session.post(PATH, data=body) as response:
@@ -351,7 +355,7 @@ async def test_while_the_process_ends(webhook: Webhook) -> None:
     ],
 )
 async def test_fuzzed_reviews(webhook: Webhook, prove: Callable[[str], None], reviews: int) -> None:
-    """Spoilt fields and spoilt bytes: no 5xx, and a denial only of the review that is held."""
+    """Randomly changed reviews are never a 5xx, and only the blocked eviction is denied."""
     rng = random.Random(17)
     turns = asyncio.Semaphore(20)
     tally = dict.fromkeys(("denied", "allowed", "error"), 0)

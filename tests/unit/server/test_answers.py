@@ -110,7 +110,7 @@ class TestVerdict:
         assert answer.migrations_in_window == 1
 
     def test_has_nulls_where_no_migration_was_read(self) -> None:
-        """Without an ended migration there is no cooldown to tell, and nothing to wait for."""
+        """Without an ended migration the fields of the cooldown are null."""
         answer = write_verdict("shop", "db1", decide(some_evidence(), a_policy(), NOW), NOW)
 
         assert answer.allowed
@@ -121,7 +121,7 @@ class TestVerdict:
         assert answer.migrations_in_window == 0
 
     def test_tells_the_cooldown_of_an_allowed_vmi(self) -> None:
-        """The effective cooldown is a number also when it has run out."""
+        """An allowed VMI still has its effective cooldown."""
         state = a_state(start=NOW - 5060.0, end=NOW - 5000.0)
         verdict = decide(some_evidence(vmi=a_vmi(migration=state)), a_policy(), NOW)
         answer = write_verdict("shop", "db1", verdict, NOW)
@@ -131,7 +131,7 @@ class TestVerdict:
         assert (answer.not_before, answer.retry_after_seconds) == (None, None)
 
     def test_does_not_say_until_when_a_migration_runs(self) -> None:
-        """Only a cooldown has a known end."""
+        """Only a cooldown has `notBefore`."""
         evidence = some_evidence(vmi=a_vmi(migration=a_running_state()))
         answer = write_verdict("shop", "db1", decide(evidence, a_policy(), NOW), NOW)
 
@@ -144,7 +144,7 @@ class TestVerdict:
         took=st.floats(0.0, 9_000.0),
     )
     def test_who_waits_as_told_is_allowed(self, floor: float, elapsed: float, took: float) -> None:
-        """At `notBefore`, and `retryAfterSeconds` later, the same question is "allowed"."""
+        """At `notBefore`, and after `retryAfterSeconds`, the verdict is "allowed"."""
         policy = a_policy(migration_cooldown=floor, max_migration_cooldown=0.0)
         state = a_state(start=NOW - elapsed - took, end=NOW - elapsed)
         evidence = some_evidence(vmi=a_vmi(migration=state))
@@ -216,7 +216,7 @@ class TestExplanation:
     def test_tells_of_backoff_and_cap_only_where_they_act(
         self, policy: dict[str, float], took: float, ends: int, said: str
     ) -> None:
-        """Nothing is said to be backed off or capped that is as long as before."""
+        """Backoff and cap are mentioned only where they change the cooldown."""
         last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
         older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, ends)}
         evidence = some_evidence(
@@ -228,7 +228,7 @@ class TestExplanation:
         assert rule(answer, "cooldown").why == f"{said} 2027-01-15T07:50:00Z on"
 
     def test_agrees_with_the_verdicts(self) -> None:
-        """Both checkpoints' verdicts are those that a caller gets, and the rules explain them."""
+        """The explanation has the verdicts of both checkpoints and the rules that cause them."""
         evidence = some_evidence(vmi=a_vmi(migration=a_state()), vmims=(a_vmim(uid="m2"),))
         answer = explained(evidence)
 
@@ -341,14 +341,14 @@ class TestExplanation:
         ],
     )
     def test_says_why(self, evidence: Evidence, name: str, blocks: bool, why: str) -> None:
-        """Each rule says from which facts it comes to what it says."""
+        """Each rule names the facts of its result."""
         told = rule(explained(evidence), name)
 
         assert told.blocks is blocks
         assert why in told.why
 
     def test_says_that_a_vmi_has_ended(self) -> None:
-        """Of a VMI that has ended no rule looks at what KubeVirt left in its status."""
+        """For a VMI that has ended every rule says so."""
         told = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
 
         assert (told.phase, told.cooldown) == ("Succeeded", None)
@@ -357,7 +357,7 @@ class TestExplanation:
         ] * 4
 
     def test_says_that_a_guard_is_off(self) -> None:
-        """A rule that the policy switches off says so and does not block."""
+        """A guard that the policy turns off says so and does not block."""
         policy = a_policy(guard_pending_migrations=False)
         told = rule(explained(some_evidence(vmims=(a_vmim(),)), policy), "pending_migration")
 
@@ -379,13 +379,13 @@ class TestExplanation:
         assert "a watch it needs is dead" in rule(answer, "running_migration").why
 
     def test_tells_what_may_not_be_seen(self) -> None:
-        """A resource that the API server refuses is told with the reason."""
+        """A forbidden resource is listed with the API server's reason."""
         answer = explained(some_evidence(), health=some_health(refused="403 no"))
 
         assert answer.blind_spots == {"virtualmachineinstancemigrations": "403 no"}
 
     def test_tells_the_facts(self) -> None:
-        """The VMI, its launcher, its unfinished VMIMs and the policy are told as they are known."""
+        """The explanation has the VMI, its launcher pod, its unfinished VMIMs and the policy."""
         evidence = some_evidence(
             vmi=a_vmi(evacuation_node="n1"), vmims=(a_vmim(), an_ended_vmim(name="old", uid="m0"))
         )
@@ -405,7 +405,7 @@ class TestExplanation:
         assert not answer.policy.guard_evacuations
 
     def test_has_nulls_for_what_is_not_there(self) -> None:
-        """No pod, no creation, no evacuation, no contact: null."""
+        """Missing facts are null."""
         health = some_health()
         for watched in health.watched:
             watched.contact = None
@@ -418,7 +418,7 @@ class TestExplanation:
         assert answer.cooldown is None
 
     def test_orders_the_migrations_by_their_ends(self) -> None:
-        """Migrations are told oldest first, fractions of a second included."""
+        """Migrations are sorted by their ends, the oldest first."""
         history = a_history(
             m1=a_migration(end=NOW - 5.0),
             m2=a_migration(end=NOW - 5.5),
@@ -429,7 +429,7 @@ class TestExplanation:
         assert [one.uid for one in answer.migrations] == ["m2", "m1", "m3"]
 
     def test_tells_a_migration_without_uid(self) -> None:
-        """A migration that is known by its end alone has no UID, and counts."""
+        """A migration without UID is listed and counted."""
         history = History()
         history.put("", a_migration(), keep=KEEP)
         answer = explained(some_evidence(history=history))
@@ -460,7 +460,7 @@ class TestExplanation:
         told: list[dict[str, Any]],
         count_failed: bool,
     ) -> None:
-        """The migrations marked as in the window are those that the verdict counts."""
+        """The migrations marked `inWindow` are as many as the verdict counts."""
         policy = a_policy(count_failed_migrations=count_failed)
         history = History()
         for fields in told:
@@ -475,7 +475,7 @@ class TestExplanation:
         assert len(answer.migrations) == len(history)
 
     def test_an_end_ahead_of_the_clock_never_waits_longer_than_the_cooldown(self) -> None:
-        """An end a little ahead is now, one far ahead is no end."""
+        """An end in the near future counts as now; one in the far future is ignored."""
         near = a_state(start=NOW, end=NOW + CLOCK_SKEW)
         far = a_state(start=NOW, end=NOW + CLOCK_SKEW + 1.0)
 
@@ -489,7 +489,7 @@ class TestStatus:
     """Whether the exporter can be trusted."""
 
     def test_tells_how_each_watch_goes(self) -> None:
-        """What is seen, what may not be, and what went wrong last."""
+        """The status has for each watch whether it is synced or forbidden, and its last error."""
         health = some_health(
             synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
         )
@@ -512,7 +512,7 @@ class TestStatus:
         assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
 
     def test_before_it_is_ready_counts_nothing(self) -> None:
-        """What is awaited is named, and no number is told that would soon be another."""
+        """Before the first sync the status has no counts and says what is waited for."""
         answer = describe_status(
             some_health(synced=False), vmis=7, drain={}, held={}, reasons=Policy().reasons, now=NOW
         )
@@ -521,7 +521,7 @@ class TestStatus:
         assert answer.waiting_for == ["virtualmachineinstancemigrations"]
 
     def test_counts_vms(self) -> None:
-        """Those that are not held are allowed, and every reason has a count."""
+        """VMs are counted as allowed or by the reason that blocks them."""
         held = {Reason.MIGRATION_IN_PROGRESS: 1, Reason.COOLDOWN: 1}
         counts = describe_status(
             some_health(), vmis=5, drain={}, held=held, reasons=Policy().reasons, now=NOW

@@ -279,7 +279,7 @@ class TestVerdicts:
     """POST /v1/verdicts."""
 
     async def test_null_is_what_go_writes_for_nothing(self, desk: Desk) -> None:
-        """An empty list that a Go client sends as null is an empty list."""
+        """`candidates: null`, as Go clients encode an empty list, means no candidates."""
         answer = await desk.ask("POST", VERDICTS, json={"candidates": None, "dryRun": None})
         assert (answer.status, answer.json["verdicts"]) == (200, [])
 
@@ -315,7 +315,7 @@ class TestVerdicts:
         }
 
     async def test_answers_in_the_order_asked(self, desk: Desk) -> None:
-        """One answer per candidate, in their order, one asked twice answered twice."""
+        """Each candidate has one verdict, in the order of the request; a repeated one has two."""
         desk.cool("b")
         desk.store.put(a_vmi(name="a", uid="a"))
         names = ["b", "nobody", "a", "b"]
@@ -337,7 +337,7 @@ class TestVerdicts:
     async def test_allows_and_counts_what_is_not_ours(
         self, desk: Desk, candidate: dict[str, str], mismatch: str
     ) -> None:
-        """An unknown VMI, or one of another UID, is allowed and counted by why it is not ours."""
+        """A VMI that is unknown or has another UID is allowed and counted as a mismatch."""
         desk.cool()
         verdict = await desk.verdict(candidate)
 
@@ -370,7 +370,7 @@ class TestVerdicts:
         ],
     )
     async def test_knows_its_own(self, desk: Desk, extra: dict[str, object]) -> None:
-        """The right UID, none, and fields that nobody knows lead to the same verdict."""
+        """The VMI is found by its UID, or without a UID; unknown fields are ignored."""
         desk.cool()
         answer = await desk.judge(CANDIDATE | extra, comment={"x": 1})
 
@@ -391,7 +391,7 @@ class TestVerdicts:
         assert (desk.counters.cooldowns.count, desk.counters.cooldowns.total) == (2, 1800.0)
 
     async def test_counts_no_dry_run(self, desk: Desk) -> None:
-        """A dry run is answered alike and counts nothing, nor does any other way of reading."""
+        """A dry run has the same answer and counts in no metric; neither do GET requests."""
         desk.cool()
         wet = await desk.verdict()
         counted = (dict(desk.counters.blocks), desk.counters.cooldowns.count)
@@ -405,7 +405,7 @@ class TestVerdicts:
         assert not desk.counters.unknown_candidates
 
     async def test_the_node_counted_is_the_cluster_s(self, desk: Desk) -> None:
-        """What a caller invents as node or pod reaches no label."""
+        """Metrics use the node that the cluster has, not the node or pod of the request."""
         desk.cool(node="n7")
         await desk.verdict(CANDIDATE | {"node": "invented", "pod": "invented"})
         metrics = (await desk.get("/metrics")).body.decode()
@@ -433,7 +433,7 @@ class TestVerdicts:
         stale: bool,
         reasons: list[str | None],
     ) -> None:
-        """After 3 minutes of silence it says so; after 10 more only cooldowns block."""
+        """After 3 minutes without contact answers are stale; after 10 more only cooldowns block."""
         desk.store.put(a_vmi(name="runs", uid="r", migration=a_running_state()))
         desk.cool(left=890.0)
         desk.clock.instant = NOW + silence
@@ -453,7 +453,7 @@ class TestVerdicts:
     async def test_reads_the_body_whatever_its_type(
         self, desk: Desk, headers: dict[str, str]
     ) -> None:
-        """The body is JSON, whatever type the header declares."""
+        """The body is read as JSON whatever Content-Type says."""
         body = json.dumps({"candidates": [CANDIDATE]}).encode()
         answer = await desk.ask("POST", VERDICTS, data=body, headers=headers)
 
@@ -475,7 +475,7 @@ class TestRefusals:
         ],
     )
     async def test_a_body_that_is_no_json_is_400(self, desk: Desk, body: bytes) -> None:
-        """What cannot be decoded is no JSON."""
+        """A body that is not valid JSON is answered with 400."""
         answer = await desk.ask("POST", VERDICTS, data=body)
 
         assert answer.status == 400
@@ -492,7 +492,7 @@ class TestRefusals:
         ids=["escaped", "in-utf-8", "no-utf-8"],
     )
     async def test_a_lone_surrogate_is_named(self, desk: Desk, body: bytes, said: str) -> None:
-        """And told from other bytes that are no text."""
+        """Half a surrogate pair has an error of its own, other than invalid UTF-8."""
         answer = await desk.ask("POST", VERDICTS, data=body)
         assert said in answer.detail
 
@@ -506,7 +506,7 @@ class TestRefusals:
         ],
     )
     async def test_types_have_json_s_names(self, desk: Desk, body: object, said: str) -> None:
-        """The caller may be written in any language."""
+        """Errors use the names of JSON's types, not of Python's."""
         answer = await desk.ask("POST", VERDICTS, json=body)
         assert answer.detail.startswith(said)
 
@@ -569,7 +569,7 @@ class TestRefusals:
         assert not desk.counters.blocks
 
     async def test_a_wrong_checkpoint_is_told_the_right_ones(self, desk: Desk) -> None:
-        """Its spelling is the likeliest fault: the answer says what was expected."""
+        """The error for an unknown checkpoint lists the valid ones."""
         body = {"candidates": [], "checkpoint": "PreEviction"}
         answer = await desk.ask("POST", VERDICTS, json=body)
 
@@ -579,7 +579,7 @@ class TestRefusals:
         )
 
     async def test_a_body_too_large_is_413(self, desk: Desk) -> None:
-        """A body beyond the limit is refused, and the answer names the limit."""
+        """A body beyond the limit is answered with 413 and the limit."""
         answer = await desk.ask("POST", VERDICTS, data=b" " * (LIMITS.body_bytes + 1))
 
         assert answer.status == 413
@@ -587,7 +587,7 @@ class TestRefusals:
         assert "limits.bodyBytes" in answer.detail
 
     async def test_a_body_at_the_limits_is_read(self, desk: Desk) -> None:
-        """As many bytes and candidates as are allowed are answered."""
+        """A request with as many bytes and candidates as are allowed is answered."""
         body = json.dumps({"candidates": [CANDIDATE] * LIMITS.candidates}).encode()
         answer = await desk.ask("POST", VERDICTS, data=body.ljust(LIMITS.body_bytes))
 
@@ -612,7 +612,7 @@ class TestRefusals:
     async def test_a_wrong_parameter_is_422_and_named(
         self, desk: Desk, path: str, named: str
     ) -> None:
-        """A parameter that is out of bounds is named."""
+        """A query parameter that is out of range is answered with 422 and its name."""
         answer = await desk.get(path)
 
         assert answer.status == 422
@@ -622,7 +622,7 @@ class TestRefusals:
         "path", ["/nothing", "/v1", "/v1/blocked/", "/v1/evacuation", "/v1/vmis/shop", "/%ff"]
     )
     async def test_an_unknown_path_is_404(self, desk: Desk, path: str) -> None:
-        """There is no such endpoint, in words."""
+        """An unknown path is answered with 404."""
         answer = await desk.get(path)
 
         assert answer.status == 404
@@ -641,14 +641,14 @@ class TestRefusals:
     async def test_a_wrong_method_is_405(
         self, desk: Desk, method: str, path: str, allow: set[str]
     ) -> None:
-        """The methods that an endpoint takes are told."""
+        """A wrong method is answered with 405 and the allowed ones."""
         answer = await desk.ask(method, path)
 
         assert answer.status == 405
         assert set(answer.headers["Allow"].split(",")) == allow
 
     async def test_a_fault_of_ours_is_500_without_its_text(self) -> None:
-        """An error inside is told as ours; what it says goes to the log alone."""
+        """An exception is answered with 500; its text is only in the log."""
 
         async def fail(_accept: str) -> tuple[list[bytes], str]:
             raise RuntimeError("s3cret")
@@ -683,7 +683,9 @@ class TestReadiness:
         path: str,
         closing: bool,
     ) -> None:
-        """Not synced, or ending: 503 with `Retry-After`, and why."""
+        """Before the first sync and during shutdown the answer is 503 with Retry-After
+        and a reason.
+        """
         desk.service.closing = closing
         desk.health.watched[0].synced = closing
         answer = await desk.ask(method, path)
@@ -693,7 +695,7 @@ class TestReadiness:
         assert ("shutting down" if closing else "virtualmachineinstances") in answer.detail
 
     async def test_waits_for_every_other_resource(self, desk: Desk) -> None:
-        """Ready is: VMIs synced, every other resource synced or refused."""
+        """It is ready once VMIs are synced and every other resource is synced or forbidden."""
         pods = desk.health.of(Resource.PODS)[0]
         pods.synced = False
         waiting = await desk.get("/readyz")
@@ -705,7 +707,7 @@ class TestReadiness:
 
     @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/openapi.json"])
     async def test_the_rest_is_served_before_the_sync(self, desk: Desk, path: str) -> None:
-        """Who asks how it is going is answered at any time."""
+        """Status, probes and metrics are served before the first sync."""
         desk.health.watched[0].synced = False
         desk.health.watched[0].contact = None
         answer = await desk.get(path)
@@ -756,7 +758,7 @@ class TestBlocked:
 
     @pytest.mark.parametrize("count", [0, 1, 200])
     async def test_is_written_as_it_would_be_in_one_piece(self, desk: Desk, count: int) -> None:
-        """However many entries there are, the body is the answer's JSON and its length is told."""
+        """The body is the same JSON however many entries there are, with its Content-Length."""
         for number in range(count):
             desk.cool(f"db{number}")
         answer = await desk.get(BLOCKED)
@@ -770,7 +772,9 @@ class TestBlocked:
 
     @pytest.mark.parametrize("checkpoint", ["filter", "preEviction"])
     async def test_tells_one_checkpoint_alone(self, desk: Desk, checkpoint: str) -> None:
-        """With a checkpoint only its entries are told, under an ETag of their own."""
+        """With a checkpoint in the query only its entries are listed, under an ETag of
+        their own.
+        """
         desk.cool()
         desk.store.put(a_vmim())
         both = await desk.get(BLOCKED)
@@ -794,7 +798,7 @@ class TestBlocked:
         ],
     )
     async def test_if_none_match(self, desk: Desk, header: str, status: int) -> None:
-        """A caller that knows this set is told just that."""
+        """A client that sends the current ETag gets 304."""
         desk.cool()
         etag = (await desk.get(BLOCKED)).headers["ETag"]
         desk.clock.instant += 60.0
@@ -806,7 +810,7 @@ class TestBlocked:
         assert (answer.body == b"") is (status == 304)
 
     async def test_several_headers_are_one_list(self, desk: Desk) -> None:
-        """ETags told in two headers are both known."""
+        """ETags in two If-None-Match headers are both compared."""
         etag = (await desk.get(BLOCKED)).headers["ETag"]
         headers = [("If-None-Match", '"another"'), ("If-None-Match", etag)]
         answer = await desk.ask("GET", BLOCKED, headers=headers)
@@ -814,7 +818,7 @@ class TestBlocked:
         assert answer.status == 304
 
     async def test_is_not_to_be_cached_unasked(self, desk: Desk) -> None:
-        """An intermediary must ask before it uses an answer again."""
+        """Cache-Control makes caches revalidate each answer."""
         assert (await desk.get(BLOCKED)).headers["Cache-Control"] == "no-cache"
 
 
@@ -835,7 +839,7 @@ class TestLongPoll:
     """GET /v1/blocked?wait=."""
 
     async def test_a_change_of_the_store_answers(self, desk: Desk) -> None:
-        """The request is held until a VMI is blocked."""
+        """A long poll is answered when a VMI becomes blocked."""
         etag = (await desk.get(BLOCKED)).headers["ETag"]
         waiting = asyncio.create_task(waited(desk, etag))
         await parked(desk)
@@ -848,7 +852,7 @@ class TestLongPoll:
         assert answer.headers["ETag"] != etag
 
     async def test_closing_answers(self, desk: Desk) -> None:
-        """At shutdown the answer comes at once: nothing has changed."""
+        """At shutdown a long poll is answered at once with 304."""
         etag = (await desk.get(BLOCKED)).headers["ETag"]
         waiting = asyncio.create_task(waited(desk, etag))
         await parked(desk)
@@ -859,7 +863,7 @@ class TestLongPoll:
         assert answer.status == 304
 
     async def test_the_end_of_the_wait_answers(self, desk: Desk) -> None:
-        """Without a change it is 304 after the seconds asked for, fractions allowed."""
+        """Without a change a long poll is answered with 304 after the requested seconds."""
         etag = (await desk.get(BLOCKED)).headers["ETag"]
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -879,14 +883,14 @@ class TestLongPoll:
     async def test_who_knows_no_set_is_answered_at_once(
         self, desk: Desk, header: dict[str, str], status: int
     ) -> None:
-        """Only who names the present set waits."""
+        """A long poll without the current ETag is answered at once."""
         async with asyncio.timeout(PATIENCE):
             answer = await desk.get(f"{BLOCKED}?wait=60", **header)
 
         assert answer.status == status
 
     async def test_who_has_gone_is_not_kept(self, desk: Desk) -> None:
-        """A caller that hangs up leaves nothing behind."""
+        """When a client disconnects, its long poll is removed."""
         etag = (await desk.get(BLOCKED)).headers["ETag"]
         waiting = asyncio.create_task(waited(desk, etag))
         await parked(desk)
@@ -913,7 +917,7 @@ class TestVmi:
         ],
     )
     async def test_an_unknown_vmi_is_404(self, desk: Desk, path: str) -> None:
-        """There is no such VMI, in words."""
+        """An unknown VMI is answered with 404."""
         desk.cool()
         answer = await desk.get(path)
 
@@ -925,14 +929,14 @@ class TestEvacuations:
     """GET /v1/evacuations, and the evacuation of one VMI."""
 
     async def test_none(self, desk: Desk) -> None:
-        """Where nobody evacuates the list is empty."""
+        """Without evacuations the list is empty."""
         desk.cool()
         answer = await desk.get("/v1/evacuations")
         assert (answer.status, answer.json["evacuations"]) == (200, [])
         assert answer.json["blindSpots"] == {}
 
     async def test_one(self, desk: Desk) -> None:
-        """Everything of one evacuation: diagnosis, next step, and the request that cancels it."""
+        """An evacuation is answered with diagnosis, next step and the request that cancels it."""
         desk.store.read_at = NOW
         desk.store.put(evacuating())
         desk.store.put(a_pod(eviction_in_progress=True))
@@ -979,7 +983,7 @@ class TestEvacuations:
     async def test_hostile_texts_all_the_way(
         self, desk: Desk, text: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """From the watch to JSON and both pages: bounded, printable, and in no log."""
+        """Hostile texts of the cluster are cut and escaped in JSON and pages, and never logged."""
         feed = Feed(desk.store, desk.health.watched[0], desk.clock)
         for resource, value in objects(text).items():
             feed.put(parse_object(resource, hostile_json(value)), None)
@@ -999,7 +1003,7 @@ class TestEvacuations:
         assert not [word for word in ("xxxx", "alert", "png.exe", "rich") if word in logged]
 
     async def test_longest_first(self, desk: Desk) -> None:
-        """The oldest request is the first of the list."""
+        """Evacuations are sorted by the time of their request."""
         for age, name in enumerate(("c", "a", "b")):
             vmi = evacuating(name=name, uid=name, eviction_requested_at=NOW - 100 * age)
             desk.store.put(vmi)
@@ -1007,7 +1011,7 @@ class TestEvacuations:
         assert [one["name"] for one in answer.json["evacuations"]] == ["b", "a", "c"]
 
     async def test_backoff(self, desk: Desk) -> None:
-        """KubeVirt's pause and its end, and the attempt that it holds."""
+        """The answer has KubeVirt's backoff, its end and the attempt that waits."""
         desk.store.put(evacuating())
         attempt = {"evacuates": "n1", "trigger": Trigger.EVACUATION}
         failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 5.0}
@@ -1019,7 +1023,7 @@ class TestEvacuations:
         assert (told["attempt"]["name"], told["attempt"]["phase"]) == ("e", "Pending")
 
     async def test_post_copy_is_not_to_be_cancelled(self, desk: Desk) -> None:
-        """While memory is on both nodes no request that could end it is offered."""
+        """For a migration in post-copy the answer has no request that cancels it."""
         desk.store.put(evacuating(migration=a_running_state(mode="PostCopy")))
         (told,) = (await desk.get("/v1/evacuations")).json["evacuations"]
         assert (told["state"], told["cancel"]) == ("migrating", None)
@@ -1067,7 +1071,7 @@ class TestNodes:
         return desk
 
     async def test_no_vms_no_nodes(self, desk: Desk) -> None:
-        """A node is known by the VMs on it."""
+        """Without VMs no node is listed."""
         answer = await desk.get("/v1/nodes")
         assert (answer.status, answer.json["nodes"]) == (200, [])
 
@@ -1111,7 +1115,7 @@ class TestNodes:
         }
 
     async def test_a_vm_that_fails_keeps_its_node(self, desk: Desk) -> None:
-        """A stuck evacuation is a verdict's too: a caller need not wait for that VM."""
+        """A VM with a stuck evacuation is counted as one that does not leave its node."""
         desk.store.put(evacuating())
         desk.store.put(a_pod(eviction_in_progress=True))
         desk.store.put(a_vmi(name="theirs", uid="2", node="n2", eviction_strategy="External"))
@@ -1124,7 +1128,7 @@ class TestNodes:
         assert (theirs["canBeEmptied"], theirs["dependsOnOthers"]) == (True, True)
 
     async def test_one_node_has_its_candidates(self, drained: Desk) -> None:
-        """The same object, and each VM by namespace and name."""
+        """One node is answered with its counts and each of its VMs."""
         (_, listed) = (await drained.get("/v1/nodes")).json["nodes"]
         told = (await drained.get("/v1/nodes/n1")).json
         candidates = told.pop("candidates")
@@ -1151,13 +1155,13 @@ class TestNodes:
 
     @pytest.mark.parametrize("path", ["/v1/nodes/n9", "/v1/nodes/n1%2F", "/v1/nodes/%00"])
     async def test_a_node_without_vms_is_404(self, drained: Desk, path: str) -> None:
-        """Whether it is empty or unknown, the exporter does not see."""
+        """A node without VMs is answered with 404, because the exporter does not read nodes."""
         answer = await drained.get(path)
         assert (answer.status, answer.json["title"]) == (404, "No such node")
         assert "no VMI is on" in answer.detail
 
     async def test_a_name_that_is_too_long_is_422(self, drained: Desk) -> None:
-        """No node has such a name."""
+        """A node name that Kubernetes does not allow is answered with 422."""
         answer = await drained.get(f"/v1/nodes/{'n' * 254}")
         assert (answer.status, answer.detail) == (422, "node: at most 253 characters")
 
@@ -1166,7 +1170,7 @@ class TestStatus:
     """GET /v1/status."""
 
     async def test_is_answered_before_the_sync(self, desk: Desk) -> None:
-        """Who asks why there are no verdicts is told what is awaited."""
+        """Before the first sync the status says what is waited for."""
         desk.health.watched[0].synced = False
         answer = await desk.get("/v1/status")
 
@@ -1174,7 +1178,7 @@ class TestStatus:
         assert answer.json["waitingFor"] == ["virtualmachineinstances"]
 
     async def test_is_not_ready_while_closing(self, desk: Desk) -> None:
-        """The last answers say that no more verdicts will come."""
+        """During shutdown the status is not ready."""
         desk.service.closing = True
         answer = await desk.get("/v1/status")
 
@@ -1215,7 +1219,7 @@ class TestListeners:
         ],
     )
     async def test_answers_head(self, desk: Desk, path: str) -> None:
-        """Every GET has its HEAD: the same headers and no body."""
+        """HEAD has the headers of GET and no body."""
         desk.cool()
         answer = await desk.ask("HEAD", path)
 
@@ -1238,7 +1242,7 @@ class TestListeners:
         assert refused.status == 404
 
     def test_the_metrics_listener_shows_nothing_of_vmis(self) -> None:
-        """What the open listener serves is a closed list."""
+        """The metrics listener serves only the listed paths."""
         assert set(METRICS_LISTENER) == {"metrics", "livez", "readyz", "page"}
 
 
@@ -1246,18 +1250,18 @@ class TestOthers:
     """The document, the page, the metrics."""
 
     async def test_the_document_is_the_one_generated(self, desk: Desk) -> None:
-        """/openapi.json is what the types make."""
+        """/openapi.json is the generated document."""
         assert (await desk.get("/openapi.json")).json == DOCUMENT
 
     async def test_the_page_is_guarded_by_its_headers(self, desk: Desk) -> None:
-        """Whoever asks gets the page with all that keeps it apart from others."""
+        """The page has its Content-Security-Policy and the other security headers."""
         answer = await desk.ask("HEAD", "/")
 
         assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
         assert {name: answer.headers[name] for name in PAGE_HEADERS} == PAGE_HEADERS
 
     async def test_the_page_takes_a_filter(self, desk: Desk) -> None:
-        """The query says what to show; what makes no sense in it is told, with status 200."""
+        """The query filters the page; an invalid value is named on the page, with status 200."""
         desk.cool()
         answer = await desk.get("/?namespace=bank&sort=nonsense")
 
@@ -1267,7 +1271,7 @@ class TestOthers:
 
     @pytest.mark.parametrize("page", [False, True])
     async def test_the_open_page_names_nobody(self, page: bool) -> None:
-        """The metrics listener's page tells of single VMs only where the operator says so."""
+        """Without authentication the metrics listener's page has no VM names by default."""
         desk = Desk()
         desk.cool()
         async with served(make_metrics_app(desk.service, page=page)) as desk.session:
@@ -1282,7 +1286,7 @@ class TestOthers:
         assert b"/v1/" not in single.body
 
     async def test_the_page_tells_all_to_those_who_may_ask(self) -> None:
-        """Where the metrics listener asks who its callers are, its page tells of single VMs."""
+        """With authentication the metrics listener's page has VM names."""
         desk = Desk()
         desk.cool()
         async with served(make_metrics_app(desk.service, Doorkeeper())) as desk.session:
@@ -1315,7 +1319,7 @@ class TestOthers:
         assert answer.headers["Content-Type"] == content_type
 
     async def test_every_endpoint_is_timed_from_the_start(self, desk: Desk) -> None:
-        """Each endpoint's duration is there before its first request and moves by each."""
+        """Each endpoint has a duration histogram before its first request."""
         before = {name: one.count for name, one in desk.counters.requests.items()}
         await desk.get("/livez")
         await desk.judge()
@@ -1327,7 +1331,7 @@ class TestOthers:
         assert desk.counters.requests["blocked_wait"].count == 1
 
     async def test_what_is_logged_of_blocks_is_bounded(self, desk: Desk) -> None:
-        """One block of one VMI is logged once a minute, however often it is asked for."""
+        """The same block of a VMI is logged at most once a minute."""
         desk.cool(left=890.0)
         with capture_logs() as logs:
             for passed in (0.0, 30.0, 59.0, 61.0):
@@ -1340,5 +1344,5 @@ class TestOthers:
 
 
 def test_the_limits_are_those_of_the_settings() -> None:
-    """Without a configuration a request may ask for 5,000 candidates in 4 MiB."""
+    """Without a configuration a request may have 5,000 candidates and 4 MiB."""
     assert replace(Limits()) == Limits(body_bytes=4 * 2**20, candidates=5000)

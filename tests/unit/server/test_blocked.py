@@ -93,7 +93,7 @@ class TestRead:
     """The set as it is now."""
 
     def test_has_one_entry_per_vmi_and_blocking_checkpoint(self) -> None:
-        """A VMI that cools down while another migration waits is there twice, all sorted."""
+        """A VMI that is blocked at both checkpoints has two entries, and entries are sorted."""
         scene = Scene()
         scene.cool("b")
         scene.cool("a")
@@ -114,7 +114,7 @@ class TestRead:
         ]
 
     def test_a_namespace_that_is_lost_is_judged_alone(self) -> None:
-        """The set is stale while it tells of a lost namespace, until what it told there is dead."""
+        """Evidence of one namespace without contact turns stale and then dead on its own."""
         scene = Scene()
         healthy, lost = (Watched(Resource.VMIS, n, synced=True, contact=NOW) for n in "ab")
         scene.health.watched = [healthy, lost]
@@ -130,7 +130,7 @@ class TestRead:
         assert told == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
 
     def test_follows_the_store(self) -> None:
-        """A change of the store is in the next answer, under another ETag."""
+        """After a change of the store the answer and its ETag are new."""
         scene = Scene()
         before = read(scene.blocked, None)
         scene.cool()
@@ -142,7 +142,7 @@ class TestRead:
         assert read(scene.blocked, None).etag == before.etag
 
     def test_follows_the_clock(self) -> None:
-        """A cooldown that has run out is not in the set any more."""
+        """A VMI leaves the set when its cooldown ends."""
         scene = Scene()
         scene.cool("a", left=100.0)
         scene.cool("b", left=200.0)
@@ -155,7 +155,7 @@ class TestRead:
         assert found == [["a", "b"], ["b"], ["b"], []]
 
     def test_follows_a_clock_that_is_set_back(self) -> None:
-        """When the clock goes back, what had run out blocks again, as for a verdict."""
+        """When the clock is set back, a cooldown that had ended blocks again."""
         scene = Scene()
         scene.cool(left=100.0)
         scene.clock.instant = NOW + 101.0
@@ -166,7 +166,7 @@ class TestRead:
         assert keys(read(scene.blocked, None)) == [("db1", "preEviction")]
 
     def test_follows_what_may_be_seen(self) -> None:
-        """When VMIMs or pods come to be seen or unseen, the set is another at once."""
+        """The set changes as soon as VMIMs or pods become readable or forbidden."""
         scene = Scene()
         scene.store.put(a_vmi(evacuation_node="n1"))
         scene.store.put(a_vmim())
@@ -178,7 +178,7 @@ class TestRead:
         assert keys(none) == []
 
     def test_turns_stale_and_dead(self) -> None:
-        """Stale evidence still blocks and says so; of dead evidence only cooldowns are left."""
+        """Stale evidence still blocks and is marked; dead evidence blocks only by cooldown."""
         scene = Scene()
         scene.cool("a", left=890.0)
         scene.store.put(a_vmi(name="b", uid="b", migration=a_running_state()))
@@ -194,7 +194,7 @@ class TestRead:
         assert len({fresh.etag, stale.etag, dead.etag}) == 3
 
     def test_an_end_that_comes_to_be_believed_blocks(self) -> None:
-        """An end too far ahead is none; once the clock is near enough it cools down, unasked."""
+        """An end too far in the future counts once the clock comes near it."""
         scene = Scene()
         state = a_state(start=NOW, end=NOW + 400.0)
         scene.store.put(a_vmi(migration=state))
@@ -205,7 +205,7 @@ class TestRead:
         assert keys(read(scene.blocked, None)) == [("db1", "preEviction")]
 
     def test_an_end_ahead_of_the_clock_does_not_tick(self) -> None:
-        """While an end lies ahead `notBefore` moves with the clock, and the ETag does not."""
+        """For an end in the near future `notBefore` moves with the clock and the ETag stays."""
         scene = Scene()
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW + 60.0)))
         told = []
@@ -228,7 +228,7 @@ class TestRead:
     def test_what_is_kept_is_what_would_be_computed(
         self, ends: list[int], instants: list[float], window: float
     ) -> None:
-        """However the clock moves, the kept set has the ETag and the entries of a new one."""
+        """For any clock the cached set equals a newly computed one."""
         scene = Scene(policy=a_policy(migration_cooldown=300.0, migration_history_window=window))
         for number, end in enumerate(ends):
             fields = {"start": NOW + end - 5.0, "end": NOW + end}
@@ -250,7 +250,7 @@ class TestRead:
     def test_the_etag_tells_sets_apart_and_nothing_else(
         self, ends: list[int], instants: list[float]
     ) -> None:
-        """While only the clock moves, two answers have one ETag if and only if one set."""
+        """Two answers have the same ETag if and only if they have the same entries."""
         scene = Scene(policy=a_policy(migration_cooldown=300.0))
         for number, end in enumerate(ends):
             state = a_state(uid=f"m{number}", start=NOW + end - 5.0, end=NOW + end)
@@ -278,7 +278,7 @@ class TestManyVmis:
         return scene
 
     async def test_others_have_a_turn_while_it_is_computed(self) -> None:
-        """It yields once per slice of evaluations and once per slice of entries."""
+        """Computing the set yields to the event loop after each slice."""
         scene, turns = self.scene(), 0
         reading = asyncio.create_task(scene.blocked.read(None))
         while not reading.done():
@@ -289,7 +289,7 @@ class TestManyVmis:
         assert turns >= 2 * (self.MANY // SLICE)
 
     async def test_callers_at_the_same_time_share_it(self) -> None:
-        """Those who ask while it is computed share the next one, which began after they asked."""
+        """Requests that arrive during a computation share the next one."""
         scene = self.scene()
         first = asyncio.create_task(scene.blocked.read(None))
         await asyncio.sleep(0)
@@ -301,7 +301,7 @@ class TestManyVmis:
         assert len((await first).entries) in (self.MANY, self.MANY + 1)
 
     async def test_a_change_while_it_is_computed_is_in_the_next(self) -> None:
-        """Whether or not the VMI had been visited."""
+        """A change during a computation is in the next answer, whether or not its VMI was done."""
         scene = self.scene()
         reading = asyncio.create_task(scene.blocked.read(None))
         for _ in range(2 * (self.MANY // SLICE) - 2):
@@ -316,7 +316,7 @@ class TestManyVmis:
         assert keys(await scene.blocked.read(None)) == keys(await scene.afresh().read(None))
 
     async def test_a_change_while_it_is_computed_releases(self) -> None:
-        """Also if the check for that change came before anybody waited."""
+        """A change during a computation also answers the long polls that begin after it."""
         scene = self.scene()
         scene.store.put(a_vmi(name="ahead", uid="h", migration=a_state(start=NOW, end=NOW + 60.0)))
         known = (await scene.blocked.read(None)).etag
@@ -331,7 +331,7 @@ class TestManyVmis:
         assert keys(blocked)[0] == ("a", "preEviction")
 
     async def test_who_comes_with_another_set_does_not_wait_with_the_others(self) -> None:
-        """The set may become theirs again, and is news to the newcomer then."""
+        """A long poll is answered when the set changes back to the one that others know."""
         scene = Scene()
         none = (await scene.blocked.read(None)).etag
         first = asyncio.create_task(scene.polls.wait(None, none, 3600.0))
@@ -354,7 +354,7 @@ class TestWait:
     """Being told of a change."""
 
     async def test_a_change_of_the_store_releases(self) -> None:
-        """Who waits hears of a change soon after it."""
+        """A change of the store answers a long poll soon."""
         scene = Scene()
         known = read(scene.blocked, None).etag
         waiting = asyncio.create_task(scene.polls.wait(None, known, 60.0))
@@ -367,7 +367,7 @@ class TestWait:
         assert keys(blocked) == [("db1", "preEviction")]
 
     async def test_the_clock_releases(self) -> None:
-        """Who waits is told when a cooldown runs out, not before and not much later."""
+        """The end of a cooldown answers a long poll at that instant."""
         scene = Scene(policy=a_policy(migration_cooldown=1.0))
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()
@@ -380,7 +380,7 @@ class TestWait:
         assert scene.clock() >= NOW + 1.0
 
     async def test_turning_stale_releases(self) -> None:
-        """Who waits is told when nothing was heard of the API server for too long."""
+        """Evidence that turns stale answers a long poll."""
         scene = Scene()
         scene.health.stale_after = 1.0
         scene.clock.run()
@@ -391,7 +391,7 @@ class TestWait:
         assert (known.stale, blocked.stale) == (False, True)
 
     async def test_a_sign_of_life_releases(self) -> None:
-        """Who waits with a stale answer is told of the first contact, though nothing changed."""
+        """The first contact after stale evidence answers a long poll."""
         scene = Scene()
         scene.clock.instant = NOW + 500.0
         known = read(scene.blocked, None)
@@ -404,7 +404,7 @@ class TestWait:
         assert (known.stale, blocked.stale) == (True, False)
 
     async def test_closing_releases(self) -> None:
-        """At shutdown everybody has an answer at once, and nobody waits any more."""
+        """Shutdown answers every long poll at once."""
         scene = Scene()
         known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(500)]
@@ -417,7 +417,7 @@ class TestWait:
         assert {blocked.etag for blocked in (*answers, late)} == {known}
 
     async def test_another_etag_is_answered_at_once(self) -> None:
-        """Who knows another set than the present one need not wait."""
+        """A long poll with an ETag that is not current is answered at once."""
         async with asyncio.timeout(PATIENCE):
             blocked = await Scene().polls.wait(None, '"another"', 60.0)
 
@@ -425,7 +425,7 @@ class TestWait:
 
     @pytest.mark.parametrize("ticking", [False, True], ids=["clock-stands", "clock-runs"])
     async def test_waits_no_longer_than_asked(self, ticking: bool) -> None:
-        """Without a change the answer comes after the wait, whatever the wall clock does."""
+        """Without a change a long poll ends after its wait, whatever the wall clock does."""
         scene = Scene()
         if ticking:
             scene.clock.run()
@@ -439,7 +439,9 @@ class TestWait:
         assert loop.time() - began >= 0.19
 
     async def test_a_rule_that_falls_silent_releases(self) -> None:
-        """Who waits is released when VMIMs turn dead, and when they are heard of again."""
+        """Long polls are answered when the evidence of VMIMs turns dead, and when it is
+        alive again.
+        """
         scene = Scene()
         vmims = scene.health.of(Resource.VMIMS)[0]
         vmims.contact = NOW - 779.9
@@ -463,7 +465,7 @@ class TestWait:
         assert not any(one.stale for one in (before, silent, after))
 
     async def test_a_change_elsewhere_does_not_release(self) -> None:
-        """A change that leaves the asked checkpoint's set as it is ends no wait."""
+        """A change at another checkpoint does not answer a long poll."""
         scene = Scene()
         known = read(scene.blocked, Checkpoint.FILTER).etag
         waiting = asyncio.create_task(scene.polls.wait(Checkpoint.FILTER, known, 60.0))
@@ -483,7 +485,9 @@ class TestWait:
         assert keys(blocked) == [("x", "filter")]
 
     async def test_a_change_that_leaves_the_set_wakes_nobody(self) -> None:
-        """However many wait, one look tells that there is nothing to tell them."""
+        """A change that leaves the set equal is checked once for all long polls and
+        answers none.
+        """
         scene = Scene()
         known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(100)]
@@ -509,7 +513,7 @@ class TestWait:
         assert still_waiting == 100
 
     async def test_others_have_a_turn_while_many_are_woken(self) -> None:
-        """Who waits is woken in slices, and all are."""
+        """Many long polls are answered in slices."""
         scene = Scene()
         known = read(scene.blocked, None).etag
         count = 5 * BATCH
@@ -528,7 +532,7 @@ class TestWait:
         assert {len(blocked.entries) for blocked in answers} == {1}
 
     async def test_many_changes_wake_once(self) -> None:
-        """A storm of changes is told as one, to all who wait."""
+        """Many changes in a short time answer the long polls once."""
         scene = Scene()
         known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(1000)]

@@ -96,7 +96,9 @@ def answered(
 
 
 def test_a_denial() -> None:
-    """It is a 429 that names the VMI, the reason, until when, and how often it was moved."""
+    """A denial is a 429 with the VMI, the reason, the end of the cooldown and the count
+    of moves.
+    """
     store = a_store()
     for number in (1, 2):
         end = NOW - number * 5000.0
@@ -145,7 +147,7 @@ def test_a_warning() -> None:
     ],
 )
 def test_messages(facts: list[Any], message: str) -> None:
-    """Each reason says what holds the VMI."""
+    """The message of each reason says why the VMI is blocked."""
     store = a_store()
     for fact in facts:
         store.put(fact)
@@ -153,7 +155,7 @@ def test_messages(facts: list[Any], message: str) -> None:
 
 
 def test_a_release_on_another_day_has_its_date() -> None:
-    """A time of day alone would mislead where the cooldown takes more than a day."""
+    """A cooldown that ends on another day is written with the date."""
     policy = a_policy(max_migration_cooldown=0.0, migration_history_window=0.0)
     store = a_store(migration=a_state(start=NOW - 100_600.0, end=NOW - 600.0))
     review = read_review(raw(a_review()))
@@ -207,12 +209,12 @@ def test_what_is_judged(request_fields: Json, outcome: ReviewOutcome) -> None:
 
 
 def test_nobody_is_listed_by_default() -> None:
-    """Without users and groups every eviction goes on."""
+    """Without users and groups every eviction is allowed."""
     assert judged(a_review(), admission=AdmissionSettings()).outcome is ReviewOutcome.UNLISTED_USER
 
 
 def test_a_vmi_that_evacuates_already() -> None:
-    """It is allowed, so that KubeVirt's own answer tells the descheduler that it is under way."""
+    """The eviction of a VMI that is being evacuated is allowed; KubeVirt answers it."""
     store = a_store(evacuation_node="n1")
     assert judged(a_review(), store=store).outcome is ReviewOutcome.EVACUATING
 
@@ -231,7 +233,7 @@ def test_a_vmi_that_evacuates_already() -> None:
 def test_the_target_pod_of_a_migration_is_held(
     evacuation_node: str, vmi: dict[str, Any], facts: list[Any], outcome: ReviewOutcome
 ) -> None:
-    """Evicting it is denied while its migration is unfinished, also while the VMI evacuates."""
+    """The eviction of a target pod is denied until its migration is finished."""
     store = a_store(**vmi, evacuation_node=evacuation_node)
     for fact in facts:
         store.put(fact)
@@ -248,7 +250,7 @@ def test_the_target_pod_of_a_migration_is_held(
 
 
 def test_the_target_pod_of_an_earlier_migration_is_not_held_by_a_later_one() -> None:
-    """Its own migration has ended; KubeVirt's answer says that the evacuation is under way."""
+    """The target pod of a finished migration may be evicted during a later migration."""
     store = a_store(migration=None, evacuation_node="n1")
     store.put(a_vmim(uid="m2"))
     old = a_pod(name="virt-launcher-db1-old", uid="p2", node="n2", migration_uid="m1")
@@ -258,20 +260,20 @@ def test_the_target_pod_of_an_earlier_migration_is_not_held_by_a_later_one() -> 
 
 
 def test_a_vmi_that_no_rule_holds() -> None:
-    """It is allowed."""
+    """The eviction of a VMI that no rule blocks is allowed."""
     store = a_store(migration=None)
     assert judged(a_review(), store=store).outcome is ReviewOutcome.ALLOWED
 
 
 def test_a_pod_that_has_ended() -> None:
-    """The source of a migration is left over when it is done; a drain may evict it at once."""
+    """The eviction of a finished pod is allowed."""
     store = a_store()
     store.put(a_pod(phase="Succeeded"))
     assert judged(a_review(), store=store).outcome is ReviewOutcome.ALLOWED
 
 
 def test_a_failed_migration_counts_as_in_a_verdict() -> None:
-    """The rules are those of `decide`, asked with no checkpoint."""
+    """A failed migration blocks an eviction as it blocks a verdict without checkpoint."""
     store = a_store(migration=a_state(outcome=Outcome.FAILED))
     judgement = judged(a_review(), store=store)
     evidence = store.evidence("shop", "db1")
@@ -297,12 +299,12 @@ def test_a_failed_migration_counts_as_in_a_verdict() -> None:
     ],
 )
 def test_without_evidence(health: Health, store: Store | None, outcome: ReviewOutcome) -> None:
-    """What is not known, or was not heard of for too long, holds nobody."""
+    """Without evidence, or with dead evidence, the eviction is allowed."""
     assert judged(a_review(), store=store, health=health).outcome is outcome
 
 
 def test_a_namespace_whose_pods_cannot_be_seen() -> None:
-    """It is not told from one without that pod: nothing is known there."""
+    """Where pods may not be read the eviction is allowed."""
     store = a_store()
     store.blind = {Resource.PODS: frozenset({"bank"})}
     judgement = judged(a_review(namespace="bank"), store=store)
@@ -310,7 +312,7 @@ def test_a_namespace_whose_pods_cannot_be_seen() -> None:
 
 
 def test_a_pod_of_a_vmi_of_another_namespace() -> None:
-    """A label can name any VMI: it counts in the pod's own namespace only."""
+    """A pod whose label names a VMI of another namespace is not a pod of that VMI."""
     store = a_store()
     store.put(a_pod(namespace="bank"))
     assert judged(a_review(namespace="bank"), store=store).outcome is ReviewOutcome.UNKNOWN_POD
@@ -329,7 +331,7 @@ def test_a_pod_of_a_vmi_of_another_namespace() -> None:
     ],
 )
 def test_dry_runs(review: Json, dry_run: bool) -> None:
-    """A dry run is told by the request's options, or by the Eviction's own."""
+    """A dry run is recognized by the options of the request and of the Eviction."""
     assert read_review(raw(review)).dry_run is dry_run
 
 
@@ -342,7 +344,7 @@ def test_dry_runs(review: Json, dry_run: bool) -> None:
     ],
 )
 def test_another_version_is_allowed(version: str | None, answered_in: str) -> None:
-    """It is answered in its own version where that is known, and never denied."""
+    """A review of another version is allowed, and answered in its own version if that is known."""
     review = read_review(raw(a_review(review={"apiVersion": version})))
     judgement = judged(a_review(review={"apiVersion": version}))
     answer = json.loads(write_answer(review, judgement, POLICY, NOW))
@@ -372,13 +374,13 @@ def test_another_version_is_allowed(version: str | None, answered_in: str) -> No
     ],
 )
 def test_what_has_no_uid(body: bytes) -> None:
-    """There is nothing to answer to, and that is said."""
+    """A review without a UID is an error."""
     with pytest.raises(NotAReview, match=r"JSON|request\.uid"):
         read_review(body)
 
 
 def test_any_field_may_be_odd() -> None:
-    """Whatever stands in one field, there is an answer to the UID."""
+    """A review with any value in any field is answered with its UID."""
     for field in a_review()["request"]:
         for odd in ODD_VALUES:
             if field != "uid":
@@ -387,7 +389,7 @@ def test_any_field_may_be_odd() -> None:
 
 
 def test_spoilt_reviews() -> None:
-    """Reviews spoilt at random are denied only where they still are what was denied unspoilt."""
+    """A randomly changed review is denied only if the original would be."""
     rng = random.Random(17)
     denied = 0
     for _ in range(3000):
@@ -418,14 +420,14 @@ def replace_dry_run(review: Any) -> Any:
 
 
 def test_a_denial_never_says_what_evictors_take_for_something_else() -> None:
-    """No `retryAfterSeconds`, and not KubeVirt's words for an evacuation under way."""
+    """A denial has no `retryAfterSeconds` and none of KubeVirt's words for an evacuation."""
     text = json.dumps(answered())
     assert "retryAfter" not in text
     assert "Eviction triggered evacuation" not in text
 
 
 def test_resources_are_those_that_the_health_knows() -> None:
-    """Of the resources watched, a review rests on VMIs and pods; both are needed to deny."""
+    """Reviews need VMIs and pods, and both are watched resources."""
     health = some_health()
     for one in health.of(Resource.VMIS):
         one.synced = False

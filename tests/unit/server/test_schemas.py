@@ -19,7 +19,7 @@ from tests.support.builders import NOW
 
 @given(st.floats(0.0, 1e9))
 def test_a_wait_is_never_written_too_short(seconds: float) -> None:
-    """Who waits as long as is written has waited long enough, by a millisecond at most."""
+    """`retryAfterSeconds` is rounded up, by a millisecond at most."""
     written = round_up_seconds(seconds)
 
     assert written is not None
@@ -49,7 +49,7 @@ def test_a_wait_is_never_written_too_short(seconds: float) -> None:
     ],
 )
 def test_a_wrong_candidate_is_named(candidate: str, fault: str) -> None:
-    """What is wrong with a candidate is told with the field's path."""
+    """The error for a candidate has the path of the field."""
     with pytest.raises(msgspec.ValidationError) as error:
         msgspec.json.decode(f'{{"candidates": [{candidate}]}}', type=VerdictRequest)
 
@@ -67,7 +67,7 @@ def test_a_wrong_candidate_is_named(candidate: str, fault: str) -> None:
     ],
 )
 def test_optional_fields_may_be_anything_that_is_not_there(candidate: dict[str, object]) -> None:
-    """Null, empty and unknown fields are no fault."""
+    """Optional fields may be null or empty, and unknown fields are ignored."""
     body = msgspec.json.encode({"namespace": "a" * 63, "name": "b" * 253} | candidate)
 
     assert msgspec.json.decode(body, type=Candidate).name == "b" * 253
@@ -84,7 +84,7 @@ class TestOpenApi:
         assert document["openapi"].startswith("3.1")
 
     def test_tells_of_every_route(self) -> None:
-        """Each route is an operation, by its name, with its parameters and problems."""
+        """Each route is an operation with its name, parameters and problems."""
         paths = write_openapi()["paths"]
         operations = {
             (path, method): operation
@@ -103,7 +103,7 @@ class TestOpenApi:
             }
 
     def test_asks_for_a_token_but_in_probes(self) -> None:
-        """A token may be asked for everywhere but where a kubelet looks."""
+        """Every operation but the probes may need a token."""
         paths = write_openapi()["paths"]
         free = {path for path, ways in paths.items() if "security" not in next(iter(ways.values()))}
 
@@ -118,7 +118,7 @@ class TestOpenApi:
         assert set(schemas["Mismatch"]["enum"]) == set(Mismatch)
 
     def test_promises_every_field_of_an_answer(self) -> None:
-        """Answers always have all their fields, null where there is nothing to tell."""
+        """All fields of an answer are required; some may be null."""
         schemas = write_openapi()["components"]["schemas"]
         asked = {"VerdictRequest", "Candidate", "Problem"}
         objects = {n: s for n, s in schemas.items() if "properties" in s and n not in asked}
@@ -128,7 +128,7 @@ class TestOpenApi:
             assert set(schema["required"]) == set(schema["properties"]) - {"override"}, name
 
     def test_says_what_its_fields_mean(self) -> None:
-        """Each type has its sentence, and each field whose name does not say it all."""
+        """Each type has a description, and so has each field whose name is not enough."""
         schemas = write_openapi()["components"]["schemas"]
         plain = {"namespace", "name", "vmiUid", "version", "known", "createdAt"}
         made_of = {"verdicts", "evacuations", "resources"}
@@ -148,7 +148,7 @@ class TestOpenApi:
         ],
     )
     def test_says_where_to_look_further(self, place: tuple[str, str], told: str) -> None:
-        """Where a value alone can mislead, its field says what else there is to know."""
+        """Fields that can mislead say which other field to read."""
         name, field = place
 
         assert (
@@ -157,7 +157,7 @@ class TestOpenApi:
         )
 
     def test_says_how_each_source_is_known(self) -> None:
-        """Who asked for an evacuation is read off KubeVirt's marks: which, for each."""
+        """The description of `source` says how each value is known."""
         answer = write_openapi()["components"]["schemas"]["EvacuationAnswer"]
         told = answer["properties"]["source"]["description"]
 
