@@ -623,7 +623,7 @@ def test_what_there_may_be_to_write_down(
 
 
 def test_what_a_history_said_of_a_vmi_that_is_not_there() -> None:
-    """It is remembered until that VMI is known to be gone."""
+    """The stored history of a VMI that is not known yet is remembered."""
     store = a_store()
     store.recall(remembered("old"))
     assert store.remember("old") == remembered("old")
@@ -634,7 +634,7 @@ def test_what_a_history_said_of_a_vmi_that_is_not_there() -> None:
 
 
 def test_two_histories_of_a_vmi_that_is_not_there() -> None:
-    """Both count, whichever is read last: the migrations, and the failures of one evacuation."""
+    """Two stored histories of a VMI that is not known yet are joined, in any order."""
     one, other = (
         Remembered(
             uid=UID,
@@ -661,7 +661,7 @@ def test_two_histories_of_a_vmi_that_is_not_there() -> None:
     ("node", "success"), [("n2", NOW - 500.0), ("n1", NOW - 150.0)], ids=["elsewhere", "and-back"]
 )
 def test_histories_of_two_evacuations(node: str, success: float) -> None:
-    """The later one is right: its failures alone are counted."""
+    """Of two stored evacuations only the failures of the later one count."""
     early = Marker(node=node, requested_at=NOW - 200.0, seen_at=NOW - 200.0, failed={"m1": NOW})
     late = Marker(node="n1", requested_at=NOW - 100.0, seen_at=NOW - 100.0)
     migrations = {"m0": a_migration(end=success)}
@@ -687,7 +687,7 @@ def test_what_there_is_to_remember_of_a_vmi() -> None:
 
 
 def test_a_history_proves_whose_a_vmim_is() -> None:
-    """A VMIM of which the VMI's history tells is its own, whenever it was created."""
+    """A VMIM in the VMI's stored history belongs to it, whenever it was created."""
     store = a_store(a_vmi())
     store.recall(remembered(UID))
     store.put(an_ended_vmim(created=OLD - 50.0))
