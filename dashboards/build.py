@@ -1,6 +1,7 @@
 """`python -m dashboards.build` writes the JSON of every dashboard.
 
 Those in `fleet/` are for several clusters in one data source: they show the variable `cluster`.
+Those in `perses/` are objects for the operator of Perses.
 """
 
 import json
@@ -24,7 +25,7 @@ from grafana_foundation_sdk.models.dashboard import (
     Panel,
 )
 
-from dashboards import one_vm, overview
+from dashboards import one_vm, overview, perses
 from dashboards.variables import (
     choose_cluster,
     choose_datasource,
@@ -38,6 +39,7 @@ from dashboards.variables import (
 
 HERE = Path(__file__).parent
 FLEET = HERE / "fleet"
+PERSES = HERE / "perses"
 TAG = "kubevirt-eviction-exporter"
 OVERVIEW = "kubevirt-eviction-overview"
 ONE_VM = "kubevirt-eviction-vm"
@@ -67,10 +69,15 @@ def build_one_vm(*, fleet: bool = False) -> Dashboard:
 
 def render() -> dict[Path, str]:
     """The text of every file."""
-    return {
+    files = {
         folder / f"{board.uid}.json": _encode(board)
         for folder, fleet in ((HERE, False), (FLEET, True))
         for board in (build_overview(fleet=fleet).build(), build_one_vm(fleet=fleet).build())
+    }
+    boards = [json.loads(text) for path, text in files.items() if path.parent == HERE]
+    return files | {
+        PERSES / f"{board['uid']}.json": json.dumps(perses.convert(board), indent=2) + "\n"
+        for board in boards
     }
 
 

@@ -59,6 +59,11 @@ def find_added_crds() -> Path:
     return _find_printed("added-crds")
 
 
+def find_perses_plugins() -> Path:
+    """Find the file of the schemas of Perses's plugins: texts by path."""
+    return _find_printed("perses-plugins")
+
+
 def find_manifests() -> Path:
     """Find the file of what KubeVirt's operator installs around its servers."""
     return _find_printed("manifests")

@@ -18,6 +18,7 @@ from tests.generate.manifests import (
     NAME,
     NAMESPACE,
     Object,
+    build,
     only,
     overlay,
 )
@@ -264,6 +265,19 @@ def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
     assert {name: json.loads(text) for data in made for name, text in data.items()} == {
         path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards/fleet").iterdir()
     }
+
+
+def test_dashboards_of_perses_are_those_of_kustomize() -> None:
+    """`dashboards.perses` adds the objects of `dashboards/perses`."""
+    made = [
+        (one["metadata"]["name"], one["spec"])
+        for one in charted(values=json.dumps({"dashboards": {"perses": True}}))
+        if one["kind"] == "PersesDashboard"
+    ]
+
+    assert sorted(made) == sorted(
+        (one["metadata"]["name"], one["spec"]) for one in build(ROOT / "dashboards/perses")
+    )
 
 
 def test_a_changed_setting_makes_new_pods() -> None:

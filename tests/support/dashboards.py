@@ -50,6 +50,15 @@ def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]
                 yield Query(dashboard["uid"], panel["title"], target["refId"], expression)
 
 
+def perses_panels(values: Mapping[str, str]) -> Iterator[Query]:
+    """Every query of every panel of the dashboards of Perses, its variables filled in."""
+    for path in sorted((FOLDER / "perses").glob("*.json")):
+        for panel in json.loads(path.read_text())["spec"]["config"]["panels"].values():
+            for number, query in enumerate(panel["spec"]["queries"], 1):
+                expression = fill(query["spec"]["plugin"]["spec"]["query"], values)
+                yield Query(path.stem, panel["spec"]["display"]["name"], f"{number}", expression)
+
+
 def variables(values: Mapping[str, str]) -> Iterator[Query]:
     """The queries behind the variables that choose from the result of one."""
     for dashboard in load_dashboards().values():

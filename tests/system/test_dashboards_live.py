@@ -31,7 +31,7 @@ from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.users import open_kubeconfig
 from tests.generate.rules import load_groups
-from tests.support.dashboards import Query, panels, variables
+from tests.support.dashboards import Query, panels, perses_panels, variables
 from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.other_programs import OtherPrograms
 from tests.support.program import ANYWHERE, Program, program
@@ -159,6 +159,26 @@ async def test_every_query_of_every_panel_shows_something(
         prove(f"    = {value}")
 
     assert not empty
+
+
+@pytest.mark.timeout(600)
+async def test_every_query_of_perses_shows_something(
+    watched: Watched, prove: Callable[[str], None]
+) -> None:
+    """Each query of the dashboards of Perses has a value other than 0 and NaN too."""
+    namespace, name = watched.vm
+    both = {True: {}, False: {"namespace": namespace, "name": name}}
+    shown = {
+        query: _first_telling(await watched.ask(query))
+        for is_overview, chosen in both.items()
+        for query in perses_panels(watched.values(HONORED, **chosen))
+        if (query.dashboard == OVERVIEW) == is_overview
+    }
+    prove(f"{len(shown)} queries of Perses's dashboards")
+    for query, value in shown.items():
+        prove(f"  {query.dashboard}: {query.panel} [{query.ref}] = {value}")
+
+    assert all(shown.values())
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,78 @@
+// Command perses-plugins prints the schemas of the Perses plugins that our dashboards use, as one
+// JSON object of paths and texts: the plugin folder of a Perses server, without the plugins' pages.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"log"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+var (
+	plugins = []string{"prometheus", "statchart", "table", "timeserieschart"}
+	// What the schemas of the plugins import.
+	shared = []string{"github.com/perses/perses", "github.com/perses/shared", "github.com/perses/spec"}
+)
+
+func main() {
+	files := map[string]string{}
+	for _, plugin := range plugins {
+		name := "github.com/perses/plugins/" + plugin
+		root, version := find(name)
+		read(files, plugin+"/schemas", filepath.Join(root, "schemas"))
+		text, err := os.ReadFile(filepath.Join(root, "package.json"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		files[plugin+"/package.json"] = string(text)
+		// The build of a plugin's pages writes it.
+		files[plugin+"/mf-manifest.json"] = fmt.Sprintf(
+			`{"id": %q, "name": %q, "metaData": {"buildInfo": {"buildVersion": %q, "buildName": %q}}}`,
+			plugin, plugin, strings.TrimPrefix(version, "v"), plugin)
+		files[plugin+"/cue.mod/module.cue"] = fmt.Sprintf("module: %q\nlanguage: version: \"v0.15.1\"\n", name+"@v0")
+		for _, module := range shared {
+			root, _ := find(module)
+			read(files, plugin+"/cue.mod/pkg/"+module+"/cue", filepath.Join(root, "cue"))
+		}
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(files); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// find returns the folder and the version of a module.
+func find(name string) (string, string) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}} {{.Version}}", name).Output()
+	if err != nil {
+		log.Fatal(err)
+	}
+	found := strings.Fields(string(out))
+	return found[0], found[1]
+}
+
+// read adds the CUE files below a folder, without migrations from Grafana and modules of their own.
+func read(files map[string]string, prefix, root string) {
+	err := fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && (entry.Name() == "migrate" || entry.Name() == "cue.mod") {
+			return fs.SkipDir
+		}
+		if path.Ext(name) != ".cue" {
+			return nil
+		}
+		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name)))
+		files[prefix+"/"+name] = string(text)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
