@@ -109,7 +109,7 @@ def bearer(user: User) -> str:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
-    """By verb and path, with the wildcards of non-resource URLs."""
+    """Roles allow callers by verb and path, with wildcards."""
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"), ("get", "/v1/*"))
     async with checking(real) as (access, _):
         await access.check(bearer(caller), "POST", "/v1/verdicts")
@@ -138,7 +138,7 @@ async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
     ids=["none", "empty", "no-token", "blank", "basic", "no-scheme", "too-long", "no-ascii"],
 )
 async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
-    """It is not even asked about; what was expected is said, and nothing of what was sent."""
+    """A malformed token is rejected without asking the API server, and never logged."""
     async with Gate(real.url) as gate, checking(real, gate.url) as (access, _):
         await gate.shut()
         with pytest.raises(Unauthenticated) as refused:
@@ -148,7 +148,7 @@ async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_token_that_nobody_knows(real: RealStage) -> None:
-    """Invented, or somebody else's cluster's: the token itself is in no message."""
+    """An unknown token is rejected and is in no message."""
     async with checking(real) as (access, _):
         with pytest.raises(Unauthenticated) as refused:
             await access.check("Bearer very-secret", "GET", "/metrics")
@@ -157,7 +157,7 @@ async def test_a_token_that_nobody_knows(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_answers_hold_for_a_while(real: RealStage) -> None:
-    """While they do, nobody is asked; then the API server is, again."""
+    """An answer is cached for the set time; then the API server is asked again."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
     async with counting(real) as (access, clock, asked):
         for _ in range(3):
@@ -173,7 +173,7 @@ async def test_answers_hold_for_a_while(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
-    """Where the API server is away a yes holds on, at once and for so long; nobody new gets in."""
+    """During an outage known callers stay allowed for a while; new ones are not."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
     async with counting(real) as (access, clock, asked):
         await access.check(bearer(caller), "GET", "/metrics")
@@ -195,7 +195,7 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_herd_asks_once(real: RealStage) -> None:
-    """Whoever wants to know while a question is under way gets its answer."""
+    """Requests at the same time share one review."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
     async with counting(real) as (access, _, asked):
         checks = (access.check(bearer(caller), "GET", "/metrics") for _ in range(200))
@@ -205,7 +205,7 @@ async def test_a_herd_asks_once(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_an_account_that_may_not_ask(real: RealStage) -> None:
-    """Without permission for reviews nobody is let in, and the reason is told."""
+    """Without permission for reviews every caller is rejected, with the reason."""
     async with ApiServer(real.login, read_timeout=UNHURRIED) as api:
         access = Access(api, keep=KEEP, outage=OUTAGE, clock=Clock())
         with pytest.raises(ReviewUnavailable), capture_logs() as logs:
@@ -215,7 +215,7 @@ async def test_an_account_that_may_not_ask(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sends a new token with each request, or asks for new paths, fills no memory."""
+    """New tokens and paths in each request need only bounded memory."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", 3)
     caller = await a_caller(real.cluster, ("get", "/v1/*"))
     async with checking(real) as (access, _):
@@ -245,7 +245,7 @@ async def guarded(real: RealStage, directory: Path) -> AsyncIterator[Program]:
 async def test_who_runs_a_command_in_the_pod_needs_no_token(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """`listen.local` answers without one, to its owner alone; the query listener does not."""
+    """`listen.local` needs no token and is for its owner only; the query listener needs one."""
     path = tmp_path / "local.sock"
     config = {
         "auth": {"query": "kubernetes"},
@@ -426,7 +426,7 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
 
 
 async def test_a_new_caller_waits_for_one_budget(real: RealStage, tmp_path: Path) -> None:
-    """Whoever was never let in is told within a second that nobody could be asked."""
+    """A new caller gets within a second the answer that nobody could be asked."""
     async with (
         guarded(real, tmp_path) as exporter,
         aiohttp.ClientSession() as session,

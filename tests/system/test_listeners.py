@@ -100,7 +100,7 @@ async def test_every_address_is_served(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 async def test_the_mode_of_a_socket(tmp_path: Path, mode: int) -> None:
-    """It is what the setting says, whatever the umask."""
+    """A socket has the mode of the setting, whatever the umask."""
     path = tmp_path / "q.sock"
     group = grp.getgrgid(os.getgid()).gr_name
     auth = AuthSettings(socket_mode=mode, socket_group=group)
@@ -110,7 +110,7 @@ async def test_the_mode_of_a_socket(tmp_path: Path, mode: int) -> None:
 
 
 async def test_a_group_that_nobody_has(tmp_path: Path) -> None:
-    """It is said which, and nothing listens."""
+    """An unknown group is an error that names it."""
     path = tmp_path / "q.sock"
     auth = AuthSettings(socket_group="no-such-group")
     with pytest.raises(CannotListen, match=f"unix:{path}: .*no-such-group"):
@@ -119,7 +119,7 @@ async def test_a_group_that_nobody_has(tmp_path: Path) -> None:
 
 
 async def test_a_group_that_no_system_can_have(tmp_path: Path) -> None:
-    """Its number is beyond what fits into one."""
+    """A group number out of range is an error."""
     auth = AuthSettings(socket_group="99999999999")
     with pytest.raises(CannotListen, match=r"unix:.*q\.sock: "):
         async with a_listener(f"unix:{tmp_path}/q.sock", auth=auth).served():
@@ -128,7 +128,7 @@ async def test_a_group_that_no_system_can_have(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["foo..bar", "x" * 64])
 async def test_a_host_that_can_be_no_name(host: str) -> None:
-    """DNS knows no empty label, and none of more than 63 characters."""
+    """An invalid host name is an error."""
     with pytest.raises(CannotListen, match=f"{host}:9810: "):
         async with a_listener(f"{host}:9810").served():
             pass
@@ -154,7 +154,7 @@ async def test_a_socket_that_was_left_behind(tmp_path: Path) -> None:
 
 
 async def test_a_caller_that_does_not_read_its_answer() -> None:
-    """It is cut off, and the answer is not kept for it."""
+    """A client that does not read its answer is disconnected."""
 
     async def answer(_: web.BaseRequest) -> web.Response:
         answered.set()
@@ -180,7 +180,7 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
 
 
 async def test_a_port_that_is_taken() -> None:
-    """It is said which, what may have taken it, and which setting gives another."""
+    """The error for a port in use names it and the setting."""
     async with a_listener("127.0.0.1:0").served() as urls:
         address = urls[0].removeprefix("http://")
         with pytest.raises(CannotListen) as taken:
@@ -194,7 +194,7 @@ async def test_a_port_that_is_taken() -> None:
 
 
 async def test_an_address_that_is_not_ours() -> None:
-    """What the system says of it is told as it is."""
+    """The error for a foreign address has the system's message."""
     with pytest.raises(CannotListen, match=r"192\.0\.2\.1:9810: Cannot assign requested address"):
         async with a_listener("192.0.2.1:9810").served():
             pass
@@ -232,7 +232,7 @@ async def said(logs: list[Any], event: str) -> bool:
 
 
 async def test_idle_connections_are_closed() -> None:
-    """One that says nothing, one with half a head, and one that is done."""
+    """Connections without a complete request are closed after the idle timeout."""
     limits = Limits(idle_timeout=1.0)
     async with a_listener("127.0.0.1:0", limits=limits).served() as urls:
         for sent in (b"", b"GET / HTTP/1.1\r\nHost:", REQUEST):
@@ -270,7 +270,7 @@ async def test_no_more_connections_than_allowed() -> None:
     ids=["no-http", "a-long-header", "a-long-path", "many-headers"],
 )
 async def test_what_is_no_http(sent: bytes) -> None:
-    """A problem+json, and the connection is closed."""
+    """What is not HTTP gets a problem+json, and the connection is closed."""
     async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), PATIENCE)
@@ -316,7 +316,7 @@ async def test_an_early_answer_reads_no_further(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "answer"), [(15_000, b" 200 "), (17_000, b" 431 ")])
 @pytest.mark.parametrize("pipelined", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_heads_are_bounded_in_all(size: int, answer: bytes, pipelined: bytes) -> None:
-    """First line and headers together, also behind another request of the same connection."""
+    """The first line and the headers together have a limit."""
     headers = b"X: %s\r\n" % (b"x" * (size // 3)) * 3
     sent = pipelined + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n"
     async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
@@ -326,7 +326,7 @@ async def test_heads_are_bounded_in_all(size: int, answer: bytes, pipelined: byt
 
 
 async def test_pipelined_requests_are_answered_in_turn() -> None:
-    """However many come at once."""
+    """Pipelined requests are answered in their order."""
     last = REQUEST.replace(b"x\r\n", b"x\r\nConnection: close\r\n")
     async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
         writer.write(REQUEST * 50 + last)
@@ -335,7 +335,7 @@ async def test_pipelined_requests_are_answered_in_turn() -> None:
 
 
 async def test_no_version_is_told() -> None:
-    """Neither of the server's software nor of Python."""
+    """No header has the version of the server or of Python."""
     async with (
         a_listener("127.0.0.1:0").served() as urls,
         aiohttp.ClientSession() as session,

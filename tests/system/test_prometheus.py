@@ -86,13 +86,13 @@ class TestTold:
     """What migrations are as events."""
 
     def test_an_evacuation_is_asked_for_at_its_start(self) -> None:
-        """Its marker goes with its success."""
+        """An evacuation is an eviction at its start and ends with its success."""
         events = told(a_span("kubevirt-evacuation-a", HOUR, HOUR + 60))
 
         assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 60, "")]
 
     def test_a_migration_by_hand_is_none(self) -> None:
-        """Nobody is asked about it."""
+        """A migration by hand is not an eviction."""
         found = account(a_span("kubevirt-migrate-vm-a", HOUR, HOUR + 60))
 
         assert (found.asked, found.migrations.ended) == (0, 1)
@@ -119,7 +119,7 @@ class TestTold:
         assert (found.asked, found.migrations.failed, found.stuck.found) == (1, 4, 1)
 
     def test_attempts_that_never_began_are_seen_by_their_failure(self) -> None:
-        """No target was found: there is no start, and they count as failures all the same."""
+        """A failure without a start counts as a failed attempt."""
         spans = [
             a_span(f"kubevirt-evacuation-{n}", n * 600.0 + HOUR, None, failed=True)
             for n in range(3)
@@ -131,7 +131,7 @@ class TestTold:
         assert (found.asked, found.migrations.ended, found.stuck.found) == (1, 0, 1)
 
     def test_what_had_ended_before_is_history_from_the_start(self) -> None:
-        """It holds up the first eviction."""
+        """Migrations before the range count for the cooldown."""
         found = account(
             a_span("kubevirt-evacuation-a", -120, -60), a_span("kubevirt-evacuation-b", 60, 120)
         )
@@ -175,7 +175,7 @@ class TestTold:
         assert account(going).migrations.ended == 1
 
     def test_a_vm_that_has_not_moved_since_is_there_all_the_same(self) -> None:
-        """All that happened to it is in the first list."""
+        """A VM without migrations in the range is in the first list."""
         events = told(a_span("kubevirt-migrate-vm-a", -600, -540))
 
         assert {event.at for event in events} == {NOW, NOW + 10 * HOUR}
@@ -350,7 +350,7 @@ async def test_several_clusters_are_not_mixed(tmp_path: Path) -> None:
 
 
 async def test_what_prometheus_refuses_is_told_in_its_words(tmp_path: Path) -> None:
-    """It divides by no step of zero."""
+    """An error of Prometheus is reported with its message."""
     async with remembering(tmp_path, (time.time() - 6 * HOUR) // 60 * 60) as url:
         with pytest.raises(QueryFailed, match=r"400 .*zero or negative"):
             await fetch(Prometheus(url), NOW, NOW, step=0.0)
@@ -365,7 +365,7 @@ async def test_what_prometheus_refuses_is_told_in_its_words(tmp_path: Path) -> N
     ],
 )
 async def test_what_is_no_prometheus_is_told(status: int, body: str, why: str) -> None:
-    """The address and what came from there."""
+    """An answer of another server is an error with the address."""
 
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(status=status, text=body)
@@ -378,13 +378,13 @@ async def test_what_is_no_prometheus_is_told(status: int, body: str, why: str) -
 
 
 async def test_nobody_there_is_told() -> None:
-    """With the address."""
+    """A connection error has the address."""
     with pytest.raises(QueryFailed, match=r"127\.0\.0\.1:9"):
         await fetch(Prometheus("http://127.0.0.1:9"), NOW, NOW + 60, step=60.0)
 
 
 async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
-    """To this machine, in the header; over plain HTTP to another never."""
+    """The token is sent to loopback or over TLS only."""
     seen: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -405,7 +405,7 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
 
 
 async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
-    """Before anybody is asked, and nothing of what is in it."""
+    """An empty token file is an error before any request."""
     token = tmp_path / "token"
     token.write_text("two words")
     with pytest.raises(QueryFailed, match="holds no token") as refused:
@@ -418,7 +418,7 @@ async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
     "url", ["http://me:secret@127.0.0.1:9", "http://me:secret@127.0.0.1:port", "me:secret@here"]
 )
 async def test_a_password_in_the_url_is_refused(url: str) -> None:
-    """It would show among the processes, and is not repeated."""
+    """A password in the URL is an error that does not repeat it."""
     with pytest.raises(QueryFailed, match="give a token with --token-file") as refused:
         await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
 
@@ -445,7 +445,7 @@ async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
 
 
 async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
-    """The token's and the authorities'."""
+    """A missing token or CA file is an error with its path."""
     missing = tmp_path / "none"
     for place, option in (
         (Prometheus("https://127.0.0.1:9", token_file=missing), "--token-file"),

@@ -98,7 +98,7 @@ def _flushes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["cluster.ndjson", "cluster.ndjson.gz"])
 async def test_what_a_cluster_says_is_in_the_file(stage: Stage, tmp_path: Path, name: str) -> None:
-    """The first lists, changes and deletions are there in their order, and an end."""
+    """A recording has the first lists, all events in order, and an end."""
     namespace = await stage.make_namespace()
     made = await stage.admin.create(VMIS, vmi("a", namespace))
     await stage.admin.create(PODS, launcher_pod(made))
@@ -154,7 +154,7 @@ async def test_no_secret_gets_into_the_file(stage: Stage, tmp_path: Path) -> Non
 async def test_what_was_missed_is_in_the_file_after_a_new_list(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """What went while nobody could watch is deleted, what stayed is not told again."""
+    """After a gap the recording has the deletions, and no unchanged objects."""
     namespace = await stage.make_namespace()
     for name in ("stays", "goes"):
         await stage.admin.create(VMIS, vmi(name, namespace))
@@ -193,7 +193,7 @@ async def test_ends_by_itself_when_its_time_is_over(stage: Stage, tmp_path: Path
 
 
 async def test_what_may_not_be_seen_is_said_once(stage: Stage, tmp_path: Path) -> None:
-    """Without permission for pods the recording says so, and goes on."""
+    """A forbidden resource is reported once and the recording goes on."""
     namespace = await stage.make_namespace()
     await stage.admin.create(VMIS, vmi("a", namespace))
     login = await stage.limited_login([VMIS, VMIMS])
@@ -209,7 +209,7 @@ async def test_what_may_not_be_seen_is_said_once(stage: Stage, tmp_path: Path) -
 
 
 async def test_without_credentials_no_file_is_left(tmp_path: Path) -> None:
-    """A recording that never began is not there, so that the next try can have its name."""
+    """Without credentials no file is created."""
     path = tmp_path / "cluster.ndjson"
     with pytest.raises(NoCredentials):
         await record(
@@ -224,7 +224,7 @@ async def test_without_credentials_no_file_is_left(tmp_path: Path) -> None:
 
 
 def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
-    """A week of recording is not lost to a command typed twice."""
+    """An existing file is an error."""
     path = tmp_path / "cluster.ndjson"
     path.write_text("a week\n")
     with pytest.raises(CannotRecord, match="exists already"):
@@ -234,13 +234,13 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """The text has the path and the system's reason."""
+    """A missing directory is an error with its path."""
     with pytest.raises(CannotRecord, match="No such file or directory"):
         LineFile(tmp_path / "nowhere" / "cluster.ndjson")
 
 
 def test_a_repetition_is_no_line(tmp_path: Path) -> None:
-    """Most changes of a VMI are none of what we read: they cost nothing."""
+    """Changes of fields that are not read add no line."""
     file = LineFile(tmp_path / "cluster.ndjson")
     recorder = Recorder(file)
     for _ in range(3):
@@ -253,7 +253,7 @@ def test_a_repetition_is_no_line(tmp_path: Path) -> None:
 
 
 def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:
-    """A replay knows resources and no namespaces: it would believe that nothing can be seen."""
+    """A resource that is readable in one namespace is not recorded as forbidden."""
     path = tmp_path / "cluster.ndjson"
     file = LineFile(path)
     recorder = Recorder(file)

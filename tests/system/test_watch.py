@@ -48,7 +48,7 @@ class _Brisk(Reflector):
     ids=["a-second", "a-minute", "more", "a-day", "for-ever", "no-number"],
 )
 async def test_retry_after_is_believed_up_to_a_minute(value: str, seconds: float) -> None:
-    """However long an overloaded server wants to be left alone, it is asked after a minute."""
+    """Retry-After counts up to one minute."""
 
     async def refuse(_request: web.Request) -> web.Response:
         return web.Response(status=429, headers={"Retry-After": value})
@@ -84,7 +84,7 @@ class TestOnBothServers:
         assert evidence.launcher.ready
 
     async def test_the_names_of_a_list_do_not_outlive_it(self, stage: Stage) -> None:
-        """The watch that follows lasts for hours, and needs none of them."""
+        """The names of a list are freed when the watch begins."""
         namespace = await stage.make_namespace()
         await stage.admin.create(VMIS, vmi("old", namespace))
         async with following(stage.login, namespaces=(namespace,)) as watch:
@@ -191,7 +191,7 @@ class TestOnBothServers:
             assert watch.health.of(Resource.VMIS)[0].lists == 1
 
     async def test_resumes_after_a_long_outage(self, stage: Stage) -> None:
-        """However often the server could not be reached: that says nothing of the version."""
+        """After a long outage the watch goes on from its version."""
         namespace = await stage.make_namespace()
         async with (
             Gate(stage.url) as gate,
@@ -244,7 +244,7 @@ class TestOnBothServers:
             await watch.knows(namespace, "a", "b")
 
     async def test_goes_without_what_it_may_not_see(self, stage: Stage) -> None:
-        """Without permission for VMIMs and pods it is ready all the same, and says so."""
+        """Without permission for VMIMs and pods it is ready and says what is missing."""
         namespace = await stage.make_namespace()
         await stage.admin.create(VMIS, vmi("a", namespace))
         login = await stage.limited_login([VMIS])
@@ -362,7 +362,7 @@ class TestOnTheSimulatedServer:
             assert watch.names(namespace) == {"a"}
 
     async def test_opening_a_watch_is_no_contact(self, simulated: SimulatedStage) -> None:
-        """A watch that opens and errs at once proves nothing; after some tries a list is made."""
+        """A watch that opens and fails at once is no contact; after some tries it lists."""
         tries: list[tuple[str, float | None]] = []
 
         async def err(request: web.Request) -> web.StreamResponse:
@@ -392,7 +392,7 @@ class TestOnTheSimulatedServer:
             assert watch.restarts(Resource.VMIS)[Restart.NO_PROGRESS] >= 1
 
     async def test_a_line_is_progress(self, simulated: SimulatedStage) -> None:
-        """A watch that is cut again and again, and brings something each time, needs no list."""
+        """A watch that breaks often but has events needs no new list."""
         async with following(simulated.login, reflector=_Brisk) as watch:
             await watch.ready()
             vmis = watch.health.of(Resource.VMIS)[0]
@@ -408,7 +408,7 @@ class TestOnTheSimulatedServer:
     async def test_credentials_that_are_refused_lose_no_namespace(
         self, simulated: SimulatedStage
     ) -> None:
-        """A 401 says nothing of a namespace: VMIs are asked for again, and are not given up."""
+        """After a 401 VMIs are asked for again."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
             simulated.login, namespaces=namespaces, reflector=_Brisk, refused_retry=60.0
@@ -441,7 +441,7 @@ class TestOnTheSimulatedServer:
     async def test_knows_of_a_vmi_whose_status_cannot_be_read(
         self, simulated: SimulatedStage
     ) -> None:
-        """A VMI that nothing but the name and UID can be read of exists, and is allowed."""
+        """A VMI with an invalid status is known and allowed."""
         namespace = await simulated.make_namespace()
         body = vmi("odd", namespace)
         body["status"]["migrationState"] = "oops"
@@ -454,7 +454,7 @@ class TestOnTheSimulatedServer:
             assert watch.refused_objects(Resource.VMIS) == 1
 
     async def test_refuses_garbage_and_goes_on(self, simulated: SimulatedStage) -> None:
-        """Lines that are no events are counted; the stream that they came in goes on."""
+        """Invalid lines are counted and the watch goes on."""
         namespace = await simulated.make_namespace()
         async with following(simulated.login) as watch:
             await watch.ready()
@@ -474,7 +474,7 @@ class TestOnTheSimulatedServer:
     async def test_keeps_what_it_knew_of_an_object_that_turns_bad(
         self, simulated: SimulatedStage
     ) -> None:
-        """An object without a UID is refused; what was known under its name is kept."""
+        """An object that becomes invalid stays as it was last known."""
         namespace = await simulated.make_namespace()
         await simulated.admin.create(VMIS, vmi("a", namespace))
         async with following(simulated.login) as watch:
@@ -533,14 +533,14 @@ class TestOnTheSimulatedServer:
             assert not watch.health.is_refused(Resource.PODS)
 
     async def test_believes_no_passing_refusal(self, simulated: SimulatedStage) -> None:
-        """A server that has just started may answer 403 or 404 once or twice."""
+        """One or two 403 or 404 during the start are not final."""
         simulated.server.answer(VMIMS.plural, 404, times=2)
         async with following(simulated.login) as watch:
             await watch.ready()
             assert watch.store.vmims_seen
 
     async def test_says_that_kubevirt_is_missing(self, simulated: SimulatedStage) -> None:
-        """404 on VMIs ends the watch with an error of its own."""
+        """A 404 for VMIs ends the watch with an error of its own."""
         simulated.server.answer(VMIS.plural, 404)
         async with following(simulated.login) as watch:
             with pytest.raises(KubeVirtMissing, match="waitForKubeVirt"):

@@ -94,7 +94,7 @@ async def trouble(endpoint: Endpoint) -> str:
     ],
 )
 def test_what_is_no_place_is_refused(url: str, said: str) -> None:
-    """It is said what was expected, and a password is not repeated."""
+    """The error for an invalid URL says what is expected and repeats no password."""
     with pytest.raises(InvalidEndpoint) as refused:
         Endpoint(url)
 
@@ -103,7 +103,7 @@ def test_what_is_no_place_is_refused(url: str, said: str) -> None:
 
 
 def test_a_key_alone_is_refused(tmp_path: Path) -> None:
-    """It would be left out, and the refusal of the other side would not say so."""
+    """A key without a certificate is an error."""
     with pytest.raises(InvalidEndpoint, match="--cert-file"):
         Endpoint(key_file=tmp_path / "key")
 
@@ -122,7 +122,7 @@ def test_a_key_alone_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_token_is_never_sent_in_plain_text(url: str, sent: bool) -> None:
-    """Only where nobody can listen on the way."""
+    """A token is sent only over TLS, a socket or loopback."""
     Endpoint(url)
     if sent:
         Endpoint(url, token_file=TOKEN)
@@ -190,7 +190,7 @@ async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
 
 
 async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
-    """A listener with `clientCAFile` lets in who has a pair, and is told of to who has none."""
+    """With `clientCAFile` a client needs a certificate."""
     for name in ("localhost", "caller"):
         write_certificates(tmp_path, name)
         (tmp_path / "ca.crt").rename(tmp_path / f"{name}-ca.crt")
@@ -213,7 +213,7 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
 
 
 async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
-    """With the options that named it."""
+    """The error for an invalid certificate and key names the options."""
     write_certificates(tmp_path, "one")
     certificate = tmp_path / "one.crt"
     for key, said in ((None, "not in PEM, not a pair"), (tmp_path / "none", "No such file")):
@@ -224,7 +224,7 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
 
 
 async def test_tls_where_there_is_none_is_told() -> None:
-    """https:// to a plain listener says what to try."""
+    """The error for https:// to a plain listener suggests http://."""
     async with serving(answering()) as url:
         said = await trouble(Endpoint(url.replace("http", "https")))
 
@@ -233,7 +233,7 @@ async def test_tls_where_there_is_none_is_told() -> None:
 
 
 async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
-    """As it is in the file at that moment, without the line's end."""
+    """The token is read from the file for each request."""
     (tmp_path / "token").write_text("first\n")
     app = answering()
     async with (
@@ -260,7 +260,7 @@ async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
     ],
 )
 async def test_a_bad_token_file_is_told(tmp_path: Path, content: str | None, said: str) -> None:
-    """With the option that named it, and nothing of what is in it."""
+    """The error for an invalid token file names the option and not the content."""
     file = tmp_path / "token"
     if content is not None:
         file.write_text(content, encoding="utf-8")
@@ -279,7 +279,7 @@ async def test_a_bad_token_file_is_told(tmp_path: Path, content: str | None, sai
     ],
 )
 async def test_a_bad_authority_is_told(tmp_path: Path, content: str | None, said: str) -> None:
-    """With the option that named it."""
+    """The error for an invalid CA file names the option."""
     file = tmp_path / "ca.crt"
     if content is not None:
         file.write_text(content)
@@ -289,7 +289,7 @@ async def test_a_bad_authority_is_told(tmp_path: Path, content: str | None, said
 
 
 async def test_nobody_there_is_told(tmp_path: Path) -> None:
-    """Where nothing listens: the URL, why, and the options that say another."""
+    """The error without a listener names the URL, the cause and the options."""
     port = free_port()
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/nothing.sock"):
         said = await trouble(Endpoint(url))
@@ -322,13 +322,13 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
     ],
 )
 async def test_what_is_no_answer_is_told(app: web.Application, said: str) -> None:
-    """What came instead, and what helps."""
+    """The error for an unusable answer says what it was and what helps."""
     async with serving(app) as url:
         assert said in await trouble(Endpoint(url))
 
 
 async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
-    """Who gave one already is not told to give one."""
+    """The error for a rejected token does not ask for a token."""
     (tmp_path / "token").write_text("old")
     async with serving(refusing(401, "Unauthenticated", "unknown token")) as url:
         said = await trouble(Endpoint(url, token_file=tmp_path / "token"))
@@ -337,7 +337,7 @@ async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
 
 
 async def test_an_exporter_that_is_not_ready_is_told() -> None:
-    """With what it waits for."""
+    """The error before the first sync says what is waited for."""
     desk = Desk()
     desk.health.watched[0].synced = False
     async with serving(make_query_app(desk.service)) as url, connect(Endpoint(url)) as exporter:
@@ -346,7 +346,7 @@ async def test_an_exporter_that_is_not_ready_is_told() -> None:
 
 
 async def test_the_metrics_listener_is_told_apart() -> None:
-    """Who asks the wrong one of the two is told which is right."""
+    """The error for the metrics listener names the right one."""
     async with serving(make_metrics_app(Desk().service)) as url:
         assert "Use the query listener" in await trouble(Endpoint(url))
 
@@ -356,7 +356,7 @@ async def test_the_metrics_listener_is_told_apart() -> None:
     [pytest.param("db9", False, id="vmi"), pytest.param("virt-launcher-db1-x", True, id="pod")],
 )
 async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
-    """An answer of its own kind; a pod's name is known for one."""
+    """An unknown VMI has an answer of its own; a pod's name is recognized."""
     async with (
         serving(make_query_app(Desk().service)) as url,
         connect(Endpoint(url)) as exporter,
@@ -369,7 +369,7 @@ async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
 
 
 async def test_a_name_is_no_path() -> None:
-    """Whatever is in a name stays in its place."""
+    """Every name is quoted in the URL."""
     app = answering()
     async with serving(app) as url, connect(Endpoint(url)) as exporter:
         await exporter.read_vmi("a/../b", "c?d#e%2F")
@@ -378,7 +378,7 @@ async def test_a_name_is_no_path() -> None:
 
 
 async def test_what_speaks_no_http_is_told() -> None:
-    """Whatever listens there is named as no exporter."""
+    """A server that does not speak HTTP is named as no exporter."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
@@ -391,7 +391,7 @@ async def test_what_speaks_no_http_is_told() -> None:
 
 
 async def test_who_says_nothing_is_told() -> None:
-    """A server that takes the question and is silent costs one time-out."""
+    """A server without an answer costs one timeout."""
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -406,6 +406,6 @@ async def test_who_says_nothing_is_told() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b"[", b"\xff"], ids=["fields", "json", "bytes"])
 def test_what_is_not_understood_is_told(body: bytes) -> None:
-    """An answer of another version's names the way round."""
+    """The error for an answer of another version says so."""
     with pytest.raises(CannotAsk, match="another version"):
         decode(body, StatusAnswer)

@@ -57,14 +57,14 @@ def written(directory: Path, text: str) -> Path:
 
 
 def test_the_version_is_told() -> None:
-    """`--version` tells the version and nothing else."""
+    """`--version` prints only the version."""
     done = run("--version")
 
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
 def test_every_fault_is_told_with_its_path(tmp_path: Path) -> None:
-    """`check` of a bad file exits with 2 and one line per fault."""
+    """`check` of an invalid file exits with 2 and prints one line per error."""
     path = written(
         tmp_path,
         """
@@ -106,7 +106,7 @@ nonsense: 1
 def test_what_is_no_configuration_is_refused(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Text that is no YAML, or no mapping, is one fault."""
+    """A file that is not a YAML mapping is one error."""
     assert check(written(tmp_path, text)) is Exit.USAGE
     assert capsys.readouterr().err
 
@@ -115,13 +115,13 @@ def test_what_is_no_configuration_is_refused(
 def test_a_file_that_cannot_be_read_is_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A directory or a missing file is told as such."""
+    """A directory or a missing file is an error."""
     assert check(tmp_path / name) is Exit.USAGE
     assert "cannot be read" in capsys.readouterr().err
 
 
 def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What an operator should know of a valid file is told with it."""
+    """`check` prints the remarks on a valid file."""
     path = written(tmp_path, "policy: {migrationCooldown: 0, migrationHistoryWindow: 24h}")
 
     assert check(path) is Exit.OK
@@ -143,7 +143,7 @@ def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_flags_go_before_the_file(
     tmp_path: Path, arguments: list[str], format_: str, level: str
 ) -> None:
-    """The log flags are stronger than the file, wherever they stand."""
+    """The log flags override the file."""
     path = written(tmp_path, "log: {format: console, level: debug}")
     settings = read_settings_for(parse(["--config", str(path), *arguments]))
 
@@ -151,7 +151,7 @@ def test_flags_go_before_the_file(
 
 
 def test_every_exit_code_has_a_meaning() -> None:
-    """The codes are told apart, and 0 to 2 mean what they mean everywhere."""
+    """Each exit code has a meaning of its own."""
     assert set(EXIT_MEANINGS) == set(Exit)
     assert len(set(Exit)) == len(Exit.__members__)
     assert (Exit.OK, Exit.FAILED, Exit.USAGE) == (0, 1, 2)
@@ -207,7 +207,7 @@ def imported(*arguments: str) -> set[str]:
 def test_a_command_imports_only_what_it_needs(
     arguments: tuple[str, ...], needed: set[str], spared: set[str]
 ) -> None:
-    """No command waits for the libraries of another."""
+    """A command imports only the libraries that it needs."""
     modules = imported(*arguments)
 
     assert needed <= modules
@@ -239,7 +239,7 @@ async def ask(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 
 async def test_explain_answers(exporter: str) -> None:
-    """A VM that is held is an answer: exit 0, the sentence first."""
+    """`explain` of a blocked VM exits with 0."""
     code, out, err = await ask("explain", "--url", exporter, "shop/db1")
 
     assert (code, err) == (Exit.OK, "")
@@ -247,7 +247,7 @@ async def test_explain_answers(exporter: str) -> None:
 
 
 async def test_status_answers(exporter: str) -> None:
-    """Of the exporter that the environment names, where no option does."""
+    """`status` asks the exporter that the environment names."""
     code, out, err = await ask("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (code, err) == (Exit.OK, "")
@@ -280,7 +280,7 @@ async def test_json_is_the_api_s_own(exporter: str) -> None:
     ],
 )
 async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) -> None:
-    """The exit code says whether the node can be emptied."""
+    """The exit code of `node` says whether the node can be emptied."""
     desk = Desk()
     desk.store.put(a_vmi())
     desk.store.put(a_vmi(name="db2", uid="2", node="n2", eviction_strategy="LiveMigrate"))
@@ -340,7 +340,7 @@ async def test_status_before_the_sync_is_an_answer() -> None:
 async def test_what_cannot_be_answered_has_its_code(
     exporter: str, arguments: tuple[str, ...], code: Exit, said: str
 ) -> None:
-    """Nothing on standard output, one reason on standard error, no traceback."""
+    """An error is one line on standard error, with its exit code."""
     done, out, err = await ask("explain", *arguments, KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (done, out) == (code, "")
@@ -388,7 +388,7 @@ async def test_the_wrong_listener_is_told() -> None:
 
 
 async def test_what_a_server_says_is_only_text() -> None:
-    """A refusal cannot colour the terminal, nor write a line of its own."""
+    """The message of a server cannot control the terminal."""
     async with serving(refusing(500, "No", "a\x1b[2J\nb")) as url:
         _, _, err = await ask("status", "--url", url)
 
@@ -397,7 +397,7 @@ async def test_what_a_server_says_is_only_text() -> None:
 
 
 async def test_who_reads_no_further_ends_it(exporter: str) -> None:
-    """A pipe that is closed early, as by `head`, is no fault."""
+    """A closed pipe is not an error."""
     reader, writer = os.pipe()
     os.close(reader)
     process = await asyncio.create_subprocess_exec(
@@ -555,7 +555,7 @@ async def test_what_an_exporter_said_and_cannot_be_printed_is_told(
 
 
 def test_a_recording_is_never_overwritten(recorded: str) -> None:
-    """Neither by a cluster's nor by a made-up one's."""
+    """An existing recording is never overwritten."""
     scenario = ("--scenario", "week-pilot", "--days", "0.001")
     for source in (scenario, ("--kubeconfig", recorded)):
         done = run("record", "--output", recorded, *source)
@@ -593,7 +593,7 @@ def test_an_incomplete_scenario_leaves_no_file(
 def test_a_signal_ends_a_replay(
     tmp_path: Path, number: signal.Signals, code: Exit, message: str
 ) -> None:
-    """It prints no answer, says why, and has an exit code of its own."""
+    """A signal ends a replay without an answer and with its own exit code."""
     pipe = tmp_path / "recording"
     os.mkfifo(pipe)
     process = subprocess.Popen(

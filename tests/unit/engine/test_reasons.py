@@ -67,7 +67,8 @@ def test_the_reasons_of_deleted_objects_end_with_the_evacuation() -> None:
     store = a_store(read_at=NOW)
     put(store, EVACUATING)
     put(store, WAITING)
-    put(store, TARGET, FULL)
+    put(store, replace(TARGET, phase="Failed"), PULL)
+    assert reasons(store) == (PULL,)
     store.remove(Resource.PODS, "shop", "target")
     put(store, a_vmi())
     put(store, EVACUATING)
@@ -162,6 +163,8 @@ def test_a_vmi_that_goes_takes_its_reasons_along() -> None:
     other = a_vmi(uid="another", evacuation_node="n1")
     store.put(other)
     assert store.reasons(other) == reasons(store) == ()
+    put(store, other, STAYS)
+    store.remove(Resource.VMIS, "shop", "db1")
     assert store.reason_count == 0
 
 

@@ -26,7 +26,7 @@ from tests.cluster.users import User, kubeconfig, open_kubeconfig
 def test_a_pod_s_namespace_is_that_of_its_service_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kubelet mounts it."""
+    """In a pod the namespace is that of the mounted service account."""
     mounted = tmp_path / "namespace"
     mounted.write_text("virt-evictions")
     monkeypatch.setattr(client, "_POD_NAMESPACE", mounted)
@@ -35,7 +35,7 @@ def test_a_pod_s_namespace_is_that_of_its_service_account(
 
 
 def test_else_it_is_that_of_the_kubeconfig_s_context(tmp_path: Path) -> None:
-    """As for kubectl: "default" where the context names none."""
+    """Outside the namespace is that of the kubeconfig's context, else "default"."""
     authority = tmp_path / "ca.crt"
     authority.write_text("")
     name = "system:serviceaccount:virt-evictions:exporter"
@@ -47,7 +47,7 @@ def test_else_it_is_that_of_the_kubeconfig_s_context(tmp_path: Path) -> None:
 
 
 def test_a_server_without_credentials_has_the_default_one() -> None:
-    """The demo's."""
+    """For a server without credentials the namespace is "default"."""
     assert find_namespace(Login(url="http://127.0.0.1:1")) == "default"
 
 
@@ -67,7 +67,7 @@ BROKEN = pytest.mark.parametrize("data", [NO_PEM, "%"], ids=["no-pem", "no-base6
 
 @BROKEN
 async def test_a_broken_ca_is_no_credential(tmp_path: Path, data: str) -> None:
-    """The error names the kubeconfig, and ends a start."""
+    """An invalid CA is an error that names the kubeconfig."""
     file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     _write_ca(file, data)
     with pytest.raises(NoCredentials, match=str(file)):
@@ -77,7 +77,7 @@ async def test_a_broken_ca_is_no_credential(tmp_path: Path, data: str) -> None:
 
 @BROKEN
 async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: str) -> None:
-    """Half a file at the moment of a rotation is an error like any other of the API server."""
+    """A CA that is incomplete during a rotation is a temporary error."""
     file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     async with ApiServer(Login(kubeconfig=file), read_timeout=1.0) as api:
         _write_ca(file, data)
@@ -90,7 +90,7 @@ async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: s
 
 
 async def test_each_watch_has_a_connection() -> None:
-    """With `namespaces` there are three watches for each, and requests besides."""
+    """The connection pool has room for each watch and for other requests."""
     over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -116,7 +116,7 @@ def a_hold(**overrides: Any) -> Verdict:
 
 
 async def test_a_held_eviction() -> None:
-    """The whole Event, with the reason and until when."""
+    """The Event of a blocked eviction has the reason and the end of the cooldown."""
     desk = Desk(a_store(a_vmi()))
     desk.queue.note_held(a_vmi(), a_hold(), NOW)
 
@@ -154,7 +154,7 @@ async def test_a_held_eviction() -> None:
     ],
 )
 async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
-    """It says what has to end."""
+    """Without a known end the Event says what has to end."""
     desk = Desk(a_store(a_vmi()))
     desk.queue.note_held(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
 
@@ -164,7 +164,7 @@ async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
 
 
 async def test_a_series_has_another_name_and_a_count() -> None:
-    """The first observation stays, the last one and the count are the series'."""
+    """A series keeps the first observation and has the count and the last one."""
     desk = Desk(a_store(a_vmi()))
     hold = a_hold(not_before=NOW + 9000, released_at=NOW + 9000)
     desk.queue.note_held(a_vmi(), hold, NOW)
@@ -181,7 +181,7 @@ async def test_a_series_has_another_name_and_a_count() -> None:
 
 
 async def test_a_stuck_evacuation_and_its_end() -> None:
-    """The state, the action, its cause, what else the cluster says; then where the VM is."""
+    """The Event of a stuck evacuation has state, action and cause; the one at its end the node."""
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
@@ -219,7 +219,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     ids=["cancelled", "stopped"],
 )
 async def test_other_ends(vmi: Vmi, outcome: str) -> None:
-    """The VM has not moved."""
+    """The Event at the end says if the VM has not moved."""
     desk = Desk(stuck_store())
     await desk.after(0)
     desk.store.put(vmi)
@@ -230,7 +230,7 @@ async def test_other_ends(vmi: Vmi, outcome: str) -> None:
 
 
 async def test_no_end_is_invented() -> None:
-    """Not of a VM that is gone, nor where the evacuation goes on without counting as stuck."""
+    """There is no end for a deleted VM, nor while the evacuation goes on."""
     gone, external = Desk(stuck_store()), Desk(stuck_store())
     for desk in (gone, external):
         await desk.after(0)
@@ -243,7 +243,7 @@ async def test_no_end_is_invented() -> None:
 
 
 async def test_no_event_about_vmis_that_are_dead() -> None:
-    """Neither that they are still stuck nor that it is over; later the series goes on."""
+    """While VMIs are dead there are no Events about evacuations."""
     desk = Desk(stuck_store())
     (watched,) = desk.health.of(Resource.VMIS)
     watched.contact = NOW
@@ -257,7 +257,7 @@ async def test_no_event_about_vmis_that_are_dead() -> None:
 
 
 async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
-    """Nothing is said about it."""
+    """A recreated VM gets no Event about the earlier one."""
     desk = Desk(stuck_store())
     await desk.after(0)
     desk.store.put(a_vmi(uid="another"))
@@ -266,7 +266,7 @@ async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
 
 
 async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
-    """Once everything is listed; a replica that loses the Lease forgets them."""
+    """Only the holder of the Lease writes Events about evacuations."""
     desk = Desk(stuck_store())
     held = True
     desk.health.history = HistoryHealth(may_write=lambda: held)
@@ -299,7 +299,7 @@ async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
     ids=lambda one: type(one).__name__ if isinstance(one, ApiError) else str(one),
 )
 async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> None:
-    """Two Events are tried; a server that does not answer is asked once, and later again."""
+    """Events that could not be written are counted, and tried again later."""
     desk = Desk(a_store(a_vmi()))
     for uid in ("u1", "u2"):
         desk.queue.note_held(a_vmi(uid=uid), a_hold(), NOW)
@@ -314,7 +314,7 @@ async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> Non
 
 
 async def test_a_long_note_is_cut_by_its_bytes() -> None:
-    """The API server counts bytes, and a character is not cut in two."""
+    """A note is cut at the API server's limit in bytes, between two characters."""
     store = stuck_store()
     words = (Why(WhySource.POD_SCHEDULED, "Unschedulable", "ü" * 1000, NOW),)
     store.put(leaving(), words)
@@ -327,7 +327,7 @@ async def test_a_long_note_is_cut_by_its_bytes() -> None:
 
 
 async def test_the_longest_name() -> None:
-    """The name of the Event is cut, where a name may end."""
+    """The name of the Event is cut to a valid name."""
     name = "a" * 199 + "-" + "b" * 53
     desk = Desk(a_store(a_vmi(name=name)))
     desk.queue.note_held(a_vmi(name=name), a_hold(), NOW)
@@ -339,7 +339,7 @@ async def test_the_longest_name() -> None:
 
 
 async def test_requested_again_on_the_same_node() -> None:
-    """The first evacuation has ended, although a marker is there."""
+    """If an evacuation is requested again, the first one has an end."""
     desk = Desk(stuck_store())
     await desk.after(0)
     desk.store.put(leaving(eviction_requested_at=NOW))

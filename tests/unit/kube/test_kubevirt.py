@@ -115,7 +115,7 @@ def a_kubevirt_json(**spec: Any) -> Json:
     ],
 )
 def test_instants(written: str, instant: float) -> None:
-    """RFC 3339 in any of its spellings is Unix seconds."""
+    """Every form of RFC 3339 is read."""
     assert parse_instant(written) == pytest.approx(instant, abs=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_instants(written: str, instant: float) -> None:
     ids=repr,
 )
 def test_what_is_no_instant(written: object) -> None:
-    """Anything else, of whatever type, is no instant and no error."""
+    """Anything else is read as no instant, without an error."""
     assert parse_instant(written) is None
 
 
@@ -216,7 +216,7 @@ def test_a_vmi() -> None:
     ],
 )
 def test_a_bare_vmi(vmi: Json) -> None:
-    """An empty string, null and an absent field are all "not there"."""
+    """An empty string, null and an absent field mean the same."""
     assert read_vmi(vmi) == Vmi(namespace="", name=NAME, uid=UID, migratable_unknown=True)
 
 
@@ -229,7 +229,7 @@ def test_a_bare_vmi(vmi: Json) -> None:
     ],
 )
 def test_finished_vmis(phase: str, *, finished: bool) -> None:
-    """A VMI has ended in the two phases that it never leaves."""
+    """A VMI has ended in phase Succeeded or Failed."""
     vmi = read_vmi(a_vmi_json(phase=phase))
     assert (vmi.phase, vmi.finished) == (phase, finished)
 
@@ -265,7 +265,7 @@ def test_finished_vmis(phase: str, *, finished: bool) -> None:
     ],
 )
 def test_migration_states(state: Json, read: MigrationState) -> None:
-    """Each situation of `migrationState` is told apart."""
+    """Each situation of `migrationState` is read as a state of its own."""
     assert read_vmi(a_vmi_json(migrationState=state)).migration == read
 
 
@@ -287,7 +287,7 @@ def test_migration_states(state: Json, read: MigrationState) -> None:
     ],
 )
 def test_other_uids(halves: Json, uids: tuple[str, ...]) -> None:
-    """A decentralised migration has a UID in each half of its state."""
+    """Both UIDs of a decentralised migration are read."""
     assert read_vmi(a_vmi_json(migrationState=a_state_json(**halves))).other_uids == uids
 
 
@@ -320,7 +320,7 @@ def test_a_vmim() -> None:
 
 @pytest.mark.parametrize("status", [None, {}, {"phase": None}], ids=["null", "empty", "no-phase"])
 def test_a_new_vmim(status: Json | None) -> None:
-    """A VMIM that nobody has looked at yet waits."""
+    """A VMIM without a phase waits."""
     vmim = read_vmim(
         {"metadata": {"name": "m", "uid": "u"}, "spec": {"vmiName": NAME}} | {"status": status}
     )
@@ -346,7 +346,7 @@ def test_a_new_vmim(status: Json | None) -> None:
     ids=lambda value: value or "none" if isinstance(value, str) else None,
 )
 def test_phases(phase: str, *, handed_off: bool, finished: bool, outcome: Outcome) -> None:
-    """The phase alone tells whether it was handed off, has ended, and how (a failure not when)."""
+    """The phase says whether a VMIM was handed off, has ended, and how."""
     vmim = read_vmim(a_vmim_json(phase=phase))
     assert (vmim.handed_off, vmim.finished, vmim.outcome) == (handed_off, finished, outcome)
 
@@ -373,7 +373,7 @@ def test_phases(phase: str, *, handed_off: bool, finished: bool, outcome: Outcom
     ],
 )
 def test_failed_vmims(status: Json, *, handed_off: bool) -> None:
-    """A failed VMIM was handed off where its transitions or its copy of the state tell so."""
+    """A failed VMIM was handed off if its transitions or its copy of the state say so."""
     assert read_vmim(a_vmim_json(phase="Failed", **status)).handed_off is handed_off
 
 
@@ -395,7 +395,7 @@ def test_failed_vmims(status: Json, *, handed_off: bool) -> None:
     ],
 )
 def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: float | None) -> None:
-    """The final phase's transition is read, and no other's."""
+    """The end of a VMIM is the transition of its final phase."""
     vmim = read_vmim(a_vmim_json(phase=phase, phaseTransitionTimestamps=transitions))
     assert vmim.finished_at == finished_at
 
@@ -435,13 +435,13 @@ def test_a_pod() -> None:
     ],
 )
 def test_the_owner_of_a_pod(owners: Json, vmi_uid: str) -> None:
-    """The VMI in the ownerReferences owns the pod, and only without one its label decides."""
+    """The pod's VMI is that of its ownerReferences, else that of its label."""
     assert read_pod(a_pod_json(metadata={"ownerReferences": owners})).vmi_uid == vmi_uid
 
 
 @pytest.mark.parametrize("value", ["true", ""], ids=["true", "empty"])
 def test_eviction_in_progress(value: str) -> None:
-    """The descheduler asks for the annotation's presence, so its value does not matter."""
+    """The annotation counts whatever its value."""
     pod = read_pod(a_pod_json(annotations={EVICTION_IN_PROGRESS: value}))
     assert pod.eviction_in_progress
 
@@ -464,7 +464,7 @@ def test_eviction_in_progress(value: str) -> None:
     ],
 )
 def test_a_bare_pod(pod: Json) -> None:
-    """What a pod does not tell is not there."""
+    """Fields that a pod lacks have their defaults."""
     assert read_pod(pod) == Pod(namespace="", name="p", uid="", vmi_uid="")
 
 
@@ -474,7 +474,7 @@ def test_a_bare_pod(pod: Json) -> None:
     ids=str,
 )
 def test_finished_pods(phase: str, *, finished: bool) -> None:
-    """A pod has ended for good in its two final phases."""
+    """A pod has ended in phase Succeeded or Failed."""
     assert read_pod(a_pod_json(phase=phase)).finished is finished
 
 
@@ -499,7 +499,7 @@ def test_finished_pods(phase: str, *, finished: bool) -> None:
     ],
 )
 def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
-    """The CR's limits and strategy are read, KubeVirt's own where it sets none."""
+    """Limits and strategy of the KubeVirt object are read, with KubeVirt's defaults."""
     assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
 
 
@@ -559,7 +559,7 @@ def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
     ],
 )
 def test_refused_objects(resource: Resource, value: Any, why: str, *, named: bool) -> None:
-    """What cannot be used is refused with what was expected and, if it can be read, its name."""
+    """An invalid object is an error with what was expected and, if possible, its name."""
     with pytest.raises(Refused) as listed:
         parse_object(resource, raw(value))
     with pytest.raises(Refused) as watched:
@@ -574,7 +574,7 @@ def test_refused_objects(resource: Resource, value: Any, why: str, *, named: boo
     "body", [b"", b"{", b"\xff\xfe", b'"\xff"', DEEP, b'{"metadata":' + DEEP], ids=range(6)
 )
 def test_garbage(body: bytes) -> None:
-    """Bytes that are no JSON are refused, listed, watched or as a whole list."""
+    """Bytes that are not JSON are an error."""
     for resource in WHOLE:
         with pytest.raises(Refused):
             parse_object(resource, body)
@@ -689,7 +689,7 @@ def attempt(resource: Resource, body: bytes) -> list[Fact]:
 
 @pytest.mark.parametrize("resource", WHOLE, ids=str)
 def test_every_wrong_type_in_every_place(resource: Resource) -> None:
-    """Whatever stands in whatever field, nothing is raised but `Refused`."""
+    """Any wrong value in any field raises only `Refused`."""
     whole = WHOLE[resource]
     assert len(attempt(resource, raw(whole))) == 4
     for path in leaves(whole):
@@ -700,7 +700,7 @@ def test_every_wrong_type_in_every_place(resource: Resource) -> None:
 
 @given(seed=st.integers(0, 2**32), resource=st.sampled_from(sorted(WHOLE)))
 def test_mutated_objects(seed: int, resource: Resource) -> None:
-    """Several wrong values at once, and bytes cut or changed, raise nothing but `Refused`."""
+    """Several wrong values at once, and changed bytes, raise only `Refused`."""
     rng = random.Random(seed)
     value: Any = WHOLE[resource]
     for _ in range(rng.randint(1, 4)):
@@ -722,7 +722,7 @@ def event(kind: str, value: Any) -> bytes:
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED"])
 def test_changes(kind: str) -> None:
-    """An added and a modified object are the same news: it exists and says this."""
+    """ADDED and MODIFIED are read alike."""
     changed = parse_event(Resource.VMIS, event(kind, a_vmi_json()))
     assert isinstance(changed, Changed)
     assert changed.modified == (kind == "MODIFIED")
@@ -730,7 +730,7 @@ def test_changes(kind: str) -> None:
 
 
 def test_a_page_with_nulls() -> None:
-    """Null is "not there" in a list's metadata too: this page is the last."""
+    """Null in a list's metadata means that the field is absent."""
     page = parse_page(b'{"metadata": {"resourceVersion": "5", "continue": null}, "items": null}')
     assert (page.items, page.resource_version, page.continue_token) == ([], "5", "")
 
@@ -748,7 +748,7 @@ def test_a_page_with_nulls() -> None:
     ],
 )
 def test_deletions(value: Json, deleted: Deleted) -> None:
-    """An object is gone if it can be named, whatever else it says."""
+    """A deleted object needs only its name."""
     assert parse_event(Resource.VMIS, event("DELETED", value)) == deleted
 
 
@@ -764,7 +764,7 @@ def test_deletions(value: Json, deleted: Deleted) -> None:
 )
 @pytest.mark.parametrize("resource", WHOLE, ids=str)
 def test_bookmarks(resource: Resource, annotations: Any, *, listed: bool) -> None:
-    """A bookmark has a version, and may end the streamed list."""
+    """A bookmark has a version, and may be the end of a streamed list."""
     value = {
         "kind": "X",
         "metadata": {
@@ -790,7 +790,7 @@ def test_bookmarks(resource: Resource, annotations: Any, *, listed: bool) -> Non
     ],
 )
 def test_errors(value: Any, failed: Failed) -> None:
-    """An ERROR ends the watch, readable or not."""
+    """An ERROR event ends the watch, readable or not."""
     assert parse_event(Resource.PODS, event("ERROR", value)) == failed
 
 
@@ -809,7 +809,7 @@ def test_errors(value: Any, failed: Failed) -> None:
     ],
 )
 def test_refused_events(line: bytes, why: str) -> None:
-    """A line that is no usable event is refused."""
+    """A line that is not a valid event is an error."""
     with pytest.raises(Refused) as refusal:
         parse_event(Resource.VMIS, line)
     assert why in refusal.value.why
@@ -819,7 +819,7 @@ def test_refused_events(line: bytes, why: str) -> None:
 
 
 def test_a_page() -> None:
-    """A page has raw items, a version and the token of the next one."""
+    """A page has items, a version and the token of the next page."""
     page = parse_page(
         raw({"metadata": {"resourceVersion": "5", "continue": "t"}, "items": [{"a": 1}, 2]})
     )
@@ -829,13 +829,13 @@ def test_a_page() -> None:
 
 @pytest.mark.parametrize("items", [{}, {"items": None}, {"items": []}], ids=str)
 def test_the_last_page(items: Json) -> None:
-    """A list without items, or with null for them, is empty, and without a token the last."""
+    """The last page has no token; null items are an empty list."""
     page = parse_page(raw({"metadata": {"resourceVersion": "5"}} | items))
     assert (page.items, page.continue_token) == ([], "")
 
 
 def test_the_message_of_a_status() -> None:
-    """A Status tells its message, anything else none."""
+    """Only a Status has a message."""
     assert parse_status_message(raw({"message": "no"})) == "no"
     assert parse_status_message(raw({"message": None})) == ""
 
@@ -851,7 +851,7 @@ def test_the_message_of_a_status() -> None:
 def test_any_chunking_gives_the_same_lines(
     lines: list[bytes], tail: bytes, data: st.DataObject
 ) -> None:
-    """However the bytes are cut on their way, the same lines come out, blank ones left out."""
+    """Lines are the same however the bytes are divided; blank ones are dropped."""
     stream = b"".join(line + b"\n" for line in lines) + tail
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     got: list[bytes] = []
@@ -966,7 +966,7 @@ VMIM_OBJECTS = st.fixed_dictionaries(
 
 @given(VMI_OBJECTS)
 def test_a_vmi_is_written_so_that_the_same_is_read(made: Json) -> None:
-    """Whatever the object said, the smallest one that is written for its fact says it too."""
+    """A VMI that is written and read again is the same fact."""
     fact = parse_object(Resource.VMIS, raw(made)).fact
 
     assert parse_object(Resource.VMIS, raw(write_object(fact))).fact == fact
@@ -974,7 +974,7 @@ def test_a_vmi_is_written_so_that_the_same_is_read(made: Json) -> None:
 
 @given(VMIM_OBJECTS)
 def test_a_vmim_is_written_so_that_the_same_is_read(made: Json) -> None:
-    """The same of a migration, whose hand-off is told in many ways."""
+    """A VMIM that is written and read again is the same fact."""
     fact = parse_object(Resource.VMIMS, raw(made)).fact
 
     assert parse_object(Resource.VMIMS, raw(write_object(fact))).fact == fact
@@ -985,7 +985,7 @@ def test_a_vmim_is_written_so_that_the_same_is_read(made: Json) -> None:
 def test_a_pod_is_written_so_that_the_same_is_read(
     ready: str | None, scheduled: str | None
 ) -> None:
-    """The same of a launcher pod."""
+    """A pod that is written and read again is the same fact."""
     made = a_pod_json()
     made["status"]["conditions"] = [
         {"type": kind, "status": status}
@@ -998,6 +998,6 @@ def test_a_pod_is_written_so_that_the_same_is_read(
 
 
 def test_a_history_is_never_written_as_an_object_of_kubevirt_s() -> None:
-    """It is no fact about VMIs."""
+    """A ConfigMap cannot be written as an object of KubeVirt."""
     with pytest.raises(TypeError, match="is not a fact about VMIs"):
         write_object(ConfigMap(namespace="a", name="b"))

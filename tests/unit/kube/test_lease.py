@@ -144,7 +144,7 @@ def within(values: list[float], bounds: tuple[float, float]) -> bool:
 
 @in_its_own_time
 async def test_the_first_makes_it() -> None:
-    """The Lease is made at once, and says who holds it, since when and for how long."""
+    """The first candidate creates the Lease with its holder, time and duration."""
     server = Server()
     one = Candidate(server)
     assert not one.held
@@ -167,7 +167,7 @@ async def test_the_first_makes_it() -> None:
 
 @in_its_own_time
 async def test_the_holder_renews() -> None:
-    """Every third of the duration, saying nothing; only the instant of renewal changes."""
+    """The holder renews after each third of the duration, without a log."""
     server = Server()
     one = Candidate(server)
     with capture_logs() as logs:
@@ -186,7 +186,7 @@ async def test_the_holder_renews() -> None:
 
 @pytest.mark.parametrize(("duration", "written"), [(0.4, 1), (1.0, 1), (1.49, 2), (15.0, 15)])
 def test_a_duration_is_written_in_whole_seconds(duration: float, written: int) -> None:
-    """Rounded up: with less, another would take the Lease over before the holder lets go."""
+    """The duration is rounded up to whole seconds."""
 
     @in_its_own_time
     async def play() -> None:
@@ -200,7 +200,7 @@ def test_a_duration_is_written_in_whole_seconds(duration: float, written: int) -
 
 @in_its_own_time
 async def test_belief_is_counted_from_the_question() -> None:
-    """A holder believes for two thirds of the duration since it asked, not since the answer."""
+    """The holder counts two thirds of the duration from its request, not from the answer."""
     server = Server()
     server.takes = 2.0
     one = Candidate(server)
@@ -217,7 +217,7 @@ async def test_belief_is_counted_from_the_question() -> None:
 
 @in_its_own_time
 async def test_the_second_looks_and_takes_over() -> None:
-    """It looks every eighth, and takes the Lease once it stood unchanged for 0.8 of its time."""
+    """The second takes the Lease after it was unchanged for 0.8 of its duration."""
     server = Server()
     one, two = Candidate(server), Candidate(server, "two")
     one.begin()
@@ -252,7 +252,7 @@ async def test_the_second_looks_and_takes_over() -> None:
 )
 @in_its_own_time
 async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: float) -> None:
-    """Another's duration counts, and ours where it has written none."""
+    """The duration in the Lease counts, else our own."""
     server = Server()
     server.write(holderIdentity="other", leaseTransitions=4, **written)
     server.takes = 0.5
@@ -270,7 +270,7 @@ async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: f
 
 @in_its_own_time
 async def test_a_lease_without_holder_is_taken_at_once() -> None:
-    """One that was given back is free, however new."""
+    """A Lease without holder is taken at once."""
     server = Server()
     server.write(leaseDurationSeconds=1)
     one = Candidate(server)
@@ -283,7 +283,7 @@ async def test_a_lease_without_holder_is_taken_at_once() -> None:
 
 @in_its_own_time
 async def test_a_restarted_holder_goes_on() -> None:
-    """A Lease in our own name is ours: it is renewed at once, and has not changed hands."""
+    """A Lease in our own name is renewed at once."""
     server = Server()
     server.write(holderIdentity="one", acquireTime="then", leaseTransitions=3)
     one = Candidate(server)
@@ -296,7 +296,7 @@ async def test_a_restarted_holder_goes_on() -> None:
 
 @in_its_own_time
 async def test_another_has_taken_it() -> None:
-    """Who was away and finds another's name says so once, and waits."""
+    """A holder that finds another name logs it once, and waits."""
     server = Server()
     one = Candidate(server)
     one.begin()
@@ -319,7 +319,7 @@ async def test_another_has_taken_it() -> None:
 
 @in_its_own_time
 async def test_a_deleted_lease_is_made_again() -> None:
-    """By its holder, who says nothing: it has held it all the time."""
+    """A deleted Lease is created again by its holder."""
     server = Server()
     one = Candidate(server)
     one.begin()
@@ -334,7 +334,7 @@ async def test_a_deleted_lease_is_made_again() -> None:
 
 @in_its_own_time
 async def test_another_makes_a_deleted_lease_faster() -> None:
-    """Who held it loses it at once: the server has refused to make a second."""
+    """If another creates the deleted Lease first, the holder loses it at once."""
     server = Server()
     one = Candidate(server)
     one.begin()
@@ -352,7 +352,7 @@ async def test_another_makes_a_deleted_lease_faster() -> None:
 
 @in_its_own_time
 async def test_a_renewal_that_meets_a_change_loses_nothing() -> None:
-    """Somebody has edited the Lease meanwhile: the next look tells who holds it."""
+    """A conflict with an edit of the Lease does not lose it."""
     server = Server()
     one = Candidate(server)
     one.begin()
@@ -369,7 +369,7 @@ async def test_a_renewal_that_meets_a_change_loses_nothing() -> None:
 
 @in_its_own_time
 async def test_who_is_slower_looks_again_at_once() -> None:
-    """Two take a free Lease: the server refuses one, who reads who holds it now."""
+    """The candidate that loses the race for a free Lease reads it again at once."""
     server = Server()
     server.write(holderIdentity="other", leaseDurationSeconds=24)
     server.refusal["replace"] = Conflict("409")
@@ -386,7 +386,7 @@ async def test_who_is_slower_looks_again_at_once() -> None:
 
 @in_its_own_time
 async def test_who_is_slower_to_make_it_looks_again() -> None:
-    """There is none, and another is always faster to make one: no trouble, and no hurry."""
+    """The candidate that loses the race to create it waits as usual."""
     server = Server()
     server.refusal["replace"] = Unsupported("422 must be specified for an update")
     one = Candidate(server)
@@ -400,7 +400,7 @@ async def test_who_is_slower_to_make_it_looks_again() -> None:
 
 @in_its_own_time
 async def test_a_lease_that_the_server_does_not_take_is_told() -> None:
-    """A renewal that is no valid object is a fault, and no race with another."""
+    """A renewal that the server calls invalid is logged."""
     server = Server()
     one = Candidate(server)
     one.begin()
@@ -414,7 +414,7 @@ async def test_a_lease_that_the_server_does_not_take_is_told() -> None:
 
 @in_its_own_time
 async def test_a_holder_that_cannot_renew() -> None:
-    """It tries every eighth, loses the Lease by its own clock, says each once, and comes back."""
+    """A holder that cannot renew loses the Lease by its own clock and takes it again later."""
     server = Server()
     one = Candidate(server)
     one.begin()
@@ -444,7 +444,7 @@ async def test_a_holder_that_cannot_renew() -> None:
 
 @in_its_own_time
 async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
-    """It looks every eighth, also when the Lease that it saw last would be free."""
+    """A waiting candidate asks a failing server no more often."""
     server = Server()
     server.write(holderIdentity="other", leaseDurationSeconds=24)
     one = Candidate(server)
@@ -464,7 +464,7 @@ async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
 
 @in_its_own_time
 async def test_a_server_that_says_nothing() -> None:
-    """It is asked again after a third of the duration and a pause."""
+    """A request without an answer is repeated after a third of the duration."""
     server = Server()
     server.takes = 1_000.0
     Candidate(server).begin()
@@ -477,7 +477,7 @@ async def test_a_server_that_says_nothing() -> None:
 
 @in_its_own_time
 async def test_a_lease_that_cannot_be_read() -> None:
-    """An answer that is no Lease is told, and asked for again."""
+    """An answer that is not a Lease is logged, and the request repeated."""
     server = Server()
     server.write(holderIdentity=7)
     one = Candidate(server)
@@ -493,7 +493,7 @@ async def test_a_lease_that_cannot_be_read() -> None:
 
 @in_its_own_time
 async def test_given_back() -> None:
-    """The Lease has no holder then, and who gives it back does not hold it even meanwhile."""
+    """At the end the holder releases the Lease."""
     server = Server()
     one = Candidate(server)
     one.begin()
@@ -514,7 +514,7 @@ async def test_given_back() -> None:
 
 @in_its_own_time
 async def test_what_is_not_held_is_not_given_back() -> None:
-    """Who waits writes nothing at its end."""
+    """A candidate that does not hold the Lease writes nothing at its end."""
     server = Server()
     server.write(holderIdentity="other", leaseDurationSeconds=24)
     one = Candidate(server)
@@ -528,7 +528,7 @@ async def test_what_is_not_held_is_not_given_back() -> None:
 
 @in_its_own_time
 async def test_a_lease_that_cannot_be_given_back() -> None:
-    """It is told, and the end of the program goes on."""
+    """If the Lease cannot be released, that is logged and the program ends."""
     server = Server()
     one = Candidate(server)
     one.begin()

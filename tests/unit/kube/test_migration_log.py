@@ -80,7 +80,7 @@ def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
 def test_a_migration_of_real_nodes(
     recording: str, trigger: str, reason: str, phase: str, message: str
 ) -> None:
-    """Each recorded migration is one line, with the reason that KubeVirt's objects give."""
+    """Each recorded migration is one line with its reason."""
     watcher, (line,) = play(recording)
     assert line["kubevirt.migration.trigger"] == trigger
     outcome = "succeeded" if reason == "none" else "failed"
@@ -95,7 +95,7 @@ def test_a_migration_of_real_nodes(
 
 
 def test_a_success_names_both_nodes_and_is_timed() -> None:
-    """The histogram leaves out the time in the queue."""
+    """A success has both nodes; its duration excludes the queue."""
     watcher, (line,) = play("success")
     assert line["kubevirt.migration.source_node"] == "n1"
     assert line["kubevirt.migration.target_node"] == "n2"
@@ -106,7 +106,7 @@ def test_a_success_names_both_nodes_and_is_timed() -> None:
 
 
 async def test_a_migration_is_logged_once() -> None:
-    """Not again by a second list, and not if it ended before the exporter began."""
+    """A migration is logged once, and not if it ended before the start."""
     recording = read_recording("failure")
     watcher = Watcher()
     for resource, found in recording + recording[-1:]:
@@ -123,7 +123,7 @@ async def test_a_migration_is_logged_once() -> None:
 async def test_without_the_copied_state_the_record_waits_and_then_does_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """KubeVirt copies no state to a VMIM if the VMI has another migration by then."""
+    """The record waits for the VMIM's copy of the state, but not for ever."""
     monkeypatch.setattr(migration_log, "WAIT_FOR_STATE", 0.01)
     watcher = Watcher()
     final = [
@@ -143,7 +143,7 @@ async def test_without_the_copied_state_the_record_waits_and_then_does_without(
 
 
 async def test_a_hotplug_is_a_workload_update_of_a_vmi_that_says_so() -> None:
-    """The VMI's condition has gone by the time the migration ends."""
+    """A migration for a hotplug is recognized by the VMI's condition."""
     watcher = Watcher()
     update = Trigger.WORKLOAD_UPDATE
     for resource, fact in (
@@ -158,7 +158,7 @@ async def test_a_hotplug_is_a_workload_update_of_a_vmi_that_says_so() -> None:
 
 @pytest.mark.parametrize(("window", "returned"), [(900.0, 1), (300.0, 0)])
 def test_a_vm_that_comes_back_within_the_window_is_counted(window: float, returned: int) -> None:
-    """A move to a node that the VM left 600 seconds ago."""
+    """A move back to a node that the VM left within the window is counted."""
     nodes = NodesLeft()
     assert not nodes.note("u", "n1", "n2", 1000.0, window)
     assert nodes.note("u", "n2", "n1", 1600.0, window) is bool(returned)

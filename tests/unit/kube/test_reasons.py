@@ -50,7 +50,7 @@ STAYS = a_condition(
 
 
 def test_why_a_vmi_is_not_migratable() -> None:
-    """KubeVirt never dates this condition."""
+    """The reason of LiveMigratable is read, without a date."""
     why = Why(
         WhySource.LIVE_MIGRATABLE,
         "DisksNotLiveMigratable",
@@ -60,7 +60,7 @@ def test_why_a_vmi_is_not_migratable() -> None:
 
 
 def test_of_an_idle_vmi_the_word_is_enough() -> None:
-    """It is one shared object, so that idle VMIs cost nothing more."""
+    """An idle VMI has only the reason's word, in a shared object."""
     (one,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS]))
     (other,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS], nodeName="n2"))
     assert one == Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
@@ -68,7 +68,7 @@ def test_of_an_idle_vmi_the_word_is_enough() -> None:
 
 
 def test_an_idle_vmi_has_no_texts() -> None:
-    """A failure of the past and a node selector are no reason before there is an evacuation."""
+    """Without an evacuation past failures and node selectors are no reasons."""
     value = a_vmi_json(
         conditions=[a_condition("LiveMigratable", "True")],
         migrationState=a_state_json(failed=True, failureReason="qemu crashed"),
@@ -78,7 +78,7 @@ def test_an_idle_vmi_has_no_texts() -> None:
 
 
 def test_why_the_last_migration_failed() -> None:
-    """The VMI has libvirt's words, and what its own node selector requires."""
+    """The VMI gives libvirt's message and its own node selector."""
     state = a_state_json(failed=True, failureReason="qemu crashed", abortStatus="Succeeded")
     value = a_vmi_json(evacuationNodeName="n1", migrationState=state)
     value["spec"]["nodeSelector"] = {"zone": "a", "disk": "ssd"}
@@ -89,7 +89,7 @@ def test_why_the_last_migration_failed() -> None:
 
 
 def test_a_failed_attempt_says_where_the_time_went() -> None:
-    """Before hand-off KubeVirt gives no reason: the phases are all there is."""
+    """For a VMIM that failed before its hand-off the reason lists its phases."""
     value = a_vmim_json(
         phase="Failed",
         phaseTransitionTimestamps=transitions_json(
@@ -138,7 +138,7 @@ def test_a_failed_attempt_says_where_the_time_went() -> None:
     ids=["quota", "backup"],
 )
 def test_what_keeps_an_attempt_pending(condition: Json, why: Why) -> None:
-    """KubeVirt gives the quota's condition neither reason nor message: its type is the word."""
+    """Conditions of a pending VMIM are its reasons."""
     value = a_vmim_json(conditions=[condition])
     value["spec"]["addedNodeSelector"] = {"zone": "b"}
     added = Why(WhySource.POD_SCHEDULED, "AddedNodeSelector", "zone=b")
@@ -147,7 +147,7 @@ def test_what_keeps_an_attempt_pending(condition: Json, why: Why) -> None:
 
 
 def test_the_scheduler_s_message() -> None:
-    """The target pod has it while it cannot be scheduled."""
+    """A target pod that cannot be scheduled gives the scheduler's message."""
     condition = a_condition(
         "PodScheduled",
         reason="Unschedulable",
@@ -160,7 +160,7 @@ def test_the_scheduler_s_message() -> None:
 
 
 def test_a_target_that_is_deleted() -> None:
-    """A running target pod with a deletion timestamp; without one there is no reason."""
+    """A running target pod that is being deleted gives a reason."""
     pod = a_target(a_condition("Ready", "True"))
     assert read(Resource.PODS, pod) == ()
 
@@ -171,7 +171,7 @@ def test_a_target_that_is_deleted() -> None:
 
 
 def test_the_containers_of_a_target() -> None:
-    """What waits for another container is left out; what has failed is dated."""
+    """Containers give reasons, except those that wait for another container."""
     value = a_target(
         a_condition("PodScheduled", "True"),
         initContainerStatuses=[
@@ -222,7 +222,7 @@ def objects(text: str) -> dict[Resource, Json]:
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "BROKEN-UTF-8"], ids=[*HOSTILE, "utf-8"])
 def test_hostile_texts(text: str) -> None:
-    """Each text is bounded, printable and valid JSON, and its object is read all the same."""
+    """Each text is cut and printable, and its object is still read."""
     reasons = [why for one, value in objects(text).items() for why in read(one, value)]
     assert {why.source for why in reasons} == set(WhySource)
     for why in reasons:
@@ -243,7 +243,7 @@ def test_a_cut_shows() -> None:
 
 
 def test_escapes_are_readable() -> None:
-    """A reader sees what stood there."""
+    """Escaped characters are written so that a reader sees which they are."""
     text = "a\x1b[31m\u202eb\ud800c\n"
     value = a_vmi_json(
         evacuationNodeName="n1", conditions=[a_condition("LiveMigratable", message=text)]
@@ -254,7 +254,7 @@ def test_escapes_are_readable() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 1, True, [], {}, [[]], "x" * 3], ids=repr)
 def test_other_types_are_no_texts(wrong: object) -> None:
-    """A text field of another type is empty; it makes its object no less readable."""
+    """A text field of another type is read as empty."""
     said: Json = {"reason": wrong, "message": wrong}
     value = a_vmi_json(
         evacuationNodeName="n1",

@@ -131,7 +131,7 @@ async def follow(
 
 @in_its_own_time
 async def test_a_connection_that_worked_is_opened_again_at_once() -> None:
-    """However often it broke before: between the breaks there were events for an hour."""
+    """A connection that breaks after an hour of events is opened again at once."""
     api = Scripted(healthy(lasts=HOUR) for _ in range(12))
     watched = await follow(api, lasts=13 * HOUR)
 
@@ -143,7 +143,7 @@ async def test_a_connection_that_worked_is_opened_again_at_once() -> None:
 
 @in_its_own_time
 async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less_often() -> None:
-    """One event is no proof that the connection works."""
+    """A connection that breaks after each event is opened with growing pauses."""
     api = Scripted([event(), reset()] for _ in range(1000))
     await follow(api, lasts=HOUR)
     assert 100 < len(api.opened) < 300
@@ -151,7 +151,7 @@ async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less
 
 @in_its_own_time
 async def test_refusals_with_events_between_them_do_not_add_up() -> None:
-    """An API server that starts answers 403 for a moment, once in each of its lives."""
+    """A 403 after later events counts as the first again."""
     starting: list[Step] = [Forbidden("403 roles are not loaded")]
     lives = (one for _ in range(BELIEVED_AFTER_SYNC + 3) for one in (healthy(lasts=HOUR), starting))
     watched = await follow(Scripted(lives), lasts=15 * HOUR)
@@ -162,7 +162,7 @@ async def test_refusals_with_events_between_them_do_not_add_up() -> None:
 
 @in_its_own_time
 async def test_an_error_is_over_with_the_next_event() -> None:
-    """The present error of a watch is shown until it works again."""
+    """The error of a watch is reported until the next event."""
     seen: list[tuple[float, str]] = []
     api = Scripted([[reset()], healthy(lasts=HOUR)])
     await follow(
@@ -176,7 +176,7 @@ async def test_an_error_is_over_with_the_next_event() -> None:
 
 @in_its_own_time
 async def test_a_list_that_does_not_end_is_no_contact() -> None:
-    """Its first page comes and the second never does: what would be there was not seen."""
+    """An incomplete list does not count as contact."""
     gone: list[Step] = [Expired("410 Gone")]
     pages = [page("a", more="t"), page("b")]
     again = (answer for _ in range(1000) for answer in (page("a", more="t"), Overloaded("429", 0)))
@@ -187,7 +187,7 @@ async def test_a_list_that_does_not_end_is_no_contact() -> None:
 
 @in_its_own_time
 async def test_a_streamed_list_that_does_not_end_is_no_contact() -> None:
-    """It breaks after its first object."""
+    """An incomplete streamed list does not count as contact."""
     api = Scripted([event("ADDED"), reset()] for _ in range(1000))
     watched = await follow(api, lasts=HOUR, reflector=Reflector)
     assert (watched.lists, watched.contact) == (0, None)
