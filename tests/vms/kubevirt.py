@@ -78,7 +78,7 @@ def _kubevirt() -> Object:
                 "evictionStrategy": "LiveMigrate",
                 "developerConfiguration": {
                     "useEmulation": True,
-                    # On by default in 1.9: containerd 1.6 has no volumes of images, and there are no
+                    # On by default in 1.9: containerd 1.6 has no image volumes, and there are no
                     # modules to build virt-template from.
                     "disabledFeatureGates": ["ImageVolume", "Template"],
                 },
