@@ -50,13 +50,13 @@ def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]
                 yield Query(dashboard["uid"], panel["title"], target["refId"], expression)
 
 
-def perses_panels(values: Mapping[str, str]) -> Iterator[Query]:
-    """Every query of every panel of the dashboards of Perses, its variables filled in."""
-    for path in sorted((FOLDER / "perses").glob("*.json")):
-        for panel in json.loads(path.read_text())["spec"]["config"]["panels"].values():
-            for number, query in enumerate(panel["spec"]["queries"], 1):
-                expression = fill(query["spec"]["plugin"]["spec"]["query"], values)
-                yield Query(path.stem, panel["spec"]["display"]["name"], f"{number}", expression)
+def perses_panels(values: Mapping[str, str], uid: str) -> Iterator[Query]:
+    """Every query of every panel of one dashboard of Perses, its variables filled in."""
+    board = json.loads((FOLDER / "perses" / f"{uid}.json").read_text())
+    for panel in board["spec"]["config"]["panels"].values():
+        for number, query in enumerate(panel["spec"]["queries"], 1):
+            expression = fill(query["spec"]["plugin"]["spec"]["query"], values)
+            yield Query(uid, panel["spec"]["display"]["name"], f"{number}", expression)
 
 
 def variables(values: Mapping[str, str]) -> Iterator[Query]:
