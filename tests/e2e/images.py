@@ -26,8 +26,8 @@ from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".tools" / "e2e"
-EARLIER_COMMIT = "eb534dd"
-"""What is upgraded from: before there was a chart, with the same history."""
+EARLIER_COMMIT = "084e44b"
+"""What is upgraded from: the oldest commit whose stored history ours reads."""
 
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 GO = "docker.io/library/golang:1.26-bookworm"
