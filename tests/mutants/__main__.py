@@ -72,6 +72,7 @@ MODULES = {
         "engine/test_cooldown",
         "engine/test_diagnosis",
         "engine/test_evidence",
+        "engine/test_drain",
         "engine/test_verdicts",
         "kube/test_kubevirt",
     ),

@@ -542,6 +542,21 @@ def test_endings_kept(floor: float, ceiling: float, kept: int) -> None:
     assert policy.endings_kept == kept
 
 
+def test_the_policy_of_an_override_counts_for_what_is_stored() -> None:
+    """Histories are stored for the policy that needs most, be it the default or an override's."""
+    small, large = a_policy(), a_policy(migration_cooldown=0.0, migration_history_window=1e6)
+    for default, other in ((small, large), (large, small)):
+        policy = replace(default, overrides=(Override(name="other", policy=other),))
+        assert (policy.longest_window, policy.endings_kept) == (1e6, 64)
+
+
+def test_reasons_of_a_policy() -> None:
+    """A policy blocks for an update or by an entry only if it says so, else for all reasons."""
+    optional = {Reason.PLATFORM_UPDATE, Reason.POLICY}
+    assert set(Reason) - set(a_policy(guard_platform_update=False).reasons) == optional
+    assert set(a_policy(guard_platform_update=True, block=True).reasons) == set(Reason)
+
+
 def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
     """The migration of a VMI that became invalid blocks for `dead_after` and no longer."""
     refused = ((Resource.VMIS, NOW - DEAD_AFTER),)
