@@ -5,7 +5,7 @@ and the probes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -210,7 +210,7 @@ class Health:
         """The dead resources by namespace; their evidence no longer blocks."""
         limit = self.stale_after + self.dead_after
         dead = [one for one, contact in self._contacts() if now - contact >= limit]
-        dead += [one for one in self.of(Resource.KUBEVIRTS) if one.refused]
+        dead += [x for x in self.watched if x.refused and x.resource is Resource.KUBEVIRTS]
         if not dead:
             return ALL_ALIVE
         everywhere = frozenset(one.resource for one in dead if one.namespace is None)
@@ -254,19 +254,22 @@ class Health:
     @property
     def lost_namespaces(self) -> frozenset[str]:
         """The watched namespaces whose VMIs are refused."""
-        refused = (one.namespace for one in self.of(Resource.VMIS) if one.refused)
-        return frozenset(namespace for namespace in refused if namespace is not None)
+        refused = [x.namespace for x in self.watched if x.refused and x.resource is Resource.VMIS]
+        return frozenset([namespace for namespace in refused if namespace is not None])
 
-    def _contacts(self) -> Iterator[tuple[Watched, Instant]]:
+    def _contacts(self) -> list[tuple[Watched, Instant]]:
         """The synced watches that rules need, with their last contact.
 
         Refused ones other than VMIs are left out, because the store ignores their evidence.
         """
-        for one in self.watched:
-            if one.contact is None or not one.synced or one.resource not in CLUSTER_RESOURCES:
-                continue
-            if one.resource is Resource.VMIS or not one.refused:
-                yield one, one.contact
+        return [
+            (one, one.contact)
+            for one in self.watched
+            if one.contact is not None
+            and one.synced
+            and one.resource in CLUSTER_RESOURCES
+            and (one.resource is Resource.VMIS or not one.refused)
+        ]
 
 
 def _place(watched: Watched) -> str:

@@ -216,6 +216,7 @@ class _Handler(web.RequestHandler):
         self._budget = budget
         self._limits = limits
         self._connection = connection
+        self._abort: asyncio.TimerHandle | None = None
 
     def enter(self, transport: asyncio.Transport) -> None:
         """Count the connection, whose bytes this transport receives; a second call does nothing."""
@@ -243,6 +244,16 @@ class _Handler(web.RequestHandler):
         if data:  # none, if what was received before is parsed on
             self._budget.hold(self._connection, len(data))
         super().data_received(data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._abort_later()
+
+    def _abort_later(self) -> None:
+        """Give the caller `limits.requestTimeout` to take what is left of the answer."""
+        if self._abort is None:
+            after = self._limits.request_timeout
+            self._abort = self._loop.call_later(after, self._connection.abort)
 
     def _note_whole(self) -> None:
         self._connection.since = self._loop.time()
@@ -278,12 +289,14 @@ class _Handler(web.RequestHandler):
         is_early = not request.content.is_eof()
         if is_early or resp.headers.get(hdrs.CONNECTION) == "close":
             resp.force_close()
-        # The end of the connection ends this task; asyncio.timeout would take 5 us of 130.
-        abort = self._loop.call_later(self._limits.request_timeout, self._connection.abort)
+        if self.writing_paused:
+            self._abort_later()
         try:
             answered = await super().finish_response(request, resp, start_time)
         finally:
-            abort.cancel()
+            if self._abort is not None:
+                self._abort.cancel()
+                self._abort = None
         if is_early:
             await self._linger()
         if not self._messages:
