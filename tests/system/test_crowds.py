@@ -36,16 +36,21 @@ SLACK = 32
 AT_ONCE = 50
 STRANGER = "127.0.0.2"
 BOMB = gzip.compress(bytes(240 * MIB))
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 UNFINISHED = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 REVIEW = msgspec.json.encode(a_review())
 
 
 @dataclass
 class Exporter:
-    """The running program, and the streams that strangers hold open."""
+    """The running program, and the streams that strangers hold open.
+
+    Strangers have no certificate; our own requests have one of the same CA.
+    """
 
     program: Program
     trust: ssl.SSLContext
+    own: ssl.SSLContext
     held: list[Streams] = field(default_factory=list)
 
     async def open(self, url: str, *, tls: bool = True) -> Streams:
@@ -87,7 +92,7 @@ class Exporter:
 
     async def request(self, method: str, url: str, **options: object) -> int:
         """The status of a request on a connection of its own."""
-        connector = aiohttp.TCPConnector(ssl=self.trust, force_close=True)
+        connector = aiohttp.TCPConnector(ssl=self.own, force_close=True)
         async with (
             aiohttp.ClientSession(connector=connector) as session,
             session.request(method, url, **options) as response,  # type: ignore[arg-type]
@@ -146,14 +151,21 @@ async def running(stage: SimulatedStage, directory: Path, **tls: str) -> AsyncIt
     }
     anywhere = "localhost:0"
     config = {
-        "listen": {"query": "127.0.0.1:0", "metrics": anywhere, "admission": anywhere},
+        "listen": {
+            "query": "127.0.0.1:0",
+            "metrics": anywhere,
+            "admission": anywhere,
+            "hosts": [PROXY],
+        },
         "tls": {"metrics": pair, "admission": pair | tls},
     }
     login = open_kubeconfig(directory / "kubeconfig", stage.url)
     arguments = ("--kubeconfig", str(login))
     async with program(directory, *arguments, config=config, measured=True) as started:
         await started.listening()
-        exporter = Exporter(started, ssl.create_default_context(cafile=directory / "ca.crt"))
+        trust, own = (ssl.create_default_context(cafile=directory / "ca.crt") for _ in range(2))
+        own.load_cert_chain(pair["certFile"], pair["keyFile"])
+        exporter = Exporter(started, trust, own)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(exporter.leave)
 
@@ -212,21 +224,23 @@ async def drop_a_bomb(exporter: Exporter, url: str, line: bytes) -> tuple[bytes,
     return status, True
 
 
-KINDS = {
-    "half heads of 64 x 8 kB": ("metrics", (UNFINISHED, *[b"X: %s\r\n" % (b"x" * 8000)] * 63)),
-    "half heads of 16 kB": ("metrics", (UNFINISHED, b"X: %s\r\n" % (b"x" * 8000), b"x" * 8000)),
-    "half bodies of 250 kB": (
-        "admission",
-        (
-            b"POST %s HTTP/1.1\r\nHost: x\r\n" % PATH.encode(),
-            b"Content-Length: 260000\r\n\r\n",
-            b" " * 250_000,
-        ),
-    ),
-    "32 requests in one": (
-        "metrics",
-        ((UNFINISHED + b"X: %s\r\n" % (b"x" * 8000) + b"\r\n") * 32,) * 2,
-    ),
+HALF_HEAD = (UNFINISHED, b"X: %s\r\n" % (b"x" * 8000), b"x" * 8000)
+HALF_BODY = (
+    b"POST %s HTTP/1.1\r\nHost: x\r\n" % PATH.encode(),
+    b"Content-Length: 260000\r\n\r\n",
+    b" " * 250_000,
+)
+KINDS: dict[str, dict[str, tuple[bytes, ...]]] = {
+    "half heads of 64 x 8 kB": {"metrics": (UNFINISHED, *[b"X: %s\r\n" % (b"x" * 8000)] * 63)},
+    "half heads of 16 kB": {"metrics": HALF_HEAD},
+    "half bodies of 250 kB": {"admission": HALF_BODY},
+    "half heads of 16 kB, and half bodies of 250 kB on another listener": {
+        "metrics": HALF_HEAD,
+        "admission": HALF_BODY,
+    },
+    "32 requests in one": {
+        "metrics": ((UNFINISHED + b"X: %s\r\n" % (b"x" * 8000) + b"\r\n") * 32,) * 2
+    },
 }
 
 
@@ -236,12 +250,15 @@ async def test_what_is_not_a_whole_request_has_one_bound(
     exporter: Exporter, prove: Prove, kind: str, times: int
 ) -> None:
     """All listeners together keep to the budget, and the memory comes back."""
-    listener, sent = KINDS[kind]
-    url = getattr(exporter.program, listener)
     before = most = exporter.resident()
-    crowd = asyncio.create_task(exporter.crowd(url, 495 * times, *sent))
-    while not crowd.done():
-        await asyncio.wait([crowd], timeout=0.02)
+    crowds = asyncio.gather(
+        *(
+            exporter.crowd(getattr(exporter.program, listener), 495 * times, *sent)
+            for listener, sent in KINDS[kind].items()
+        )
+    )
+    while not crowds.done():
+        await asyncio.wait([crowds], timeout=0.02)
         most = max(most, exporter.resident())
     assert await exporter.request("GET", exporter.program.metrics + "/livez") == 200
     await exporter.leave()
@@ -264,6 +281,30 @@ async def test_a_crowd_shuts_nobody_out(
     exporter: Exporter, prove: Prove, listener: str, times: int, shakes_hands: bool
 ) -> None:
     """Beside more idle connections than allowed, probes and reviews are answered."""
+    await shut_nobody_out(exporter, prove, listener, times, shakes_hands=shakes_hands)
+
+
+@SIZES
+@pytest.mark.parametrize("shakes_hands", [True, False], ids=["tls", "no-handshake"])
+async def test_a_crowd_without_client_certificates_shuts_nobody_out(
+    simulated: SimulatedStage, tmp_path: Path, prove: Prove, times: int, shakes_hands: bool
+) -> None:
+    """Where callers need a certificate, those without one cannot keep out the API server either."""
+    authority = str(tmp_path / "ca.crt")
+    async with running(simulated, tmp_path, clientCAFile=authority) as exporter:
+        reader, writer = await exporter.open(exporter.program.admission)
+        writer.write(REQUEST)
+        answered = b""
+        with suppress(OSError):
+            answered = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert answered == b""
+        await shut_nobody_out(exporter, prove, "admission", times, shakes_hands=shakes_hands)
+
+
+async def shut_nobody_out(
+    exporter: Exporter, prove: Prove, listener: str, times: int, *, shakes_hands: bool
+) -> None:
+    """Let a crowd connect to a listener, and ask for probes and reviews meanwhile."""
     url = getattr(exporter.program, listener)
     await exporter.crowd(url, 520 * times, tls=shakes_hands)
     answered = 0
@@ -279,6 +320,8 @@ async def test_a_crowd_shuts_nobody_out(
 
 
 FOREIGN = "attacker.example"
+PROXY = "exporter.example"
+"""The name under which a proxy serves the query listener: `listen.hosts`."""
 
 
 async def test_no_web_page_is_answered(exporter: Exporter) -> None:
@@ -286,7 +329,14 @@ async def test_no_web_page_is_answered(exporter: Exporter) -> None:
     query, metrics = exporter.program.query, exporter.program.metrics
     port, verdicts = urlsplit(query).port, f"{query}/v1/verdicts"
     reviews = exporter.program.admission + PATH
-    for host in (f"127.0.0.1:{port}", "localhost:8080", "x.localhost", "[::1]:9810", "127.1.2.3"):
+    for host in (
+        f"127.0.0.1:{port}",
+        "localhost:8080",
+        "x.localhost",
+        "[::1]:9810",
+        "127.1.2.3",
+        f"{PROXY}:80",
+    ):
         assert await exporter.request("GET", f"{query}/v1/status", headers={"Host": host}) == 200
     for host in (FOREIGN, f"{FOREIGN}:{port}", "localhost.example", ""):
         assert await exporter.request("GET", f"{query}/v1/status", headers={"Host": host}) == 403
