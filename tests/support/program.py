@@ -120,6 +120,11 @@ class Program:
         (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
 
+    def cpu(self) -> float:
+        """The CPU seconds of its main thread."""
+        ran = Path(f"/proc/{self.process.pid}/schedstat").read_text(encoding="ascii")
+        return int(ran.split()[0]) / 1e9
+
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit code."""
         if self.process.returncode is None:

@@ -1,8 +1,11 @@
 """The stored history as kept: in a file and in ConfigMaps, by processes on a real API server."""
 
+import asyncio
 import json
 import signal
+import time
 from base64 import b64decode
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +18,7 @@ from exporter.health import Health, HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
 from exporter.history.file import FileWriter, HistoryUnwritable
-from exporter.history.format import shard_of
+from exporter.history.format import SHARDS, shard_of
 from exporter.history.reader import ConfigMapReader
 from exporter.kube.client import Absent, ApiServer, Forbidden, Login
 from exporter.kube.kubevirt import HISTORY_LABEL
@@ -25,7 +28,8 @@ from tests.cluster import EXPORTER_READS, VMIMS, VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
 from tests.support.api_servers import RealStage
 from tests.support.builders import KEEP, NOW, UID, a_state, a_vmi
-from tests.support.program import program
+from tests.support.lives import rfc3339
+from tests.support.program import Program, program
 from tests.support.stored_history import (
     FAULTS,
     NAME,
@@ -100,6 +104,76 @@ async def test_the_holder_learns_what_only_a_standby_saw(real: RealStage, tmp_pa
     async with program(tmp_path, "--kubeconfig", blind, config=config) as heir:
         await heir.ready()
         assert (await heir.verdict(namespace, "db", dryRun=True))["migrationsInWindow"] == 3
+
+
+async def test_a_standby_does_nothing_again_for_shards_without_news(
+    real: RealStage, tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """A rewrite of all ConfigMaps costs a standby a small part of a change of every VMI."""
+    namespace, vmis = await real.make_namespace(), 1_000
+    slots = asyncio.Semaphore(20)
+
+    async def migrate_to(number: int, end: float) -> None:
+        state = a_migration_state(f"m{number}", end)
+        async with slots:
+            await real.admin.merge(VMIS, namespace, f"db{number}", {"status": state})
+
+    async def touch(shard: int) -> None:
+        async with slots:
+            name, annotations = f"{NAME}-{shard:02d}", {"touched": str(next(touches))}
+            body = {"metadata": {"annotations": annotations}}
+            await real.admin.merge(CONFIG_MAPS, namespace, name, body)
+
+    async def create(number: int) -> None:
+        async with slots:
+            await real.admin.create(VMIS, vmi(f"db{number}", namespace))
+
+    touches, began = count(1), time.time()
+    await asyncio.gather(*map(create, range(vmis)))
+    await asyncio.gather(*(migrate_to(number, began - 600) for number in range(vmis)))
+    login = str(await a_keeper(real.cluster, namespace))
+    config = {**keeping(namespace, leaseDuration="60s"), "namespaces": [namespace]}
+    async with program(tmp_path, "--kubeconfig", login, config=config, measured=True) as holder:
+        await holder.ready()
+        await until_one_writes(holder)
+        await until_written(holder)
+        async with program(tmp_path, "--kubeconfig", login, config=config, measured=True) as ours:
+            await ours.ready()
+            cost = dict[str, float]()
+            for what, work in {
+                "a rewrite": [touch(shard) for shard in range(SHARDS)],
+                "changes": [migrate_to(number, began - 60) for number in range(vmis)],
+            }.items():
+                before = await until_idle(ours)
+                await asyncio.gather(*work)
+                cost[what] = await until_idle(ours) - before
+            prove(f"a standby with {vmis} VMIs, CPU seconds: {cost}")
+            assert cost["a rewrite"] < cost["changes"] / 12
+
+
+def a_migration_state(uid: str, end: float) -> dict[str, Any]:
+    """The `status` of a VMI whose migration ended then."""
+    state = {
+        "migrationUid": uid,
+        "startTimestamp": rfc3339(end - 10),
+        "endTimestamp": rfc3339(end),
+        "completed": True,
+    }
+    return {"migrationState": state}
+
+
+async def until_idle(exporter: Program) -> float:
+    """Read verdicts and metrics until that is all it has to do; the CPU seconds it has used."""
+
+    async def is_idle() -> bool:
+        for path in ("/v1/blocked", "/v1/status"):
+            assert (await exporter.get(path))[0] == 200
+        before = exporter.cpu()
+        await asyncio.sleep(0.5)
+        return exporter.cpu() - before < 0.01
+
+    await poll(is_idle, what="an idle exporter")
+    return exporter.cpu()
 
 
 async def test_refused_shards_do_not_keep_the_others_waiting(
