@@ -14,6 +14,7 @@ from dashboards.queries import (
     POLICY,
     RATE,
     REQUESTS,
+    VM,
     VMIS,
     each,
     each_vm,
@@ -42,9 +43,10 @@ def churn() -> Section:
     returned = "kubevirt_eviction_exporter_returned_migrations_total"
     cap = select(POLICY, 'setting="max_migration_cooldown"')
     floor = select(POLICY, 'setting="migration_cooldown"')
-    cooling = each_vm("kubevirt_vmi_eviction_cooldown_seconds")
+    cooling = each_vm("kubevirt_vmi_eviction_cooldown_seconds", by=(*VM, "policy"))
+    is_above = f"{each(('policy',), cap)} > {each(('policy',), floor)}"
     at_the_cap = (
-        f"{cooling} == on (cluster) group_left () ({each((), cap)} > {each((), floor)})"
+        f"{cooling} == on (cluster, policy) group_left () ({is_above})"
         f" and on (cluster, namespace, name) {each_vm('kubevirt_vmi_migrations_in_window')} > 1"
     )
     return [

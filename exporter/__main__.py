@@ -42,7 +42,9 @@ def run() -> int:
     arguments = commandline.parse(sys.argv[1:])
     match arguments.command:
         case "check":
-            return commands.check(arguments.config)
+            from exporter.cli.check import check
+
+            return check(arguments.config, arguments.explained, arguments.kubeconfig)
         case "explain" | "status" | "node" as name:
             return commands.QUERIES[name](arguments)
         case "record" | "replay":

@@ -57,6 +57,15 @@ def make_parser() -> argparse.ArgumentParser:
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"
     )
     check.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML")
+    check.add_argument(
+        "--explain",
+        dest="explained",
+        type=_vmi,
+        metavar="NAMESPACE/NAME",
+        help="which entry of policy.overrides a VM gets; the cluster is asked if its labels or its"
+        " priority class decide",
+    )
+    _add_kubeconfig(check)
     _add_record(commands)
     _add_replay(commands)
     demo = _add_command(
@@ -134,6 +143,10 @@ def _add_record(commands: "_Commands") -> None:
     )
     _add_scenario(parser)
     _add_shared(parser, top=False)
+    _add_kubeconfig(parser)
+
+
+def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="credentials"
     )

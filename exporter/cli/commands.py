@@ -62,8 +62,8 @@ EXIT_MEANINGS = {
     Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
     Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
     Exit.CANNOT_KEEP: "the directory of history: file:... cannot be used",
-    Exit.CANNOT_ASK: "no usable answer from the exporter; the message says what helps",
-    Exit.NO_SUCH_VMI: "the exporter knows no such VMI",
+    Exit.CANNOT_ASK: "no usable answer from the exporter, or to `check --explain` from the cluster",
+    Exit.NO_SUCH_VMI: "there is no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
     Exit.CANNOT_REPLAY: "no recording or an empty one, or the answer cannot be printed",
     Exit.CANNOT_BE_EMPTIED: "`node NAME`: a VM stays or fails to leave; the answer is printed",
@@ -72,18 +72,6 @@ EXIT_MEANINGS = {
     Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
     Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
 }
-
-
-def check(path: Path) -> Exit:
-    """`check`: print every fault of a configuration file, or that it is valid."""
-    try:
-        settings = load_settings(path)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
-    for remark in settings.remarks:
-        print(f"{path}: {remark}")
-    print(f"{path}: valid")
-    return Exit.OK
 
 
 def explain(arguments: argparse.Namespace) -> Exit:

@@ -5,7 +5,7 @@ from datetime import datetime
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain import DrainOutcome
-from exporter.engine.model import Reason
+from exporter.engine.model import DEFAULT_POLICY, Reason
 from exporter.server.schemas import (
     CooldownAnswer,
     EvacuationAnswer,
@@ -83,6 +83,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
             ("launcher pod", launcher),
             ("last contact", contact),
             ("not watched", ", ".join(vmi.blind_spots) or "nothing"),
+            ("policy", _policy(vmi.policy)),
         ]
     )
     return sheet.text()
@@ -179,6 +180,18 @@ def _cooldown(
             f"{write_release(cooldown.not_before)} ({write_distance(cooldown.not_before, as_of)})",
         ],
     ]
+
+
+def _policy(policy: PolicyAnswer) -> str:
+    """The name of the VM's policy, and what it says."""
+    values = {
+        "minimum": policy.migration_cooldown_seconds,
+        "maximum": policy.max_migration_cooldown_seconds,
+        "window": policy.migration_history_window_seconds,
+    }
+    said = ", ".join(f"{key} {write_span(at) if at else 'none'}" for key, at in values.items())
+    failed = "" if policy.count_failed_migrations else ", failed migrations do not count"
+    return f"{policy.override or DEFAULT_POLICY}: {said}{failed}"
 
 
 def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:

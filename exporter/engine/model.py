@@ -361,6 +361,10 @@ Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | ConfigMap
 """What is read from one object of the cluster."""
 
 
+DEFAULT_POLICY = "default"
+"""The name of the policy of VMIs without an override."""
+
+
 class Policy(Struct, frozen=True, kw_only=True):
     """The operator's policy; durations in seconds, 0 disables."""
 
@@ -384,6 +388,13 @@ class Policy(Struct, frozen=True, kw_only=True):
         """The name of the first override that matches a VMI; "" if none does."""
         found = (o.name for o in self.overrides if o.matches(namespace, labels, priority_class))
         return next(found, "")
+
+    def choose_by_namespace(self, namespace: str) -> str | None:
+        """`choose` by the namespace alone; None if labels or the priority class decide."""
+        for one in self.overrides:
+            if _fits(namespace, one.namespaces):
+                return None if one.vmi_labels or one.priority_classes else one.name
+        return ""
 
     @property
     def all(self) -> tuple["Policy", ...]:

@@ -147,10 +147,12 @@ class ApiServer:
             await self._session.client.close()
 
     async def list_page(
-        self, resource: Resource, namespace: str | None, *, limit: int, token: str
+        self, resource: Resource, namespace: str | None, *, limit: int, token: str, name: str = ""
     ) -> bytes:
-        """One page of a consistent list. Raises `ApiError`."""
+        """One page of a consistent list, of one object if `name` is given. Raises `ApiError`."""
         query = {"limit": str(limit)} | ({"continue": token} if token else {})
+        if name:
+            query["fieldSelector"] = f"metadata.name={name}"
         async with self._open(path_of(resource, namespace), _select(resource, query)) as response:
             with _translating_errors(self._read_timeout):
                 return await response.read()

@@ -17,6 +17,7 @@ from exporter.engine.drain import DrainOutcome
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
+    DEFAULT_POLICY,
     DeadResources,
     EventOutcome,
     EventReason,
@@ -113,6 +114,17 @@ def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sam
         *buckets,
         Sample(labels, histogram.count, "_count"),
         Sample(labels, histogram.total, "_sum"),
+    ]
+
+
+def _sample_policies(view: View) -> list[Sample]:
+    policies = {DEFAULT_POLICY: view.policy}
+    policies |= {one.name: one.policy for one in view.policy.overrides}
+    settings = ("migration_cooldown", "max_migration_cooldown", "migration_history_window")
+    return [
+        Sample((name, setting), getattr(policy, setting))
+        for name, policy in policies.items()
+        for setting in settings
     ]
 
 
@@ -392,16 +404,10 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_policy_seconds",
         type="gauge",
-        help="Value of each policy setting; 0 means off.",
-        labels=("setting",),
-        sample=lambda view: [
-            Sample((setting,), getattr(view.policy, setting))
-            for setting in (
-                "migration_cooldown",
-                "max_migration_cooldown",
-                "migration_history_window",
-            )
-        ],
+        help="Value of each setting of the policy and of each entry of policy.overrides; 0 means"
+        " off.",
+        labels=("policy", "setting"),
+        sample=_sample_policies,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_migration_limit",
@@ -479,9 +485,11 @@ COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
         type="gauge",
-        help="Effective cooldown of the VMI; absent if it has none.",
-        labels=("namespace", "name", "node"),
-        sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.effective),
+        help="Effective cooldown of the VMI, and the policy it is by; absent if it has none.",
+        labels=("namespace", "name", "node", "policy"),
+        sample=lambda vmi, c: Sample(
+            (vmi.namespace, vmi.name, vmi.node, vmi.override or DEFAULT_POLICY), c.effective
+        ),
     ),
     CoolingFamily(
         name="kubevirt_vmi_migrations_in_window",

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from exporter.engine.model import Override, Policy, Seconds, StuckPolicy
+from exporter.engine.model import DEFAULT_POLICY, Override, Policy, Seconds, StuckPolicy
 from exporter.settings.document import InvalidSettings, Section, read_yaml
 from exporter.settings.values import (
     Address,
@@ -316,6 +316,8 @@ def _check_override(entry: Section, override: Override, before: list[Override]) 
         entry.report("name", "expected a name, there is none")
     if override.name and any(one.name == override.name for one in before):
         entry.report("name", f"{override.name!r} is the name of an earlier entry")
+    if override.name == DEFAULT_POLICY:
+        entry.report("name", f"{DEFAULT_POLICY!r} is the policy of VMs without an entry")
     if not (override.namespaces or override.vmi_labels or override.priority_classes):
         if not entry.is_broken:
             entry.report("match", "expected namespaces, vmiLabels or priorityClasses")

@@ -536,6 +536,10 @@ def test_what_an_override_leaves_out_is_the_policy_s() -> None:
             ],
         ),
         (
+            [{"name": "default", "match": {"namespaces": ["x"]}}],
+            ["policy.overrides[0].name: 'default' is the policy of VMs without an entry"],
+        ),
+        (
             [{"name": "a", "match": {"namespaces": ["x"]}, "migrationCooldown": "7h"}],
             [
                 (

@@ -18,10 +18,10 @@ from aiohttp import web
 
 from exporter import __version__
 from exporter.cli.arguments import parse
+from exporter.cli.check import check
 from exporter.cli.commands import (
     EXIT_MEANINGS,
     Exit,
-    check,
     read_settings_for,
     write_recording,
 )
@@ -155,6 +155,46 @@ def test_every_exit_code_has_a_meaning() -> None:
     assert set(EXIT_MEANINGS) == set(Exit)
     assert len(set(Exit)) == len(Exit.__members__)
     assert (Exit.OK, Exit.FAILED, Exit.USAGE) == (0, 1, 2)
+
+
+OVERRIDES = """
+policy:
+  overrides:
+    - {name: dbs, match: {namespaces: ["db-*"]}, migrationCooldown: 1h}
+    - {name: gold, match: {namespaces: [shop], vmiLabels: {tier: gold}}, block: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("vmi", "said"),
+    [
+        pytest.param(
+            ("db-1", "pg"), "the entry dbs of policy.overrides: migrationCooldown 1h,", id="entry"
+        ),
+        pytest.param(
+            ("web", "a"), "no entry of policy.overrides: migrationCooldown 15m,", id="default"
+        ),
+    ],
+)
+def test_which_policy_a_vm_gets_by_its_namespace(
+    tmp_path: Path, vmi: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check --explain` needs no cluster if the namespace decides."""
+    path = written(tmp_path, OVERRIDES)
+
+    assert check(path, vmi, tmp_path / "no-kubeconfig") is Exit.OK
+    assert f"{'/'.join(vmi)}: {said}" in capsys.readouterr().out
+
+
+def test_a_vm_whose_labels_decide_has_to_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without credentials `check --explain` says what it needs them for."""
+    path = written(tmp_path, OVERRIDES)
+
+    assert check(path, ("shop", "a"), tmp_path / "no-kubeconfig") is Exit.NO_CREDENTIALS
+    said = "shop/a: its labels or priority class decide, and it cannot be read:"
+    assert said in capsys.readouterr().err
 
 
 def imported(*arguments: str) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 from exporter.cli.explain import show_vmi, write_arithmetic
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Reason, Why, WhySource
+from exporter.engine.model import Override, Reason, Why, WhySource
 from exporter.text import to_datetime
 from tests.support.builders import (
     NOW,
@@ -65,7 +65,20 @@ Based on
   launcher pod  virt-launcher-db1-x: Running, ready
   last contact  2027-01-15T07:59:58Z (2s ago)
   not watched   nothing
+  policy        default: minimum 15m, maximum 6h, window 1d
 """
+    )
+
+
+def test_the_policy_of_a_vm_is_named() -> None:
+    """The entry of policy.overrides that is for it, and what the entry sets."""
+    own = a_policy(migration_cooldown=3600.0, count_failed_migrations=False)
+    policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
+    vmi = explained(some_evidence(vmi=a_vmi(override="dbs")), policy=policy)
+    assert (
+        show_vmi(vmi, PIPED)
+        .splitlines()[-1]
+        .endswith("dbs: minimum 1h, maximum 6h, window 1d, failed migrations do not count")
     )
 
 

@@ -28,6 +28,7 @@ from exporter.engine.model import (
     KubeVirtSettings,
     MigrationLimits,
     Mismatch,
+    Override,
     Reason,
     Resource,
     ReviewOutcome,
@@ -261,6 +262,7 @@ def test_labels_are_closed_but_for_places() -> None:
         "version",
         "resource",
         "endpoint",
+        "policy",
         "setting",
         "scope",
         "name",
@@ -274,6 +276,22 @@ def test_labels_are_closed_but_for_places() -> None:
         "listener",
         "status",
     }
+
+
+def test_each_policy_has_its_own_settings_and_vms() -> None:
+    """The label `policy` is the entry's name, or `default` for the VMs without one."""
+    own = a_policy(max_migration_cooldown=43_200.0)
+    policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
+    view = an_empty_view()
+    view = replace(view, policy=policy, verdicts=VerdictView(view.store, policy))
+    view.store.put(a_vmi(override="dbs", migration=a_state()))
+    lines = rendered(view).splitlines()
+
+    family = "kubevirt_eviction_exporter_policy_seconds"
+    for name, cap in (("default", 21_600.0), ("dbs", 43_200.0)):
+        assert f'{family}{{policy="{name}",setting="max_migration_cooldown"}} {cap}' in lines
+    cooling = 'cooldown_seconds{name="db1",namespace="shop",node="n1",policy="dbs"}'
+    assert [line for line in lines if cooling in line]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import pytest
 
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Why, WhySource
+from exporter.engine.model import Override, Why, WhySource
 from exporter.server.page.render import render_vm
-from tests.support.builders import NOW, a_running_state
+from tests.support.builders import NOW, a_policy, a_running_state, a_vmi, some_evidence
 from tests.support.hostile import HOSTILE
 from tests.unit.cli.answers import cooling, stuck
 from tests.unit.engine.test_diagnosis import an_evacuation
@@ -48,6 +48,17 @@ def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
 
     assert text.index("Stuck by age") < text.index("Raise the ResourceQuota") < text.index("Held")
     assert text.count("Raise the ResourceQuota") == 1
+
+
+def test_the_policy_of_the_vm_is_named() -> None:
+    """The entry of policy.overrides that is for it, and what the entry sets."""
+    own = a_policy(migration_cooldown=3600.0, max_migration_cooldown=0.0)
+    policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
+    vmi = explained(some_evidence(vmi=a_vmi(override="dbs")), policy=policy)
+    page = Document(render_vm(vmi, linked=True))
+
+    assert fields(page, "policy") == ["dbs"]
+    assert "dbs, minimum 1 h, maximum none, window 1 d" in page.text("main")
 
 
 def test_a_vm_that_cools_down() -> None:

@@ -1,0 +1,83 @@
+"""The command `check`: whether a configuration is valid, and which policy it gives to a VM."""
+
+import asyncio
+from pathlib import Path
+
+from exporter.cli.commands import Exit, complain, refuse
+from exporter.engine.model import Policy
+from exporter.settings import InvalidSettings, Settings, load_settings
+from exporter.text import escape, format_duration
+
+
+def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | None = None) -> Exit:
+    """`check`: print every fault of a configuration file, or that it is valid.
+
+    With the namespace and name of a VMI also its policy, and the entry of `policy.overrides` that
+    it is from. The cluster is asked only if labels or a priority class decide.
+    """
+    try:
+        settings = load_settings(path)
+    except InvalidSettings as invalid:
+        return refuse(invalid)
+    for remark in settings.remarks:
+        print(f"{path}: {remark}")
+    print(f"{path}: valid")
+    return Exit.OK if vmi is None else _explain(settings, *vmi, kubeconfig)
+
+
+def _explain(settings: Settings, namespace: str, name: str, kubeconfig: Path | None) -> Exit:
+    chosen = settings.policy.choose_by_namespace(namespace)
+    if chosen is None:
+        from exporter.kube.client import ApiError, NoCredentials
+        from exporter.kube.kubevirt import Refused
+
+        cannot = f"{namespace}/{name}: its labels or priority class decide, and it cannot be read"
+        try:
+            chosen = asyncio.run(_ask_cluster(settings, namespace, name, kubeconfig))
+        except NoCredentials as trouble:
+            return complain(Exit.NO_CREDENTIALS, f"{cannot}: {trouble}")
+        except (ApiError, Refused) as trouble:
+            return complain(Exit.CANNOT_ASK, f"{cannot}: {trouble}")
+        if chosen is None:
+            return complain(Exit.NO_SUCH_VMI, f"{cannot}: there is no such VMI")
+    entry = next((one for one in settings.policy.overrides if one.name == chosen), None)
+    if entry is None:
+        print(
+            escape(f"{namespace}/{name}: no entry of policy.overrides: {_write(settings.policy)}")
+        )
+    else:
+        said = f"the entry {entry.name} of policy.overrides: {_write(entry.policy)}"
+        print(escape(f"{namespace}/{name}: {said}"))
+    return Exit.OK
+
+
+async def _ask_cluster(
+    settings: Settings, namespace: str, name: str, kubeconfig: Path | None
+) -> str | None:
+    """The name of the VMI's entry, "" if it has none; None if there is no such VMI.
+
+    It lists, as the exporter's role may not `get`. Raises `ApiError`, `NoCredentials` or `Refused`.
+    """
+    from exporter.engine.model import Resource
+    from exporter.kube.client import ApiServer, Login
+    from exporter.kube.kubevirt import parse_object, parse_page
+
+    login = Login(kubeconfig=kubeconfig)
+    async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
+        body = await api.list_page(Resource.VMIS, namespace, limit=1, token="", name=name)
+    for item in parse_page(body).items:
+        traits = parse_object(Resource.VMIS, item).traits
+        if traits is not None:
+            return settings.policy.choose(namespace, traits.read_labels(), traits.priority_class)
+    return None
+
+
+def _write(policy: Policy) -> str:
+    values = {
+        "migrationCooldown": format_duration(policy.migration_cooldown),
+        "maxMigrationCooldown": format_duration(policy.max_migration_cooldown),
+        "migrationHistoryWindow": format_duration(policy.migration_history_window),
+        "countFailedMigrations": str(policy.count_failed_migrations).lower(),
+        "block": str(policy.block).lower(),
+    }
+    return ", ".join(f"{key} {value}" for key, value in values.items())
