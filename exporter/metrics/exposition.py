@@ -54,10 +54,11 @@ PART = 2**16
 
 
 class Column:
-    """The samples of `COOLING[place]` of some VMIs."""
+    """The samples of `COOLING[place]` of some VMIs, the slice `number` of them all."""
 
-    def __init__(self, place: int, cooling: Sequence[Entry]) -> None:
+    def __init__(self, place: int, number: int, cooling: Sequence[Entry]) -> None:
         self.place = place
+        self.number = number
         self.cooling = cooling
 
     def __iter__(self) -> Iterator[Sample]:
@@ -134,6 +135,7 @@ class Exposition:
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
         """The pieces as text; OpenMetrics differs in the names of counters."""
         begun = None
+        slices: list[list[tuple[str, ...]]] = []
         known, self._lines = self._lines, {}
         for family, samples in pieces:
             if family is not begun:
@@ -141,23 +143,25 @@ class Exposition:
                 name = family.name.removesuffix("_total") if open_metrics else family.name
                 yield f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n"
             if isinstance(samples, Column):
-                yield self._write_column(samples, known)
+                if samples.place == 0:
+                    slices.append(self._write_cooling(samples.cooling, known))
+                yield "".join([lines[samples.place] for lines in slices[samples.number]])
             else:
                 for some in _cut(samples):
                     yield "".join([_write_sample(family, one) for one in some])
 
-    def _write_column(self, column: Column, known: Mapping[Entry, tuple[str, ...]]) -> str:
-        """The lines of a column; those of an entry that the last scrape had are kept.
+    def _write_cooling(
+        self, cooling: Sequence[Entry], known: Mapping[Entry, tuple[str, ...]]
+    ) -> list[tuple[str, ...]]:
+        """The lines of each VMI, one for each of `COOLING`; known ones are kept.
 
         Writing the lines of a VMI takes 12 us, and most cooldowns are as in the last scrape.
         """
-        place, lines = column.place, self._lines
-        if place == 0:
-            for one in column.cooling:
-                lines[one] = known.get(one) or tuple(
-                    _write_sample(family, _sample_cooling(family, one)) for family in COOLING
-                )
-        return "".join([lines[one][place] for one in column.cooling])
+        for one in cooling:
+            self._lines[one] = known.get(one) or tuple(
+                _write_sample(family, _sample_cooling(family, one)) for family in COOLING
+            )
+        return [self._lines[one] for one in cooling]
 
 
 def _sample_cooling(family: CoolingFamily, entry: Entry) -> Sample:
@@ -240,7 +244,8 @@ def _sample_vmis(
     yield from _sample_evacuations(diagnosed[: view.vmi_series])
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, family in enumerate(COOLING):
-        yield from ((family, Column(place, some)) for some in _cut(cooling))
+        for number, entries in enumerate(_cut(cooling)):
+            yield family, Column(place, number, entries)
     yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
     yield LEFT_OUT, [Sample((), left_out)]
 
