@@ -157,11 +157,10 @@ class VerdictView:
     def summarize(self) -> VerdictSummary:
         """The counts and the cooling VMIs; immutable."""
         self._refresh_all()
-        verdicts = self._counts.copy()
-        for node, vmis in self._store.nodes.items():
-            allowed = vmis - sum(self._counts[reason, node] for reason in Reason)
-            if allowed:
-                verdicts[ALLOWED, node] = allowed
+        verdicts, allowed = self._counts.copy(), self._store.nodes
+        for (_, node), vmis in self._counts.items():
+            allowed[node] -= vmis
+        verdicts.update({(ALLOWED, node): vmis for node, vmis in allowed.items() if vmis})
         return VerdictSummary(verdicts, tuple(self._cooling.values()))
 
     def list_blocked(self) -> list[Entry]:
