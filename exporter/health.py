@@ -147,9 +147,10 @@ class Health:
     @property
     def ready(self) -> bool:
         """Whether VMIs are synced in any namespace, and everything else is synced or refused."""
-        vmis = self.of(Resource.VMIS)
-        is_settled = any(one.synced for one in vmis) and all(one.settled for one in self.watched)
-        return is_settled and not self._is_loading
+        waiting = [one for one in self.watched if not (one.synced or one.refused)]
+        vmis = Resource.VMIS
+        synced = [one for one in self.watched if one.resource is vmis and one.synced]
+        return bool(synced) and not waiting and not self._is_loading
 
     def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
         """The last contact of the watch of this namespace; None: not watched or not synced."""
@@ -186,8 +187,13 @@ class Health:
         Other resources do not count: pod events would make a dead VMI watch look alive. Refused
         namespaces are left out.
         """
-        contacts = [one.contact for one in self.of(Resource.VMIS) if one.synced and not one.refused]
-        return min((contact for contact in contacts if contact is not None), default=None)
+        vmis = Resource.VMIS  # each access of an enum's member costs Python 3.11 50 ns
+        contacts = [
+            one.contact
+            for one in self.watched
+            if one.contact is not None and one.synced and not one.refused and one.resource is vmis
+        ]
+        return min(contacts, default=None)
 
     def staleness(self, now: Instant) -> Staleness:
         """How old the evidence is at `now`, without refused namespaces."""
@@ -268,7 +274,7 @@ class Health:
             if one.contact is not None
             and one.synced
             and one.resource in CLUSTER_RESOURCES
-            and (one.resource is Resource.VMIS or not one.refused)
+            and (not one.refused or one.resource is Resource.VMIS)
         ]
 
 

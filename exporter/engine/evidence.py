@@ -221,6 +221,8 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     def without(self, dead: AbstractSet[Resource]) -> "Evidence":
         """The evidence as if the VMIMs or pods could not be watched, if they are `dead`."""
+        if not dead:
+            return self
         seen = self
         if Resource.VMIMS in dead:
             seen = replace(seen, vmims=(), namesakes=(), vmims_seen=False)
@@ -230,7 +232,10 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     def unfinished(self) -> Vmim | None:
         """An unfinished VMIM of this VMI, if there is one."""
-        return next((vmim for vmim in self.vmims if not vmim.finished), None)
+        for vmim in self.vmims:
+            if not vmim.finished:
+                return vmim
+        return None
 
 
 def _join_markers(
