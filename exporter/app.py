@@ -132,7 +132,7 @@ async def run(
             changed=keeping.note_change,
             rng=rng,
             reflector=reflector,
-            migrations=MigrationLog(
+            listener=MigrationLog(
                 store,
                 counters,
                 started_at=clock(),

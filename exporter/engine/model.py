@@ -397,6 +397,11 @@ class Policy(Struct, frozen=True, kw_only=True):
         return ""
 
     @property
+    def matched_labels(self) -> frozenset[str]:
+        """The keys of the labels that overrides match."""
+        return frozenset(key for one in self.overrides for key, _ in one.vmi_labels)
+
+    @property
     def all(self) -> tuple["Policy", ...]:
         """The policy itself and those of its overrides."""
         return (self, *(one.policy for one in self.overrides))

@@ -9,9 +9,8 @@ from exporter.engine.model import CLUSTER_RESOURCES, Instant, Policy, Resource
 from exporter.engine.store import Store
 from exporter.health import Health, Restart, Watched
 from exporter.kube.client import ApiServer
-from exporter.kube.migration_log import MigrationLog
 from exporter.kube.reflector import KubeVirtMissing, Reflector
-from exporter.kube.sink import NO_OVERRIDES
+from exporter.kube.sink import NO_OVERRIDES, Listener
 from exporter.settings import KubeSettings
 
 
@@ -34,7 +33,7 @@ class Informers:
         changed: Callable[[], None],
         rng: random.Random,
         reflector: type[Reflector] = Reflector,
-        migrations: MigrationLog | None = None,
+        listener: Listener | None = None,
         policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._store = store
@@ -58,7 +57,7 @@ class Informers:
                         rng=rng,
                         changed=self._update_visibility,
                         may_lack=partial(self._is_seen_elsewhere, watched),
-                        migrations=migrations,
+                        listener=listener,
                         policy=policy,
                     )
                 )

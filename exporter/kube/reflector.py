@@ -33,7 +33,6 @@ from exporter.kube.kubevirt import (
     parse_object,
     parse_page,
 )
-from exporter.kube.migration_log import MigrationLog
 from exporter.kube.recovery import (
     Backoff,
     error_of_status,
@@ -42,7 +41,7 @@ from exporter.kube.recovery import (
     shorten,
     unexpected_in_list,
 )
-from exporter.kube.sink import NO_OVERRIDES, FactSink, Feed, Listing
+from exporter.kube.sink import NO_OVERRIDES, FactSink, Feed, Listener, Listing
 from exporter.settings import KubeSettings
 
 
@@ -82,12 +81,12 @@ class Reflector:
         rng: random.Random,
         changed: Callable[[], None],
         may_lack: Callable[[], bool] = lambda: True,
-        migrations: MigrationLog | None = None,
+        listener: Listener | None = None,
         policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._api = api
         self._watched = watched
-        self._feed = Feed(sink, watched, clock, migrations, policy)
+        self._feed = Feed(sink, watched, clock, listener, policy)
         self._settings = settings
         self._clock = clock
         self._rng = rng

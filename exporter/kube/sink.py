@@ -12,7 +12,6 @@ from exporter.engine.model import Fact, Instant, Policy, Resource, Seconds, Vmi,
 from exporter.engine.store import Names, Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
-from exporter.kube.migration_log import MigrationLog
 
 
 REFUSALS_LOGGED_EVERY: Seconds = 60.0
@@ -39,6 +38,13 @@ class FactSink(Protocol):
         """Remove all objects but these; returns how many."""
 
 
+class Listener(Protocol):
+    """Notes each object that is read, before the sink has it."""
+
+    def note(self, changed: Changed) -> None:
+        """Note an object of a list or of a watch."""
+
+
 @dataclass
 class Listing:
     """A list in progress: the names read so far, by namespace.
@@ -55,19 +61,19 @@ class Listing:
 
 
 class Feed:
-    """Puts one resource's objects into a sink, and logs unusable objects and migrations."""
+    """Puts one resource's objects into a sink, and logs unusable ones."""
 
     def __init__(
         self,
         sink: FactSink,
         watched: Watched,
         clock: Callable[[], Instant],
-        migrations: MigrationLog | None = None,
+        listener: Listener | None = None,
         policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._sink = sink
         self._policy = policy
-        self._migrations = migrations
+        self._listener = listener
         self._watched = watched
         self._clock = clock
         self._refusal_logged_at: Instant | None = None
@@ -87,8 +93,8 @@ class Feed:
         """Add or replace an object of a list or of the watch."""
         if listing is not None:
             listing.names[changed.namespace].add(changed.name)
-        if self._migrations is not None:
-            self._migrations.note(changed)
+        if self._listener is not None:
+            self._listener.note(changed)
         fact = changed.fact
         if self._policy.overrides and isinstance(fact, Vmi) and changed.traits is not None:
             traits = changed.traits

@@ -146,7 +146,9 @@ def _write_kubevirt(settings: KubeVirtSettings) -> dict[str, Any]:
         "parallelOutboundMigrationsPerNode": settings.limits.outbound_per_node,
     }
     configuration = _omit_empty(migrations=migrations, evictionStrategy=settings.eviction_strategy)
-    return {"metadata": {}, "spec": {"configuration": configuration}}
+    updating = {"outdatedVirtualMachineInstanceWorkloads": 1} if settings.updating else {}
+    spec = {"configuration": configuration}
+    return {"metadata": {}, "spec": spec} | ({"status": updating} if updating else {})
 
 
 def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from exporter.engine.model import Instant, Policy, Reason, Seconds, StuckPolicy
 FIRST_WIDTH: Seconds = 60.0
 """The width of a timeline's bins before the first doubling."""
 MAX_BINS = 2048
+MAX_NAMES = 100
+"""How many VMs of each entry of `policy.overrides` are named; all are counted."""
 
 
 class Contender(Struct, frozen=True, kw_only=True):
@@ -166,8 +168,29 @@ class Stuck(Struct):
     longest: list[StuckEvacuation] = []
 
 
+class Touched(Struct):
+    """What an entry of `policy.overrides` was for: `vms` VMs, of which `names` are the first.
+
+    `allowed` and `refused` are the evictions of these VMs.
+    """
+
+    vms: int = 0
+    names: list[str] = []
+    allowed: int = 0
+    refused: int = 0
+
+    def add(self, name: str) -> None:
+        """Add a VM."""
+        self.vms += 1
+        if len(self.names) < MAX_NAMES and name not in self.names:
+            self.names.append(name)
+
+
 class Account(Struct, kw_only=True):
-    """What one policy would have done; `others` are evictions that no policy decides about."""
+    """What one policy would have done; `others` are evictions that no policy decides about.
+
+    `touched` has each entry of `policy.overrides` by its name.
+    """
 
     contender: Contender
     allowed: int = 0
@@ -177,6 +200,7 @@ class Account(Struct, kw_only=True):
     cooldown_seconds: Seconds = 0.0
     vms_at_cap: int = 0
     stuck: Stuck = field(default_factory=Stuck)
+    touched: dict[str, Touched] = {}
     allowed_over_time: Timeline
     refused_over_time: Timeline
     cooling_over_time: Timeline
@@ -196,8 +220,17 @@ class Account(Struct, kw_only=True):
         """All timelines."""
         return self.allowed_over_time, self.refused_over_time, self.cooling_over_time
 
-    def count_decision(self, reason: Reason | None, at: Instant, times: int = 1) -> None:
-        """Count an eviction refused for `reason`, or allowed; -1 times takes it back."""
+    def count_decision(
+        self, reason: Reason | None, at: Instant, times: int = 1, *, override: str = ""
+    ) -> None:
+        """Count an eviction refused for `reason`, or allowed; -1 times takes it back.
+
+        `override` is the entry that the VM has.
+        """
+        if override:
+            touched = self.touched[override]
+            touched.allowed += times if reason is None else 0
+            touched.refused += 0 if reason is None else times
         if reason is None:
             self.allowed += times
             self.allowed_over_time.add(at, times)

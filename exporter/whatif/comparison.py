@@ -22,6 +22,8 @@ from exporter.whatif.account import (
 
 STUCK_SHOWN = 10
 """How many stuck evacuations the table lists; the JSON has more."""
+VMS_SHOWN = 5
+"""How many VMs of an exception the table names; the JSON has more."""
 PLAIN_WIDTH = 200
 """Columns if there is no terminal, enough for every line."""
 UNLIMITED = 1_000
@@ -32,6 +34,8 @@ _REASONS = {
     Reason.COOLDOWN: "  cooling down",
     Reason.MIGRATION_IN_PROGRESS: "  a migration in progress",
     Reason.EVACUATION_IN_PROGRESS: "  an evacuation in progress",
+    Reason.PLATFORM_UPDATE: "  an update of KubeVirt",
+    Reason.POLICY: "  block: true",
 }
 
 
@@ -54,6 +58,10 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
     )
     console.print()
     console.print(_table(comparison))
+    if any(account.touched for account in comparison.accounts):
+        console.print()
+        console.print("Exceptions, and the VMs that each was for")
+        console.print(_touched_table(comparison))
     stuck = _gather_stuck(comparison)
     if stuck:
         console.print()
@@ -108,7 +116,10 @@ def _rows(comparison: Comparison) -> Iterator[_Row]:
     yield "Evictions requested", each(lambda a: f"{a.asked:,}")
     yield "  allowed", each(lambda a: _part(a.allowed, a.asked))
     yield "  refused", each(lambda a: _part(a.refused_in_all, a.asked))
+    possible = {reason for account in accounts for reason in account.contender.policy.reasons}
     for reason, name in _REASONS.items():
+        if reason not in possible:
+            continue
         yield f"  {name}", each(lambda a, r=reason: f"{a.refused.get(r, 0):,}")
     yield "Evictions always allowed", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
@@ -166,6 +177,23 @@ def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) 
     return table
 
 
+def _touched_table(comparison: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    counts = ("VMs", "evictions allowed", "refused")
+    for name in ("policy", "exception", *counts, "first VMs"):
+        table.add_column(name, justify="right" if name in counts else "left")
+    for account in comparison.accounts:
+        for name, touched in account.touched.items():
+            first = ", ".join(touched.names[:VMS_SHOWN])
+            table.add_row(
+                Text(escape(account.contender.name)),
+                Text(escape(name)),
+                *(f"{count:,}" for count in (touched.vms, touched.allowed, touched.refused)),
+                Text(escape(first + (", …" if touched.vms > VMS_SHOWN else ""))),
+            )
+    return table
+
+
 def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
     found, migrations = account.stuck, account.migrations
     policy, stuck = account.contender.policy, account.contender.stuck
@@ -179,8 +207,19 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "guards": {
                 "pendingMigrations": policy.guard_pending_migrations,
                 "evacuations": policy.guard_evacuations,
+                "platformUpdate": policy.guard_platform_update,
             },
         },
+        "overrides": [
+            {
+                "name": name,
+                "vms": touched.vms,
+                "firstVms": touched.names,
+                "allowed": touched.allowed,
+                "refused": touched.refused,
+            }
+            for name, touched in account.touched.items()
+        ],
         "stuckPolicy": {
             "after": stuck.after,
             "failedAttempts": stuck.failed_attempts,

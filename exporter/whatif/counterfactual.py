@@ -32,14 +32,15 @@ class _Eviction(Struct):
     """The last eviction of a VMI, kept while it runs or hides anything.
 
     `node` is "" once the evacuation is over. `needs_permission` is False for a drain. `reason` is
-    why it was refused, else None. `hidden` are the IDs of its hidden migrations (see
-    `migration_id`), `hidden_before` those of earlier evictions.
+    why it was refused, else None, and `override` the entry that the VM had. `hidden` are the IDs of
+    its hidden migrations (see `migration_id`), `hidden_before` those of earlier evictions.
     """
 
     node: str
     at: Instant
     needs_permission: bool = True
     reason: Reason | None = None
+    override: str = ""
     hidden: set[str] = set()
     hidden_before: set[str] = set()
 
@@ -123,7 +124,8 @@ class Counterfactual:
         earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
         evidence = replace(evidence, vmims=earlier)
         eviction.reason = decide(evidence, self._policy, now).reason
-        self._account.count_decision(eviction.reason, now)
+        eviction.override = evidence.vmi.override
+        self._account.count_decision(eviction.reason, now, override=eviction.override)
         if eviction.reason is not None:
             for vmim in own:
                 eviction.hidden.add(migration_id(vmim))
@@ -143,7 +145,8 @@ class Counterfactual:
 
     def _take_back(self, vmi: Vmi, eviction: _Eviction) -> None:
         """The eviction turned out to be a drain: undo the decision and show what it hid."""
-        self._account.count_decision(eviction.reason, eviction.at, -1)
+        override = eviction.override
+        self._account.count_decision(eviction.reason, eviction.at, -1, override=override)
         self._account.others += 1
         eviction.needs_permission, eviction.reason = False, None
         for name, vmim in self._vmims_of(vmi).items():

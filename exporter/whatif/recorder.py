@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -27,10 +28,12 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
-from exporter.engine.store import Names, Store
+from exporter.engine.store import Key, Names, Store
 from exporter.health import Health
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.informers import Informers
+from exporter.kube.kubevirt import Changed
+from exporter.kube.sink import NO_OVERRIDES
 from exporter.settings import Settings
 from exporter.whatif import recording
 from exporter.whatif.recording import Kind
@@ -50,6 +53,16 @@ log = structlog.stdlib.get_logger()
 
 class CannotRecord(Exception):
     """The file cannot be written; the message says why."""
+
+
+class _Matched(NamedTuple):
+    """What overrides match of a VMI."""
+
+    labels: dict[str, object]
+    priority_class: str
+
+
+_UNMATCHED = _Matched({}, "")
 
 
 class LineFile:
@@ -105,31 +118,63 @@ class LineFile:
 
 
 class Recorder(Store):
-    """A store that writes each change to `file`; `counts` are the events by resource and kind."""
+    """A store that writes each change to `file`; `counts` are the events by resource and kind.
 
-    def __init__(self, file: LineFile) -> None:
+    Of a VMI's labels and its priority class it writes what the overrides of `policy` match.
+    """
+
+    def __init__(self, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:
         super().__init__(endings_kept=Policy().endings_kept)
         self.counts: Counter[tuple[Resource, Kind]] = Counter()
         self._lines = file
         self._refused: set[str] = set()
         self._written_at: Instant = 0.0
+        self._policy = policy
+        self._matched: _Matched = _UNMATCHED
+        self._matched_of: dict[Key, _Matched] = {}
         file.write(recording.write_header())
+
+    def note(self, changed: Changed) -> None:
+        """Note what overrides match of the VMI that is put next."""
+        if self._policy.overrides and changed.traits is not None:
+            keys, labels = self._policy.matched_labels, changed.traits.read_labels()
+            by_class = any(one.priority_classes for one in self._policy.overrides)
+            self._matched = _Matched(
+                {key: value for key, value in labels.items() if key in keys},
+                changed.traits.priority_class if by_class else "",
+            )
 
     def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:
         """Store an object, and record it if it changed."""
         resource = _RESOURCES[type(fact)]
         revision, known = self.revision, self.count(resource)
         super().put(fact, reasons)
+        matched, self._matched = self._matched, _UNMATCHED
+        if isinstance(fact, Vmi) and self._policy.overrides:
+            key = (fact.namespace, fact.name)
+            if self._matched_of.get(key, _UNMATCHED) != matched:
+                self._matched_of[key] = matched
+                revision = -1
         if self.revision == revision:
             return
         kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
-        self._write(resource, kind, recording.write_fact(self._advance(), kind, resource, fact))
+        line = recording.write_fact(
+            self._advance(),
+            kind,
+            resource,
+            fact,
+            labels=matched.labels,
+            priority_class=matched.priority_class,
+        )
+        self._write(resource, kind, line)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         """Remove an object, and record that if it was there."""
         known = self.count(resource)
         super().remove(resource, namespace, name, uid)
         if self.count(resource) < known:
+            if resource is Resource.VMIS:
+                self._matched_of.pop((namespace, name), None)
             line = recording.write_deletion(self._advance(), resource, namespace, name, uid)
             self._write(resource, Kind.DELETED, line)
 
@@ -182,7 +227,7 @@ async def record(
     Raises `CannotRecord`, `NotSynced`, `KubeVirtMissing` or `NoCredentials`.
     """
     file = LineFile(path)
-    recorder = Recorder(file)
+    recorder = Recorder(file, settings.policy)
     health = Health(settings.kube.stale_after, settings.kube.dead_after)
     try:
         async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
@@ -194,6 +239,7 @@ async def record(
                 namespaces=settings.namespaces,
                 clock=clock,
                 changed=lambda: recorder.note_refusals(health, clock()),
+                listener=recorder,
                 rng=rng or random.Random(),  # noqa: S311 (jitter)
             )
             log.info("recording", file=str(path), lasts=lasts)

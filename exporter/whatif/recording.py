@@ -8,7 +8,8 @@ The first line is a header, each further one an event:
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
 (objects missing from it were DELETED before). REFUSED means that the resource may not be listed.
 ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
-uses: no cloud-init password, no image, no volume. Gzip is recognized by its first bytes.
+uses: no cloud-init password, no image, no volume. It has those labels and the priority class of a
+VMI that the recorder's `policy.overrides` match. Gzip is recognized by its first bytes.
 
 The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. Its resource
 is the object's kind, its instant the latest one in the object's metadata or status, annotations
@@ -17,7 +18,7 @@ is read as far as it goes.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +31,7 @@ from exporter.kube.kubevirt import (
     Changed,
     Deleted,
     Refused,
+    Traits,
     parse_event,
 )
 from exporter.kube.writing import write_object
@@ -38,6 +40,7 @@ from exporter.text import write_instant
 
 FORMAT = "kubevirt-eviction-exporter/recording"
 VERSION = 1
+NO_LABELS: Mapping[str, object] = {}
 MAX_MESSAGES = 20
 """How many faults are described; all are counted."""
 LONGEST_LINE = 16 * 2**20
@@ -63,7 +66,10 @@ class Kind(StrEnum):
 
 
 class Recorded(Struct, frozen=True, gc=False):
-    """One event: with `fact` if the object exists, with its names if it was deleted."""
+    """One event: with `fact` if the object exists, with its names if it was deleted.
+
+    `traits` choose the policy of a VMI; None if it has none.
+    """
 
     at: Instant
     kind: Kind
@@ -72,6 +78,7 @@ class Recorded(Struct, frozen=True, gc=False):
     namespace: str = ""
     name: str = ""
     uid: str = ""
+    traits: Traits | None = None
 
 
 class UnknownFormat(Exception):
@@ -140,9 +147,22 @@ def write_header() -> bytes:
     return _encode({"format": FORMAT, "version": VERSION}) + b"\n"
 
 
-def write_fact(at: Instant, kind: Kind, resource: Resource, fact: Fact) -> bytes:
-    """The line for an object that exists."""
-    return _write(at, kind, resource, write_object(fact))
+def write_fact(
+    at: Instant,
+    kind: Kind,
+    resource: Resource,
+    fact: Fact,
+    *,
+    labels: Mapping[str, object] = NO_LABELS,
+    priority_class: str = "",
+) -> bytes:
+    """The line for an object that exists; a VMI's with these labels and this priority class."""
+    made = write_object(fact)
+    if labels:
+        made["metadata"]["labels"] = labels
+    if priority_class:
+        made.setdefault("spec", {})["priorityClassName"] = priority_class
+    return _write(at, kind, resource, made)
 
 
 def write_deletion(
@@ -234,8 +254,11 @@ def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
     if head.type in (Kind.SYNCED, Kind.REFUSED):
         return Recorded(at, Kind(head.type), resource)
     match parse_event(resource, line):
-        case Changed(fact=fact, modified=modified):
-            return Recorded(at, Kind.MODIFIED if modified else Kind.ADDED, resource, fact)
+        case Changed(fact=fact, modified=modified, traits=traits):
+            kind = Kind.MODIFIED if modified else Kind.ADDED
+            if traits is not None and not (bytes(traits.labels) or traits.priority_class):
+                traits = None
+            return Recorded(at, kind, resource, fact, traits=traits)
         case Deleted(namespace=namespace, name=name, uid=uid):
             return Recorded(at, Kind.DELETED, resource, namespace=namespace, name=name, uid=uid)
         case _:

@@ -23,10 +23,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.engine.model import Instant, KubeVirtSettings, Pod, Resource, Seconds, Vmi, Vmim
 from exporter.engine.store import Key, Store
-from exporter.whatif.account import Account, Comparison, Contender, Timeline
+from exporter.kube.kubevirt import Traits
+from exporter.whatif.account import Account, Comparison, Contender, Timeline, Touched
 from exporter.whatif.counterfactual import Counterfactual, migration_id
 from exporter.whatif.recording import Kind, Recorded
 from exporter.whatif.stuck_timers import StuckTimers
@@ -74,7 +76,7 @@ class Replay:
             world.advance(self._now)
         match event.fact:
             case Vmi() as vmi:
-                self._put_vmi(vmi)
+                self._put_vmi(vmi, event.traits)
             case Vmim() as vmim:
                 self._put_vmim(vmim)
             case Pod() | KubeVirtSettings() as fact:
@@ -111,7 +113,7 @@ class Replay:
             world.begin(self._now)
         return self._now
 
-    def _put_vmi(self, vmi: Vmi) -> None:
+    def _put_vmi(self, vmi: Vmi, traits: Traits | None) -> None:
         key = (vmi.namespace, vmi.name)
         life = self._lives.get(key)
         if life is not None and life.vmi.uid != vmi.uid:
@@ -124,7 +126,7 @@ class Replay:
         else:
             life.vmi = vmi
         for world in self._worlds:
-            world.put_vmi(vmi, before)
+            world.put_vmi(vmi, before, traits)
 
     def _put_vmim(self, vmim: Vmim) -> None:
         key = (vmim.namespace, vmim.name)
@@ -186,6 +188,7 @@ class _World:
         self.store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
             contender=contender,
+            touched={one.name: Touched() for one in contender.policy.overrides},
             allowed_over_time=Timeline(0.0),
             refused_over_time=Timeline(0.0),
             cooling_over_time=Timeline(0.0),
@@ -195,6 +198,8 @@ class _World:
         )
         self._totals = VmTotals(contender.policy, self._account)
         self._timers = StuckTimers(contender.stuck, self.store, self._account.stuck)
+        self._policy = contender.policy
+        self._overrides: dict[str, str] = {}
         self._has_begun = False
 
     def begin(self, now: Instant) -> None:
@@ -211,18 +216,22 @@ class _World:
         self._timers.advance(now)
         self.store.read_at = now
 
-    def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
+    def put_vmi(self, vmi: Vmi, before: Vmi | None, traits: Traits | None) -> None:
         """A recorded VMI changed."""
+        self._choose_override(vmi, traits)
+        vmi = self._override(vmi)
         with self._counting(vmi):
             self._counterfactual.put_vmi(vmi, before)
 
     def put_vmim(self, vmim: Vmim, vmi: Vmi | None, *, is_new: bool) -> None:
         """A recorded VMIM of `vmi` was added or changed."""
+        vmi = None if vmi is None else self._override(vmi)
         with self._counting(vmi):
             self._counterfactual.put_vmim(vmim, vmi, is_new=is_new)
 
     def remove_vmim(self, namespace: str, name: str, uid: str, vmi: Vmi | None) -> None:
         """A recorded VMIM of `vmi` was deleted."""
+        vmi = None if vmi is None else self._override(vmi)
         with self._counting(vmi):
             self._counterfactual.remove_vmim(namespace, name, uid, vmi)
 
@@ -230,6 +239,7 @@ class _World:
         """A recorded VMI was deleted."""
         now = self.store.read_at
         self._counterfactual.remove_vmi(vmi)
+        self._overrides.pop(vmi.uid, None)
         self._totals.complete(vmi.uid, now)
         self._timers.end(vmi.uid, now)
 
@@ -240,6 +250,25 @@ class _World:
         for timeline in self._account.timelines:
             timeline.extend(now)
         return self._account
+
+    def _choose_override(self, vmi: Vmi, traits: Traits | None) -> None:
+        """Choose the VMI's entry of `policy.overrides`; without traits its namespace decides."""
+        if not self._policy.overrides:
+            return
+        labels = {} if traits is None else traits.read_labels()
+        priority_class = "" if traits is None else traits.priority_class
+        chosen = self._policy.choose(vmi.namespace, labels, priority_class)
+        if chosen and self._overrides.get(vmi.uid) != chosen:
+            self._account.touched[chosen].add(f"{vmi.namespace}/{vmi.name}")
+        if chosen:
+            self._overrides[vmi.uid] = chosen
+        else:
+            self._overrides.pop(vmi.uid, None)
+
+    def _override(self, vmi: Vmi) -> Vmi:
+        """The VMI with its entry under this policy."""
+        chosen = self._overrides.get(vmi.uid, "")
+        return replace(vmi, override=chosen) if chosen else vmi
 
     @contextmanager
     def _counting(self, vmi: Vmi | None) -> Iterator[None]:

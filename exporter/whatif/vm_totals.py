@@ -15,11 +15,12 @@ from exporter.whatif.account import Account
 class _Totals(Struct):
     """One VM: its cooldown lasts from `since` to `until`.
 
-    `measured` is the migration and the history's revision from which that was worked out.
+    `measured` is the migration, the history's revision and the entry of `policy.overrides` from
+    which that was worked out.
     """
 
     migrations: int = 0
-    measured: tuple[MigrationState | None, int] = (None, 0)
+    measured: tuple[MigrationState | None, int, str] = (None, 0, "")
     since: Instant = 0.0
     until: Instant = 0.0
     at_cap: bool = False
@@ -49,7 +50,7 @@ class VmTotals:
         """
         totals = self._of(evidence.vmi)
         state = evidence.vmi.migration
-        measured = (state, evidence.history.revision)
+        measured = (state, evidence.history.revision, evidence.vmi.override)
         was_handed_off = state is not None and state.start is None and not state.ended
         if measured == totals.measured and not was_handed_off:
             return
@@ -58,11 +59,12 @@ class VmTotals:
         totals.measured = measured
         if state is None or state.running:
             return
-        cooldown = measure_cooldown(evidence, self._policy, now)
+        policy = self._policy.of(evidence.vmi)
+        cooldown = measure_cooldown(evidence, policy, now)
         if cooldown is None or not cooldown.blocks:
             return
         totals.until = max(cooldown.released_at, now)
-        cap = self._policy.max_migration_cooldown
+        cap = policy.max_migration_cooldown
         totals.at_cap = totals.at_cap or (cap > 0 and cooldown.effective >= cap)
 
     def complete(self, uid: str, now: Instant) -> None:

@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from exporter.engine.model import Resource, Vmi
 from exporter.health import Health, Watched
 from exporter.kube.client import Login, NoCredentials
-from exporter.settings import Settings
+from exporter.kube.kubevirt import parse_object
+from exporter.settings import Settings, read_settings
 from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord, LineFile, Recorder, record
 from exporter.whatif.recording import Faults, Kind, Recorded
 from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import Stage
-from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_vmi
+from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_vmi, a_vmi_json
 from tests.support.relay import Gate
 from tests.support.watching import QUICK
 
@@ -250,6 +252,28 @@ def test_a_repetition_is_no_line(tmp_path: Path) -> None:
     file.close()
 
     assert file.lines == 3
+
+
+def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:
+    """No other label, and a change of a matched one adds a line; replay gives the entries."""
+    match = {"vmiLabels": {"tier": "gold"}, "priorityClasses": ["high"]}
+    policy = read_settings({"policy": {"overrides": [{"name": "gold", "match": match}]}}).policy
+    file = LineFile(tmp_path / "cluster.ndjson")
+    recorder = Recorder(file, policy)
+    for tier, other in (("gold", "1"), ("gold", "2"), ("none", "2"), ("none", "2")):
+        made = a_vmi_json()
+        made["spec"]["priorityClassName"] = "high"
+        made["metadata"]["labels"] = {"tier": tier, "password": other}
+        changed = parse_object(Resource.VMIS, msgspec.json.encode(made))
+        recorder.note(changed)
+        recorder.put(changed.fact)
+    file.close()
+
+    traits = [event.traits for event in read(tmp_path / "cluster.ndjson")]
+    assert [
+        one and policy.choose("any", one.read_labels(), one.priority_class) for one in traits
+    ] == ["gold", ""]
+    assert b"password" not in (tmp_path / "cluster.ndjson").read_bytes()
 
 
 def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:

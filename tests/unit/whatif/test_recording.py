@@ -79,7 +79,9 @@ def a_file() -> bytes:
         (Resource.PODS, a_pod(eviction_in_progress=True)),
         (
             Resource.KUBEVIRTS,
-            KubeVirtSettings(MigrationLimits(cluster=9, outbound_per_node=3), "LiveMigrate"),
+            KubeVirtSettings(
+                MigrationLimits(cluster=9, outbound_per_node=3), "LiveMigrate", updating=True
+            ),
         ),
     ],
 )
@@ -111,7 +113,8 @@ def test_no_secret_of_a_spec_is_ever_written() -> None:
         "kubectl.kubernetes.io/last-applied-configuration": PASSWORD,
         "kubevirt.io/eviction-source": PASSWORD,
     }
-    vmi = a_vmi_json(spec=spec)
+    vmi = a_vmi_json()
+    vmi["spec"] = spec
     vmi["metadata"]["annotations"] = notes
     vmi["metadata"]["labels"] = {"token": PASSWORD}
     vmi["status"]["migrationState"] = {"failureReason": PASSWORD, "startTimestamp": PASSWORD}

@@ -14,8 +14,10 @@ from exporter.engine.diagnosis import Cause, State
 from exporter.engine.model import (
     Fact,
     Hold,
+    KubeVirtSettings,
     MigrationState,
     Outcome,
+    Override,
     Pod,
     Policy,
     Priority,
@@ -34,6 +36,7 @@ from exporter.whatif.account import (
     Contender,
     Histogram,
     Timeline,
+    Touched,
 )
 from exporter.whatif.recording import Kind, Recorded
 from exporter.whatif.replay import play
@@ -171,6 +174,54 @@ class TestEvictions:
         assert ours.refused == {Reason.COOLDOWN: 1}
         assert (ours.allowed, ours.migrations.ended) == (1, 1)
         assert (none.allowed, none.migrations.ended) == (2, 2)
+
+    def test_an_exception_has_its_own_cooldown(self) -> None:
+        """Its VMs are counted with their evictions, and take no more time than it says."""
+        own = Policy(migration_cooldown=MINUTE)
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(10 * MINUTE)
+        tale.end(HOUR)
+        entries = tuple(
+            Override(name=name, policy=own, namespaces=(namespace,))
+            for name, namespace in (("short", NAMESPACE), ("unused", "elsewhere"))
+        )
+        account = tale.account(Contender(name="own", policy=Policy(overrides=entries)))
+
+        assert (account.allowed, account.cooldown_seconds) == (2, 3 * MINUTE)
+        short, unused = account.touched["short"], account.touched["unused"]
+        assert (short.vms, short.names) == (1, [f"{NAMESPACE}/{NAME}"])
+        assert (short.allowed, short.refused) == (2, 0)
+        assert unused == Touched()
+
+    def test_an_exception_that_blocks_refuses(self) -> None:
+        """A drain of its VM takes the refusal back."""
+        entry = Override(name="no", policy=Policy(block=True), namespaces=(NAMESPACE,))
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
+        tale.end(HOUR)
+        account = tale.account(Contender(name="own", policy=Policy(overrides=(entry,))))
+
+        assert (account.refused[Reason.POLICY], account.others) == (1, 1)
+        assert (account.touched["no"].allowed, account.touched["no"].refused) == (0, 1)
+        assert account.migrations.ended == 1
+
+    def test_an_update_of_kubevirt_refuses_all(self) -> None:
+        """With the guard on, until KubeVirt has updated its VMs."""
+        tale = Tale()
+        updating = KubeVirtSettings(updating=True)
+        tale.events.append(Recorded(NOW + 5, Kind.ADDED, Resource.KUBEVIRTS, updating))
+        tale.evict(10)
+        done = KubeVirtSettings()
+        tale.events.append(Recorded(NOW + HOUR, Kind.MODIFIED, Resource.KUBEVIRTS, done))
+        tale.evict(HOUR + MINUTE)
+        tale.end(2 * HOUR)
+        guarded = Contender(name="own", policy=Policy(guard_platform_update=True))
+        ours, own = tale.played(OURS, guarded).accounts
+
+        assert (ours.allowed, own.allowed) == (2, 1)
+        assert own.refused == {Reason.PLATFORM_UPDATE: 1}
 
     def test_a_refused_eviction_counts_towards_no_cooldown(self) -> None:
         """The next one is allowed after the cooldown of the last migration that happened."""
