@@ -13,9 +13,14 @@ const blockedBody = `{"asOf": "2026-01-01T00:00:00Z", "stale": false, "maxAgeSec
 	{"namespace": "shop", "name": "db1", "vmiUid": "u1", "node": "n1", "checkpoint": "preEviction",
 	 "reason": "cooldown", "notBefore": "2026-01-01T00:10:00Z"},
 	{"namespace": "shop", "name": "db2", "vmiUid": "u2", "node": "n1", "checkpoint": "one of a later version",
-	 "reason": "cooldown", "notBefore": null}]}`
+	 "reason": "cooldown", "notBefore": null},
+	{"namespace": "shop", "name": "db3", "vmiUid": "u3", "node": "n1", "checkpoint": "filter",
+	 "reason": "platform_update", "notBefore": null},
+	{"namespace": "shop", "name": "db4", "vmiUid": "u4", "node": "n1", "checkpoint": "preEviction",
+	 "reason": "policy", "notBefore": null}]}`
 
-// The snapshot has the blocked VMIs by checkpoint, without those of unknown checkpoints.
+// The snapshot has the blocked VMIs by checkpoint, whatever the reason, without those of unknown
+// checkpoints.
 func TestReadSnapshot(t *testing.T) {
 	now := time.Now()
 	read, err := readSnapshot([]byte(blockedBody), `"tag"`, now)
@@ -26,10 +31,13 @@ func TestReadSnapshot(t *testing.T) {
 	expect(t, "maxAge", read.maxAge, 90*time.Second)
 	expect(t, "answeredAt", read.answeredAt, now)
 	expect(t, "stale", read.stale, false)
-	expect(t, "at filter", len(read.blocks[atFilter]), 1)
-	expect(t, "at preEviction", len(read.blocks[atPreEviction]), 1)
+	expect(t, "at filter", len(read.blocks[atFilter]), 2)
+	expect(t, "at preEviction", len(read.blocks[atPreEviction]), 2)
 	running := block{vmiUID: "u1", reason: "migration_in_progress"}
 	cooling := block{vmiUID: "u1", reason: "cooldown", notBefore: "2026-01-01T00:10:00Z"}
+	updating, excepted := block{vmiUID: "u3", reason: "platform_update"}, block{vmiUID: "u4", reason: "policy"}
+	expect(t, "platform_update", read.blocks[atFilter][vmiKey{"shop", "db3"}], updating)
+	expect(t, "policy", read.blocks[atPreEviction][vmiKey{"shop", "db4"}], excepted)
 	expect(t, "filter", read.blocks[atFilter][vmiKey{"shop", "db1"}], running)
 	expect(t, "preEviction", read.blocks[atPreEviction][vmiKey{"shop", "db1"}], cooling)
 }

@@ -1,0 +1,69 @@
+"""Each reason for which a VMI is held, on every surface that gives reasons."""
+
+import msgspec
+import pytest
+
+from exporter.cli.explain import show_vmi
+from exporter.cli.status import show_status
+from exporter.engine.model import Fact, KubeVirtSettings, Override, Reason
+from exporter.server.reviews import write_message
+from exporter.server.schemas import BlockedAnswer, StatusAnswer, VmiAnswer
+from tests.support.builders import NAMESPACE, NOW, a_pod, a_policy, a_running_state, a_state, a_vmi
+from tests.unit.cli.answers import PIPED
+from tests.unit.server.test_api import Desk, opened
+
+
+OWN = Override(name="own", namespaces=(NAMESPACE,), policy=a_policy(block=True))
+POLICIES = {
+    Reason.PLATFORM_UPDATE: a_policy(guard_platform_update=True),
+    Reason.POLICY: a_policy(overrides=(OWN,)),
+}
+FACTS: dict[Reason, tuple[Fact, ...]] = {
+    Reason.MIGRATION_IN_PROGRESS: (a_vmi(migration=a_running_state()),),
+    Reason.EVACUATION_IN_PROGRESS: (a_vmi(evacuation_node="n1"), a_pod()),
+    Reason.PLATFORM_UPDATE: (a_vmi(), KubeVirtSettings(updating=True)),
+    Reason.POLICY: (a_vmi(override="own"),),
+    Reason.COOLDOWN: (a_vmi(migration=a_state()),),
+}
+
+
+@pytest.mark.parametrize("reason", Reason)
+async def test_every_surface_gives_the_reason(reason: Reason) -> None:
+    """The API as its document says, metrics, log of blocks, pages, commands and webhook."""
+    async with opened(Desk(policy=POLICIES.get(reason, a_policy()))) as desk:
+        for fact in FACTS[reason]:
+            desk.store.put(fact)
+        verdict = await desk.verdict()
+        blocked = await desk.get("/v1/blocked")
+        explained = await desk.get(f"/v1/vmis/{NAMESPACE}/db1")
+        status = await desk.get("/v1/status")
+        metrics = (await desk.get("/metrics")).body.decode()
+        page = (await desk.get("/")).body.decode()
+        vm_page = (await desk.get(f"/vmis/{NAMESPACE}/db1")).body.decode()
+    assert verdict["reason"] == reason
+    assert {one["reason"] for one in blocked.json["blocked"]} == {reason}
+    assert [one["reason"] for one in explained.json["rules"] if one["blocks"]] == [reason]
+    assert f'descheduler_kubevirt_vmis{{node="n1",verdict="{reason}"}} 1.0' in metrics
+    counted = f'{{namespace="{NAMESPACE}",node="n1",reason="{reason}"}} 1.0'
+    assert f"descheduler_kubevirt_eviction_blocks_total{counted}" in metrics
+    for one in (page, vm_page):
+        assert f'<code data-field="reason">{reason}</code>' in one
+
+    vmi = msgspec.json.decode(explained.body, type=VmiAnswer)
+    said = show_vmi(vmi, PIPED)
+    assert "may not be moved now" in said.splitlines()[0]
+    assert f"  {next(rule.rule for rule in vmi.rules if rule.blocks)} " in said
+    held = show_status(
+        msgspec.json.decode(status.body, type=StatusAnswer),
+        None,
+        msgspec.json.decode(blocked.body, type=BlockedAnswer),
+        PIPED,
+        everything=False,
+    )
+    assert f"held: {reason}" in held
+    evidence = desk.store.evidence(NAMESPACE, "db1")
+    assert evidence is not None
+    judged = desk.service.view.find(evidence.vmi.namespace, evidence.vmi.name)
+    assert judged is not None
+    message = write_message(evidence, judged.verdict(None), desk.policy, NOW)
+    assert f"VMI {NAMESPACE}/db1: {reason}" in message
