@@ -9,6 +9,7 @@ import structlog
 from msgspec.structs import replace
 
 from exporter.engine.model import Fact, Instant, Policy, Resource, Seconds, Vmi, Why
+from exporter.engine.overrides import OverrideChooser
 from exporter.engine.store import Names, Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
@@ -73,6 +74,7 @@ class Feed:
     ) -> None:
         self._sink = sink
         self._policy = policy
+        self._overrides = OverrideChooser(policy)
         self._listener = listener
         self._watched = watched
         self._clock = clock
@@ -98,7 +100,7 @@ class Feed:
         fact = changed.fact
         if self._policy.overrides and isinstance(fact, Vmi) and changed.traits is not None:
             traits = changed.traits
-            override = self._policy.choose(
+            override = self._overrides.choose(
                 fact.namespace, traits.read_labels(), traits.priority_class
             )
             fact = replace(fact, override=override)

@@ -26,6 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.model import Instant, KubeVirtSettings, Pod, Resource, Seconds, Vmi, Vmim
+from exporter.engine.overrides import OverrideChooser
 from exporter.engine.store import Key, Store
 from exporter.kube.kubevirt import Traits
 from exporter.whatif.account import Account, Comparison, Contender, Timeline, Touched
@@ -199,6 +200,7 @@ class _World:
         self._totals = VmTotals(contender.policy, self._account)
         self._timers = StuckTimers(contender.stuck, self.store, self._account.stuck)
         self._policy = contender.policy
+        self._chooser = OverrideChooser(contender.policy)
         self._overrides: dict[str, str] = {}
         self._has_begun = False
 
@@ -257,7 +259,7 @@ class _World:
             return
         labels = {} if traits is None else traits.read_labels()
         priority_class = "" if traits is None else traits.priority_class
-        chosen = self._policy.choose(vmi.namespace, labels, priority_class)
+        chosen = self._chooser.choose(vmi.namespace, labels, priority_class)
         if chosen and self._overrides.get(vmi.uid) != chosen:
             self._account.touched[chosen].add(f"{vmi.namespace}/{vmi.name}")
         if chosen:

@@ -130,7 +130,13 @@ class Exporter(Running):
     """`python -m exporter` watching a server, on TCP and on a unix socket."""
 
     def __init__(
-        self, load: Load, directory: Path, *, history: bool = False, program: str = "exporter"
+        self,
+        load: Load,
+        directory: Path,
+        *,
+        history: bool = False,
+        program: str = "exporter",
+        policy: dict[str, Any] | None = None,
     ) -> None:
         self.socket = directory / f"query-{time.monotonic_ns()}.sock"
         number = time.monotonic_ns()
@@ -140,6 +146,8 @@ class Exporter(Running):
         listen = {"query": ["127.0.0.1:0", f"unix:{self.socket}"], "metrics": "127.0.0.1:0"}
         limits = {"connections": 20_000}
         settings: dict[str, Any] = {"listen": listen, "limits": limits}
+        if policy is not None:
+            settings["policy"] = policy
         if history:
             settings["history"] = f"file:{directory / f'history-{number}'}"
         config.write_text(yaml.safe_dump(settings))

@@ -33,6 +33,15 @@ from tests.bench.processes import (
 VMIS, VMIMS = "virtualmachineinstances", "virtualmachineinstancemigrations"
 LIST = f"/apis/kubevirt.io/v1/{VMIS}?watch=1&sendInitialEvents=true"
 MIB = 2**20
+FIFTY_OVERRIDES = [
+    {
+        "name": f"size-{size}",
+        "match": {"namespaces": ["team-*"], "vmiLabels": {"kubevirt.io/size": size}},
+        "migrationCooldown": "20m",
+    }
+    for size in (*(f"large-{number}" for number in range(49)), "med*")
+]
+"""Each is tried for every VMI of the load server, and the last is for all of them."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +324,36 @@ class Bench:
                 show_micro(each), "", f"CPU {show_micro(cpu)}", each <= 2.2e-6)
         ]  # fmt: skip
 
+    def overrides(self) -> list[Row]:
+        """Fifty exceptions, of which every VMI has the last, beside none."""
+        vmis, candidates = self.sizes.many, min(1000, self.sizes.many)
+        body = self._candidates(vmis, candidates)
+        measured: dict[str, dict[str, Any]] = {}
+        with Load(vmis=vmis) as load:
+            for name, policy in (("none", {}), ("fifty", {"overrides": FIFTY_OVERRIDES})):
+                with Exporter(load, self._directory, policy=policy) as ours:
+                    ours.until_ready()
+                    cpu = ours.cpu()
+                    self._use(ours)
+                    used = ours.status("VmRSS")
+                    asked = [
+                        self._ask(ours.query, "--path", "/v1/verdicts", "--body", body)["p50"]
+                        for _ in range(self.sizes.repeats)
+                    ]
+                measured[name] = {"cpu": cpu, "rss": used, "batch": asked}
+        self.raw["overrides"] = measured
+        none, fifty = measured["none"], measured["fifty"]
+        what = f"50 exceptions at {vmis:,} VMIs"
+        each, plain = ([one / candidates for one in the["batch"]] for the in (fifty, none))
+        return [
+            compare(f"{what}: RSS", "at most 1.05x that without", [fifty["rss"]], [none["rss"]],
+                    show_mib, at_most=1.05),
+            compare(f"{what}: CPU until ready", "at most 1.2x that without", [fifty["cpu"]],
+                    [none["cpu"]], show_seconds, at_most=1.2),
+            compare(f"{what}: batch of {candidates:,}, per candidate",
+                    "at most 1.1x that without", each, plain, show_micro, at_most=1.1),
+        ]  # fmt: skip
+
     def scrape(self) -> list[Row]:
         """/metrics with many per-VMI series, and what it makes a verdict wait."""
         sizes = self.sizes
@@ -537,6 +576,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "events": Bench.events,
     "verdict": Bench.verdict,
     "batch": Bench.batch,
+    "overrides": Bench.overrides,
     "scrape": Bench.scrape,
     "blocked": Bench.blocked,
     "standby": Bench.standby,

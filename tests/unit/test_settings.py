@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.engine.model import Policy, StuckPolicy
+from exporter.engine.overrides import OverrideChooser
 from exporter.settings import (
     Address,
     AdmissionMode,
@@ -494,8 +495,8 @@ def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
     """The first entry of which every key matches."""
     policy = read_settings({"policy": {"overrides": case["overrides"]}}).policy
     vmi = case["vmi"]
-    chosen = policy.choose(vmi["namespace"], vmi["labels"], vmi["priorityClass"])
-    assert chosen == case["expected"]
+    traits = (vmi["namespace"], vmi["labels"], vmi["priorityClass"])
+    assert policy.choose(*traits) == OverrideChooser(policy).choose(*traits) == case["expected"]
 
 
 def test_what_an_override_leaves_out_is_the_policy_s() -> None:
