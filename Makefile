@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
+QUICK := $(VENV)/.quick
 DEVELOPMENT := $(VENV)/.development
 PYTEST := $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 BENCH ?=
 MUTANTS ?=
 ONLY ?=
-TESTS ?= tests
+TESTS ?=
 FULL ?=
 KUBEVIRT ?=
 DIST ?= dist
@@ -25,7 +26,7 @@ VMS_TOOLS := virt-launcher virt-handler virt-operator virt-exportproxy virt-laun
     virt-tail virt-freezer virt-probe libvirt-hook-client container-disk operator
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test quick check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
+.PHONY: run alerts test quick lint check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
 # Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
@@ -42,12 +43,16 @@ alerts: $(RUNTIME)
 	@tests/tools/build prometheus
 	@exec $(BIN)/python -m alerts.demo
 
-test: needs-python needs-go $(DEVELOPMENT) tools
-	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+# TESTS=tests/unit/engine runs one folder. Nothing is built for tests that are all quick: then pytest
+# finds no other and ends with 5.
+test: needs-python $(DEVELOPMENT)
+	@$(if $(TESTS),$(PYTEST) -qq --collect-only -m "not quick and not soak" $(TESTS) >/dev/null; test $$? = 5 ||) \
+	    $(MAKE) --no-print-directory tools
+	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
 
 # The tests that need no real server, no browser and no Go: for the inner loop.
-quick: needs-python $(DEVELOPMENT)
-	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile tests/unit tests/docs tests/support
+quick: needs-python $(QUICK)
+	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile $(or $(TESTS),tests/unit tests/docs tests/support)
 
 # The images, built from our Dockerfiles, in a real cluster of one node. It needs root and a container
 # runtime, and says which packages are missing. With FULL=1 also what takes longer.
@@ -66,18 +71,21 @@ vms: needs-python needs-vms needs-go $(DEVELOPMENT)
 
 # The same tests at the sizes that prove a number; an hour and more.
 soak: needs-python needs-go $(DEVELOPMENT) tools
-	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(TESTS)
+	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(or $(TESTS),tests)
 
 # Whether a test notices each small change of the engine's code: 45 changes of each module, all of
 # them with ALL=1, or `MUTANTS="exporter/engine/store.py --seed 2"`. A quarter of an hour; not in CI.
 mutants: needs-python $(DEVELOPMENT)
 	$(BIN)/python -m tests.mutants $(if $(ALL),--all) $(MUTANTS)
 
-check: needs-python needs-go $(DEVELOPMENT)
+# Format, lint, types and import layers of Python: seconds, and no Go.
+lint: needs-python $(DEVELOPMENT)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint needs-go
 	$(BIN)/yamllint --strict .
 	$(BIN)/hadolint Dockerfile deploy/descheduler/Dockerfile
 	@tests/tools/build actionlint helm
@@ -152,12 +160,14 @@ release-dry-run: sbom
 release-check: $(DEVELOPMENT)
 	@$(BIN)/python -m tests.generate.release --check
 
-# New pins for both sets of requirements, of wheels only, so that no code of theirs runs; read the diff before committing it.
+# New pins for the three sets of requirements, of wheels only, so that no code of theirs runs; read the diff before committing it.
 pins: $(DEVELOPMENT)
 	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
 	    pyproject.toml -o requirements/runtime.txt
 	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
 	    --group dev -c requirements/runtime.txt pyproject.toml -o requirements/development.txt
+	$(BIN)/uv pip compile -q --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
+	    --group quick -c requirements/development.txt pyproject.toml -o requirements/quick.txt
 
 clean:
 	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -180,6 +190,10 @@ needs-go:
 $(RUNTIME): requirements/runtime.txt | needs-python
 	@mkdir -p $(VENV) 2>/dev/null && test -w $(VENV) || { echo "$(CURDIR) is read-only: copy it, or have the packages elsewhere, as in 'make run VENV=/tmp/venv'" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+$(QUICK): requirements/quick.txt $(RUNTIME)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
