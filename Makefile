@@ -50,9 +50,10 @@ test: needs-python $(DEVELOPMENT)
 	    $(MAKE) --no-print-directory tools
 	SOAK= $(PYTEST) -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
 
-# The tests that need no real server, no browser and no Go: for the inner loop.
+# The tests that need no real server, no browser and no Go, without the simulated weeks: for the inner loop.
 quick: needs-python $(QUICK)
-	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile $(or $(TESTS),tests/unit tests/docs tests/support)
+	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile --ignore tests/unit/demo/test_week.py \
+	    --ignore tests/unit/whatif/test_replay.py $(or $(TESTS),tests/unit tests/docs tests/support)
 
 # The images, built from our Dockerfiles, in a real cluster of one node. It needs root and a container
 # runtime, and says which packages are missing. With FULL=1 also what takes longer.

@@ -1,5 +1,6 @@
 """The routes of the query API and their OpenAPI document."""
 
+import inspect
 from typing import Any
 
 import msgspec
@@ -203,6 +204,10 @@ def write_openapi() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(
         [*types, Problem], ref_template="#/components/schemas/{name}"
     )
+    for schema in components.values():
+        if "description" in schema:
+            # Python 3.13 has docstrings without indentation, 3.11 as they are written.
+            schema["description"] = inspect.cleandoc(schema["description"])
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
