@@ -1,6 +1,6 @@
 # The image holds Python, the pinned dependencies and the package: no shell, no package manager, no
 # pip. Nothing is built at its start.
-FROM python:3.11-slim-bookworm AS build
+FROM python:3.13-slim-trixie AS build
 COPY requirements/runtime.txt /requirements.txt
 # The 850 modules of Kubernetes' types and groups are never imported: exporter/kube/lean_import.py.
 RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-compile \
@@ -12,8 +12,8 @@ RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-compil
 COPY exporter /exporter
 RUN python -m compileall -q --invalidation-mode unchecked-hash /exporter
 
-# Debian 12 with Python 3.11 and nothing else; it sets the user 65532.
-FROM gcr.io/distroless/python3-debian12:nonroot
+# Debian 13 with Python 3.13 and nothing else; it sets the user 65532.
+FROM gcr.io/distroless/python3-debian13:nonroot
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="kubevirt-eviction-exporter" \

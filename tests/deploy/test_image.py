@@ -42,9 +42,9 @@ def test_only_what_is_copied_is_sent() -> None:
 
 
 def test_what_is_installed_fits_the_python_that_runs_it() -> None:
-    """Packages are installed by the Python of Debian 12, which distroless' image of it has."""
+    """Packages are installed by the Python of Debian 13, which distroless' image of it has."""
     bases = [line.split()[0].partition("@")[0] for line in instructions("FROM")]
-    assert bases == ["python:3.11-slim-bookworm", "gcr.io/distroless/python3-debian12:nonroot"]
+    assert bases == ["python:3.13-slim-trixie", "gcr.io/distroless/python3-debian13:nonroot"]
 
 
 @pytest.fixture(scope="module")

@@ -29,16 +29,15 @@ FOLDER = ROOT / ".tools" / "e2e"
 EARLIER_COMMIT = "084e44b"
 """What is upgraded from: the oldest commit whose stored history ours reads."""
 
-PYTHON = "docker.io/library/python:3.11-slim-bookworm"
-GO = "docker.io/library/golang:1.26-bookworm"
-DISTROLESS = "gcr.io/distroless/python3-debian12:nonroot"
+PYTHON = "docker.io/library/python:3.13-slim-trixie"
+GO = "docker.io/library/golang:1.26-trixie"
+DISTROLESS = "gcr.io/distroless/python3-debian13:nonroot"
 DISTROLESS_PACKAGES = (
-    *("base-files", "ca-certificates", "libc6", "libgcc-s1", "libgomp1", "libssl3", "libstdc++6"),
-    *("media-types", "netbase", "tzdata", "libbz2-1.0", "libdb5.3", "libexpat1", "liblzma5"),
-    *("libsqlite3-0", "libuuid1", "libncursesw6", "libtinfo6", "python3-distutils", "zlib1g"),
-    *("libcom-err2", "libcrypt1", "libgssapi-krb5-2", "libk5crypto3", "libkeyutils1", "libkrb5-3"),
-    *("libkrb5support0", "libnsl2", "libreadline8", "libtirpc3", "libffi8"),
-    *("libpython3.11-minimal", "libpython3.11-stdlib", "python3.11-minimal"),
+    *("base-files", "ca-certificates", "libc6", "libgcc-s1", "libgomp1", "libssl3t64"),
+    *("libstdc++6", "libzstd1", "media-types", "netbase", "tzdata", "libbz2-1.0", "libdb5.3t64"),
+    *("libexpat1", "libffi8", "liblzma5", "libncursesw6", "libreadline8t64", "libsqlite3-0"),
+    *("libtinfo6", "libuuid1", "zlib1g"),
+    *("libpython3.13-minimal", "libpython3.13-stdlib", "python3.13-minimal"),
 )
 """As in distroless' own `base`, `cc` and `python3`."""
 _AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
@@ -208,7 +207,7 @@ def _debian(folder: Path) -> Path:
     root = folder / "root.tar"
     link = "--customize-hook=ln -s python3 $1/usr/bin/python"
     packages = "--include=ca-certificates,python3,python3-pip"
-    run("mmdebstrap", "--variant=minbase", packages, link, "bookworm", root)
+    run("mmdebstrap", "--variant=minbase", packages, link, "trixie", root)
     return root
 
 
@@ -220,11 +219,18 @@ def _golang(folder: Path) -> Path:
 def _distroless(folder: Path) -> Path:
     """Packages unpacked and not installed: no shell, no package manager."""
     root = folder / "root"
-    run("apt-get", "download", *DISTROLESS_PACKAGES, folder=folder)
+    download = f"cd /root && apt-get download {' '.join(DISTROLESS_PACKAGES)}"
+    hooks = (f"chroot $1 sh -c '{download}'", f"cp $1/root/*.deb {folder}")
+    run(
+        "mmdebstrap",
+        "--variant=apt",
+        *(f"--customize-hook={hook}" for hook in hooks),
+        *("trixie", "/dev/null"),
+    )
     for package in folder.glob("*.deb"):
         run("dpkg-deb", "--extract", package, root)
     for name in ("python", "python3"):
-        (root / "usr/bin" / name).symlink_to("python3.11")
+        (root / "usr/bin" / name).symlink_to("python3.13")
     certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
     authorities = root / _AUTHORITIES.removeprefix("/")
     authorities.write_text("".join(one.read_text() for one in certificates))
