@@ -7,6 +7,7 @@ it is, and only what the plugin says keeps it there.
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import aiohttp
@@ -15,8 +16,9 @@ from aiohttp import web
 
 from exporter.demo import objects
 from tests.cluster import RealCluster, poll
+from tests.cluster.kubevirt import NAMESPACE as KUBEVIRT_NAMESPACE
 from tests.cluster.recording import Scene
-from tests.cluster.resources import PODS
+from tests.cluster.resources import KUBEVIRTS, PODS, VMIS
 from tests.cluster.versions import is_kubevirt_at_least, since
 from tests.descheduling.crowd import fill, run_cycle
 from tests.descheduling.descheduler import SHIPPED, Bounds, Descheduler, Verdicts, log_in
@@ -149,6 +151,102 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
     prove(
         f"descheduling: told to leave with verdicts {sorted(told)}, without {sorted(told_without)}"
     )
+
+
+async def test_exceptions_are_held_for_their_own_time(
+    stage: Stage, prove: Callable[[str], None]
+) -> None:
+    """By label, by priority class and by the policy of all: 30 s, never, and an hour."""
+    world, rig, space = stage.world, stage.world.rig, "exceptions"
+    names = ["brief", "never", "long", "free"]
+    overrides = [
+        {"name": "never", "match": {"priorityClasses": ["bat*"]}, "block": True},
+        {
+            "name": "brief",
+            "match": {"namespaces": [space], "vmiLabels": {"tier": "bri*"}},
+            "migrationCooldown": "30s",
+            "migrationHistoryWindow": "0s",
+        },
+    ]
+    policy = {"migrationCooldown": "1h", "overrides": overrides}
+    async with (
+        world.vms(space, {"node-1": names}, batch=["never"], guest=SMALL),
+        stage.exporter(policy=policy) as exporter,
+    ):
+        await exporter.ready()
+        labels = {"metadata": {"labels": {"tier": "brief"}}}
+        await rig.cluster.admin.merge(VMIS, space, "brief", labels)
+        await exporter.until_verdict(space, "never", "preEviction", "policy")
+        await rig.cluster.migrate("long", space)
+        await exporter.until_verdict(space, "long", "preEviction", "cooldown")
+        await rig.cluster.migrate("brief", space)
+        held = await exporter.until_verdict(space, "brief", "preEviction", "cooldown")
+        async with stage.descheduler(Verdicts(exporter.query)) as asking:
+            await _until_evicted(stage, space, 2, by=asking, within=90)
+            await asking.ran(3)
+        blocked = {one["vmi"]["name"]: one["reason"] for one in asking.said("Eviction blocked")}
+        moved = stage.ledger(space).evictions
+        _, explained = await exporter.get(f"/v1/vmis/{space}/brief")
+
+    assert explained["policy"]["override"] == "brief"
+    assert held["effectiveCooldownSeconds"] == 30
+    assert blocked | {"free": "cooldown"} == dict.fromkeys(names, "cooldown") | {"never": "policy"}
+    assert {one.vm for one in moved} == {"brief", "free"}
+    released = datetime.fromisoformat(held["notBefore"])
+    waited = min(one.at for one in moved if one.vm == "brief") - released
+    # The API server's log dates an eviction when it is received; it is judged within a second.
+    assert waited > -timedelta(seconds=1)
+    prove(
+        f"descheduling: an exception of 30 s is evicted {waited.total_seconds():.1f} s after its"
+        " release, with VMs of an hour and of block: true beside it that stay"
+    )
+
+
+async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
+    """From when virt-controller counts one VM as outdated until it counts none.
+
+    It corrects any other number. A VM is outdated whose launcher pod has another image than
+    virt-controller would give it; it counts them when the KubeVirt object has changed.
+    """
+    world, space = stage.world, "updating"
+    rig = world.rig
+
+    async def run_image(image: str) -> str:
+        """Have the launcher of the first VM run this image; returns the one before."""
+        pod = (await rig.look(f"{space}/one")).pods[0]
+        containers = pod["spec"]["containers"]
+        (before,) = (one["image"] for one in containers if one["name"] == "compute")
+        changed = [
+            one | ({"image": image} if one["name"] == "compute" else {}) for one in containers
+        ]
+        patch = {"spec": {"containers": changed}}
+        await rig.cluster.admin.merge(PODS, space, pod["metadata"]["name"], patch)
+        await rig.until(
+            f"{space}/one",
+            lambda scene: scene.vmi["status"]["launcherContainerImageVersion"] == image,
+        )
+        note = {"metadata": {"annotations": {"changed-for": image}}}
+        await rig.cluster.admin.merge(KUBEVIRTS, KUBEVIRT_NAMESPACE, "kubevirt", note)
+        return str(before)
+
+    guarded = {"migrationCooldown": "1h", "guards": {"platformUpdate": True}}
+    async with (
+        world.vms(space, {"node-1": ["one", "two"]}, guest=SMALL),
+        stage.exporter(policy=guarded) as exporter,
+    ):
+        await exporter.ready()
+        image = await run_image("launcher:of-the-last-version")
+        for name in ("one", "two"):
+            await exporter.until_verdict(space, name, "filter", "platform_update")
+        async with stage.descheduler(Verdicts(exporter.query)) as asking:
+            await asking.ran(3)
+            during = stage.evicted(space)
+            counted = (await rig.cluster.cr())["status"]["outdatedVirtualMachineInstanceWorkloads"]
+            await run_image(image)
+            await _until_evicted(stage, space, 2, by=asking)
+
+    assert counted == 1
+    assert during == set()
 
 
 async def test_a_migration_that_began_since_the_snapshot(
@@ -370,9 +468,14 @@ async def test_a_pods_uid_sent_as_the_vmis_shows(stage: Stage) -> None:
     assert after == before + 1
 
 
-async def _until_evicted(stage: Stage, space: str, vms: int, *, by: Descheduler) -> None:
+async def _until_evicted(
+    stage: Stage, space: str, vms: int, *, by: Descheduler, within: float = 40.0
+) -> None:
+    def are_evicted() -> bool:
+        return len(stage.evicted(space)) >= vms
+
     try:
-        await _until(lambda: len(stage.evicted(space)) >= vms, what=f"{vms} VMs evicted")
+        await _until(are_evicted, what=f"{vms} VMs evicted", within=within)
     except TimeoutError:
         print(by.tail())
         raise

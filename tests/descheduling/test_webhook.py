@@ -2,7 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ from tests.cluster import ApiError, RealCluster, find_binary, poll
 from tests.cluster.access import allow
 from tests.cluster.audit import Creation
 from tests.cluster.resources import NODES as NODE_OBJECTS
-from tests.cluster.resources import PODS
+from tests.cluster.resources import PODS, VMIS
 from tests.descheduling.descheduler import (
     USER,
     Descheduler,
@@ -40,6 +40,7 @@ from tests.descheduling.test_churn import (
 from tests.descheduling.world import NODES, World
 from tests.support.admission import (
     EVICTS,
+    Answer,
     Evictor,
     admitting,
     configuration,
@@ -104,7 +105,7 @@ class Theatre:
 
     @asynccontextmanager
     async def exporter(
-        self, mode: str, *users: str, policy: dict[str, str] = COOLDOWN
+        self, mode: str, *users: str, policy: Mapping[str, object] = COOLDOWN
     ) -> AsyncIterator[Program]:
         """An exporter whose webhook the API server calls for these users; ready."""
         pair = make_pair(self.folder / "pair")
@@ -364,6 +365,41 @@ async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
     assert passed.code == 429
     assert KUBEVIRTS in passed.message
     assert OURS not in passed.message
+
+
+async def test_an_exception_is_denied_for_its_own_time(theatre: Theatre) -> None:
+    """A VM of 30 s is let through after them, when one of ten minutes is still denied."""
+    space, user = "own-time", "own-time-evictor"
+    rig, admin = theatre.world.rig, theatre.world.rig.cluster.admin
+    brief = {"name": "brief", "match": {"vmiLabels": {"tier": "brief"}}, "migrationCooldown": "30s"}
+    names = ("brief", "long")
+    async with (
+        theatre.world.vms(space, {"node-5": names}),
+        Evictor.made(theatre.control, user, space) as evictor,
+        theatre.exporter("enforce", user, policy=UNHURRIED | {"overrides": [brief]}) as exporter,
+    ):
+        labels = {"metadata": {"labels": {"tier": "brief"}}}
+        await admin.merge(VMIS, space, "brief", labels)
+
+        async def evict(name: str) -> Answer:
+            scene = await rig.look(f"{space}/{name}")
+            pod = objects.current_pod(scene.vmi, scene.pods)
+            assert pod is not None
+            return await evictor.evict(pod["metadata"]["name"])
+
+        for name in names:
+            await rig.cluster.migrate(name, space)
+            await rig.until(f"{space}/{name}", lambda scene: scene.phases == ["Succeeded"])
+        await exporter.until_verdict(space, "long", "preEviction", "cooldown")
+        held = await exporter.until_verdict(space, "brief", "preEviction", "cooldown")
+        denied = [await evict(name) for name in names]
+        await exporter.until_verdict(space, "brief", "preEviction", None)
+        later = [await evict(name) for name in names]
+
+    assert held["effectiveCooldownSeconds"] == 30
+    assert [OURS in one.message for one in denied] == [True, True]
+    assert [KUBEVIRTS in one.message for one in later] == [True, False]
+    assert OURS in later[1].message
 
 
 async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> None:
