@@ -9,23 +9,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 from msgspec import to_builtins
 
 from exporter import __version__
 from exporter.counters import Counters
+from exporter.engine.changes import NoticeKind
 from exporter.engine.events import EventQueue
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
-from exporter.health import Health, HistoryHealth, Watched
+from exporter.health import Health, HistoryHealth, Watched, list_watches
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
-from exporter.history.file import FileWriter
+from exporter.history.file import FileWriter, read_file
 from exporter.history.reader import ConfigMapReader
-from exporter.history.writer import HistoryWriter
+from exporter.history.writer import HistoryWriter, WriteSignal
 from exporter.kube.client import ApiServer, Login, find_namespace
 from exporter.kube.events import EventWriter
 from exporter.kube.informers import Informers
@@ -42,11 +45,16 @@ from exporter.server.blocked import LongPolls
 from exporter.server.blocked_set import BlockedSet
 from exporter.server.budget import Budget
 from exporter.server.listeners import DRAIN, Listener
-from exporter.settings import Authentication, ConfigMaps, Settings, Tls
+from exporter.settings import Authentication, ConfigMaps, KubeSettings, Settings, Tls
 
+
+Job: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 LINGER: Seconds = 2.0
 """How long admission reviews are still answered at shutdown."""
+
+ANSWER_KINDS = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
+"""What may change a verdict."""
 
 log = structlog.stdlib.get_logger()
 
@@ -77,16 +85,98 @@ async def run(
     `HistoryUnwritable`.
     """
     rng = rng or random.Random()
-    store = Store(
-        endings_kept=settings.policy.endings_kept,
-        sees_all=not settings.namespaces,
-        dead_after=settings.kube.dead_after,
-    )
-    health = Health(settings.kube.stale_after, settings.kube.dead_after)
-    counters = Counters()
-    view = VerdictView(store, settings.policy)
-    blocked = BlockedSet(view, health, clock)
-    polls = LongPolls(blocked)
+    policy, kube = settings.policy, settings.kube
+    for remark in settings.remarks:
+        log.warning("setting_remark", remark=remark)
+    async with ApiServer(login, read_timeout=kube.read_timeout) as api:
+        store = Store(
+            endings_kept=policy.endings_kept,
+            sees_all=not settings.namespaces,
+            dead_after=kube.dead_after,
+        )
+        view = VerdictView(store, policy)
+        place = settings.history
+        if isinstance(place, ConfigMaps) and not place.namespace:
+            place = replace(place, namespace=find_namespace(login))
+        history = None
+        if place is not None:
+            changes = PendingChanges(store, policy.longest_window)
+            history = _build_history(place, changes, kube, api, clock=clock, rng=rng)
+        watches = list_watches(settings.namespaces)
+        if history is not None and isinstance(history.place, _Shared):
+            watches.insert(0, history.place.watched)
+        status = None if history is None else history.health
+        health = Health(kube.stale_after, kube.dead_after, watches, status)
+        counters = Counters(events=Counter() if settings.events else None)
+        events = None if counters.events is None else EventQueue(counters.events)
+        service = _build_service(
+            settings, store, view, health, counters=counters, events=events, clock=clock
+        )
+        store.subscribe(view.note_change, *ANSWER_KINDS)
+        store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)
+        watch = Informers(
+            api,
+            store,
+            health,
+            kube,
+            clock=clock,
+            settled=service.polls.note_change,
+            rng=rng,
+            reflector=reflector,
+            listener=MigrationLog(
+                store, counters, started_at=clock(), window=policy.longest_window
+            ),
+            policy=policy,
+        )
+        jobs: list[Job] = [watch.run]
+        closing: list[Job] = []
+        if history is not None:
+            store.subscribe(history.changes.note_change, NoticeKind.MEMORY)
+            store.subscribe(lambda _: history.signal.wake(), NoticeKind.MEMORY)
+            writer, its_jobs = _build_writer(history, settings, api, health, clock=clock, rng=rng)
+            jobs += its_jobs
+            closing.append(partial(_close_history, history, writer))
+        if events is not None:
+            name = socket.gethostname()
+            reporter = EventWriter(
+                api, store, health, settings.stuck, events, instance=name, clock=clock
+            )
+            jobs.append(reporter.run)
+        async with _listeners(settings, service, api) as listening:
+            log.info(
+                "started",
+                version=__version__,
+                query=listening.query,
+                metrics=listening.metrics,
+                admission=listening.admission,
+                local=listening.local,
+                namespaces=settings.namespaces or "all",
+                history=str(place or "none"),
+                policy=to_builtins(policy),
+            )
+            if on_listening is not None:
+                on_listening(listening)
+            try:
+                await _until_stopped([job() for job in jobs], stop)
+            finally:
+                log.info("stopping")
+                service.close()
+                # Meanwhile each answer closes its connection, so that the API server moves to
+                # another replica before its idle connections are closed.
+                linger = LINGER if settings.listen.admission else 0.0
+                await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
+
+
+def _build_service(
+    settings: Settings,
+    store: Store,
+    view: VerdictView,
+    health: Health,
+    *,
+    counters: Counters,
+    events: EventQueue | None,
+    clock: Callable[[], Instant],
+) -> Service:
     exposition = Exposition(
         lambda: View(
             store=store,
@@ -99,7 +189,8 @@ async def run(
             now=clock(),
         )
     )
-    service = Service(
+    blocked = BlockedSet(view, health, clock)
+    return Service(
         store=store,
         view=view,
         health=health,
@@ -108,156 +199,110 @@ async def run(
         stuck=settings.stuck,
         limits=settings.limits,
         blocked=blocked,
-        polls=polls,
+        polls=LongPolls(blocked),
         clock=clock,
         render_metrics=exposition.render,
+        note_blocked=None if events is None else events.note_blocked,
     )
-    for remark in settings.remarks:
-        log.warning("setting_remark", remark=remark)
-    async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
-        history = settings.history
-        if isinstance(history, ConfigMaps) and not history.namespace:
-            history = replace(history, namespace=find_namespace(login))
-            settings = replace(settings, history=history)
-        keeping = _prepare_keeping(
-            settings, api, store, health, clock=clock, rng=rng, changed=polls.note_change
-        )
-        watch = Informers(
-            api,
-            store,
-            health,
-            settings.kube,
-            namespaces=settings.namespaces,
-            clock=clock,
-            changed=keeping.note_change,
-            rng=rng,
-            reflector=reflector,
-            listener=MigrationLog(
-                store,
-                counters,
-                started_at=clock(),
-                window=settings.policy.longest_window,
-            ),
-            policy=settings.policy,
-        )
-        async with _listeners(settings, service, api) as listening:
-            log.info(
-                "started",
-                version=__version__,
-                query=listening.query,
-                metrics=listening.metrics,
-                admission=listening.admission,
-                local=listening.local,
-                namespaces=settings.namespaces or "all",
-                history=str(settings.history or "none"),
-                policy=to_builtins(settings.policy),
-            )
-            if on_listening is not None:
-                on_listening(listening)
-            try:
-                jobs = (watch.run(), *keeping.jobs(), *_report_events(settings, api, service))
-                await _until_stopped(jobs, stop)
-            finally:
-                log.info("stopping")
-                service.closing = True
-                polls.close()
-                # Meanwhile each answer closes its connection, so that the API server moves to
-                # another replica before its idle connections are closed.
-                linger = LINGER if settings.listen.admission else 0.0
-                await asyncio.gather(keeping.close(), asyncio.sleep(linger))
 
 
 @dataclass(frozen=True)
-class _Keeping:
-    """The stored history's writer and the watch of its ConfigMaps, if there are any."""
+class _Shared:
+    """A history in ConfigMaps: where they are, who watches them, and who may write them."""
 
-    changed: Callable[[], None]
-    writer: HistoryWriter | None = None
-    watch: Reflector | None = None
-
-    def jobs(self) -> list[Coroutine[None, None, None]]:
-        """The jobs to run beside the watch."""
-        return [job.run() for job in (self.writer, self.watch) if job is not None]
-
-    def note_change(self) -> None:
-        """The store has changed."""
-        self.changed()
-        if self.writer is not None:
-            self.writer.note_change()
-
-    async def close(self) -> None:
-        """Write the remaining changes, within the time-out."""
-        if self.writer is None:
-            return
-        try:
-            async with asyncio.timeout(DRAIN):
-                await self.writer.close()
-        except TimeoutError:
-            log.warning("history_not_flushed", why=f"not written within {DRAIN:g} s")
+    place: ConfigMaps
+    watched: Watched
+    lease: Lease
 
 
-def _prepare_keeping(
-    settings: Settings,
+@dataclass(frozen=True)
+class _History:
+    """The stored history: what is to be written, and where."""
+
+    changes: PendingChanges
+    health: HistoryHealth
+    signal: WriteSignal
+    place: Path | _Shared
+
+
+def _build_history(
+    place: Path | ConfigMaps,
+    changes: PendingChanges,
+    kube: KubeSettings,
     api: ApiServer,
-    store: Store,
-    health: Health,
     *,
     clock: Callable[[], Instant],
     rng: random.Random,
-    changed: Callable[[], None],
-) -> _Keeping:
-    """Set up the stored history; a file is read at once. Raises `HistoryUnwritable`."""
-    place, interval = settings.history, settings.kube.history_interval
-    if place is None:
-        return _Keeping(changed)
-    changes = PendingChanges(store, settings.policy.longest_window)
-    status = health.history = HistoryHealth(find_unwritten=lambda: changes.unwritten_since)
+) -> _History:
+    health = HistoryHealth(
+        find_unwritten=lambda: changes.unwritten_since, has_outdated=lambda: changes.has_outdated
+    )
+    signal = WriteSignal()
     if isinstance(place, Path):
-        file = FileWriter(changes, health, status, place, interval=interval, clock=clock)
-        file.read()
-        return _Keeping(changed, file)
-    watched = Watched(Resource.CONFIGMAPS, place.namespace)
-    health.watched.append(watched)
+        return _History(changes, replace(health, may_write=lambda: True), signal, place)
     lease = Lease(
         api,
         place.namespace,
         place.name,
         identity=f"{socket.gethostname()}_{uuid.uuid4()}",
-        duration=settings.kube.lease_duration,
+        duration=kube.lease_duration,
         rng=rng,
         wall=clock,
+        changed=signal.hurry,
     )
-    reader = ConfigMapReader(changes, watched, status, place, clock=clock)
+    health = replace(health, may_write=lambda: lease.held, loaded=False)
+    watched = Watched(Resource.CONFIGMAPS, place.namespace)
+    return _History(changes, health, signal, _Shared(place, watched, lease))
+
+
+def _build_writer(
+    history: _History,
+    settings: Settings,
+    api: ApiServer,
+    health: Health,
+    *,
+    clock: Callable[[], Instant],
+    rng: random.Random,
+) -> tuple[HistoryWriter, list[Job]]:
+    """The writer and the jobs of the stored history; a file is read at once.
+
+    Raises `HistoryUnwritable`.
+    """
+    place, changes, status, signal = history.place, history.changes, history.health, history.signal
+    interval = settings.kube.history_interval
+    if isinstance(place, Path):
+        others = read_file(changes, status, place, clock())
+        signal.wake()
+        file = FileWriter(
+            changes, health, status, signal, place, others=others, interval=interval, clock=clock
+        )
+        return file, [file.run]
+    lease = place.lease
+    reader = ConfigMapReader(changes, place.watched, status, signal, place.place, clock=clock)
     writer = ConfigMapWriter(
-        changes, health, status, api, reader, lease=lease, interval=interval, clock=clock
-    )
-    watch = Reflector(
-        api, watched, reader, settings.kube, clock=clock, rng=rng, changed=reader.wake
-    )
-    keeping = _Keeping(changed, writer, watch)
-    reader.merged = keeping.note_change
-    return keeping
-
-
-def _report_events(
-    settings: Settings, api: ApiServer, service: Service
-) -> list[Coroutine[None, None, None]]:
-    """The job that writes Kubernetes Events, if it is on."""
-    if not settings.events:
-        return []
-    service.counters.events = Counter()
-    queue = EventQueue(service.counters.events)
-    service.note_held = queue.note_held
-    writer = EventWriter(
+        changes,
+        health,
+        status,
+        signal,
         api,
-        service.store,
-        service.health,
-        settings.stuck,
-        queue,
-        instance=socket.gethostname(),
-        clock=service.clock,
+        reader=reader,
+        lease=lease,
+        interval=interval,
+        clock=clock,
     )
-    return [writer.run()]
+    watch = Reflector(api, place.watched, reader, settings.kube, clock=clock, rng=rng)
+    return writer, [lease.run, watch.run, reader.run, writer.run]
+
+
+async def _close_history(history: _History, writer: HistoryWriter) -> None:
+    """Write the remaining changes and release the Lease, within the time-out."""
+    try:
+        async with asyncio.timeout(DRAIN):
+            await writer.close()
+            if isinstance(history.place, _Shared):
+                await history.place.lease.release()
+    except TimeoutError:
+        log.warning("history_not_flushed", why=f"not written within {DRAIN:g} s")
 
 
 async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyncio.Event) -> None:

@@ -65,6 +65,16 @@ class Watched:
         return self.synced or bool(self.refused)
 
 
+def list_watches(namespaces: Iterable[str]) -> list[Watched]:
+    """The watches of a cluster's resources, in these namespaces or (if there are none) in all."""
+    scopes: list[str | None] = [*namespaces] or [None]
+    return [
+        Watched(resource, scope)
+        for resource in CLUSTER_RESOURCES
+        for scope in ([None] if resource is Resource.KUBEVIRTS else scopes)
+    ]
+
+
 class HistoryFault(StrEnum):
     """A fault of the stored history; each is counted, none ends the program."""
 
@@ -89,13 +99,14 @@ class HistoryHealth:
     """The state of the stored history.
 
     `may_write`: whether this process writes it. `loaded`: what was stored at our start has been
-    merged. `find_unwritten`: when the oldest unwritten
-    change was made. `written_at`: when this process last saw it fully written. It holds `vmis`
-    VMIs in `size` bytes.
+    merged. `find_unwritten`: when the oldest unwritten change was made. `has_outdated`: whether
+    there are changes that have not been compared with what is stored yet. `written_at`: when this
+    process last saw it fully written. It holds `vmis` VMIs in `size` bytes.
     """
 
     may_write: Callable[[], bool] = _never
     find_unwritten: Callable[[], Instant | None] = _nothing
+    has_outdated: Callable[[], bool] = _never
     loaded: bool = True
     written_at: Instant | None = None
     vmis: int = 0

@@ -97,7 +97,7 @@ class EventQueue:
         self._tokens = float(BURST)
         self._filled_at = -math.inf
 
-    def note_held(self, vmi: Vmi, verdict: Verdict, now: Instant) -> None:
+    def note_blocked(self, vmi: Vmi, verdict: Verdict, now: Instant) -> None:
         """Count a held eviction of this VMI; queue its Event if due."""
         known = self._held.get(vmi.uid)
         if known is not None and (known.is_over(now) or known.verdict.reason != verdict.reason):

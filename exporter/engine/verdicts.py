@@ -6,7 +6,7 @@ no rule can block, has an entry only if somebody asks about it, so it costs no m
 per node, the blocked VMIs in order and the cooling ones are derived from the entries.
 
 A VMI with an end slightly ahead of our clock is evaluated on every read. All VMIs are evaluated
-again when permissions change or the clock goes back, and those of a namespace when a resource
+again when their visibility changes or the clock goes back, and those of a namespace when a resource
 becomes dead or alive there. `advance` works in slices, because 100,000 VMIs take over a second.
 """
 
@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from exporter.engine.changes import Key, Notice, NoticeKind
 from exporter.engine.cooldown import Cooldown, written_ends
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
@@ -34,7 +35,7 @@ from exporter.engine.model import (
     Verdict,
 )
 from exporter.engine.rules import decide_both
-from exporter.engine.store import Key, Store
+from exporter.engine.store import Store
 
 
 ALLOWED = "allowed"
@@ -87,6 +88,7 @@ class VerdictSummary(Struct, frozen=True):
 class VerdictView:
     """The verdicts for a store under one policy, at the instant of the last `advance`.
 
+    `note_change` needs the notices of the store: all but `MEMORY`.
     `revision` grows when a blocked VMI is added, removed or blocked in another way.
     """
 
@@ -96,7 +98,7 @@ class VerdictView:
         self._store = store
         self._now: Instant = -math.inf
         self._dead = ALL_ALIVE
-        self._basis: tuple[object, ...] = ()
+        self._all_outdated = True
         self._entries: dict[Key, Entry] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._cooling: dict[Key, Entry] = {}
@@ -104,21 +106,22 @@ class VerdictView:
         self._outdated: set[Key] = set()
         self._moving: set[Key] = set()
         self._expiries: list[tuple[Instant, Key]] = []
-        store.observers.append(self)
 
     def __len__(self) -> int:
         """The size of all containers together."""
         containers = (self._entries, self._expiries, self._moving, self._blocked, self._counts)
         return sum(map(len, containers))
 
-    def note_change(self, key: Key) -> None:
-        """Mark a VMI as changed."""
-        self._outdated.add(key)
-
-    def note_end(self, key: Key) -> None:
-        """Remove a VMI."""
-        self._outdated.discard(key)
-        self._replace(key, None)
+    def note_change(self, notice: Notice) -> None:
+        """Mark a VMI, or all, as changed, or remove a VMI that is gone."""
+        match notice.kind:
+            case NoticeKind.EVIDENCE:
+                self._outdated.add(notice.key)
+            case NoticeKind.GONE:
+                self._outdated.discard(notice.key)
+                self._replace(notice.key, None)
+            case _:
+                self._all_outdated = True
 
     def advance(self, now: Instant, *, dead: DeadResources, most: int = 0) -> bool:
         """Move to `now`, evaluate at most this many VMIs anew; True if some are left.
@@ -126,10 +129,8 @@ class VerdictView:
         All instants must come from the same clock, which may go back.
         """
         store = self._store
-        updating = self.policy.guard_platform_update and store.platform_updating
-        basis = (store.vmims_seen, store.pods_seen, dict(store.blind), updating)
-        if basis != self._basis or now < self._now:
-            self._basis = basis
+        if self._all_outdated or now < self._now:
+            self._all_outdated = False
             self._outdated = set(store.keys())
         if dead != self._dead:
             before, self._dead = self._dead, dead

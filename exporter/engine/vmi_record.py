@@ -1,12 +1,13 @@
-"""What the store keeps per VMI."""
+"""What the store keeps per VMI, and the index of all VMIs."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec import Struct, field
 
 from exporter.engine.evidence import Marker
 from exporter.engine.history import History
-from exporter.engine.model import Instant, Vmi
+from exporter.engine.model import Instant, Mobility, Pod, Vmi
 
 
 class VmiRecord(Struct, gc=False):
@@ -36,3 +37,44 @@ class VmiRecord(Struct, gc=False):
             proofs.pop(uid, None)
             proofs[uid] = None
         self.proofs = tuple(proofs)[-keep:]
+
+
+class VmiIndex:
+    """All VMIs by key and by UID. `mobilities` counts them by node, without ended ones."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[tuple[str, str], VmiRecord] = {}
+        self.by_uid: dict[str, VmiRecord] = {}
+        self.mobilities: Counter[tuple[str, Mobility]] = Counter()
+
+    def add(self, vmi: Vmi) -> VmiRecord:
+        """Add a VMI."""
+        record = VmiRecord(vmi)
+        self.by_key[record.key] = self.by_uid[vmi.uid] = record
+        self._count(vmi, 1)
+        return record
+
+    def update(self, record: VmiRecord, vmi: Vmi) -> None:
+        """The VMI has changed."""
+        self._count(record.vmi, -1)
+        self._count(vmi, 1)
+        record.vmi = vmi
+
+    def remove(self, record: VmiRecord) -> None:
+        """Remove a VMI that is in the index."""
+        del self.by_key[record.key]
+        self.by_uid.pop(record.vmi.uid, None)
+        self._count(record.vmi, -1)
+
+    def find_owner(self, pod: Pod) -> VmiRecord | None:
+        """The VMI of a pod: one in the pod's own namespace, whatever its labels say."""
+        record = self.by_uid.get(pod.vmi_uid)
+        return None if record is None or record.vmi.namespace != pod.namespace else record
+
+    def _count(self, vmi: Vmi, vmis: int) -> None:
+        if vmi.finished:
+            return
+        kind = (vmi.node, vmi.mobility)
+        self.mobilities[kind] += vmis
+        if not self.mobilities[kind]:
+            del self.mobilities[kind]

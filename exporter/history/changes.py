@@ -1,8 +1,9 @@
 """What the stored history is to hold, and what of it is not stored yet.
 
-The store is the source: only VMIs in `store.touched` are encoded again. A history that is read is
-merged into the store first and encoded from there, so that replicas which have seen different
-things end up with the same content. Long work is a generator that yields every `SLICE` VMIs.
+The store is the source: only VMIs whose memory has changed in it are encoded again. A history that
+is read is merged into the store first and encoded from there, so that replicas which have seen
+different things end up with the same content. Long work is a generator that yields every `SLICE`
+VMIs.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from exporter.engine.changes import Forgotten, Notice
 from exporter.engine.model import Instant, Seconds
 from exporter.engine.store import Store
 from exporter.history.format import SHARDS, decode, encode, holds, seal, shard_of, unseal
@@ -34,7 +36,7 @@ class _Unwritten(Struct, frozen=True, gc=False):
 class PendingChanges:
     """The encoded entries of every shard; `window` is the policy's history window in seconds.
 
-    `size` is the bytes of all entries.
+    `note_change` needs the store's notices of `MEMORY`. `size` is the bytes of all entries.
     """
 
     store: Store
@@ -45,13 +47,19 @@ class PendingChanges:
         default_factory=lambda: [{} for _ in range(SHARDS)]
     )
     _awaited: dict[str, Instant] = field(default_factory=dict)
-    _touched: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.store.touched = self._touched
+    _outdated: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return sum(map(len, self._entries))
+
+    def note_change(self, notice: Notice) -> None:
+        """The memory of a VMI may have changed."""
+        self._outdated.add(notice.uid)
+
+    @property
+    def has_outdated(self) -> bool:
+        """Whether the memory of a VMI has changed and is not encoded yet."""
+        return bool(self._outdated)
 
     @property
     def awaits_vmis(self) -> bool:
@@ -98,9 +106,9 @@ class PendingChanges:
         for number, remembered in enumerate(news, 1):
             uid = remembered.uid
             if replaces:
-                self.store.forget(uid)
-            self.store.recall(remembered)
-            if self.store.recalled(uid) is not None:
+                self.store.apply(Forgotten(uid), now)
+            self.store.apply(remembered, now)
+            if self.store.unseen(uid) is not None:
                 self._awaited.setdefault(uid, now)
             if number % SLICE == 0:
                 yield
@@ -118,7 +126,7 @@ class PendingChanges:
         listed = yield from self.merge(raw, now, known=known, replaces=replaces)
         if replaces:
             for uid in entries.keys() - listed.keys():
-                self.store.forget(uid)
+                self.store.apply(Forgotten(uid), now)
         yield from self._compare_all(shard, listed, now)
 
     def note_missing(self, shard: int, now: Instant, *, unreadable: bool = False) -> Iterator[None]:
@@ -131,28 +139,28 @@ class PendingChanges:
         """The shard has been stored as it is to be."""
         self._unwritten[shard].clear()
 
-    def prune(self, seen_through: Callable[[str], Instant | None]) -> Iterator[None]:
+    def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> Iterator[None]:
         """Forget VMIs that are in the stored history but no longer in the cluster.
 
         A VMI is gone if `AWAITED_FOR` after the stored history named it, the watch of its namespace
         still has contact (`seen_through`) and has not shown it.
         """
         for number, (uid, since) in enumerate(list(self._awaited.items()), 1):
-            recalled = self.store.recalled(uid)
-            seen = None if recalled is None else seen_through(recalled.namespace)
-            if recalled is None:
+            unseen = self.store.unseen(uid)
+            seen = None if unseen is None else seen_through(unseen.namespace)
+            if unseen is None:
                 del self._awaited[uid]
             elif seen is not None and seen >= since + AWAITED_FOR:
                 del self._awaited[uid]
-                self.store.forget(uid)
+                self.store.apply(Forgotten(uid), now)
             if number % SLICE == 0:
                 yield
 
-    def encode_touched(self, now: Instant) -> Iterator[None]:
-        """Encode the VMIs that the store has touched, 10 us each."""
+    def encode_changed(self, now: Instant) -> Iterator[None]:
+        """Encode the VMIs whose memory has changed, 10 us each."""
         number = 0
-        while self._touched:
-            uid = self._touched.pop()
+        while self._outdated:
+            uid = self._outdated.pop()
             known = self._encode(uid, now)
             shard = shard_of(uid)
             if known != self._entries[shard].get(uid, b""):
@@ -173,7 +181,7 @@ class PendingChanges:
             for uid, one in list(unwritten.items()):
                 if one.since > before:
                     break
-                if uid not in self._entries[shard] or self.store.recalled(uid) is not None:
+                if uid not in self._entries[shard] or self.store.unseen(uid) is not None:
                     continue
                 remembered = self.store.remember(uid)
                 seen = None if remembered is None else seen_through(remembered.namespace)
@@ -208,8 +216,8 @@ class PendingChanges:
             listed.keys() | self._entries[shard].keys() | self._unwritten[shard].keys()
         )
         for number, uid in enumerate(uids, 1):
-            if uid in self._touched:
-                self._touched.remove(uid)
+            if uid in self._outdated:
+                self._outdated.remove(uid)
                 self._encode(uid, now)
             self._compare(shard, uid, listed.get(uid, b""), now)
             if number % SLICE == 0:
@@ -228,7 +236,7 @@ class PendingChanges:
         """Whether what is stored of a VMI still lacks something, if merged and compared anew."""
         stored = self._unwritten[shard][uid].stored
         if stored:
-            self.store.recall(decode(stored))
+            self.store.apply(decode(stored), now)
         self._encode(uid, now)
         self._compare(shard, uid, stored, now)
         return uid in self._unwritten[shard]

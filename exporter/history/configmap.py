@@ -1,6 +1,5 @@
 """The stored history in ConfigMaps of the cluster, one per shard."""
 
-import asyncio
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from exporter.health import Health, HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
 from exporter.history.format import LONGEST_SHARD
 from exporter.history.reader import DATA_KEY, ConfigMapReader, Stored, name_of
-from exporter.history.writer import HistoryWriter, note_fault
+from exporter.history.writer import HistoryWriter, WriteSignal, note_fault
 from exporter.kube.client import (
     Absent,
     ApiError,
@@ -49,37 +48,28 @@ class ConfigMapWriter(HistoryWriter):
         changes: PendingChanges,
         health: Health,
         status: HistoryHealth,
+        signal: WriteSignal,
         api: ApiServer,
-        reader: ConfigMapReader,
         *,
+        reader: ConfigMapReader,
         lease: Lease,
         interval: Seconds,
         clock: Callable[[], Instant],
     ) -> None:
-        super().__init__(changes, health, status, interval=interval, clock=clock)
+        super().__init__(changes, health, status, signal, interval=interval, clock=clock)
         self._api = api
         self._place = reader.place
         self._reader = reader
         self._lease = lease
-        lease.changed = self._hurry
-        self._status.may_write = lambda: lease.held
         self._refusals: Counter[int] = Counter()
 
-    async def run(self) -> None:
-        """Compete for the Lease, and write changes while holding it, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._lease.run())
-            tasks.create_task(self._reader.run())
-            tasks.create_task(super().run())
-
     async def close(self) -> None:
-        """Write what is still pending or only we know, and release the Lease."""
+        """Write what is still pending or only we know."""
         await self.flush()
         if self._status.loaded and not self._lease.held:
             now = self._clock()
             missed = list(self._changes.find_missed(now, lambda _: now, now))
             await self._write_shards(missed, is_holder=False)
-        await self._lease.release()
 
     async def _write(self) -> None:
         if not self._status.loaded:

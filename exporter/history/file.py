@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -11,7 +11,7 @@ from exporter.engine.model import Instant, Seconds
 from exporter.health import Health, HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, split
-from exporter.history.writer import HistoryWriter, note_fault
+from exporter.history.writer import HistoryWriter, WriteSignal, note_fault
 
 
 log = structlog.stdlib.get_logger()
@@ -21,12 +21,62 @@ class HistoryUnwritable(Exception):
     """The configured place can never be written; the message says why."""
 
 
+def read_file(
+    changes: PendingChanges, status: HistoryHealth, path: Path, now: Instant
+) -> dict[Path, Path]:
+    """Merge what is intact in the file; returns the files of other format versions.
+
+    Each comes with its name as soon as this process writes: one with its version, such as
+    `history.v2`, where a program of that version reads it. Raises `HistoryUnwritable`.
+    """
+    try:
+        if not path.parent.is_dir():
+            raise HistoryUnwritable(f"history: file:{path}: there is no such directory")
+        found = [one for one in (path, _path_of_version(path, VERSION)) if one.exists()]
+    except OSError as error:
+        raise HistoryUnwritable(f"history: file:{path}: {error}") from error
+    others: dict[Path, Path] = {}
+    for one in found:
+        version = _merge_file(changes, status, one, now)
+        if version is not None:
+            others[one] = _path_of_version(one, version)
+    for _ in changes.encode_changed(now):
+        pass  # nobody waits for us yet
+    if found:
+        log.info("history_read", path=str(path), vmis=len(changes))
+    else:
+        log.info("history_missing", path=str(path))
+    return others
+
+
+def _merge_file(
+    changes: PendingChanges, status: HistoryHealth, path: Path, now: Instant
+) -> int | None:
+    """Merge the intact shards of a file; returns its format version if that is another one."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        note_fault(status, HistoryFault.UNREADABLE, str(error), path=str(path))
+        return None
+    for piece in split(raw):
+        try:
+            for _ in changes.merge(piece, now):
+                pass
+        except UnknownVersion as unknown:
+            name = str(_path_of_version(path, unknown.version))
+            fault = HistoryFault.UNKNOWN_VERSION
+            note_fault(status, fault, str(unknown), path=str(path), kept=name)
+            return unknown.version
+        except Damaged as damage:
+            note_fault(status, HistoryFault.DAMAGED, str(damage), path=str(path))
+    return None
+
+
 class FileWriter(HistoryWriter):
     """Writes the stored history to one file, which only one process may write.
 
     The file is replaced atomically: the new content is synced to disk under another name and then
-    renamed. A file of another format version is renamed before that, to a name with its version
-    such as `history.v2`, where a program of that version reads it.
+    renamed. Before that, the `others` that `read_file` has found get their names.
     """
 
     def __init__(
@@ -34,59 +84,17 @@ class FileWriter(HistoryWriter):
         changes: PendingChanges,
         health: Health,
         status: HistoryHealth,
+        signal: WriteSignal,
         path: Path,
         *,
+        others: Mapping[Path, Path],
         interval: Seconds,
         clock: Callable[[], Instant],
     ) -> None:
-        super().__init__(changes, health, status, interval=interval, clock=clock)
+        super().__init__(changes, health, status, signal, interval=interval, clock=clock)
         self._path = path
-        self._left_for_us = _path_of_version(path, VERSION)
-        self._to_rename: dict[Path, Path] = {}
+        self._others = dict(others)
         self._writing: asyncio.Future[None] | None = None
-        self._status.may_write = lambda: True
-
-    def read(self) -> None:
-        """Read what is intact in the file. Raises `HistoryUnwritable`."""
-        try:
-            if not self._path.parent.is_dir():
-                raise HistoryUnwritable(f"history: file:{self._path}: there is no such directory")
-            found = [path for path in (self._path, self._left_for_us) if path.exists()]
-        except OSError as error:
-            raise HistoryUnwritable(f"history: file:{self._path}: {error}") from error
-        for path in found:
-            self._read(path)
-        for _ in self._changes.encode_touched(self._clock()):
-            pass  # nobody waits for us yet
-        if not found:
-            log.info("history_missing", path=str(self._path))
-            return
-        log.info("history_read", path=str(self._path), vmis=len(self._changes))
-        self.note_change()
-
-    def _read(self, path: Path) -> None:
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            note_fault(self._status, HistoryFault.UNREADABLE, str(error), path=str(path))
-            return
-        for piece in split(raw):
-            try:
-                for _ in self._changes.merge(piece, self._clock()):
-                    pass
-            except UnknownVersion as unknown:
-                kept = _path_of_version(path, unknown.version)
-                note_fault(
-                    self._status,
-                    HistoryFault.UNKNOWN_VERSION,
-                    str(unknown),
-                    path=str(path),
-                    kept=str(kept),
-                )
-                self._to_rename[path] = kept
-                return
-            except Damaged as damage:
-                note_fault(self._status, HistoryFault.DAMAGED, str(damage), path=str(path))
 
     async def _write(self) -> None:
         changes = self._changes
@@ -110,9 +118,9 @@ class FileWriter(HistoryWriter):
 
     def _replace(self, content: bytes) -> None:
         """Replace the file atomically and durably: after a crash it is the old or the new one."""
-        for path, kept in list(self._to_rename.items()):
-            path.replace(kept)
-            del self._to_rename[path]
+        for path, name in list(self._others.items()):
+            path.replace(name)
+            del self._others[path]
         part = self._path.with_name(f"{self._path.name}.part")
         try:
             with open(part, "wb", opener=_open_private) as file:
@@ -128,7 +136,7 @@ class FileWriter(HistoryWriter):
             os.fsync(directory)
         finally:
             os.close(directory)
-        self._left_for_us.unlink(missing_ok=True)
+        _path_of_version(self._path, VERSION).unlink(missing_ok=True)
 
 
 def _path_of_version(path: Path, version: int) -> Path:

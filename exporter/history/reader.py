@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct, field
 
-from exporter.engine.model import ConfigMap, Fact, Instant, Resource, Why
-from exporter.engine.store import Names
+from exporter.engine.changes import Change, Listed, Observed, Removed
+from exporter.engine.model import ConfigMap, Instant
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion
-from exporter.history.writer import note_fault
+from exporter.history.writer import WriteSignal, note_fault
 from exporter.settings import ConfigMaps
 
 
@@ -29,9 +29,8 @@ class Stored(Struct):
 class ConfigMapReader:
     """Merges every ConfigMap that a `Reflector` delivers, in slices.
 
-    `put`, `remove` and `retain` only note what to merge; `run` does it, and calls `merged` after
-    it. `shards` are the ConfigMaps that exist, as far as they have been merged. `lock` is held
-    while one of them is merged or written.
+    `apply` only notes what to merge; `run` does it. `shards` are the ConfigMaps that exist, as far
+    as they have been merged. `lock` is held while one of them is merged or written.
     """
 
     def __init__(
@@ -39,16 +38,15 @@ class ConfigMapReader:
         changes: PendingChanges,
         watched: Watched,
         status: HistoryHealth,
+        signal: WriteSignal,
         place: ConfigMaps,
         *,
         clock: Callable[[], Instant],
     ) -> None:
         self.shards: dict[int, Stored] = {}
         self.lock = asyncio.Lock()
-        self.merged: Callable[[], None] = _do_nothing
-        self.revision = 0
-        self.read_at: Instant = 0.0
         self._changes = changes
+        self._signal = signal
         self._watched = watched
         self._status = status
         self.place = place
@@ -56,34 +54,28 @@ class ConfigMapReader:
         self._shard_by_name = {name_of(place, shard): shard for shard in range(SHARDS)}
         self._received: dict[int, ConfigMap | None] = {}
         self._awake = asyncio.Event()
-        status.loaded = False
 
-    def put(self, fact: Fact, _reasons: tuple[Why, ...] = ()) -> None:
-        """A ConfigMap was added or modified."""
-        if isinstance(fact, ConfigMap) and fact.name in self._shard_by_name:
-            self._receive(self._shard_by_name[fact.name], fact)
-
-    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
-        """A ConfigMap was deleted, or has lost its label."""
-        del resource, namespace, uid
-        if name in self._shard_by_name:
-            self._receive(self._shard_by_name[name], None)
-
-    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
-        """Remove ConfigMaps that a complete list lacks; returns how many."""
-        listed = names.get(self.place.namespace, ())
-        gone = [
-            name
-            for name, shard in self._shard_by_name.items()
-            if (shard in self.shards or shard in self._received) and name not in listed
-        ]
-        for name in gone:
-            self.remove(resource, namespace or "", name)
-        return len(gone)
-
-    def wake(self) -> None:
-        """Merge what was delivered."""
+    def apply(self, change: Change, at: Instant) -> int:
+        """A ConfigMap was added, modified or deleted, has lost its label, or is not listed."""
+        del at  # what it says is dated when it is merged
+        found: dict[str, ConfigMap | None] = {}
+        match change:
+            case Observed(fact=ConfigMap() as fact):
+                found = {fact.name: fact}
+            case Removed():
+                found = {change.name: None}
+            case Listed():
+                listed = change.names.get(self.place.namespace, ())
+                known = self.shards.keys() | self._received.keys()
+                names = (name_of(self.place, shard) for shard in known)
+                found = {name: None for name in names if name not in listed}
+            case _:
+                pass
+        shards = self._shard_by_name
+        received = {shards[name]: one for name, one in found.items() if name in shards}
+        self._received |= received
         self._awake.set()
+        return len(received)
 
     async def run(self) -> None:
         """Merge what is delivered until cancelled."""
@@ -96,7 +88,7 @@ class ConfigMapReader:
                     if shard is not None:
                         await self.merge(shard, self._received.pop(shard))
             self._status.loaded = self._status.loaded or self._watched.synced
-            self.merged()
+            self._signal.wake()
 
     def is_behind(self, shard: int) -> bool:
         """Whether a newer version of this ConfigMap has been delivered and not merged yet."""
@@ -113,7 +105,6 @@ class ConfigMapReader:
             return
         others = dict(found.data)
         raw, leftover = others.pop(DATA_KEY, None), others.pop(f"{DATA_KEY}.v{VERSION}", None)
-        self._changes.store.read_at = now
         if leftover is not None:
             await self._try(self._changes.merge(leftover, now), shard, others)
         load = self._changes.load(shard, raw or b"", now, replaces=known is not None)
@@ -137,10 +128,6 @@ class ConfigMapReader:
             return True
         return False
 
-    def _receive(self, shard: int, found: ConfigMap | None) -> None:
-        self._received[shard] = found
-        self.revision += 1
-
 
 def name_of(place: ConfigMaps, shard: int) -> str:
     """The name of a shard's ConfigMap."""
@@ -151,7 +138,3 @@ async def _finish(work: Iterator[None]) -> None:
     """Do it in slices, and let others run between them."""
     for _ in work:
         await asyncio.sleep(0)
-
-
-def _do_nothing() -> None:
-    pass

@@ -7,6 +7,7 @@ Every failure is logged, counted and retried; verdicts do not depend on it.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 
@@ -26,6 +27,23 @@ def note_fault(status: HistoryHealth, fault: HistoryFault, why: str, **place: ob
     log.warning("history_fault", fault=str(fault), why=why, **place)
 
 
+class WriteSignal:
+    """Wakes the writer: `awake` when there may be something to write, `urgent` to write at once."""
+
+    def __init__(self) -> None:
+        self.awake = asyncio.Event()
+        self.urgent = asyncio.Event()
+
+    def wake(self) -> None:
+        """Have changes written once the interval has passed."""
+        self.awake.set()
+
+    def hurry(self) -> None:
+        """Have them written without waiting for the interval."""
+        self.urgent.set()
+        self.awake.set()
+
+
 class HistoryWriter:
     """Writes changed shards, at most once per `interval` seconds.
 
@@ -37,36 +55,35 @@ class HistoryWriter:
         changes: PendingChanges,
         health: Health,
         status: HistoryHealth,
+        signal: WriteSignal,
         *,
         interval: Seconds,
         clock: Callable[[], Instant],
     ) -> None:
         self._changes = changes
+        self._signal = signal
         self._seen_through = partial(health.seen_through, Resource.VMIS)
         self._interval = interval
         self._clock = clock
-        self._awake = asyncio.Event()
-        self._hurried = asyncio.Event()
         self._status = status
-
-    def note_change(self) -> None:
-        """Wake the writer: there may be something to write."""
-        self._awake.set()
 
     async def run(self) -> None:
         """Write changes until cancelled."""
         while True:
-            await self._awake.wait()
-            self._awake.clear()
+            await self._signal.awake.wait()
+            self._signal.awake.clear()
             await self.flush()
             if self._changes.unwritten or self._changes.awaits_vmis:
-                self._awake.set()
-            await self._rest()
+                self._signal.awake.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._signal.urgent.wait()
+                self._signal.urgent.clear()
 
     async def flush(self) -> None:
         """Write the pending changes now, if this process may write."""
         changes, now = self._changes, self._clock()
-        for _ in chain(changes.prune(self._seen_through), changes.encode_touched(now)):
+        for _ in chain(changes.prune(self._seen_through, now), changes.encode_changed(now)):
             await asyncio.sleep(0)
         await self._write()
         self._status.vmis = len(changes)
@@ -77,19 +94,6 @@ class HistoryWriter:
     async def close(self) -> None:
         """Write what is still pending, at shutdown."""
         await self.flush()
-
-    def _hurry(self) -> None:
-        """Write without waiting for the interval to pass."""
-        self._hurried.set()
-        self._awake.set()
-
-    async def _rest(self) -> None:
-        try:
-            async with asyncio.timeout(self._interval):
-                await self._hurried.wait()
-        except TimeoutError:
-            return
-        self._hurried.clear()
 
     async def _write(self) -> None:
         raise NotImplementedError

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from exporter.engine.changes import Visibility
 from exporter.engine.model import CLUSTER_RESOURCES, Instant, Policy, Resource
 from exporter.engine.store import Store
 from exporter.health import Health, Restart, Watched
@@ -19,7 +20,7 @@ class NotSynced(Exception):
 
 
 class Informers:
-    """Runs one reflector per resource and namespace."""
+    """Runs one reflector for each watch of the cluster in `health`; `settled` as in `Reflector`."""
 
     def __init__(
         self,
@@ -28,10 +29,9 @@ class Informers:
         health: Health,
         settings: KubeSettings,
         *,
-        namespaces: tuple[str, ...],
         clock: Callable[[], Instant],
-        changed: Callable[[], None],
         rng: random.Random,
+        settled: Callable[[], None] = lambda: None,
         reflector: type[Reflector] = Reflector,
         listener: Listener | None = None,
         policy: Policy = NO_OVERRIDES,
@@ -39,14 +39,12 @@ class Informers:
         self._store = store
         self._health = health
         self._settings = settings
-        self._notify = changed
+        self._clock = clock
+        self._settled = settled
         self._synced = asyncio.Event()
         self._reflectors = []
-        for resource in CLUSTER_RESOURCES:
-            everywhere = not namespaces or resource is Resource.KUBEVIRTS
-            for namespace in (None,) if everywhere else namespaces:
-                watched = Watched(resource, namespace)
-                health.watched.append(watched)
+        for watched in health.watched:
+            if watched.resource in CLUSTER_RESOURCES:
                 self._reflectors.append(
                     reflector(
                         api,
@@ -55,8 +53,8 @@ class Informers:
                         settings,
                         clock=clock,
                         rng=rng,
-                        changed=self._update_visibility,
-                        may_lack=partial(self._is_seen_elsewhere, watched),
+                        settled=self._update_visibility,
+                        is_optional=partial(self._is_seen_elsewhere, watched),
                         listener=listener,
                         policy=policy,
                     )
@@ -96,15 +94,15 @@ class Informers:
         )
 
     def _update_visibility(self) -> None:
-        """Set in the store what is visible, after every change."""
-        store, health = self._store, self._health
-        store.vmims_seen = health.is_seen(Resource.VMIMS)
-        store.pods_seen = health.is_seen(Resource.PODS)
-        blind = {r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)}
-        if blind != store.blind:
-            store.blind = blind
-            store.revision += 1
+        """Say to the store what is visible, whenever a resource was listed or refused."""
+        health = self._health
+        visibility = Visibility(
+            vmims=health.is_seen(Resource.VMIMS),
+            pods=health.is_seen(Resource.PODS),
+            blind={r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)},
+        )
+        self._store.apply(visibility, self._clock())
         vmis = health.of(Resource.VMIS)
         if health.is_seen(Resource.VMIS) and all(one.settled for one in vmis):
             self._synced.set()
-        self._notify()
+        self._settled()

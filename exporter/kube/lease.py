@@ -75,6 +75,7 @@ class Lease:
         duration: Seconds,
         rng: random.Random,
         wall: Callable[[], Instant],
+        changed: Callable[[], None],
         monotonic: Callable[[], Seconds] = time.monotonic,
     ) -> None:
         self._api = api
@@ -83,7 +84,7 @@ class Lease:
         self._identity = identity
         self._duration = duration
         self._rng = rng
-        self.changed: Callable[[], None] = _do_nothing
+        self._changed = changed
         self._monotonic = monotonic
         self._wall = wall
         self._held_until: Seconds | None = None
@@ -175,7 +176,7 @@ class Lease:
         self._held_until = began + self._duration * HELD_FOR
         if newly:
             log.info("lease_taken", lease=self._name, holder=self._identity)
-            self.changed()
+            self._changed()
 
     async def _read(self) -> _Lease:
         raw = await self._api.read(Resource.LEASES, self._namespace, self._name)
@@ -202,8 +203,4 @@ class Lease:
     def _lose(self, why: str) -> None:
         self._held_until = None
         log.warning("lease_lost", lease=self._name, why=why)
-        self.changed()
-
-
-def _do_nothing() -> None:
-    pass
+        self._changed()

@@ -56,10 +56,10 @@ time resets the backoff."""
 FUTILE_TRIES = 8
 """List again after this many attempts in a row that the API server answered without an event (some
 20 s of backoff)."""
-BELIEVED_AFTER = 4
+FINAL_AFTER = 4
 """After this many 401s, 403s or 404s in a row they count as final. An API server that has just
 started returns some until it has loaded its roles and custom resources."""
-BELIEVED_AFTER_SYNC = 7
+FINAL_AFTER_SYNC = 7
 """The same for a resource that was listed before: some 20 s of backoff."""
 
 
@@ -68,7 +68,11 @@ class KubeVirtMissing(Exception):
 
 
 class Reflector:
-    """Lists and watches one resource in one namespace, or in all."""
+    """Lists and watches one resource in one namespace, or in all.
+
+    `settled` is called after every complete list, and when the API server finally refuses the
+    resource. `is_optional`: whether VMIs that are forbidden here can be done without.
+    """
 
     def __init__(
         self,
@@ -79,8 +83,8 @@ class Reflector:
         *,
         clock: Callable[[], Instant],
         rng: random.Random,
-        changed: Callable[[], None],
-        may_lack: Callable[[], bool] = lambda: True,
+        settled: Callable[[], None] = lambda: None,
+        is_optional: Callable[[], bool] = lambda: True,
         listener: Listener | None = None,
         policy: Policy = NO_OVERRIDES,
     ) -> None:
@@ -90,8 +94,8 @@ class Reflector:
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._changed = changed
-        self._may_lack = may_lack
+        self._settled = settled
+        self._is_optional = is_optional
         self._backoff = Backoff(rng)
         self._futile = 0
         self._version: str | None = None
@@ -179,7 +183,6 @@ class Reflector:
     ) -> None:
         """Read events until the stream ends; `listing` is the list that it begins with."""
         while (lines := await self._next_batch(batches, listing)) is not None:
-            revision = self._feed.revision
             self._feed.begin_batch(listing)
             read = 0
             try:
@@ -192,15 +195,15 @@ class Reflector:
                         listing = self._apply(event, listing)
             except ApiError:
                 if read:
-                    self._end_batch(revision, listing)
+                    self._end_batch(listing)
                 raise
-            self._end_batch(revision, listing)
+            self._end_batch(listing)
         if listing is not None:
             self._streams_lists = False
             raise incomplete_list()
 
-    def _end_batch(self, revision: int, listing: Listing | None) -> None:
-        """Announce changes since this revision, and note progress, unless a list is unfinished.
+    def _end_batch(self, listing: Listing | None) -> None:
+        """Note progress, unless a list is unfinished.
 
         What a list has not shown yet would otherwise count as seen just now.
         """
@@ -208,8 +211,6 @@ class Reflector:
             self._note_progress()
             if self._clock() - self._connected_at >= SHORT_LIVED:
                 self._backoff.reset()
-        if self._feed.revision != revision:
-            self._changed()
 
     def _apply(self, event: Event, listing: Listing | None) -> Listing | None:
         """Process one event; returns the list that is still in progress, if any."""
@@ -241,7 +242,7 @@ class Reflector:
 
     def _end_list(self, listing: Listing, *, how: str) -> None:
         self._feed.begin_batch()
-        gone, objects = self._forget_unlisted(listing), len(listing)
+        gone, objects = self._feed.retain(listing), len(listing)
         listing.names.clear()  # the watch that follows keeps `listing` for as long as it lasts
         watched = self._watched
         watched.lists += 1
@@ -257,10 +258,7 @@ class Reflector:
             how=how,
             seconds=round(self._clock() - listing.began, 3),
         )
-        self._changed()
-
-    def _forget_unlisted(self, listing: Listing) -> int:
-        return self._feed.retain(listing)
+        self._settled()
 
     async def _next_batch(
         self, batches: AsyncIterator[list[bytes]], listing: Listing | None
@@ -284,10 +282,10 @@ class Reflector:
         recovery = recovery_from(error)
         restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
-            self._forget_version()
+            self._version = None
         if recovery.log_in:
             await self._api.renew()
-            if self._believes_refusal():
+            if self._is_final():
                 if self._can_do_without(error):
                     return self._go_without(error)
                 if isinstance(error, Absent) and not self._watched.synced:
@@ -304,29 +302,26 @@ class Reflector:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0
-                self._forget_version()
+                self._version = None
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
         self._watched.restarts[why] += 1
         return why
 
-    def _forget_version(self) -> None:
-        self._version = None
-
-    def _believes_refusal(self) -> bool:
+    def _is_final(self) -> bool:
         """Count a 401, 403 or 404; whether there were enough of them in a row."""
         self._refusals += 1
-        return self._refusals >= (BELIEVED_AFTER_SYNC if self._watched.synced else BELIEVED_AFTER)
+        return self._refusals >= (FINAL_AFTER_SYNC if self._watched.synced else FINAL_AFTER)
 
     def _can_do_without(self, error: ApiError) -> bool:
         """VMIs are required, unless forbidden here and visible in another namespace."""
         if self._watched.resource is not Resource.VMIS:
             return True
-        return isinstance(error, Forbidden) and self._may_lack()
+        return isinstance(error, Forbidden) and self._is_optional()
 
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
-        self._forget_version()
+        self._version = None
         if not self._watched.refused:
             self._log.warning(
                 "resource_refused",
@@ -335,7 +330,7 @@ class Reflector:
                 retry_in=self._settings.refused_retry,
             )
         self._watched.refused = str(error)
-        self._changed()
+        self._settled()
         return self._settings.refused_retry
 
     def _miss_kubevirt(self, error: ApiError) -> None:
@@ -344,7 +339,7 @@ class Reflector:
                 "the API server has no virtualmachineinstances.kubevirt.io (404): is KubeVirt"
                 " installed? Set kube.waitForKubeVirt: true to wait for it."
             )
-        if self._refusals == BELIEVED_AFTER:
+        if self._refusals == FINAL_AFTER:
             self._log.warning("waiting_for_kubevirt", why=str(error))
 
     def _note_progress(self) -> None:

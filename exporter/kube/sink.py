@@ -8,9 +8,9 @@ from typing import Protocol
 import structlog
 from msgspec.structs import replace
 
-from exporter.engine.model import Fact, Instant, Policy, Resource, Seconds, Vmi, Why
+from exporter.engine.changes import Change, Listed, Observed, Removed, Unreadable
+from exporter.engine.model import Instant, Policy, Seconds, Vmi
 from exporter.engine.overrides import OverrideChooser
-from exporter.engine.store import Names, Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
 
@@ -21,22 +21,13 @@ NO_OVERRIDES = Policy()
 
 
 class FactSink(Protocol):
-    """Receives facts; the `Store` is one."""
+    """Receives what a reflector reads; the `Store` is one."""
 
-    read_at: Instant
+    def apply(self, change: Change, at: Instant) -> int:
+        """Apply what was read at `at`; returns how many objects changed, 0 if it was no news.
 
-    @property
-    def revision(self) -> int:
-        """Grows with every change that could change an answer."""
-
-    def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:
-        """Add or replace an object and its reasons."""
-
-    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
-        """Remove an object."""
-
-    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
-        """Remove all objects but these; returns how many."""
+        Of an object that cannot be read: 1 if it could be read until now.
+        """
 
 
 class Listener(Protocol):
@@ -78,18 +69,14 @@ class Feed:
         self._listener = listener
         self._watched = watched
         self._clock = clock
+        self._read_at: Instant = 0.0
         self._refusal_logged_at: Instant | None = None
         scope = {} if watched.namespace is None else {"in_namespace": watched.namespace}
         self.log = structlog.stdlib.get_logger().bind(resource=str(watched.resource), **scope)
 
-    @property
-    def revision(self) -> int:
-        """The revision of the sink."""
-        return self._sink.revision
-
     def begin_batch(self, listing: Listing | None = None) -> None:
         """Record as of when the next objects are read: of a list, when it was requested."""
-        self._sink.read_at = self._clock() if listing is None else listing.began
+        self._read_at = self._clock() if listing is None else listing.began
 
     def put(self, changed: Changed, listing: Listing | None) -> None:
         """Add or replace an object of a list or of the watch."""
@@ -104,18 +91,22 @@ class Feed:
                 fact.namespace, traits.read_labels(), traits.priority_class
             )
             fact = replace(fact, override=override)
-        self._sink.put(fact, changed.reasons)
+        self._sink.apply(Observed(fact, changed.reasons), self._read_at)
 
     def remove(self, deleted: Deleted) -> None:
         """Remove an object."""
-        self._sink.remove(self._watched.resource, deleted.namespace, deleted.name, deleted.uid)
+        resource = self._watched.resource
+        removed = Removed(resource, deleted.namespace, deleted.name, deleted.uid)
+        self._sink.apply(removed, self._read_at)
 
     def retain(self, listing: Listing) -> int:
         """Remove what a list lacks; an incomplete list removes nothing."""
         if not listing.complete:
             self.log.warning("list_not_used_to_forget", why="an item could not be read at all")
             return 0
-        return self._sink.retain(self._watched.resource, listing.names, self._watched.namespace)
+        watched = self._watched
+        listed = Listed(watched.resource, listing.names, watched.namespace)
+        return self._sink.apply(listed, self._read_at)
 
     def refuse(self, refusal: Refused, listing: Listing | None) -> None:
         """Count and log an unusable object. Earlier facts about it are kept."""
@@ -125,9 +116,11 @@ class Feed:
                 listing.complete = False
             else:
                 listing.names[refusal.namespace or ""].add(refusal.name)
-        is_new = self._note_refused(refusal)
-        self._put_bare_vmi(refusal)
-        now = self._clock()
+        is_new, now = False, self._clock()
+        if refusal.name:
+            place = (refusal.namespace or "", refusal.name, refusal.uid or "")
+            unreadable = Unreadable(self._watched.resource, *place)
+            is_new = bool(self._sink.apply(unreadable, self._read_at))
         last = self._refusal_logged_at
         if is_new or last is None or now - last >= REFUSALS_LOGGED_EVERY:
             self._refusal_logged_at = now
@@ -138,28 +131,3 @@ class Feed:
                 name=refusal.name,
                 refused_so_far=self._watched.refused_objects,
             )
-
-    def _note_refused(self, refusal: Refused) -> bool:
-        """Note that a known object cannot be read any more; True if it could until now."""
-        sink = self._sink
-        if not isinstance(sink, Store) or not refusal.name:
-            return False
-        return sink.note_refused(self._watched.resource, refusal.namespace or "", refusal.name)
-
-    def _put_bare_vmi(self, refusal: Refused) -> None:
-        """Add a new VMI of which only name and UID are readable, so that it is known to exist."""
-        if self._watched.resource is not Resource.VMIS or not refusal.name or not refusal.uid:
-            return
-        namespace = refusal.namespace or ""
-        known = self._known(namespace, refusal.name)
-        if known is None or known.uid != refusal.uid:
-            bare = Vmi(
-                namespace=namespace, name=refusal.name, uid=refusal.uid, migratable_unknown=True
-            )
-            self._sink.put(bare)
-
-    def _known(self, namespace: str, name: str) -> Vmi | None:
-        """The VMI as known so far."""
-        sink = self._sink
-        evidence = sink.evidence(namespace, name) if isinstance(sink, Store) else None
-        return None if evidence is None else evidence.vmi

@@ -181,7 +181,7 @@ def _sample_unwritten(view: View) -> list[Sample]:
     kept = view.health.history
     if kept is None:
         return []
-    return [Sample((), kept.unwritten_since or (view.now if view.store.touched else 0.0))]
+    return [Sample((), kept.unwritten_since or (view.now if kept.has_outdated() else 0.0))]
 
 
 def _sample_faults(view: View) -> list[Sample]:

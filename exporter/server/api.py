@@ -116,7 +116,8 @@ class _Parts(Payload):
 class Service:
     """The handlers and what they share.
 
-    `render_metrics` takes an Accept header; `note_held`, if set, is called for each held eviction.
+    `render_metrics` takes an Accept header; `note_blocked`, if set, is called for each blocked
+    eviction.
     """
 
     store: Store
@@ -130,9 +131,14 @@ class Service:
     polls: LongPolls
     clock: Callable[[], Instant]
     render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
-    note_held: Callable[[Vmi, Verdict, Instant], None] | None = None
+    note_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
     closing: bool = False
     _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
+
+    def close(self) -> None:
+        """Answer all long polls now, and close connections after their next answer."""
+        self.closing = True
+        self.polls.close()
 
     async def answer_verdicts(self, request: web.Request) -> web.Response:
         """POST /v1/verdicts."""
@@ -373,8 +379,8 @@ class Service:
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
-        if self.note_held is not None:
-            self.note_held(vmi, verdict, now)
+        if self.note_blocked is not None:
+            self.note_blocked(vmi, verdict, now)
 
     def _count(
         self, candidate: Candidate, entry: Entry | None, verdict: Verdict, now: Instant

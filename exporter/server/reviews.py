@@ -149,7 +149,7 @@ def judge(
     available = health.ready and Resource.VMIS not in dead
     found = store.find_pod(review.namespace, review.pod) if review.is_eviction else None
     if found is None and (
-        not review.is_eviction or (available and store.sees_pods_of(review.namespace))
+        not review.is_eviction or (available and store.visibility.sees_pods_of(review.namespace))
     ):
         return Judgement(outcome=ReviewOutcome.UNKNOWN_POD)
     view.advance(now, dead=all_dead)

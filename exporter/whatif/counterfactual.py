@@ -22,9 +22,20 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.model import Instant, Policy, Priority, Reason, Resource, Trigger, Vmi, Vmim
+from exporter.engine.changes import Key, Observed, Removed
+from exporter.engine.model import (
+    Fact,
+    Instant,
+    Policy,
+    Priority,
+    Reason,
+    Resource,
+    Trigger,
+    Vmi,
+    Vmim,
+)
 from exporter.engine.rules import decide
-from exporter.engine.store import Key, Store
+from exporter.engine.store import Store
 from exporter.whatif.account import Account
 
 
@@ -67,6 +78,11 @@ class Counterfactual:
         self._account = account
         self._recorded_vmims = recorded_vmims
         self._evictions: dict[str, _Eviction] = {}
+        self._now: Instant = 0.0
+
+    def advance(self, now: Instant) -> None:
+        """Move the clock."""
+        self._now = now
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
         """A VMI changed; `before` is None if it is new or in the first list."""
@@ -74,7 +90,7 @@ class Counterfactual:
             self._decide(vmi)
         eviction = self._evictions.get(vmi.uid)
         if eviction is None:
-            self._store.put(vmi)
+            self._put(vmi)
             return
         self._hide_new_migration(eviction, vmi, before)
         if vmi.evacuation_node != eviction.node:
@@ -86,29 +102,35 @@ class Counterfactual:
         """A VMIM of `vmi` was added or changed."""
         eviction = None if vmi is None else self._evictions.get(vmi.uid)
         if vmi is None or eviction is None:
-            self._store.put(vmim)
+            self._put(vmim)
             return
         if is_new:
             self._judge_new_vmim(vmi, eviction, vmim)
         if not eviction.hides(migration_id(vmim)):
-            self._store.put(vmim)
+            self._put(vmim)
 
     def remove_vmim(self, namespace: str, name: str, uid: str, vmi: Vmi | None) -> None:
         """A VMIM of `vmi` was deleted."""
-        self._store.remove(Resource.VMIMS, namespace, name, uid)
+        self._remove(Resource.VMIMS, namespace, name, uid)
         eviction = None if vmi is None else self._evictions.get(vmi.uid)
         if vmi is not None and eviction is not None:
             self._prune(eviction, vmi)
 
     def remove_vmi(self, vmi: Vmi) -> None:
         """A VMI was deleted."""
-        self._store.remove(Resource.VMIS, vmi.namespace, vmi.name)
+        self._remove(Resource.VMIS, vmi.namespace, vmi.name)
         self._evictions.pop(vmi.uid, None)
+
+    def _put(self, fact: Fact) -> None:
+        self._store.apply(Observed(fact), self._now)
+
+    def _remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
+        self._store.apply(Removed(resource, namespace, name, uid), self._now)
 
     def _decide(self, vmi: Vmi) -> None:
         """Decide about a new eviction."""
         former = self._evictions.pop(vmi.uid, None)
-        now = self._store.read_at
+        now = self._now
         evidence = self._store.evidence(vmi.namespace, vmi.name)
         if evidence is None:
             return
@@ -129,7 +151,7 @@ class Counterfactual:
         if eviction.reason is not None:
             for vmim in own:
                 eviction.hidden.add(migration_id(vmim))
-                self._store.remove(Resource.VMIMS, vmim.namespace, vmim.name)
+                self._remove(Resource.VMIMS, vmim.namespace, vmim.name)
 
     def _judge_new_vmim(self, vmi: Vmi, eviction: _Eviction, vmim: Vmim) -> None:
         """Find out whether a new VMIM belongs to the eviction, and what follows from that."""
@@ -151,7 +173,7 @@ class Counterfactual:
         eviction.needs_permission, eviction.reason = False, None
         for name, vmim in self._vmims_of(vmi).items():
             if name in eviction.hidden:
-                self._store.put(vmim)
+                self._put(vmim)
         eviction.hidden.clear()
         self._put_visible(vmi, eviction)
 
@@ -193,7 +215,7 @@ class Counterfactual:
                 migration=None if evidence is None else evidence.vmi.migration,
                 other_uids=() if evidence is None else evidence.vmi.other_uids,
             )
-        self._store.put(vmi)
+        self._put(vmi)
 
 
 def migration_id(vmim: Vmim) -> str:

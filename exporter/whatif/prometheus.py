@@ -32,6 +32,7 @@ from exporter.credentials import (
     make_ssl_context,
     read_token,
 )
+from exporter.engine.changes import Key
 from exporter.engine.model import (
     Instant,
     MigrationState,
@@ -42,7 +43,6 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.store import Key
 from exporter.text import write_instant
 from exporter.whatif.recording import Kind, Recorded
 

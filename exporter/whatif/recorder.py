@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
+from exporter.engine.changes import Change, Key, Listed, Observed, Removed
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Fact,
@@ -26,10 +27,9 @@ from exporter.engine.model import (
     Seconds,
     Vmi,
     Vmim,
-    Why,
 )
-from exporter.engine.store import Key, Names, Store
-from exporter.health import Health
+from exporter.engine.store import Store
+from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.informers import Informers
 from exporter.kube.kubevirt import Changed
@@ -144,47 +144,51 @@ class Recorder(Store):
                 changed.traits.priority_class if by_class else "",
             )
 
-    def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> None:
-        """Store an object, and record it if it changed."""
+    def apply(self, change: Change, at: Instant) -> int:
+        """Apply a change, and record it if it was news."""
+        match change:
+            case Observed(fact=fact):
+                return self._record_fact(change, fact, at)
+            case Removed(resource=resource):
+                changed = super().apply(change, at)
+                if changed:
+                    place = (change.namespace, change.name)
+                    if resource is Resource.VMIS:
+                        self._matched_of.pop(place, None)
+                    line = recording.write_deletion(self._advance(at), resource, *place, change.uid)
+                    self._write(resource, Kind.DELETED, line)
+            case Listed(resource=resource):
+                changed = super().apply(change, at)
+                self._refused.discard(resource)
+                line = recording.write_note(self._advance(at), Kind.SYNCED, resource)
+                self._write(resource, Kind.SYNCED, line)
+            case _:
+                changed = super().apply(change, at)
+        return changed
+
+    def _record_fact(self, change: Observed, fact: Fact, at: Instant) -> int:
+        """Apply an object; it is news as well if other overrides match it."""
         resource = _RESOURCES[type(fact)]
-        revision, known = self.revision, self.count(resource)
-        super().put(fact, reasons)
+        known = self.count(resource)
+        changed = super().apply(change, at)
         matched, self._matched = self._matched, _UNMATCHED
+        is_news = bool(changed)
         if isinstance(fact, Vmi) and self._policy.overrides:
             key = (fact.namespace, fact.name)
-            if self._matched_of.get(key, _UNMATCHED) != matched:
-                self._matched_of[key] = matched
-                revision = -1
-        if self.revision == revision:
-            return
-        kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
-        line = recording.write_fact(
-            self._advance(),
-            kind,
-            resource,
-            fact,
-            labels=matched.labels,
-            priority_class=matched.priority_class,
-        )
-        self._write(resource, kind, line)
-
-    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
-        """Remove an object, and record that if it was there."""
-        known = self.count(resource)
-        super().remove(resource, namespace, name, uid)
-        if self.count(resource) < known:
-            if resource is Resource.VMIS:
-                self._matched_of.pop((namespace, name), None)
-            line = recording.write_deletion(self._advance(), resource, namespace, name, uid)
-            self._write(resource, Kind.DELETED, line)
-
-    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
-        """Remove all objects but those of a complete list, and record that it is complete."""
-        gone = super().retain(resource, names, namespace)
-        self._refused.discard(resource)
-        line = recording.write_note(self._advance(), Kind.SYNCED, resource)
-        self._write(resource, Kind.SYNCED, line)
-        return gone
+            is_news = is_news or self._matched_of.get(key, _UNMATCHED) != matched
+            self._matched_of[key] = matched
+        if is_news:
+            kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
+            line = recording.write_fact(
+                self._advance(at),
+                kind,
+                resource,
+                fact,
+                labels=matched.labels,
+                priority_class=matched.priority_class,
+            )
+            self._write(resource, kind, line)
+        return changed
 
     def note_refusals(self, health: Health, now: Instant) -> None:
         """Record which resources may not be listed in any watched namespace, once each."""
@@ -199,12 +203,12 @@ class Recorder(Store):
         """Record when the recording was stopped, which may be long after its last event."""
         self._lines.write(recording.write_note(now, Kind.ENDED))
 
-    def _advance(self, to: Instant | None = None) -> Instant:
+    def _advance(self, to: Instant) -> Instant:
         """The next event's instant: never before the last one's.
 
         Lists overlap, and what a list says counts from its beginning.
         """
-        self._written_at = max(self._written_at, self.read_at if to is None else to)
+        self._written_at = max(self._written_at, to)
         return self._written_at
 
     def _write(self, resource: Resource, kind: Kind, line: bytes) -> None:
@@ -228,7 +232,8 @@ async def record(
     """
     file = LineFile(path)
     recorder = Recorder(file, settings.policy)
-    health = Health(settings.kube.stale_after, settings.kube.dead_after)
+    watches = list_watches(settings.namespaces)
+    health = Health(settings.kube.stale_after, settings.kube.dead_after, watches)
     try:
         async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
             watch = Informers(
@@ -236,9 +241,8 @@ async def record(
                 recorder,
                 health,
                 settings.kube,
-                namespaces=settings.namespaces,
                 clock=clock,
-                changed=lambda: recorder.note_refusals(health, clock()),
+                settled=lambda: recorder.note_refusals(health, clock()),
                 listener=recorder,
                 rng=rng or random.Random(),  # noqa: S311 (jitter)
             )

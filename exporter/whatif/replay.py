@@ -25,9 +25,18 @@ from contextlib import contextmanager
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.engine.changes import (
+    Change,
+    Key,
+    Notice,
+    NoticeKind,
+    Observed,
+    Removed,
+    Visibility,
+)
 from exporter.engine.model import Instant, KubeVirtSettings, Pod, Resource, Seconds, Vmi, Vmim
 from exporter.engine.overrides import OverrideChooser
-from exporter.engine.store import Key, Store
+from exporter.engine.store import Store
 from exporter.kube.kubevirt import Traits
 from exporter.whatif.account import Account, Comparison, Contender, Timeline, Touched
 from exporter.whatif.counterfactual import Counterfactual, migration_id
@@ -52,6 +61,7 @@ class Replay:
         self._vmims_by_vmi: dict[Key, dict[str, Vmim]] = {}
         self._now: Instant = 0.0
         self._events = 0
+        self._visibility = Visibility()
         self._vms = 0
         self._vm_seconds: Seconds = 0.0
         self._began: Instant | None = None
@@ -82,14 +92,21 @@ class Replay:
                 self._put_vmim(vmim)
             case Pod() | KubeVirtSettings() as fact:
                 for world in self._worlds:
-                    world.store.put(fact)
+                    world.apply(Observed(fact))
             case _:
                 self._remove(event)
-        for world in self._worlds:
-            if event.resource is Resource.VMIMS:
-                world.store.vmims_seen = event.kind is not Kind.REFUSED
-            elif event.resource is Resource.PODS:
-                world.store.pods_seen = event.kind is not Kind.REFUSED
+        self._note_visibility(event)
+
+    def _note_visibility(self, event: Recorded) -> None:
+        """What is recorded at all was visible, until it was refused."""
+        visible, is_refused = self._visibility, event.kind is Kind.REFUSED
+        if event.resource is Resource.VMIMS and visible.vmims is is_refused:
+            self._visibility = Visibility(not is_refused, visible.pods)
+        elif event.resource is Resource.PODS and visible.pods is is_refused:
+            self._visibility = Visibility(visible.vmims, not is_refused)
+        if self._visibility is not visible:
+            for world in self._worlds:
+                world.apply(self._visibility)
 
     def finish(self) -> Comparison:
         """End the recording and return what each contender would have done."""
@@ -159,7 +176,7 @@ class Replay:
                 world.remove_vmim(*key, event.uid, vmi)
         else:
             for world in self._worlds:
-                world.store.remove(event.resource, *key, event.uid)
+                world.apply(Removed(event.resource, *key, event.uid))
 
     def _remove_vmi(self, key: Key, life: _Life) -> None:
         del self._lives[key]
@@ -186,7 +203,7 @@ class _World:
     def __init__(
         self, contender: Contender, recorded_vmims: Mapping[Key, Mapping[str, Vmim]]
     ) -> None:
-        self.store = Store(endings_kept=contender.policy.endings_kept)
+        self._store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
             contender=contender,
             touched={one.name: Touched() for one in contender.policy.overrides},
@@ -195,28 +212,37 @@ class _World:
             cooling_over_time=Timeline(0.0),
         )
         self._counterfactual = Counterfactual(
-            contender.policy, self.store, self._account, recorded_vmims
+            contender.policy, self._store, self._account, recorded_vmims
         )
         self._totals = VmTotals(contender.policy, self._account)
-        self._timers = StuckTimers(contender.stuck, self.store, self._account.stuck)
+        self._timers = StuckTimers(contender.stuck, self._store, self._account.stuck)
         self._policy = contender.policy
         self._chooser = OverrideChooser(contender.policy)
         self._overrides: dict[str, str] = {}
         self._has_begun = False
+        self._now: Instant = 0.0
+        self._has_changed = False
+        self._store.subscribe(self._note_change, NoticeKind.EVIDENCE)
 
     def begin(self, now: Instant) -> None:
         """The first lists are complete: count from here on."""
         self._has_begun = True
-        self.store.read_at = now
+        self._now = now
+        self._counterfactual.advance(now)
         for timeline in self._account.timelines:
             timeline.began = now
-        for evidence in list(self.store.all_evidence()):
+        for evidence in list(self._store.all_evidence()):
             self._count(evidence.vmi)
 
     def advance(self, now: Instant) -> None:
         """Move the clock."""
         self._timers.advance(now)
-        self.store.read_at = now
+        self._now = now
+        self._counterfactual.advance(now)
+
+    def apply(self, change: Change) -> None:
+        """Something happened that is the same whatever the policy."""
+        self._store.apply(change, self._now)
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None, traits: Traits | None) -> None:
         """A recorded VMI changed."""
@@ -239,7 +265,7 @@ class _World:
 
     def remove_vmi(self, vmi: Vmi) -> None:
         """A recorded VMI was deleted."""
-        now = self.store.read_at
+        now = self._now
         self._counterfactual.remove_vmi(vmi)
         self._overrides.pop(vmi.uid, None)
         self._totals.complete(vmi.uid, now)
@@ -275,20 +301,24 @@ class _World:
     @contextmanager
     def _counting(self, vmi: Vmi | None) -> Iterator[None]:
         """Count what the block changes in the store's view of this VMI."""
-        revision = self.store.revision
-        before = None if vmi is None else self.store.evidence(vmi.namespace, vmi.name)
+        self._has_changed = False
+        before = None if vmi is None else self._store.evidence(vmi.namespace, vmi.name)
         yield
-        if vmi is not None and self.store.revision != revision:
+        if vmi is not None and self._has_changed:
             self._count(vmi, None if before is None else before.vmi)
 
+    def _note_change(self, notice: Notice) -> None:
+        del notice  # each of these events is about one VMI
+        self._has_changed = True
+
     def _count(self, vmi: Vmi, before: Vmi | None = None) -> None:
-        evidence = self.store.evidence(vmi.namespace, vmi.name)
+        evidence = self._store.evidence(vmi.namespace, vmi.name)
         if evidence is None:
             return
         self._totals.count_migration(before, evidence.vmi)
         if self._has_begun:
-            self._totals.measure_cooldown(evidence, self.store.read_at)
-            self._timers.check(evidence, self.store.read_at)
+            self._totals.measure_cooldown(evidence, self._now)
+            self._timers.check(evidence, self._now)
 
 
 def play(events: Iterable[Recorded], contenders: Iterable[Contender]) -> Comparison:

@@ -28,6 +28,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from exporter.counters import Counters
+from exporter.engine.changes import Observed
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     ConfigMap,
@@ -38,16 +39,16 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.reader import DATA_KEY, ConfigMapReader, name_of
+from exporter.history.writer import WriteSignal
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.reflector import Reflector
 from exporter.metrics.exposition import Exposition, sample
 from exporter.metrics.families import View
 from exporter.settings import ConfigMaps, KubeSettings
+from tests.support.stores import ClockedStore, a_verdict_view, pending_changes
 
 
 LIST = "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
@@ -78,17 +79,17 @@ def resident() -> int:
     return int(pages) * resource.getpagesize()
 
 
-async def follow(url: str, *resources: Resource) -> Store:
+async def follow(url: str, *resources: Resource) -> ClockedStore:
     """A store that has listed these resources, one after another, by the exporter's own watch."""
-    store = Store(endings_kept=Policy().endings_kept)
-    store.vmims_seen = Resource.VMIMS in resources
+    store = ClockedStore(keep=Policy().endings_kept)
+    store.see(vmims=Resource.VMIMS in resources, pods=False)
     async with ApiServer(Login(url=url), read_timeout=60) as api:
         for one in resources:
             watched = Watched(one, None)
             news = asyncio.Event()
             reflector = Reflector(
                 api, watched, store, KubeSettings(), clock=time.time, rng=random.Random(),
-                changed=news.set,
+                settled=news.set,
             )  # fmt: skip
             task = asyncio.create_task(reflector.run())
             while not watched.synced:
@@ -201,7 +202,7 @@ async def _scrape(url: str, repeats: int) -> dict[str, Any]:
         watched.contact = now
     policy = Policy()
     view = View(
-        store=store, verdicts=VerdictView(store, policy), health=health, counters=Counters(),
+        store=store, verdicts=a_verdict_view(store, policy), health=health, counters=Counters(),
         policy=policy, stuck=StuckPolicy(), vmi_series=20_000, now=now,
     )  # fmt: skip
     ours = Exposition(lambda: view, process=False)
@@ -297,8 +298,8 @@ def migrated(vmis: int) -> Iterator[Vmim]:
 
 def replica(vmis: int) -> PendingChanges:
     """What a replica has to encode after it has listed this many VMIs and their VMIMs."""
-    store = Store(endings_kept=Policy().endings_kept)
-    changes = PendingChanges(store, Policy().migration_history_window)
+    store = ClockedStore(keep=Policy().endings_kept)
+    changes = pending_changes(store, Policy().migration_history_window)
     for number in range(vmis):
         uid = str(UUID(int=number << 64))
         store.put(Vmi(namespace=f"team-{number % 50}", name=f"vm-{number}", uid=uid, node="n1"))
@@ -309,24 +310,22 @@ def replica(vmis: int) -> PendingChanges:
 
 async def _standby(vmis: int) -> dict[str, float]:
     holder, changes = replica(vmis), replica(vmis)
-    for _ in holder.encode_touched(time.time()):
+    for _ in holder.encode_changed(time.time()):
         pass
     maps = Watched(Resource.CONFIGMAPS, "kev", synced=True)
     place = ConfigMaps("kev", "history")
-    reader = ConfigMapReader(changes, maps, HistoryHealth(), place, clock=time.time)
+    reader = ConfigMapReader(changes, maps, HistoryHealth(), WriteSignal(), place, clock=time.time)
     reading = asyncio.create_task(reader.run())
     gc.collect()
     longest = {}
     for shard, what in enumerate(("first", "no_news")):
         data = {DATA_KEY: holder.seal(shard)}
         fact = ConfigMap(namespace="kev", name=name_of(place, shard), version="1", data=data)
-        done = asyncio.Event()
-        reader.merged = done.set
         with LoopTimer() as timer:
-            reader.put(fact)
-            reader.wake()
-            await done.wait()
-            for _ in changes.encode_touched(time.time()):
+            reader.apply(Observed(fact), 0.0)
+            while shard not in reader.shards:  # noqa: ASYNC110 (nothing says it)
+                await asyncio.sleep(0)
+            for _ in changes.encode_changed(time.time()):
                 await asyncio.sleep(0)
         longest[what] = timer.longest
     reading.cancel()

@@ -1,8 +1,8 @@
 """News that are heard late, after a watch was away, tell the same as a restart would."""
 
 from exporter.engine.model import Fact, Instant
-from exporter.engine.store import Store
 from tests.support.builders import KEEP, NOW, a_vmi, a_vmim
+from tests.support.stores import ClockedStore
 
 
 FAILED = a_vmim(
@@ -13,9 +13,9 @@ MARKED = a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 30)
 
 def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
     """When the evacuation was requested, and how often it failed, as these facts tell at once."""
-    store = Store(endings_kept=KEEP)
-    store.vmims_seen = True
-    store.read_at = read_at
+    store = ClockedStore(keep=KEEP)
+    store.see(pods=False)
+    store.now = read_at
     for fact in facts:
         store.put(fact)
     [evidence] = store.evacuating()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration
 from exporter.engine.model import Fact, Instant, MigrationState, Outcome, Pod, Policy, Vmi, Vmim
-from exporter.engine.store import Store
+from tests.support.stores import ClockedStore
 
 
 Json: TypeAlias = dict[str, Any]
@@ -212,11 +212,9 @@ def transitions_json(**instants: Instant) -> list[Json]:
     ]
 
 
-def a_store(*facts: Fact, keep: int = KEEP, read_at: Instant = 0.0) -> Store:
+def a_store(*facts: Fact, keep: int = KEEP, now: Instant = 0.0) -> ClockedStore:
     """A store with full permissions and these facts, put in this order."""
-    store = Store(endings_kept=keep)
-    store.vmims_seen = store.pods_seen = True
-    store.read_at = read_at
+    store = ClockedStore(keep=keep, now=now)
     for fact in facts:
         store.put(fact)
     return store

@@ -19,6 +19,7 @@ from exporter.kube.kubevirt import parse_object
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster import Resource as Served
 from tests.support.api_servers import Stage
+from tests.support.stores import ClockedStore
 
 
 Object = dict[str, Any]
@@ -58,8 +59,7 @@ class Script:
         self._lives: dict[str, _Life] = {}
         self._names = [f"vm{number}" for number in range(vms)]
         self._serial = 0
-        self.expected = Store(endings_kept=Policy().endings_kept)
-        self.expected.vmims_seen = self.expected.pods_seen = True
+        self.expected = ClockedStore(keep=Policy().endings_kept)
 
     @property
     def now(self) -> float:
@@ -228,7 +228,7 @@ class Script:
         self.expected.put(parse_object(_KINDS[served], msgspec.json.encode(body)).fact)
 
 
-def compare(expected: Store, seen: Store, namespace: str, now: float) -> list[str]:
+def compare(expected: ClockedStore, seen: Store, namespace: str, now: float) -> list[str]:
     """Every way in which the verdicts of two stores differ in one namespace."""
     policy = Policy()
     names = sorted(

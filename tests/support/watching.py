@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exporter.engine.changes import NoticeKind
 from exporter.engine.model import Instant, Policy, Resource, Verdict
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
-from exporter.health import Health
+from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.informers import Informers
 from exporter.kube.reflector import Reflector
@@ -103,7 +104,7 @@ async def following(
     """Watch for the length of the block; `changed` overrides single `settings`."""
     kube = replace(settings, **changed)  # type: ignore[arg-type]
     store = Store(endings_kept=Policy().endings_kept)
-    health = Health(kube.stale_after, kube.dead_after)
+    health = Health(kube.stale_after, kube.dead_after, list_watches(namespaces))
     condition = asyncio.Condition()
     telling: set[asyncio.Task[None]] = set()
 
@@ -116,15 +117,15 @@ async def following(
         telling.add(task)
         task.add_done_callback(telling.discard)
 
+    store.subscribe(lambda _: notify(), *NoticeKind)
     async with ApiServer(login, read_timeout=kube.read_timeout) as api:
         watch = Informers(
             api,
             store,
             health,
             kube,
-            namespaces=namespaces,
             clock=time.time,
-            changed=notify,
+            settled=notify,
             rng=random.Random(1),
             reflector=reflector,
         )

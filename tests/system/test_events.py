@@ -234,7 +234,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
         evacuation_node="n1",
         eviction_requested_at=now - 4000,
     )
-    store = a_store(leaving, read_at=now)
+    store = a_store(leaving, now=now)
     store.put(leaving, (Why(WhySource.LIVE_MIGRATABLE, "Disks", "ü" * 1024),))
     health = Health(180, 600, [Watched(Resource.VMIS, None, synced=True)])
     queue = EventQueue(Counter())
@@ -244,7 +244,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
             api, store, health, StuckPolicy(), queue, instance="pod-1", clock=lambda: now
         )
         for _ in range(3):
-            queue.note_held(held, hold, now)
+            queue.note_blocked(held, hold, now)
             await writer.check()
             await writer.write_due()
             now += REPEATED_AFTER

@@ -78,9 +78,9 @@ async def candidate(
             duration=DURATION,
             rng=random.Random(1),
             wall=lambda: NOW + asyncio.get_running_loop().time(),
+            changed=lambda: changes.append(lease.held),
             monotonic=clock,
         )
-        lease.changed = lambda: changes.append(lease.held)
         made = Candidate(lease, clock, changes)
         try:
             yield made

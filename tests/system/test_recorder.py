@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from exporter.engine.changes import Observed, Removed
 from exporter.engine.model import Resource, Vmi
 from exporter.health import Health, Watched
 from exporter.kube.client import Login, NoCredentials
@@ -246,9 +247,9 @@ def test_a_repetition_is_no_line(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "cluster.ndjson")
     recorder = Recorder(file)
     for _ in range(3):
-        recorder.put(a_vmi())
-    recorder.remove(Resource.VMIS, NAMESPACE, NAME, UID)
-    recorder.remove(Resource.VMIS, NAMESPACE, NAME, UID)
+        recorder.apply(Observed(a_vmi()), NOW)
+    recorder.apply(Removed(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
+    recorder.apply(Removed(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
     file.close()
 
     assert file.lines == 3
@@ -266,7 +267,7 @@ def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:
         made["metadata"]["labels"] = {"tier": tier, "password": other}
         changed = parse_object(Resource.VMIS, msgspec.json.encode(made))
         recorder.note(changed)
-        recorder.put(changed.fact)
+        recorder.apply(Observed(changed.fact), NOW)
     file.close()
 
     traits = [event.traits for event in read(tmp_path / "cluster.ndjson")]

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 from exporter.engine.model import Resource
-from exporter.engine.store import Store
 from exporter.health import Health, HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
-from exporter.history.file import FileWriter, HistoryUnwritable
+from exporter.history.file import HistoryUnwritable, read_file
 from exporter.history.format import SHARDS, shard_of
 from exporter.history.reader import ConfigMapReader
+from exporter.history.writer import WriteSignal
 from exporter.kube.client import Absent, ApiServer, Forbidden, Login
 from exporter.kube.kubevirt import HISTORY_LABEL
 from exporter.kube.lease import Lease
@@ -43,6 +43,7 @@ from tests.support.stored_history import (
     until_one_writes,
     until_written,
 )
+from tests.support.stores import ClockedStore, pending_changes, put
 
 
 async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path) -> None:
@@ -286,20 +287,21 @@ def a_config_map_writer(
     api: Garbled | Full | ApiServer, namespace: str = "x", uid: str = UID, *, may_write: bool = True
 ) -> tuple[ConfigMapWriter, PendingChanges, HistoryHealth]:
     """A writer with one VMI to write of, and no watch."""
-    store = Store(endings_kept=KEEP)
-    changes = PendingChanges(store, window=86_400.0)
+    store = ClockedStore(keep=KEEP)
+    changes = pending_changes(store, window=86_400.0)
     store.put(a_vmi(uid=uid, migration=a_state()))
     watched = Watched(Resource.CONFIGMAPS, namespace, synced=True)
     status = HistoryHealth(find_unwritten=lambda: changes.unwritten_since)
-    place = ConfigMaps(namespace, NAME)
-    reader = ConfigMapReader(changes, watched, status, place, clock=lambda: NOW)
+    place, signal = ConfigMaps(namespace, NAME), WriteSignal()
+    reader = ConfigMapReader(changes, watched, status, signal, place, clock=lambda: NOW)
     status.loaded = True
     writer = ConfigMapWriter(
         changes,
         Health(180.0, 600.0, [watched]),
         status,
+        signal,
         cast("ApiServer", api),
-        reader,
+        reader=reader,
         lease=cast("Lease", FixedLease(held=may_write)),
         interval=1.0,
         clock=lambda: NOW,
@@ -326,9 +328,9 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
     (name,), before = api.applied, json.dumps(api.applied)
     api.full = True
     for number in range(64):
-        changes.store.put(a_vmi(name=f"new-{number}", uid=f"{number}", migration=a_state()))
+        put(changes.store, a_vmi(name=f"new-{number}", uid=f"{number}", migration=a_state()))
     again = a_state(uid="again", start=NOW - 60.0, end=NOW - 5.0)
-    changes.store.put(a_vmi(uid=UID, migration=again))
+    put(changes.store, a_vmi(uid=UID, migration=again))
     await writer.flush()
 
     assert list(api.applied) == [name]
@@ -340,13 +342,10 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
 @pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
 def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
     """The start ends with the file that the configuration names."""
-    changes = PendingChanges(Store(endings_kept=KEEP), window=86_400.0)
+    changes = pending_changes(ClockedStore(keep=KEEP), window=86_400.0)
     path = tmp_path / name
-    writer = FileWriter(
-        changes, Health(180.0, 600.0), HistoryHealth(), path, interval=1.0, clock=lambda: NOW
-    )
     with pytest.raises(HistoryUnwritable, match=f"history: file:{path}: "):
-        writer.read()
+        read_file(changes, HistoryHealth(), path, NOW)
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,7 +253,7 @@ class TestOnBothServers:
             assert watch.health.is_refused(Resource.VMIMS)
             assert watch.health.is_refused(Resource.PODS)
             assert "forbidden" in watch.health.of(Resource.PODS)[0].refused
-            assert not watch.store.vmims_seen
+            assert not watch.store.visibility.vmims
             assert "a" in watch.names(namespace)
 
     async def test_watches_the_named_namespaces_only(self, stage: Stage) -> None:
@@ -529,7 +529,7 @@ class TestOnTheSimulatedServer:
             await watch.ready()
             assert watch.health.is_refused(Resource.PODS)
             simulated.server.recover(PODS.plural)
-            await watch.until(lambda: watch.store.pods_seen, what="pods seen")
+            await watch.until(lambda: watch.store.visibility.pods, what="pods seen")
             assert not watch.health.is_refused(Resource.PODS)
 
     async def test_believes_no_passing_refusal(self, simulated: SimulatedStage) -> None:
@@ -537,7 +537,7 @@ class TestOnTheSimulatedServer:
         simulated.server.answer(VMIMS.plural, 404, times=2)
         async with following(simulated.login) as watch:
             await watch.ready()
-            assert watch.store.vmims_seen
+            assert watch.store.visibility.vmims
 
     async def test_says_that_kubevirt_is_missing(self, simulated: SimulatedStage) -> None:
         """A 404 for VMIs ends the watch with an error of its own."""

@@ -10,28 +10,28 @@ from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
 from exporter.cli.layout import Screen
 from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
 from exporter.engine.model import KubeVirtSettings, MigrationLimits, Why, WhySource
-from exporter.engine.store import Store
 from exporter.server.answers import describe_drain, list_nodes
 from exporter.server.schemas import DrainAnswer
 from tests.support.builders import NOW, a_running_state, a_store, a_vmim
+from tests.support.stores import ClockedStore
 from tests.unit.cli.answers import PIPED
 from tests.unit.engine.test_drain import a_failure, a_movable, a_moved, now_in
 from tests.unit.engine.test_node_drains import a_drain
 from tests.unit.server.test_answers import some_health
 
 
-def drain_of(store: Store, node: str = "n1") -> DrainAnswer:
+def drain_of(store: ClockedStore, node: str = "n1") -> DrainAnswer:
     """The answer of GET /v1/nodes/{node}."""
     forecast, candidates = forecast_node(store, node, now_in(store))
     return describe_drain(forecast, candidates, NOW, some_health())
 
 
-def shown(store: Store, screen: Screen = PIPED, *, everything: bool = False) -> str:
+def shown(store: ClockedStore, screen: Screen = PIPED, *, everything: bool = False) -> str:
     """What `node n1` shows."""
     return show_drain(drain_of(store), screen, everything=everything)
 
 
-def listed(store: Store, *, everything: bool = False, now: float = NOW) -> str:
+def listed(store: ClockedStore, *, everything: bool = False, now: float = NOW) -> str:
     """What `node` shows."""
     durations: dict[str, list[float]] = {}
     for evidence in store.all_evidence():
@@ -44,7 +44,7 @@ def listed(store: Store, *, everything: bool = False, now: float = NOW) -> str:
     return show_nodes(answer, PIPED, everything=everything)
 
 
-def a_mixed_store() -> Store:
+def a_mixed_store() -> ClockedStore:
     """A VM of every outcome on n1, one that leaves on n2."""
     return a_store(
         a_moved(1, 90.0),
@@ -58,7 +58,7 @@ def a_mixed_store() -> Store:
 
 def test_the_first_sentence_is_the_answer() -> None:
     """Whether the node can be emptied, and if not, which VMs do not leave and why."""
-    store = a_store(a_moved(1, 90.0), read_at=NOW - 2000.0)
+    store = a_store(a_moved(1, 90.0), now=NOW - 2000.0)
     assert shown(store).startswith("n1 can be emptied.\nIt takes at least 1m30s: ")
 
     why = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")

@@ -30,7 +30,6 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.store import Store
 from tests.support.builders import (
     NAMESPACE,
     NOW,
@@ -42,6 +41,7 @@ from tests.support.builders import (
     an_ended_vmim,
 )
 from tests.support.sizes import soaked
+from tests.support.stores import ClockedStore
 
 
 LEAVES, WAITS, FAILS = DrainOutcome.LEAVES, DrainOutcome.WAITS, DrainOutcome.FAILS
@@ -60,18 +60,18 @@ def a_moved(number: int, seconds: float, **overrides: Any) -> Vmi:
     return a_movable(number, migration=state, **overrides)
 
 
-def now_in(store: Store, dead: DeadResources = ALL_ALIVE) -> Conditions:
+def now_in(store: ClockedStore, dead: DeadResources = ALL_ALIVE) -> Conditions:
     """What all outcomes depend on, now."""
     return read_conditions(store, StuckPolicy(), dead, NOW)
 
 
-def outcomes_of(store: Store, node: str = "n1") -> dict[str, DrainOutcome]:
+def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome]:
     """The outcome of each VMI on a node, by name."""
     _, candidates = forecast_node(store, node, now_in(store))
     return {one.evidence.vmi.name: one.outcome for one in candidates}
 
 
-def bound_of(store: Store, node: str = "n1") -> float | None:
+def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
     """The lower bound of a node's drain; GET /v1/nodes says the same."""
     forecast, _ = forecast_node(store, node, now_in(store))
     durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
@@ -196,7 +196,7 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
     age: float, failures: int, overrides: dict[str, Any], outcome: DrainOutcome
 ) -> None:
     """A VM with a stuck evacuation fails, so the node is not emptied."""
-    store = a_store(a_movable(1, evacuation_node="n1", **overrides), read_at=NOW - age)
+    store = a_store(a_movable(1, evacuation_node="n1", **overrides), now=NOW - age)
     for number in range(failures):
         store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
     forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
@@ -304,7 +304,7 @@ def test_failed_attempts() -> None:
 
 def test_failed_attempts_of_an_evacuation() -> None:
     """During an evacuation failed attempts include those that KubeVirt has deleted."""
-    store = a_store(a_movable(evacuation_node="n1"), read_at=NOW - 1000.0)
+    store = a_store(a_movable(evacuation_node="n1"), now=NOW - 1000.0)
     for number in range(7):
         store.put(a_failure(number, NOW - 900.0 + number, created=NOW - 950.0))
         store.remove(Resource.VMIMS, NAMESPACE, f"f{number}")
@@ -358,7 +358,7 @@ def test_the_counts_are_those_of_the_single_vms(
     news: list[Any], dead: DeadResources, contacts: Contacts
 ) -> None:
     """After any sequence of changes the counts equal those computed from each VM."""
-    store = a_store(read_at=NOW - 2000.0)
+    store = a_store(now=NOW - 2000.0)
     for one in news:
         if isinstance(one, tuple):
             resource, number = one

@@ -4,7 +4,6 @@ import pytest
 
 from exporter.engine.evidence import Marker
 from exporter.engine.model import Trigger, Vmim
-from exporter.engine.store import Store
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -15,9 +14,10 @@ from tests.support.builders import (
     a_vmi,
     a_vmim,
 )
+from tests.support.stores import ClockedStore
 
 
-def marker_of(store: Store) -> Marker:
+def marker_of(store: ClockedStore) -> Marker:
     """The marker of the one VMI, which must be there."""
     evidence = store.evidence(NAMESPACE, NAME)
     assert evidence is not None
@@ -32,8 +32,8 @@ def an_attempt(**overrides: object) -> Vmim:
 
 def test_a_success_that_only_the_vmi_shows() -> None:
     """A success that only the VMI shows ends the evacuation; a later request is a new one."""
-    store = a_store(a_vmi(evacuation_node="n1"), read_at=NOW - 900)
-    store.read_at = NOW
+    store = a_store(a_vmi(evacuation_node="n1"), now=NOW - 900)
+    store.now = NOW
     store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
     assert marker_of(store).seen_at == NOW
 
@@ -41,7 +41,7 @@ def test_a_success_that_only_the_vmi_shows() -> None:
 def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
     """Attempts before such a success belong to the earlier evacuation."""
     attempt = an_attempt(uid="e1", created=NOW - 700)
-    store = a_store(a_vmi(evacuation_node="n1"), attempt, read_at=NOW - 500)
+    store = a_store(a_vmi(evacuation_node="n1"), attempt, now=NOW - 500)
     assert marker_of(store).requested_at == NOW - 700
     store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
     assert marker_of(store).requested_at == NOW - 500
@@ -50,7 +50,7 @@ def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
 def test_an_attempt_of_the_second_of_a_success() -> None:
     """An attempt from the same second as a success belongs to the earlier evacuation."""
     vmi = a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600))
-    store = a_store(vmi, read_at=NOW)
+    store = a_store(vmi, now=NOW)
     store.put(an_attempt(uid="e1", created=NOW - 600))
     assert marker_of(store).requested_at == NOW
 
@@ -96,15 +96,15 @@ class TestLackingTheAnnotation:
             a_vmi(evacuation_node="n1"),
         )
         assert marker_of(store).lacking_since is None
-        store.read_at = NOW
+        store.now = NOW
         store.put(a_vmi(evacuation_node="n1", node="n2"))
         assert marker_of(store).lacking_since == NOW
 
     def test_an_evacuation_that_begins_again(self) -> None:
         """A success that a VMIM shows ends the evacuation; a later request is a new one."""
-        store = a_store(a_pod(), a_vmi(evacuation_node="n1"), read_at=NOW - 900)
+        store = a_store(a_pod(), a_vmi(evacuation_node="n1"), now=NOW - 900)
         assert marker_of(store).lacking_since == NOW - 900
-        store.read_at = NOW
+        store.now = NOW
         success = {"phase": "Succeeded", "finished": True, "handed_off": True}
         store.put(a_vmim(end=NOW - 600, outcome=a_state().outcome, **success))
         assert marker_of(store).lacking_since == NOW

@@ -82,12 +82,12 @@ def test_a_held_eviction_has_one_event() -> None:
     """The first blocked eviction has an Event at once; later ones are only counted."""
     queue = Queue()
     for second in range(10):
-        queue.note_held(a_vmi(), a_hold(), NOW + second)
+        queue.note_blocked(a_vmi(), a_hold(), NOW + second)
 
     (held,) = queue.write(NOW + 10)
 
     assert (held.reason, held.began, held.last, held.count) == (HELD, NOW, NOW + 9, 10)
-    queue.note_held(a_vmi(), a_hold(), NOW + 100)
+    queue.note_blocked(a_vmi(), a_hold(), NOW + 100)
     assert queue.write(NOW + 100) == []
     assert queue.outcomes == {(HELD, WRITTEN): 1}
 
@@ -95,12 +95,12 @@ def test_a_held_eviction_has_one_event() -> None:
 def test_a_hold_that_goes_on_is_a_series() -> None:
     """After half an hour the next blocked eviction has an Event with the total count."""
     queue = Queue()
-    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
-    queue.note_held(a_vmi(), a_hold(), NOW + REPEATED_AFTER - 1)
+    queue.note_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER - 1)
     assert queue.write(NOW + REPEATED_AFTER) == []
 
-    queue.note_held(a_vmi(), a_hold(), NOW + REPEATED_AFTER)
+    queue.note_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER)
 
     (again,) = queue.write(NOW + REPEATED_AFTER)
     assert (again.began, again.last, again.count) == (NOW, NOW + REPEATED_AFTER, 3)
@@ -110,15 +110,15 @@ def test_another_reason_or_another_cooldown_is_another_episode() -> None:
     """Another reason or another cooldown begins a new series."""
     queue = Queue()
     running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
-    queue.note_held(a_vmi(), running, NOW)
+    queue.note_blocked(a_vmi(), running, NOW)
     queue.write(NOW)
-    queue.note_held(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
+    queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
     (cooling,) = queue.write(NOW + 60)
-    queue.note_held(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
+    queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
     (next_one,) = queue.write(NOW + 900)
-    queue.note_held(a_vmi(), running, NOW + 1000)
+    queue.note_blocked(a_vmi(), running, NOW + 1000)
     queue.write(NOW + 1000)
-    queue.note_held(a_vmi(), running, NOW + 1000 + REPEATED_AFTER)
+    queue.note_blocked(a_vmi(), running, NOW + 1000 + REPEATED_AFTER)
     (late,) = queue.write(NOW + 1000 + REPEATED_AFTER)
 
     assert [one.count for one in (cooling, next_one, late)] == [1, 1, 1]
@@ -171,7 +171,7 @@ def test_an_end_without_a_report_is_not_reported() -> None:
 def test_of_one_vm_at_most_one_a_minute() -> None:
     """A VM has at most one Event a minute; other Events about it wait."""
     queue = Queue()
-    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW)
 
     assert [one.reason for one in queue.write(NOW)] == [STUCK]
@@ -183,7 +183,7 @@ def test_a_flood_is_written_within_the_bucket() -> None:
     """For 10,000 VMs at once 100 Events are written, then one a second, stuck ones first."""
     queue = Queue()
     for vmi in vmis(10_000):
-        queue.note_held(vmi, a_hold(), NOW)
+        queue.note_blocked(vmi, a_hold(), NOW)
     first = queue.write(NOW)
     queue.find([(vmi, a_diagnosis()) for vmi in vmis(10_100)[10_000:]], NOW)
     hour = [one for second in range(1, 3601) for one in queue.write(NOW + second)]
@@ -201,11 +201,11 @@ def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
     """A VM that is blocked again while others are dropped is not dropped."""
     queue = Queue()
     for vmi in vmis(SLICE + 1):
-        queue.note_held(vmi, a_hold(), NOW)
+        queue.note_blocked(vmi, a_hold(), NOW)
     dropping = queue.prune(NOW + 7200)
     next(dropping)
     last = vmis(SLICE + 1)[-1]
-    queue.note_held(last, a_hold(not_before=NOW + 9000), NOW + 7200)
+    queue.note_blocked(last, a_hold(not_before=NOW + 9000), NOW + 7200)
     list(dropping)
 
     assert [one.vmi.uid for one in queue.write(NOW + 7200)] == [last.uid]
@@ -215,11 +215,11 @@ def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
 def test_the_bucket_fills_up_to_its_size() -> None:
     """A long pause allows no more Events at once than the size of the bucket."""
     queue = Queue()
-    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     later = NOW + 7000
     for vmi in vmis(1000):
-        queue.note_held(vmi, a_hold(), later)
+        queue.note_blocked(vmi, a_hold(), later)
 
     assert len(queue.write(later)) == BURST
 
@@ -228,7 +228,7 @@ def test_the_vms_that_wait_are_bounded() -> None:
     """At most 20,000 blocked VMs wait; others are counted as dropped."""
     queue = Queue()
     for vmi in vmis(MOST_HELD + 5):
-        queue.note_held(vmi, a_hold(), NOW)
+        queue.note_blocked(vmi, a_hold(), NOW)
 
     assert queue.outcomes == {(HELD, DROPPED): 5}
 
@@ -236,13 +236,13 @@ def test_the_vms_that_wait_are_bounded() -> None:
 def test_what_did_not_arrive_is_tried_again() -> None:
     """An Event that was not written is tried again after a minute."""
     queue = Queue()
-    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
 
     assert len(queue.write(NOW, UNREACHABLE)) == 1
     assert queue.write(NOW + PER_VMI - 1) == []
     assert len(queue.write(NOW + PER_VMI, REFUSED)) == 1
     assert queue.write(NOW + 600) == []
-    queue.note_held(a_vmi(), a_hold(), NOW + 3000)
+    queue.note_blocked(a_vmi(), a_hold(), NOW + 3000)
     assert len(queue.write(NOW + 3000, EXISTING)) == 1
     assert queue.outcomes == {(HELD, one): 1 for one in (UNREACHABLE, REFUSED, EXISTING)}
 
@@ -252,7 +252,7 @@ def test_another_replica_takes_over() -> None:
     queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
-    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.forget_evacuations()
     queue.find([], NOW + 60)
 
@@ -274,10 +274,10 @@ def test_what_begins_while_an_event_is_being_written_is_due() -> None:
     """The result of a write belongs to the episode that was written."""
     queue = Queue()
     running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
-    queue.note_held(a_vmi(), running, NOW)
+    queue.note_blocked(a_vmi(), running, NOW)
     taken = queue.take(NOW)
     assert taken is not None
-    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.note_outcome(taken, WRITTEN, NOW)
 
     assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
@@ -286,7 +286,7 @@ def test_what_begins_while_an_event_is_being_written_is_due() -> None:
 def test_a_clock_that_goes_back_stops_nothing() -> None:
     """After the clock goes back the limits still hold and Events are still written."""
     queue = Queue()
-    queue.note_held(a_vmi(), a_hold(), NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)
 
@@ -300,7 +300,7 @@ def test_two_replicas_identify_an_episode_alike() -> None:
 
     def identify(verdict: Verdict, asked: float, now: float) -> str:
         queue = Queue()
-        queue.note_held(a_vmi(), verdict, asked)
+        queue.note_blocked(a_vmi(), verdict, asked)
         (episode,) = queue.write(asked)
         return episode.identify(now)
 

@@ -19,7 +19,6 @@ from exporter.engine.model import (
     Trigger,
     Vmim,
 )
-from exporter.engine.store import Store
 from tests.support.builders import (
     KEEP,
     NAME,
@@ -32,24 +31,24 @@ from tests.support.builders import (
     an_ended_vmim,
     some_evidence,
 )
+from tests.support.stores import ClockedStore
 
 
-def a_store(*, sees_all: bool = True) -> Store:
+def a_store(*, sees_all: bool = True) -> ClockedStore:
     """An empty store that may see everything."""
-    store = Store(endings_kept=KEEP, sees_all=sees_all)
-    store.vmims_seen = store.pods_seen = True
-    store.read_at = NOW
+    store = ClockedStore(keep=KEEP, sees_all=sees_all)
+    store.now = NOW
     return store
 
 
-def marker_of(store: Store) -> Marker:
+def marker_of(store: ClockedStore) -> Marker:
     """The marker of the one VMI, which must be there."""
     marker = seen(store).marker
     assert marker is not None
     return marker
 
 
-def seen(store: Store) -> Evidence:
+def seen(store: ClockedStore) -> Evidence:
     """The evidence of the one VMI."""
     evidence = store.evidence(NAMESPACE, NAME)
     assert evidence is not None
@@ -78,7 +77,7 @@ class TestRequest:
         """Without condition and attempts the request dates from when it was first seen."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
-        store.read_at = NOW + 60
+        store.now = NOW + 60
         store.put(a_vmi(evacuation_node="n1", migratable=True))
         assert marker_of(store).requested_at == NOW
 
@@ -105,9 +104,9 @@ class TestRequest:
         store = a_store()
         store.put(a_vmi())
         store.put(an_ended_vmim(uid="ok", name="ok", end=NOW - 1000.0, finished_at=NOW - 999.0))
-        store.read_at = NOW - 500
+        store.now = NOW - 500
         store.put(a_vmi(migratable=True))
-        store.read_at = NOW
+        store.now = NOW
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW - 2000))
         store.put(an_attempt(2, created=NOW - 700))
@@ -134,7 +133,7 @@ class TestRequest:
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW - 50, failed_at=NOW - 10))
-        store.read_at = NOW + 60
+        store.now = NOW + 60
         store.put(a_vmi(node="n2", evacuation_node="n2"))
         assert marker_of(store).requested_at == NOW + 60
         assert marker_of(store).failed_since_request() == 0
@@ -143,11 +142,11 @@ class TestRequest:
         """A marker that was cleared and set again is a new evacuation."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1"))
-        store.read_at = NOW + 10
+        store.now = NOW + 10
         store.put(a_vmi())
         assert seen(store).marker is None
         assert list(store.evacuating()) == []
-        store.read_at = NOW + 20
+        store.now = NOW + 20
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).requested_at == NOW + 20
 
@@ -157,7 +156,7 @@ class TestRequest:
         store.put(a_pod())
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
         store.put(an_attempt(1, created=NOW, failed_at=NOW + 20))
-        store.read_at = NOW + 60
+        store.now = NOW + 60
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 30))
         assert marker_of(store).requested_at == NOW + 30
         assert marker_of(store).seen_at == NOW + 60
@@ -171,10 +170,10 @@ class TestRequest:
         """A condition that is gone shows that the marker was cleared and set again."""
         store = a_store()
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
-        store.read_at = NOW + 60
+        store.now = NOW + 60
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).requested_at == NOW + 60
-        store.read_at = NOW + 61
+        store.now = NOW + 61
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 55))
         assert marker_of(store).requested_at == NOW + 55
 
@@ -182,15 +181,15 @@ class TestRequest:
     def test_a_condition_that_comes_soon(self, ahead: float) -> None:
         """The condition replaces the date that our own clock gave."""
         store = a_store()
-        store.read_at = NOW + ahead - 1
+        store.now = NOW + ahead - 1
         store.put(a_vmi())
-        store.read_at += 1
+        store.now += 1
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 2))
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
         assert marker_of(store).requested_at == NOW
         assert marker_of(store).failed_since_request() == 1
-        store.read_at += 3600
+        store.now += 3600
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
         assert marker_of(store).requested_at == NOW - 5
 
@@ -200,7 +199,7 @@ class TestRequest:
         store.put(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=None))
         assert marker_of(store).requested_at == NOW
-        store.read_at = NOW + 3600
+        store.now = NOW + 3600
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 450))
         assert marker_of(store).requested_at == NOW - 450
 
@@ -211,7 +210,7 @@ class TestRequest:
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=before))
         store.put(an_attempt(1, created=NOW - 400, failed_at=NOW - 300))
         marker = marker_of(store)
-        store.read_at = NOW + 3600
+        store.now = NOW + 3600
         at = NOW + 3000 if before is None else before
         store.put(a_vmi(evacuation_node="n1", eviction_requested_at=at, migratable=True))
         assert marker_of(store) is marker
@@ -234,7 +233,7 @@ class TestRequest:
         vmi = a_vmi(
             evacuation_node="n1", migratable=True, migration=state if told_by == "vmi" else None
         )
-        store.read_at = NOW + 300
+        store.now = NOW + 300
         facts: dict[str, list[Fact]] = {
             "vmi": [vmi, *later],
             "vmim-first": [moved, *later, vmi],
@@ -252,7 +251,7 @@ class TestRequest:
         assert marker.requested_at == NOW + 200
         assert marker.failed_since_request() == 2
         assert (marker.seen_at, marker.not_before) == (NOW + 300, NOW + 100)
-        store.read_at = NOW + 310
+        store.now = NOW + 310
         store.put(vmi)
         store.put(an_attempt(4, created=NOW + 305))
         assert marker_of(store) is marker
@@ -264,7 +263,7 @@ class TestRequest:
         store.put(a_vmi(evacuation_node="n1"))
         marker = marker_of(store)
         assert marker.requested_at == NOW
-        store.read_at = NOW + 50
+        store.now = NOW + 50
         store.put(a_vmi(evacuation_node="n1", migratable=True))
         assert marker_of(store) is marker
 
@@ -563,7 +562,7 @@ class TestLacking:
         store.put(a_pod())
         store.put(a_vmi(evacuation_node="n1"))
         assert marker_of(store).lacking_since == NOW
-        store.read_at = NOW + 30
+        store.now = NOW + 30
         store.put(a_pod(ready=False))
         assert marker_of(store).lacking_since == NOW
         store.put(a_pod(eviction_in_progress=True))
@@ -581,7 +580,7 @@ class TestLacking:
         assert seen(store).pods == ()
         store.put(a_vmi(evacuation_node="n1"))
         assert seen(store).pods == (a_pod(),)
-        store.pods_seen = False
+        store.see(pods=False)
         assert (seen(store).pods, seen(store).pods_seen) == ((), False)
 
 
@@ -595,9 +594,9 @@ class TestBlind:
         store.put(a_vmi(evacuation_node="n1"))
         store.put(a_vmim())
         store.put(a_pod())
-        store.blind = {resource: frozenset({"elsewhere"})}
+        store.see(blind={resource: frozenset({"elsewhere"})})
         assert (seen(store).vmims_seen, seen(store).pods_seen) == (True, True)
-        store.blind = {resource: frozenset({NAMESPACE})}
+        store.see(blind={resource: frozenset({NAMESPACE})})
         assert seen(store).vmims_seen == (resource is not Resource.VMIMS)
         assert seen(store).pods_seen == (resource is not Resource.PODS)
         assert (seen(store).vmims == ()) == (resource is Resource.VMIMS)
@@ -645,7 +644,7 @@ class TestLoad:
         """The newest departures of each node stay known after the VMI moves on."""
         store = a_store()
         store.put(KubeVirtSettings())
-        store.read_at = NOW
+        store.now = NOW
 
         def migrated(uid: str, source: str, end: float, outcome: Outcome) -> None:
             state = MigrationState(
@@ -680,8 +679,7 @@ class TestLoad:
     def test_not_to_be_seen(self, blind: str) -> None:
         """Without one of the needed resources there is no number."""
         store = a_store(sees_all=blind != "namespaced")
-        store.vmims_seen = blind != "vmims"
-        store.pods_seen = blind != "pods"
+        store.see(vmims=blind != "vmims", pods=blind != "pods")
         if blind != "limits":
             store.put(KubeVirtSettings())
         assert store.load() is None
@@ -690,7 +688,7 @@ class TestLoad:
         """When permission is given, the number is known at once."""
         store = a_store()
         store.put(KubeVirtSettings())
-        store.vmims_seen = False
+        store.see(vmims=False)
         assert store.load() is None
-        store.vmims_seen = True
+        store.see(vmims=True)
         assert store.load() == Load(0, {}, MigrationLimits())

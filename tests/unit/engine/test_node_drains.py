@@ -5,8 +5,8 @@ import pytest
 from exporter.engine.drain import forecast_node, forecast_nodes
 from exporter.engine.model import Outcome, Resource, Vmi
 from exporter.engine.node_drains import PAUSE, DrainProgress
-from exporter.engine.store import Store
 from tests.support.builders import NAMESPACE, NOW, a_state, a_store
+from tests.support.stores import ClockedStore
 from tests.unit.engine.test_drain import a_movable, now_in
 
 
@@ -22,7 +22,7 @@ def gone(number: int, left_at: float) -> Vmi:
     return a_movable(number, node="n2", migration=state)
 
 
-def drain_of(store: Store, node: str = "n1") -> DrainProgress | None:
+def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress | None:
     """The drain of a node, which both answers must show alike."""
     conditions = now_in(store)
     by_name = {one.node: one.progress for one in forecast_nodes(store, conditions, {})}
@@ -31,11 +31,11 @@ def drain_of(store: Store, node: str = "n1") -> DrainProgress | None:
     return single
 
 
-def a_drain(*left_at: float, remaining: int) -> Store:
+def a_drain(*left_at: float, remaining: int) -> ClockedStore:
     """A drain of n1 which some VMs have left at these instants."""
     vmis = len(left_at) + remaining
-    store = a_store(*(asked(number) for number in range(vmis)), read_at=NOW - 600.0)
-    store.read_at = NOW
+    store = a_store(*(asked(number) for number in range(vmis)), now=NOW - 600.0)
+    store.now = NOW
     for number, instant in enumerate(left_at):
         store.put(gone(number, instant))
     return store
@@ -92,7 +92,7 @@ def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
     store = a_drain(NOW, remaining=0)
     assert drain_of(store) is None
     store.put(a_movable(7))
-    store.read_at = NOW + pause
+    store.now = NOW + pause
     store.put(asked(7, eviction_requested_at=NOW + pause))
     drain = drain_of(store)
     assert drain is not None

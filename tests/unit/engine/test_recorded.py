@@ -14,9 +14,9 @@ import pytest
 from exporter.engine.diagnosis import State, diagnose
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import Resource, StuckPolicy
-from exporter.engine.store import Store
 from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import parse_object
+from tests.support.stores import ClockedStore
 
 
 RESOURCES = {
@@ -40,14 +40,13 @@ DERIVED = {
 """States that are another recording, seen later, in another phase or with a permission missing."""
 
 
-def load(path: Path, *, limits: bool = True) -> tuple[Store, Evidence, float]:
+def load(path: Path, *, limits: bool = True) -> tuple[ClockedStore, Evidence, float]:
     """What the exporter knows of a recorded set, and the instant of the recording."""
     recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     now = parse_instant(recorded["now"])
     assert now is not None
-    store = Store(endings_kept=16)
-    store.vmims_seen = store.pods_seen = True
-    store.read_at = now
+    store = ClockedStore(keep=16)
+    store.now = now
     vmi = recorded["vmi"]
     sets = [vmi, *recorded["vmims"], *recorded["pods"], *recorded.get("others", [])]
     if limits and recorded["kubevirt_cr"] is not None:
@@ -134,7 +133,7 @@ def test_says_less_and_nothing_wrong_without_a_permission(path: Path, missing: s
     if path.stem in ENDED:
         return
     store, _, now = load(path)
-    setattr(store, f"{missing}_seen", False)
+    store.see(**{missing: False})  # type: ignore[arg-type]
     evidence = next(store.evacuating())
     found = diagnose(evidence, StuckPolicy(), store.load(), now)
     assert found is not None

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from exporter.engine.changes import Notice, NoticeKind
 from exporter.engine.diagnosis import RUNNING_PHASES, Backoff, State, diagnose
 from exporter.engine.evidence import DEAD_AFTER, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
@@ -48,6 +49,7 @@ from tests.support.builders import (
     an_ended_vmim,
 )
 from tests.support.sizes import soaked
+from tests.support.stores import ClockedStore, put
 
 
 OLD = NOW - 86_400.0
@@ -61,7 +63,7 @@ def seen(store: Store, name: str = NAME) -> Evidence:
     return evidence
 
 
-def records(store: Store) -> dict[str, Migration]:
+def records(store: ClockedStore) -> dict[str, Migration]:
     """The VMI's records."""
     return seen(store).history.records()
 
@@ -224,7 +226,7 @@ def test_a_vmim_that_names_another_vmi() -> None:
 def test_vmims_that_may_not_be_seen() -> None:
     """Without permission for VMIMs nothing is pending."""
     store = a_store(a_vmi(migration=a_state()), a_vmim(uid="m2"))
-    store.vmims_seen = False
+    store.see(vmims=False)
     assert seen(store).vmims == ()
     assert not seen(store).vmims_seen
 
@@ -232,10 +234,10 @@ def test_vmims_that_may_not_be_seen() -> None:
 def test_what_a_new_store_may_see() -> None:
     """A new store has no permission for VMIMs and pods."""
     store = Store(endings_kept=2)
-    store.put(a_vmi())
+    put(store, a_vmi())
     assert not seen(store).vmims_seen
     assert not seen(store).pods_seen
-    assert not store.sees_pods_of(NAMESPACE)
+    assert not store.visibility.sees_pods_of(NAMESPACE)
 
 
 def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
@@ -379,7 +381,7 @@ def test_pods_change_and_go() -> None:
 
 def test_a_pod_of_another_namespace_changes_nothing() -> None:
     """A pod belongs to no VMI of another namespace."""
-    store = a_store(a_vmi(evacuation_node="n1"), a_pod(), read_at=NOW)
+    store = a_store(a_vmi(evacuation_node="n1"), a_pod(), now=NOW)
     before = seen(store)
     foreign = a_pod(namespace="other", created=NOW, eviction_in_progress=True)
     store.put(foreign)
@@ -418,7 +420,7 @@ def test_pods_that_may_not_be_seen() -> None:
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", node=""), a_pod(vmi_uid="2", node=""))
     assert seen(store, "db2").launcher is None
     store.put(a_pod())
-    store.pods_seen = False
+    store.see(pods=False)
     assert seen(store).launcher is None
 
 
@@ -443,23 +445,16 @@ def test_limits() -> None:
     store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
     assert store.kubevirt is None
     store.put(KubeVirtSettings(MigrationLimits(3, 1)))
-    revision = store.revision
-    assert store.retain(Resource.KUBEVIRTS, {}, None) == 0
+    assert store.retain(Resource.KUBEVIRTS, {}, None) == 1
     assert store.kubevirt is None
-    assert store.revision > revision
 
 
 def test_limits_told_again_change_nothing() -> None:
-    """The same limits again do not change the revision."""
+    """The same limits again are no news."""
     store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
-    revision = store.revision
-    store.put(KubeVirtSettings(MigrationLimits(3, 1)))
-    assert store.revision == revision
-    store.put(KubeVirtSettings(MigrationLimits(3, 2)))
-    assert (store.kubevirt, store.revision) == (
-        KubeVirtSettings(MigrationLimits(3, 2)),
-        revision + 1,
-    )
+    assert not store.put(KubeVirtSettings(MigrationLimits(3, 1)))
+    assert store.put(KubeVirtSettings(MigrationLimits(3, 2)))
+    assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 2))
 
 
 def test_vmis_are_counted_by_node() -> None:
@@ -585,16 +580,16 @@ def test_a_list_replaces(namespace: str | None) -> None:
         ),
     ],
 )
-def test_revision(change: Callable[[Store], None], *, changes: bool) -> None:
-    """The revision grows with every change that could change an answer, and with no other."""
+def test_what_is_news(change: Callable[[ClockedStore], int], *, changes: bool) -> None:
+    """A change that could change an answer is news: it is counted, and subscribers are notified."""
     store = a_store(a_vmi(), a_vmim(), a_pod())
-    before = store.revision
-    change(store)
-    assert (store.revision > before) is changes
+    notices: list[Notice] = []
+    store.subscribe(notices.append, NoticeKind.EVIDENCE, NoticeKind.GONE)
+    assert (bool(change(store)), bool(notices)) == (changes, changes)
 
 
 @pytest.mark.parametrize(
-    ("change", "touched"),
+    ("change", "uids"),
     [
         pytest.param(lambda store: store.put(a_vmi(node="n2")), {UID}, id="vmi"),
         pytest.param(lambda store: store.put(an_ended_vmim()), {UID}, id="vmim"),
@@ -612,14 +607,15 @@ def test_revision(change: Callable[[Store], None], *, changes: bool) -> None:
     ],
 )
 def test_what_there_may_be_to_write_down(
-    change: Callable[[Store], None], touched: set[str]
+    change: Callable[[ClockedStore], int], uids: set[str]
 ) -> None:
-    """The UIDs of VMIs whose stored history may have changed are collected."""
+    """There is a notice for each VMI whose stored history may have changed."""
     store = a_store(a_vmi())
     store.recall(remembered("old"))
-    store.touched = set()
+    notices: list[Notice] = []
+    store.subscribe(notices.append, NoticeKind.MEMORY)
     change(store)
-    assert store.touched == touched
+    assert {notice.uid for notice in notices} == uids
 
 
 def test_what_a_history_said_of_a_vmi_that_is_not_there() -> None:
@@ -627,10 +623,10 @@ def test_what_a_history_said_of_a_vmi_that_is_not_there() -> None:
     store = a_store()
     store.recall(remembered("old"))
     assert store.remember("old") == remembered("old")
-    assert store.recalled("old") == remembered("old")
+    assert store.unseen("old") == remembered("old")
     store.forget("old")
     assert store.remember("old") is None
-    assert store.recalled("old") is None
+    assert store.unseen("old") is None
 
 
 def test_two_histories_of_a_vmi_that_is_not_there() -> None:
@@ -645,7 +641,7 @@ def test_two_histories_of_a_vmi_that_is_not_there() -> None:
         for key, age in (("m1", 50.0), ("m2", 40.0))
     )
     for order in ((one, other), (other, one), (one, other, one)):
-        store = a_store(read_at=NOW)
+        store = a_store(now=NOW)
         for told in order:
             store.recall(told)
         store.put(a_vmi(evacuation_node="n1"))
@@ -666,7 +662,7 @@ def test_histories_of_two_evacuations(node: str, success: float) -> None:
     late = Marker(node="n1", requested_at=NOW - 100.0, seen_at=NOW - 100.0)
     migrations = {"m0": a_migration(end=success)}
     for order in ((early, late), (late, early)):
-        store = a_store(read_at=NOW)
+        store = a_store(now=NOW)
         for marker in order:
             store.recall(
                 Remembered(uid=UID, namespace=NAMESPACE, migrations=migrations, marker=marker)
@@ -737,9 +733,9 @@ def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> Non
 )
 def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | Vmim | Pod) -> None:
     """The evidence says since when an object has been invalid."""
-    store = a_store(a_vmi(), a_vmim(), a_pod(), read_at=NOW)
+    store = a_store(a_vmi(), a_vmim(), a_pod(), now=NOW)
     assert seen(store).refused == ()
-    assert store.note_refused(resource, NAMESPACE, fact.name)
+    assert store.note_unreadable(resource, NAMESPACE, fact.name)
     assert seen(store).refused == ((resource, NOW),)
     store.put(fact)
     assert seen(store).refused == ()
@@ -755,9 +751,9 @@ def test_who_waits() -> None:
 
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
     """An invalid VMIM stops blocking its VMI after the time limit."""
-    store = a_store(a_vmim(), read_at=NOW)
-    assert store.note_refused(Resource.VMIMS, NAMESPACE, "mig-1")
-    assert not store.note_refused(Resource.VMIMS, NAMESPACE, "mig-1")
+    store = a_store(a_vmim(), now=NOW)
+    assert store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert not store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi())
     assert not decide(seen(store), a_policy(), NOW + DEAD_AFTER - 1).allowed
     assert decide(seen(store), a_policy(), NOW + DEAD_AFTER).allowed
@@ -978,12 +974,12 @@ def lived(steps: list[str]) -> Cluster:
     return cluster
 
 
-def tell(store: Store, news: News) -> None:
+def tell(store: ClockedStore, news: News) -> None:
     """One event of a watch."""
     if isinstance(news, Gone):
         store.remove(news.resource, NAMESPACE, news.name, news.uid)
     elif isinstance(news, Unreadable):
-        store.note_refused(news.resource, NAMESPACE, news.name)
+        store.note_unreadable(news.resource, NAMESPACE, news.name)
     else:
         store.put(news)
 
@@ -997,7 +993,7 @@ class Stream:
         self.rng = rng
         self.read = 0
 
-    def step(self, store: Store, *, lossy: bool) -> None:
+    def step(self, store: ClockedStore, *, lossy: bool) -> None:
         """Read an event; or read some again, list, or miss some and list."""
         match self.rng.randrange(8):
             case 0:
@@ -1013,7 +1009,7 @@ class Stream:
             case _:
                 pass
 
-    def read_again(self, store: Store) -> None:
+    def read_again(self, store: ClockedStore) -> None:
         """The last events again, though none from before a deletion."""
         again: list[News] = []
         for news in reversed(self.news[max(0, self.read - self.rng.randint(0, 4)) : self.read]):
@@ -1023,7 +1019,7 @@ class Stream:
         for news in reversed(again):
             tell(store, news)
 
-    def relist(self, store: Store) -> None:
+    def relist(self, store: ClockedStore) -> None:
         """A whole list of what is there after the events read so far."""
         there: dict[str, Vmi | Vmim | Unreadable] = {}
         for news in self.news[: self.read]:
@@ -1038,7 +1034,7 @@ class Stream:
         store.retain(self.resource, {NAMESPACE: there.keys()}, None)
 
 
-def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> Store:
+def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> ClockedStore:
     """A store whose two watches ran at their own pace, until both had read everything."""
     store = a_store()
     vmis: list[News] = []
@@ -1056,7 +1052,7 @@ def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> Store:
     return store
 
 
-def verdicts_of(store: Store, cluster: Cluster) -> list[Verdict]:
+def verdicts_of(store: ClockedStore, cluster: Cluster) -> list[Verdict]:
     """What is answered after this, under several policies and at several instants."""
     return [
         decide(seen(store), policy, cluster.now + later, checkpoint=checkpoint)
@@ -1098,7 +1094,7 @@ def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.R
         if rng.randrange(3) == 0:
             sight, pod = rng.choice((True, False)), rng.choice(pods)
             for store in (asked, unasked):
-                store.vmims_seen = sight
+                store.see(vmims=sight)
                 store.put(pod)
         if asked.evidence(NAMESPACE, NAME) is not None:
             verdicts_of(asked, cluster)
@@ -1156,7 +1152,7 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
         for news in cluster.news:
             tell(store, news)
         most = max(most, count_entries(store))
-        store.note_refused(Resource.VMIS, NAMESPACE, NAME)
+        store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
         store.remove(Resource.VMIS, NAMESPACE, NAME)
         for name in cluster.vmims:
             store.remove(Resource.VMIMS, NAMESPACE, name)
@@ -1169,19 +1165,19 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
 def test_pods_of_a_namespace_are_all_known_unless_it_is_refused() -> None:
     """A forbidden namespace hides only its own pods."""
     store = a_store()
-    store.blind = {Resource.PODS: frozenset({"lost"})}
-    assert store.sees_pods_of(NAMESPACE)
-    assert not store.sees_pods_of("lost")
-    store.pods_seen = False
-    assert not store.sees_pods_of(NAMESPACE)
+    store.see(blind={Resource.PODS: frozenset({"lost"})})
+    assert store.visibility.sees_pods_of(NAMESPACE)
+    assert not store.visibility.sees_pods_of("lost")
+    store.see(pods=False)
+    assert not store.visibility.sees_pods_of(NAMESPACE)
 
 
 def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
     """Attempts before the last time without marker do not belong to the next evacuation."""
-    store = a_store(a_vmi(), read_at=NOW)
-    store.read_at = NOW + 60
+    store = a_store(a_vmi(), now=NOW)
+    store.now = NOW + 60
     store.put(a_vmi())
-    store.read_at = NOW + 120
+    store.now = NOW + 120
     store.put(a_vmi(evacuation_node="n1"))
     marker = seen(store).marker
     assert marker is not None
@@ -1192,7 +1188,7 @@ def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
     """A deleted VMI has no history to store."""
     store = a_store(a_vmi(migration=a_state()))
     assert store.remember(UID) is not None
-    store.remove_vmi(NAMESPACE, NAME)
+    store.remove(Resource.VMIS, NAMESPACE, NAME)
     assert store.remember(UID) is None
 
 
@@ -1205,7 +1201,7 @@ def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
 )
 def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at: float) -> None:
     """The stored request is joined with that of the same evacuation only."""
-    store = a_store(a_vmi(evacuation_node="n1"), read_at=NOW)
+    store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
     stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
     store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
     marker = seen(store).marker

@@ -14,10 +14,10 @@ import pytest
 
 from exporter.engine.model import Checkpoint, Mismatch, Verdict
 from exporter.engine.rules import decide, not_ours
-from exporter.engine.store import Store
 from exporter.kube.kubevirt import Changed, Deleted, parse_event, parse_object
 from exporter.settings import InvalidSettings, read_settings
 from tests.support.builders import NOW
+from tests.support.stores import ClockedStore
 from tests.vectors import Kind, Probe, all_argument_cases, all_probes, render
 
 
@@ -137,10 +137,9 @@ def answer(probe: Probe) -> dict[str, Any]:
     return {field: whole[field] for field in probe.expected}
 
 
-def load(probe: Probe) -> Store:
+def load(probe: Probe) -> ClockedStore:
     """A store that has seen what the probe's case shows."""
-    store = Store(endings_kept=read_settings({"policy": probe.policy}).policy.endings_kept)
-    store.vmims_seen = True
+    store = ClockedStore(keep=read_settings({"policy": probe.policy}).policy.endings_kept)
     for sighting in probe.sightings(NOW):
         raw = json.dumps(sighting.object).encode()
         if sighting.kind is Kind.LISTED:

@@ -32,7 +32,6 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.rules import decide
-from exporter.engine.store import Store
 from exporter.engine.verdicts import ALLOWED, SPARE, Tally, VerdictView
 from tests.support.builders import (
     NAME,
@@ -49,6 +48,7 @@ from tests.support.builders import (
     an_ended_vmim,
 )
 from tests.support.sizes import soaked
+from tests.support.stores import ClockedStore, a_verdict_view
 
 
 POLICY = a_policy()
@@ -73,7 +73,7 @@ def summarized(
 
 
 def decided(
-    store: Store, policy: Policy, now: Instant = NOW, *, dead: DeadResources = ALL_ALIVE
+    store: ClockedStore, policy: Policy, now: Instant = NOW, *, dead: DeadResources = ALL_ALIVE
 ) -> tuple[Tally, dict[str, tuple[Vmi, Cooldown | None]]]:
     """The same by deciding about every VMI."""
     verdicts: Counter[tuple[str, str]] = Counter()
@@ -101,7 +101,7 @@ def test_a_census() -> None:
         a_vmi(name="db3", uid="3", migration=a_running_state()),
         a_vmi(name="db4", uid="4", node="n2", migration=a_state()),
     )
-    verdicts, cooling = summarized(VerdictView(store, POLICY))
+    verdicts, cooling = summarized(a_verdict_view(store, POLICY))
     assert verdicts == {
         (ALLOWED, "n1"): 2,
         (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
@@ -117,7 +117,7 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
     store = a_store(
         a_vmi(migration=a_state()), a_vmim(), a_vmi(name="db2", uid="2", migration=a_state())
     )
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
     assert view.summarize().count_held() == {
         Reason.MIGRATION_IN_PROGRESS: 1,
@@ -128,7 +128,7 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
 def test_a_census_stays_as_it_was() -> None:
     """A summary does not change after it was read."""
     store = a_store(a_vmi(migration=a_state()))
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
     summary = view.summarize()
     verdicts, cooling = dict(summary.verdicts), list(summary.cooling)
@@ -140,7 +140,7 @@ def test_a_census_stays_as_it_was() -> None:
 
 def test_the_clock_alone_ends_a_cooldown() -> None:
     """A cooldown ends by the clock, without an event."""
-    view = VerdictView(a_store(a_vmi(migration=a_state())), POLICY)
+    view = a_verdict_view(a_store(a_vmi(migration=a_state())), POLICY)
     for now, cools in ((NOW, True), (NOW + 299.0, True), (NOW + 300.0, False), (NOW, True)):
         verdicts, cooling = summarized(view, now)
         assert bool(cooling) is cools
@@ -152,7 +152,7 @@ def test_silence_is_heard_and_its_end() -> None:
     store = a_store(
         a_vmi(migration=a_running_state()), a_vmi(name="db2", uid="2", migration=a_state())
     )
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     for dead in (ALL_ALIVE, SILENT, ALL_ALIVE):
         verdicts, _ = summarized(view, dead=dead)
         running = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
@@ -166,7 +166,7 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
         a_vmi(node="n1", migration=running),
         a_vmi(namespace="lost", node="n2", uid="2", migration=running),
     )
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     lost = DeadResources(in_namespace={"lost": frozenset({Resource.VMIS})})
     for dead in (ALL_ALIVE, lost, ALL_ALIVE):
         there = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
@@ -179,7 +179,7 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
 def test_an_end_ahead_of_the_clock() -> None:
     """An end ahead of the clock counts once it is near, and moves with the clock."""
     end = NOW + CLOCK_SKEW + 100.0
-    view = VerdictView(a_store(a_vmi(migration=a_state(end=end))), POLICY)
+    view = a_verdict_view(a_store(a_vmi(migration=a_state(end=end))), POLICY)
     waits = [
         [one.not_before - now for _, one in summarized(view, now)[1].values() if one is not None]
         for now in (NOW, NOW + 150.0, NOW + 160.0, end + 1.0, end + 5000.0)
@@ -203,15 +203,15 @@ def test_an_end_ahead_of_the_clock() -> None:
             id="pod-gone",
         ),
         pytest.param(lambda store: store.recall(a_memory("2", NOW - 700.0)), id="recalled"),
-        pytest.param(lambda store: setattr(store, "vmims_seen", False), id="vmims-unseen"),
-        pytest.param(lambda store: setattr(store, "pods_seen", False), id="pods-unseen"),
+        pytest.param(lambda store: store.see(vmims=False), id="vmims-unseen"),
+        pytest.param(lambda store: store.see(pods=False), id="pods-unseen"),
         pytest.param(
-            lambda store: setattr(store, "blind", {Resource.PODS: frozenset({NAMESPACE})}),
+            lambda store: store.see(blind={Resource.PODS: frozenset({NAMESPACE})}),
             id="blind",
         ),
     ],
 )
-def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
+def test_every_kind_of_news_is_heard(change: Callable[[ClockedStore], None]) -> None:
     """Every change that alters the summary alters the index."""
     store = a_store(
         a_vmi(evacuation_node="n1"),
@@ -220,7 +220,7 @@ def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
         a_vmi(name="db3", uid="3"),
         a_vmim(name="m3", uid="m3", vmi_name="db3"),
     )
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     before = summarized(view)
     change(store)
     after = summarized(view)
@@ -231,7 +231,7 @@ def test_every_kind_of_news_is_heard(change: Callable[[Store], None]) -> None:
 def test_catching_up_is_bounded() -> None:
     """Each call updates at most as many VMIs as requested."""
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=a_state()) for i in range(5)))
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     left = [view.advance(NOW, dead=ALL_ALIVE, most=2) for _ in range(4)]
     assert left == [True, True, False, False]
 
@@ -240,7 +240,7 @@ def test_catching_up_ends_where_ends_lie_ahead() -> None:
     """VMIs that are checked in every summary do not keep the update from finishing."""
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     left = [view.advance(NOW + i, dead=ALL_ALIVE, most=2) for i in range(3)]
     assert left == [True, True, False]
     assert summarized(view, NOW + 9) == decided(store, POLICY, NOW + 9)
@@ -249,7 +249,7 @@ def test_catching_up_ends_where_ends_lie_ahead() -> None:
 def test_what_was_replaced_is_not_kept_for_ever() -> None:
     """A VMI that migrates many times needs bounded memory."""
     store = a_store()
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     for i in range(3 * SPARE):
         state = a_state(uid=f"m{i}", end=NOW - 600.0 + i / SPARE)
         store.put(a_vmi(node=f"node-{i}", migration=state))
@@ -260,7 +260,7 @@ def test_what_was_replaced_is_not_kept_for_ever() -> None:
 def test_of_a_vmi_that_is_gone_nothing_is_kept() -> None:
     """A deleted VMI leaves nothing in the index."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)))
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     summarized(view)
     assert len(view) > 0
     store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
@@ -270,7 +270,7 @@ def test_of_a_vmi_that_is_gone_nothing_is_kept() -> None:
 
 def test_an_idle_vmi_has_an_entry_only_if_somebody_asks() -> None:
     """VMIs that never migrated need no entry for a scrape."""
-    view = VerdictView(a_store(a_vmi(), a_vmi(name="db2", uid="2")), POLICY)
+    view = a_verdict_view(a_store(a_vmi(), a_vmi(name="db2", uid="2")), POLICY)
     assert summarized(view)[0] == {(ALLOWED, "n1"): 2}
     assert len(view) == 0
     entry = view.find(NAMESPACE, NAME)
@@ -284,7 +284,7 @@ def test_idle_vmis_are_blocked_by_their_entry_and_by_an_update() -> None:
     own = Override(name="db", policy=Policy(guard_platform_update=True, block=True))
     policy = Policy(guard_platform_update=True, overrides=(own,))
     store = a_store(a_vmi(override="db"), a_vmi(name="db2", uid="2"), KubeVirtSettings())
-    view = VerdictView(store, policy)
+    view = a_verdict_view(store, policy)
     assert summarized(view)[0] == {("policy", "n1"): 1, ("allowed", "n1"): 1}
     store.put(KubeVirtSettings(updating=True))
     assert summarized(view)[0] == {("platform_update", "n1"): 2}
@@ -295,7 +295,7 @@ def test_idle_vmis_are_blocked_by_their_entry_and_by_an_update() -> None:
 def test_an_entry_is_kept_while_it_is_valid() -> None:
     """An entry is reused until the clock or the store may change it."""
     store = a_store(a_vmi(migration=a_state()))
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
     entry = view.find(NAMESPACE, NAME)
     view.advance(NOW + 299.0, dead=ALL_ALIVE)
@@ -326,7 +326,7 @@ def test_until_when_an_entry_is_valid(
         an_ended_vmim(name=f"m{i}", uid=f"m{i}", start=None, end=NOW - one, finished_at=NOW - one)
         for i, one in enumerate(others, 1)
     ]
-    view = VerdictView(a_store(a_vmi(migration=state), *older), POLICY)
+    view = a_verdict_view(a_store(a_vmi(migration=state), *older), POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
     entry = view.find(NAMESPACE, NAME)
     assert entry is not None
@@ -336,7 +336,7 @@ def test_until_when_an_entry_is_valid(
 def test_the_revision_grows_with_the_blocked_vmis_alone() -> None:
     """The revision grows only when a VMI is blocked, released or blocked by another reason."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)), a_vmi(name="db2", uid="2"))
-    view = VerdictView(store, POLICY)
+    view = a_verdict_view(store, POLICY)
 
     def revision(now: Instant) -> int:
         summarized(view, now)
@@ -459,13 +459,13 @@ class Play:
     """A store with its view, the clock and what is dead."""
 
     policy: Policy
-    store: Store = field(default_factory=lambda: a_store(read_at=NOW))
+    store: ClockedStore = field(default_factory=lambda: a_store(now=NOW))
     now: Instant = NOW
     dead: DeadResources = ALL_ALIVE
     view: VerdictView = field(init=False)
 
     def __post_init__(self) -> None:
-        self.view = VerdictView(self.store, self.policy)
+        self.view = a_verdict_view(self.store, self.policy)
 
     def step(self, step: Step) -> None:
         """One thing happens."""
@@ -473,16 +473,15 @@ class Play:
             case Gone():
                 self.store.remove(step.resource, NAMESPACE, step.name)
             case Unreadable():
-                self.store.note_refused(step.resource, NAMESPACE, step.name)
+                self.store.note_unreadable(step.resource, NAMESPACE, step.name)
             case Sight():
-                self.store.vmims_seen, self.store.pods_seen = step.vmims, step.pods
-                blind = frozenset({NAMESPACE})
-                self.store.blind = {Resource.PODS: blind} if step.blind else {}
+                blind = {Resource.PODS: frozenset({NAMESPACE})} if step.blind else {}
+                self.store.see(vmims=step.vmims, pods=step.pods, blind=blind)
             case Remembered():
                 self.store.recall(step)
             case Pause():
                 self.now += step.seconds
-                self.store.read_at = self.now
+                self.store.now = self.now
                 self.dead = step.dead
                 if step.looks:
                     self.view.advance(self.now, dead=self.dead, most=step.looks)

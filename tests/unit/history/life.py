@@ -20,6 +20,7 @@ from exporter.engine.model import (
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim
+from tests.support.stores import put, remove
 
 
 class Life:
@@ -45,16 +46,14 @@ class Life:
     def live(self, *stores: Store) -> None:
         """A step of this life, of which these hear."""
         self.now += self.rng.choice([1.0, 30.0, 900.0])
-        for store in stores:
-            store.read_at = self.now
         for fact in self.step():
             for store in stores:
-                store.put(fact)
+                put(store, fact, at=self.now)
         finished = [vmim for vmim in self.vmims.values() if vmim.finished]
         for vmim in finished[:-5]:
             del self.vmims[vmim.name]
             for store in stores:
-                store.remove(Resource.VMIMS, vmim.namespace, vmim.name, vmim.uid)
+                remove(store, Resource.VMIMS, vmim.namespace, vmim.name, at=self.now)
 
     def step(self) -> list[Fact]:
         """What changes."""

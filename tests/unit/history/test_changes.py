@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
+from exporter.engine.changes import Notice, NoticeKind
 from exporter.engine.evidence import FAILURES_KEPT, Marker
 from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
-from exporter.engine.store import Key, Store
+from exporter.engine.store import Store
 from exporter.history.changes import AWAITED_FOR, SLICE, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
 from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_store, a_vmi, a_vmim
 from tests.support.stored_history import finish
+from tests.support.stores import pending_changes, put, remove
 from tests.unit.history.life import Life, told_by
 
 
@@ -20,10 +22,9 @@ WINDOW = 86_400.0
 
 def some_changes(*facts: Fact) -> PendingChanges:
     """A changes of such a store, which it has followed."""
-    changes = PendingChanges(store=a_store(read_at=NOW), window=WINDOW)
-    for fact in facts:
-        changes.store.put(fact)
-    finish(changes.encode_touched(NOW))
+    changes = pending_changes(a_store(now=NOW), window=WINDOW)
+    put(changes.store, *facts)
+    finish(changes.encode_changed(NOW))
     return changes
 
 
@@ -36,8 +37,8 @@ def an_heir(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
     """Another process, which read that history and then saw the cluster as it is."""
     changes = some_changes()
     take(changes, kept)
-    put(changes.store, facts)
-    finish(changes.encode_touched(NOW))
+    put(changes.store, *facts)
+    finish(changes.encode_changed(NOW))
     return changes
 
 
@@ -61,22 +62,22 @@ class TestFollowing:
         shard = shard_of(UID)
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (1, [shard], NOW)
         changes.note_written(shard)
-        changes.store.put(a_moved_vmi(node="n2"))
-        finish(changes.encode_touched(NOW + 1))
+        put(changes.store, a_moved_vmi(node="n2"))
+        finish(changes.encode_changed(NOW + 1))
         assert (changes.unwritten, changes.unwritten_since) == ([], None), "nothing to remember"
-        changes.store.put(a_moved_vmi(evacuation_node="n1"))
-        finish(changes.encode_touched(NOW + 2))
+        put(changes.store, a_moved_vmi(evacuation_node="n1"))
+        finish(changes.encode_changed(NOW + 2))
         assert (changes.unwritten, changes.unwritten_since) == ([shard], NOW + 2)
 
     def test_pruned_with_the_vmi(self) -> None:
         """A VMI that goes takes its entry with it; one of the same name starts clean."""
         changes = some_changes(a_moved_vmi())
-        changes.store.remove(Resource.VMIS, NAMESPACE, NAME)
-        finish(changes.encode_touched(NOW))
+        remove(changes.store, Resource.VMIS, NAMESPACE, NAME)
+        finish(changes.encode_changed(NOW))
         assert len(changes) == 0
-        changes.store.put(a_moved_vmi())
-        changes.store.put(a_vmi(uid="another"))
-        finish(changes.encode_touched(NOW))
+        put(changes.store, a_moved_vmi())
+        put(changes.store, a_vmi(uid="another"))
+        finish(changes.encode_changed(NOW))
         assert len(changes) == 0
 
     def test_size(self) -> None:
@@ -85,19 +86,19 @@ class TestFollowing:
         changes = some_changes(a_moved_vmi())
         alone = changes.size
         assert alone > 30
-        changes.store.put(a_moved_vmi(name="b", uid="b"))
-        finish(changes.encode_touched(NOW))
+        put(changes.store, a_moved_vmi(name="b", uid="b"))
+        finish(changes.encode_changed(NOW))
         assert changes.size > alone
-        changes.store.remove(Resource.VMIS, NAMESPACE, "b")
-        finish(changes.encode_touched(NOW))
+        remove(changes.store, Resource.VMIS, NAMESPACE, "b")
+        finish(changes.encode_changed(NOW))
         assert changes.size == alone
 
     def test_many_vmis_are_encoded_in_slices(self) -> None:
         """Others run after every `SLICE` VMIs."""
         changes = some_changes()
         for number in range(2 * SLICE + 1):
-            changes.store.put(a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
-        encoded = [len(changes) for _ in changes.encode_touched(NOW)]
+            put(changes.store, a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
+        encoded = [len(changes) for _ in changes.encode_changed(NOW)]
 
         assert encoded == [SLICE, 2 * SLICE]
         assert len(changes) == 2 * SLICE + 1
@@ -111,35 +112,35 @@ class TestVmisNotSeen:
     def test_kept_while_its_namespace_is_not_watched(self) -> None:
         """Another replica, or we tomorrow, may watch it."""
         heir = an_heir(self.KEPT)
-        finish(heir.prune(lambda _: None))
-        finish(heir.encode_touched(NOW + 1e6))
+        finish(heir.prune(lambda _: None, NOW))
+        finish(heir.encode_changed(NOW + 1e6))
         assert shards(heir) == self.KEPT
         assert heir.awaits_vmis
 
     def test_dropped_once_its_namespace_was_seen_whole(self) -> None:
         """Heard of the cluster for a minute since, and it is not there."""
         heir = an_heir(self.KEPT)
-        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get))
+        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get, NOW))
         assert heir.awaits_vmis
-        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get))
-        finish(heir.encode_touched(NOW))
+        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW))
+        finish(heir.encode_changed(NOW))
         assert (heir.awaits_vmis, len(heir)) == (False, 0)
 
     def test_dropped_where_the_writer_dropped_it(self) -> None:
         """Who writes has seen it go."""
         heir = an_heir(self.KEPT)
         finish(heir.load(shard_of(UID), self.KEPT[0], NOW, replaces=True))
-        assert heir.store.recalled(UID)
+        assert heir.store.unseen(UID)
         finish(heir.load(shard_of(UID), seal([]), NOW, replaces=True))
-        finish(heir.encode_touched(NOW))
+        finish(heir.encode_changed(NOW))
         assert len(heir) == 0
 
     def test_a_vmi_that_is_seen_is_never_dropped(self) -> None:
         """Whatever another wrote: our own eyes count for more."""
         heir = an_heir(self.KEPT, a_vmi())
         finish(heir.load(shard_of(UID), seal([]), NOW, replaces=True))
-        finish(heir.prune({NAMESPACE: NOW + 1e6}.get))
-        finish(heir.encode_touched(NOW))
+        finish(heir.prune({NAMESPACE: NOW + 1e6}.get, NOW))
+        finish(heir.encode_changed(NOW))
         assert shards(heir) == self.KEPT
 
 
@@ -173,15 +174,15 @@ class TestRecalling:
     def test_a_request(self, *, late: bool) -> None:
         """It never moves later, and the failures that KubeVirt deleted are counted on."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(70)))
-        later = a_store(read_at=NOW)
-        heir = PendingChanges(later, WINDOW)
-        later.read_at = NOW + 5_000
+        later = a_store(now=NOW)
+        heir = pending_changes(later, WINDOW)
+        later.now = NOW + 5_000
         facts: list[Fact] = [a_vmi(evacuation_node="n1"), *failures(range(68, 72))]
         for reads in (not late, late):
             if reads:
                 take(heir, shards(before))
             else:
-                put(later, facts)
+                put(later, *facts)
         marker = evacuation(later)
         assert marker.requested_at == evacuation(before.store).requested_at
         assert marker.failed_since_request() == 72
@@ -208,9 +209,9 @@ class TestRecalling:
     def test_another_evacuation(self, now: Vmi) -> None:
         """What failed in an evacuation that is over is none of the next one's attempts."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(4)))
-        later = a_store(read_at=NOW)
-        heir = PendingChanges(later, WINDOW)
-        later.read_at = NOW + 5_000
+        later = a_store(now=NOW)
+        heir = pending_changes(later, WINDOW)
+        later.now = NOW + 5_000
         take(heir, shards(before))
         later.put(now)
         assert evacuation(later).failed_since_request() == 0
@@ -222,26 +223,11 @@ class TestRecalling:
         shard = shard_of(UID)
         kept = changes.seal(shard)
         changes.note_written(shard)
-        observer = Observer()
-        changes.store.observers.append(observer)
-        revision = changes.store.revision
+        notices: list[Notice] = []
+        changes.store.subscribe(notices.append, *NoticeKind)
         finish(changes.merge(kept, NOW))
         finish(changes.load(shard, kept, NOW))
-        assert not observer.changed
-        assert (changes.store.revision, changes.unwritten) == (revision, [])
-
-
-class Observer:
-    """Counts what a store says of its VMIs."""
-
-    def __init__(self) -> None:
-        self.changed = 0
-
-    def note_change(self, _key: Key) -> None:
-        """A VMI changed."""
-        self.changed += 1
-
-    note_end = note_change
+        assert (notices, changes.unwritten) == ([], [])
 
 
 class TestUnwritten:
@@ -257,8 +243,8 @@ class TestUnwritten:
         shard = shard_of(UID)
         with_it = some_changes()
         with_it.window = 2 * WINDOW
-        put(with_it.store, [a_moved_vmi(), old])
-        finish(with_it.encode_touched(NOW))
+        put(with_it.store, a_moved_vmi(), old)
+        finish(with_it.encode_changed(NOW))
         assert with_it.seal(shard) != changes.seal(shard)
         assert changes.unwritten_since == NOW
         finish(changes.load(shard, with_it.seal(shard), NOW))
@@ -282,8 +268,8 @@ class TestUnwritten:
         shard = shard_of(UID)
         kept = changes.seal(shard)
         finish(changes.load(shard, kept, NOW))
-        changes.store.remove(Resource.VMIS, NAMESPACE, NAME)
-        finish(changes.encode_touched(NOW))
+        remove(changes.store, Resource.VMIS, NAMESPACE, NAME)
+        finish(changes.encode_changed(NOW))
         assert changes.unwritten == [shard]
         assert list(changes.find_missed(NOW, {NAMESPACE: NOW}.get, NOW)) == []
 
@@ -301,19 +287,17 @@ def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
         forebear = some_changes(*life.objects())
         for _ in range(life.rng.randrange(10, 80)):
             life.live(forebear.store)
-        finish(forebear.encode_touched(life.now))
+        finish(forebear.encode_changed(life.now))
         kept = shards(forebear)
         shown = life.objects()
         heir, stranger = some_changes(), some_changes()
-        for changes in (heir, stranger):
-            changes.store.read_at = life.now
-        put(stranger.store, shown)
+        put(stranger.store, *shown, at=life.now)
         is_read_first = life.rng.random() < 0.5
         for reads in (is_read_first, not is_read_first):
             if reads:
-                take(heir, kept)
+                take(heir, kept, life.now)
             else:
-                put(heir.store, shown)
+                put(heir.store, *shown, at=life.now)
         expected = told_by(forebear.store, life.now)
         assert told_by(heir.store, life.now) == expected, f"seed {seed}"
         differ_without += told_by(stranger.store, life.now) != expected
@@ -346,16 +330,10 @@ def failures(numbers: Iterable[int]) -> list[Vmim]:
     ]
 
 
-def take(changes: PendingChanges, kept: Iterable[bytes]) -> None:
+def take(changes: PendingChanges, kept: Iterable[bytes], now: float = NOW) -> None:
     """Read these shards."""
     for raw in kept:
-        finish(changes.merge(raw, NOW))
-
-
-def put(store: Store, facts: Iterable[Fact]) -> None:
-    """Hear of these."""
-    for fact in facts:
-        store.put(fact)
+        finish(changes.merge(raw, now))
 
 
 def evacuation(store: Store) -> Marker:

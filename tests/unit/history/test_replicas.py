@@ -12,15 +12,16 @@ import pytest
 
 from exporter.engine.model import ConfigMap, Resource
 from exporter.health import Health, HistoryHealth, Watched
-from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
 from exporter.history.format import shard_of
 from exporter.history.reader import ConfigMapReader
+from exporter.history.writer import WriteSignal
 from exporter.kube.client import Absent, ApiServer, Conflict, Unreachable
 from exporter.kube.lease import Lease
 from exporter.settings import ConfigMaps
 from tests.support.builders import NAME, NAMESPACE, UID, a_store
 from tests.support.stored_history import FixedLease
+from tests.support.stores import pending_changes
 from tests.unit.history.life import Life, told_by
 
 
@@ -74,20 +75,21 @@ class Replica:
     def __init__(self, life: Life, server: ConfigMapServer) -> None:
         self.server = server
         self.connected = True
-        self.store = a_store(read_at=life.now)
+        self.store = a_store(now=life.now)
         self.lease = FixedLease(held=False)
-        self.changes = PendingChanges(self.store, window=86_400.0)
+        self.changes = pending_changes(self.store, window=86_400.0)
         self.vmis = Watched(Resource.VMIS, None, synced=True)
         maps = Watched(Resource.CONFIGMAPS, PLACE.namespace, synced=True)
-        status = HistoryHealth()
+        status, signal = HistoryHealth(), WriteSignal()
         clock = partial(getattr, life, "now")
-        self.reader = ConfigMapReader(self.changes, maps, status, PLACE, clock=clock)
+        self.reader = ConfigMapReader(self.changes, maps, status, signal, PLACE, clock=clock)
         self.writer = ConfigMapWriter(
             self.changes,
             Health(180.0, 600.0, [self.vmis, maps]),
             status,
+            signal,
             cast("ApiServer", server),
-            self.reader,
+            reader=self.reader,
             lease=cast("Lease", self.lease),
             interval=INTERVAL,
             clock=clock,
@@ -97,7 +99,7 @@ class Replica:
 
     def list(self, life: Life) -> None:
         """The watch of the cluster begins anew."""
-        self.store.read_at = life.now
+        self.store.now = life.now
         for fact in life.objects():
             self.store.put(fact)
         self.store.retain(Resource.VMIMS, {NAMESPACE: set(life.vmims)}, None)

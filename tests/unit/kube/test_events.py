@@ -17,7 +17,6 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.engine.store import Store
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.kube.client import (
     Absent,
@@ -33,6 +32,7 @@ from exporter.kube.client import (
 )
 from exporter.kube.events import LONGEST_NOTE, EventWriter
 from tests.support.builders import NOW, UID, a_pod, a_store, a_vmi
+from tests.support.stores import ClockedStore
 
 
 STUCK, ENDED, HELD = EventReason
@@ -59,7 +59,7 @@ class Server:
 class Desk:
     """A writer on a server and a clock of its own."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ClockedStore) -> None:
         self.server = Server()
         self.store = store
         self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
@@ -96,10 +96,10 @@ def leaving(**overrides: Any) -> Vmi:
     return a_vmi(**fields | overrides)
 
 
-def stuck_store() -> Store:
+def stuck_store() -> ClockedStore:
     """A store with that VMI, read since it has to leave; what is put next is read at `NOW`."""
-    store = a_store(leaving(), a_pod(), read_at=NOW - 2400.0)
-    store.read_at = NOW
+    store = a_store(leaving(), a_pod(), now=NOW - 2400.0)
+    store.now = NOW
     return store
 
 
@@ -118,7 +118,7 @@ def a_hold(**overrides: Any) -> Verdict:
 async def test_a_held_eviction() -> None:
     """The Event of a blocked eviction has the reason and the end of the cooldown."""
     desk = Desk(a_store(a_vmi()))
-    desk.queue.note_held(a_vmi(), a_hold(), NOW)
+    desk.queue.note_blocked(a_vmi(), a_hold(), NOW)
 
     (event,) = await desk.after(0)
 
@@ -156,7 +156,7 @@ async def test_a_held_eviction() -> None:
 async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
     """Without a known end the Event says what has to end."""
     desk = Desk(a_store(a_vmi()))
-    desk.queue.note_held(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
+    desk.queue.note_blocked(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
 
     (event,) = await desk.after(0)
 
@@ -167,10 +167,10 @@ async def test_a_series_has_another_name_and_a_count() -> None:
     """A series keeps the first observation and has the count and the last one."""
     desk = Desk(a_store(a_vmi()))
     hold = a_hold(not_before=NOW + 9000, released_at=NOW + 9000)
-    desk.queue.note_held(a_vmi(), hold, NOW)
+    desk.queue.note_blocked(a_vmi(), hold, NOW)
     (first,) = await desk.after(0)
-    desk.queue.note_held(a_vmi(), hold, NOW + 60)
-    desk.queue.note_held(a_vmi(), hold, NOW + REPEATED_AFTER)
+    desk.queue.note_blocked(a_vmi(), hold, NOW + 60)
+    desk.queue.note_blocked(a_vmi(), hold, NOW + REPEATED_AFTER)
 
     (again,) = await desk.after(REPEATED_AFTER)
 
@@ -302,7 +302,7 @@ async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> Non
     """Events that could not be written are counted, and tried again later."""
     desk = Desk(a_store(a_vmi()))
     for uid in ("u1", "u2"):
-        desk.queue.note_held(a_vmi(uid=uid), a_hold(), NOW)
+        desk.queue.note_blocked(a_vmi(uid=uid), a_hold(), NOW)
     desk.server.error = error
 
     await desk.after(0)
@@ -330,7 +330,7 @@ async def test_the_longest_name() -> None:
     """The name of the Event is cut to a valid name."""
     name = "a" * 199 + "-" + "b" * 53
     desk = Desk(a_store(a_vmi(name=name)))
-    desk.queue.note_held(a_vmi(name=name), a_hold(), NOW)
+    desk.queue.note_blocked(a_vmi(name=name), a_hold(), NOW)
 
     (event,) = await desk.after(0)
 

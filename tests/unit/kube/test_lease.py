@@ -108,15 +108,20 @@ class Candidate(Lease):
             duration=duration,
             rng=random.Random(1),
             wall=lambda: NOW + now(),
+            changed=self._note_change,
             monotonic=lambda: now() + self.jump,
         )
         self.changes: list[tuple[float, bool]] = []
         self._task: asyncio.Task[None] | None = None
+        self._listening = False
+
+    def _note_change(self) -> None:
+        if self._listening:
+            self.changes.append((now(), self.held))
 
     def begin(self, *, listening: bool = True) -> None:
         """Campaign, or go on after a pause."""
-        if listening:
-            self.changed = lambda: self.changes.append((now(), self.held))
+        self._listening = self._listening or listening
         self._task = asyncio.create_task(self.run())
 
     async def pause(self) -> None:

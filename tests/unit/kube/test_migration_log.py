@@ -11,13 +11,13 @@ import structlog
 from exporter.counters import Counters
 from exporter.engine.ended_migrations import NodesLeft
 from exporter.engine.model import Resource, Trigger
-from exporter.engine.store import Store
 from exporter.kube import migration_log
 from exporter.kube.kubevirt import parse_object
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.writing import write_object
 from tests.cluster.polling import poll
 from tests.support.builders import Json, a_vmi, a_vmim, an_ended_vmim
+from tests.support.stores import ClockedStore
 
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "1.8.4-nodes"
@@ -31,8 +31,8 @@ RESOURCES = {
 class Watcher:
     """Notes objects in a migration log before a store has them, as the watch does."""
 
-    def __init__(self, *, started_at: float = 0.0, store: Store | None = None) -> None:
-        self.store = store or Store(endings_kept=16)
+    def __init__(self, *, started_at: float = 0.0, store: ClockedStore | None = None) -> None:
+        self.store = store or ClockedStore(keep=16)
         self.counters = Counters()
         self.log = MigrationLog(self.store, self.counters, started_at=started_at, window=86_400.0)
 

@@ -12,13 +12,13 @@ from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 from exporter.engine.model import Resource, Seconds
-from exporter.engine.store import Store
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Expired, Forbidden, Login, Overloaded, Unreachable
-from exporter.kube.reflector import BELIEVED_AFTER_SYNC, Reflector
+from exporter.kube.reflector import FINAL_AFTER_SYNC, Reflector
 from exporter.settings import KubeSettings
 from tests.cluster import vmi
 from tests.support.skipped_time import in_its_own_time, now
+from tests.support.stores import ClockedStore
 from tests.support.watching import Paging
 
 
@@ -113,11 +113,10 @@ async def follow(
         reflector(
             api,
             watched,
-            Store(endings_kept=16),
+            ClockedStore(keep=16),
             KubeSettings(),
             clock=now,
             rng=random.Random(1),
-            changed=lambda: None,
         ).run()
     )
     while now() < lasts:
@@ -153,9 +152,9 @@ async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less
 async def test_refusals_with_events_between_them_do_not_add_up() -> None:
     """A 403 after later events counts as the first again."""
     starting: list[Step] = [Forbidden("403 roles are not loaded")]
-    lives = (one for _ in range(BELIEVED_AFTER_SYNC + 3) for one in (healthy(lasts=HOUR), starting))
+    lives = (one for _ in range(FINAL_AFTER_SYNC + 3) for one in (healthy(lasts=HOUR), starting))
     watched = await follow(Scripted(lives), lasts=15 * HOUR)
-    assert watched.restarts[Restart.DENIED] == BELIEVED_AFTER_SYNC + 3
+    assert watched.restarts[Restart.DENIED] == FINAL_AFTER_SYNC + 3
     assert not watched.refused
     assert watched.lists == 1
 

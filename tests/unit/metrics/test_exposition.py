@@ -35,8 +35,6 @@ from exporter.engine.model import (
     StuckPolicy,
     Trigger,
 )
-from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, narrow, sample
 from exporter.metrics.families import BLOCKS, COOLING, FAMILIES, View
@@ -52,6 +50,7 @@ from tests.support.builders import (
     a_vmim,
     an_ended_vmim,
 )
+from tests.support.stores import ClockedStore, a_verdict_view, put, remove
 
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
@@ -62,10 +61,10 @@ PER_VMI = {one for one in FAMILIES if one.name.startswith("kubevirt_vmi_evac")} 
 
 def an_empty_view() -> View:
     """A process that has just started: nothing is known and nothing was asked."""
-    store, policy = Store(endings_kept=KEEP), a_policy()
+    store, policy = ClockedStore(keep=KEEP), a_policy()
     return View(
         store=store,
-        verdicts=VerdictView(store, policy),
+        verdicts=a_verdict_view(store, policy),
         health=Health(180.0, 600.0, [Watched(resource, None) for resource in CLUSTER_RESOURCES]),
         counters=Counters(),
         policy=policy,
@@ -79,10 +78,10 @@ def a_view() -> View:
     """A process that has seen something of everything."""
     view = an_empty_view()
     store, counters = view.store, view.counters
+    assert isinstance(store, ClockedStore)
     store.put(a_vmi())
     store.put(a_vmi(name="db2", uid="2", node="n2"))
-    store.vmims_seen = store.pods_seen = True
-    store.read_at = NOW - 5000.0
+    store.now = NOW - 5000.0
     store.put(
         a_vmi(
             name="db3",
@@ -283,8 +282,8 @@ def test_each_policy_has_its_own_settings_and_vms() -> None:
     own = a_policy(max_migration_cooldown=43_200.0)
     policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
     view = an_empty_view()
-    view = replace(view, policy=policy, verdicts=VerdictView(view.store, policy))
-    view.store.put(a_vmi(override="dbs", migration=a_state()))
+    view = replace(view, policy=policy, verdicts=a_verdict_view(view.store, policy))
+    put(view.store, a_vmi(override="dbs", migration=a_state()))
     lines = rendered(view).splitlines()
 
     family = "kubevirt_eviction_exporter_policy_seconds"
@@ -362,7 +361,7 @@ def test_a_series_goes_with_its_fact() -> None:
     """KubeVirt's limits are told while they are known."""
     view = a_view()
     before = rendered(view)
-    view.store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
+    remove(view.store, Resource.KUBEVIRTS, "kubevirt", "kubevirt")
 
     assert 'migration_limit{scope="cluster"} 7.0' in before
     assert "migration_limit{" not in rendered(view)
@@ -412,9 +411,9 @@ def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
 def test_series_of_single_vmis_are_bounded(most: int, told: int, left_out: int) -> None:
     """Those that evacuate have theirs first, and what has none is counted."""
     view = replace(an_empty_view(), vmi_series=most)
-    view.store.put(a_vmi(name="cooling", uid="1", migration=a_state()))
-    view.store.put(a_vmi(name="evacuating", uid="2", evacuation_node="n1"))
-    view.store.put(a_vmi(name="both", uid="3", evacuation_node="n1", migration=a_state()))
+    put(view.store, a_vmi(name="cooling", uid="1", migration=a_state()))
+    put(view.store, a_vmi(name="evacuating", uid="2", evacuation_node="n1"))
+    put(view.store, a_vmi(name="both", uid="3", evacuation_node="n1", migration=a_state()))
     found = samples(list(parse_text(rendered(view))))
     names = {dict(labels)["name"] for _, labels in found if "name" in dict(labels)}
 
@@ -427,7 +426,7 @@ def test_series_of_single_vmis_go_with_their_fact() -> None:
     """A VMI that evacuates no more, and whose cooldown is over, has no series."""
     view = a_view()
     assert 'name="db3"' in rendered(view)
-    view.store.put(a_vmi(name="db3", uid="3", node="n2", migration=a_state()))
+    put(view.store, a_vmi(name="db3", uid="3", node="n2", migration=a_state()))
     evacuations = [line for line in rendered(view).splitlines() if "kubevirt_vmi_evac" in line]
     assert all(line.startswith("#") for line in evacuations)
     later = replace(view, now=NOW + 100_000)
@@ -438,7 +437,7 @@ def a_crowd(vmis: int) -> View:
     """Many VMIs, each of which evacuates and cools down."""
     view = replace(an_empty_view(), vmi_series=10_000)
     for i in range(vmis):
-        view.store.put(a_vmi(name=f"db{i}", uid=f"{i}", evacuation_node="n1", migration=a_state()))
+        put(view.store, a_vmi(name=f"db{i}", uid=f"{i}", evacuation_node="n1", migration=a_state()))
     return view
 
 
@@ -450,14 +449,14 @@ def test_a_scrape_is_of_one_instant() -> None:
         pieces.append((family, list(samples)))
         view.counters.count_request("metrics", 1.0)
         view.health.watched[0].contact = NOW + number
-        view.store.put(a_vmi(name=f"db{number}", uid=f"{number}", node="n2"))
-        view.store.put(
+        put(view.store, a_vmi(name=f"db{number}", uid=f"{number}", node="n2"))
+        put(view.store,
             an_ended_vmim(
                 name=f"m{number}", uid=f"m{number}", vmi_name=f"db{SLICE + number}",
                 phase="Failed", evacuates="n1", created=NOW,
             )
         )  # fmt: skip
-        view.store.remove(Resource.VMIS, NAMESPACE, f"db{2 * SLICE - number}")
+        remove(view.store, Resource.VMIS, NAMESPACE, f"db{2 * SLICE - number}")
 
     assert pieces == [(family, list(samples)) for family, samples in sample(quiet)]
     assert pieces != [(family, list(samples)) for family, samples in sample(view)]

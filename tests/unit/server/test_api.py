@@ -33,8 +33,6 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Watched
 from exporter.kube.kubevirt import parse_object
 from exporter.kube.sink import Feed
@@ -64,6 +62,7 @@ from tests.support.builders import (
     rfc3339,
 )
 from tests.support.hostile import HOSTILE, hostile_json
+from tests.support.stores import ClockedStore, a_verdict_view
 from tests.unit.kube.test_reasons import objects
 
 
@@ -117,7 +116,7 @@ class Desk:
     policy: Policy = field(default_factory=a_policy)
     limits: Limits = LIMITS
     clock: Clock = field(default_factory=Clock)
-    store: Store = field(default_factory=lambda: Store(endings_kept=KEEP))
+    store: ClockedStore = field(default_factory=lambda: ClockedStore(keep=KEEP))
     counters: Counters = field(default_factory=Counters)
     health: Health = field(
         default_factory=lambda: Health(
@@ -128,10 +127,9 @@ class Desk:
     service: Service = field(init=False)
 
     def __post_init__(self) -> None:
-        self.store.vmims_seen = self.store.pods_seen = True
-        self.store.read_at = NOW
+        self.store.now = NOW
         stuck = StuckPolicy()
-        view = VerdictView(self.store, self.policy)
+        view = a_verdict_view(self.store, self.policy)
         blocked = BlockedSet(view, self.health, self.clock)
         self.service = Service(
             store=self.store,
@@ -937,7 +935,7 @@ class TestEvacuations:
 
     async def test_one(self, desk: Desk) -> None:
         """An evacuation is answered with diagnosis, next step and the request that cancels it."""
-        desk.store.read_at = NOW
+        desk.store.now = NOW
         desk.store.put(evacuating())
         desk.store.put(a_pod(eviction_in_progress=True))
         answer = await desk.get("/v1/evacuations")

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy, Resource
-from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Watched
 from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, LongPolls
 from exporter.server.blocked_set import MOVES_EVERY, SLICE, Blocked, BlockedSet
@@ -27,6 +25,7 @@ from tests.support.builders import (
     a_vmim,
     an_ended_vmim,
 )
+from tests.support.stores import ClockedStore, a_verdict_view
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Scene:
     """A store, what is watched, a clock, and the set over them."""
 
     policy: Policy = field(default_factory=a_policy)
-    store: Store = field(default_factory=lambda: Store(endings_kept=KEEP))
+    store: ClockedStore = field(default_factory=lambda: ClockedStore(keep=KEEP))
     clock: Clock = field(default_factory=Clock)
     health: Health = field(
         default_factory=lambda: Health(
@@ -64,13 +63,12 @@ class Scene:
     polls: LongPolls = field(init=False)
 
     def __post_init__(self) -> None:
-        self.store.vmims_seen = self.store.pods_seen = True
         self.blocked = self.afresh()
         self.polls = LongPolls(self.blocked)
 
     def afresh(self) -> BlockedSet:
         """Another set over the same facts, with nothing kept."""
-        return BlockedSet(VerdictView(self.store, self.policy), self.health, self.clock)
+        return BlockedSet(a_verdict_view(self.store, self.policy), self.health, self.clock)
 
     def hear(self) -> None:
         """Have everything heard of now."""
@@ -135,7 +133,7 @@ class TestRead:
         before = read(scene.blocked, None)
         scene.cool()
         after = read(scene.blocked, None)
-        scene.store.remove_vmi("shop", "db1")
+        scene.store.remove(Resource.VMIS, "shop", "db1")
 
         assert (before.entries, keys(after)) == ([], [("db1", "preEviction")])
         assert after.etag != before.etag
@@ -171,7 +169,7 @@ class TestRead:
         scene.store.put(a_vmi(evacuation_node="n1"))
         scene.store.put(a_vmim())
         both = read(scene.blocked, None)
-        scene.store.vmims_seen = False
+        scene.store.see(vmims=False)
         none = read(scene.blocked, None)
 
         assert keys(both) == [("db1", "filter")]

@@ -10,7 +10,6 @@ import pytest
 from exporter.engine.model import CLUSTER_RESOURCES, Outcome, Reason, Resource, ReviewOutcome
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Watched
 from exporter.server.reviews import Judgement, NotAReview, judge, read_review, write_answer
 from exporter.settings import AdmissionMode, AdmissionSettings
@@ -34,6 +33,7 @@ from tests.support.reviews import (
     a_review,
     a_spoilt_review,
 )
+from tests.support.stores import ClockedStore, a_verdict_view
 
 
 ENFORCE = AdmissionSettings(AdmissionMode.ENFORCE, (DESCHEDULER,), ("evictors",))
@@ -41,11 +41,10 @@ WARN = replace(ENFORCE, mode=AdmissionMode.WARN)
 POLICY = a_policy()
 
 
-def a_store(**vmi: Any) -> Store:
+def a_store(**vmi: Any) -> ClockedStore:
     """db1, which migrated ten minutes ago and cools down for five more, and its pod."""
-    store = Store(endings_kept=KEEP)
-    store.vmims_seen = store.pods_seen = True
-    store.read_at = NOW
+    store = ClockedStore(keep=KEEP)
+    store.now = NOW
     store.put(a_vmi(**{"migration": a_state(), **vmi}))
     store.put(a_pod())
     return store
@@ -75,14 +74,14 @@ def judged(
         read_review(raw(review)),
         admission,
         store=store,
-        view=VerdictView(store, POLICY),
+        view=a_verdict_view(store, POLICY),
         health=health or some_health(),
         now=NOW,
     )
 
 
 def answered(
-    review: Json | None = None, *, store: Store | None = None, admission: Any = ENFORCE
+    review: Json | None = None, *, store: ClockedStore | None = None, admission: Any = ENFORCE
 ) -> Json:
     """The response to a review."""
     asked = review or a_review()
@@ -163,7 +162,7 @@ def test_a_release_on_another_day_has_its_date() -> None:
         review,
         ENFORCE,
         store=store,
-        view=VerdictView(store, policy),
+        view=a_verdict_view(store, policy),
         health=some_health(),
         now=NOW,
     )
@@ -289,7 +288,7 @@ def test_a_failed_migration_counts_as_in_a_verdict() -> None:
         pytest.param(some_health(synced=False), None, ReviewOutcome.UNAVAILABLE, id="not-ready"),
         pytest.param(
             some_health(synced=False),
-            Store(endings_kept=KEEP),
+            ClockedStore(keep=KEEP),
             ReviewOutcome.UNAVAILABLE,
             id="not-ready-and-empty",
         ),
@@ -306,7 +305,7 @@ def test_without_evidence(health: Health, store: Store | None, outcome: ReviewOu
 def test_a_namespace_whose_pods_cannot_be_seen() -> None:
     """Where pods may not be read the eviction is allowed."""
     store = a_store()
-    store.blind = {Resource.PODS: frozenset({"bank"})}
+    store.see(blind={Resource.PODS: frozenset({"bank"})})
     judgement = judged(a_review(namespace="bank"), store=store)
     assert judgement.outcome is ReviewOutcome.UNAVAILABLE
 

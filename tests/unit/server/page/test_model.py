@@ -24,7 +24,6 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.rules import decide
-from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Staleness, Watched
 from exporter.server.api import Service
 from exporter.server.blocked import LongPolls
@@ -43,6 +42,7 @@ from exporter.settings import Limits
 from exporter.text import to_datetime
 from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_state, a_store, a_vmi, a_vmim
+from tests.support.stores import a_verdict_view, put
 
 
 POLICY = Policy()
@@ -65,12 +65,12 @@ def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Servi
         "policy": POLICY,
         "counters": Counters(),
     } | overrides
-    store = a_store(*facts, read_at=NOW)
+    store = a_store(*facts, now=NOW)
 
     async def no_metrics(_: str) -> tuple[list[bytes], str]:
         raise AssertionError
 
-    view = VerdictView(store, fields["policy"])
+    view = a_verdict_view(store, fields["policy"])
     blocked = BlockedSet(view, fields["health"], lambda: NOW)
     return Service(
         store=store,
@@ -165,7 +165,7 @@ class TestTheSame:
         """Neither the model nor the status takes it for one that no rule holds."""
         service = busy_service()
         before = build_model(service)
-        service.store.put(evacuating("gone", node="n7", phase="Failed"))
+        put(service.store, evacuating("gone", node="n7", phase="Failed"))
         after = build_model(service)
 
         assert after.status.vmis == before.status.vmis
@@ -440,7 +440,7 @@ def test_a_board_is_for_one_instant() -> None:
     service = busy_service()
     model = build_model(service)
     before = msgspec.json.encode(model)
-    service.store.put(cooling("soon", node="n9"))
+    put(service.store, cooling("soon", node="n9"))
     service.health.watched[0].synced = False
 
     assert msgspec.json.encode(model) == before

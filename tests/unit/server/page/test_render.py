@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from exporter.counters import Counters, HeldEviction
+from exporter.engine.changes import Observed
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
     KubeVirtSettings,
@@ -310,7 +311,7 @@ class TestRows:
         reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
         old = service.store.evidence("bank", "old")
         assert old is not None
-        service.store.put(old.vmi, (reason,))
+        service.store.apply(Observed(old.vmi, (reason,)), NOW)
         page = shown(service, PageFilter(node="n2"))
         cooled = shown(service, PageFilter(node="n3"))
 

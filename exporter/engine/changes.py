@@ -1,0 +1,97 @@
+"""What changes the store (`Change`), and what it then says to its subscribers (`Notice`)."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from enum import Enum, auto
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from exporter.engine.evidence import Remembered
+from exporter.engine.model import Fact, Resource, Why
+
+
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+Names: TypeAlias = Mapping[str, AbstractSet[str]]
+"""Names by namespace. A `Key` for each object of a list would fragment the memory."""
+
+
+class Observed(Struct, frozen=True, gc=False):
+    """An object was added or modified; its reasons replace the earlier ones."""
+
+    fact: Fact
+    reasons: tuple[Why, ...] = ()
+
+
+class Removed(Struct, frozen=True, gc=False):
+    """An object was deleted. If there is a UID, only the object with that UID."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class Listed(Struct, frozen=True):
+    """A complete list of `namespace` (None: of all): what it lacks does not exist any more."""
+
+    resource: Resource
+    names: Names
+    namespace: str | None
+
+
+class Unreadable(Struct, frozen=True):
+    """An object cannot be read; its UID is "" if not even that can be."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class Visibility(Struct, frozen=True):
+    """Whether VMIMs and launcher pods are visible at all, and the namespaces where they are not."""
+
+    vmims: bool = False
+    pods: bool = False
+    blind: Mapping[Resource, AbstractSet[str]] = {}
+
+    def sees_vmims_of(self, namespace: str) -> bool:
+        """Whether the VMIMs of a namespace are visible."""
+        return self.vmims and namespace not in self.blind.get(Resource.VMIMS, ())
+
+    def sees_pods_of(self, namespace: str) -> bool:
+        """Whether the launcher pods of a namespace are visible."""
+        return self.pods and namespace not in self.blind.get(Resource.PODS, ())
+
+
+class Forgotten(Struct, frozen=True, gc=False):
+    """What the stored history says of a VMI that has not been seen does not count any more."""
+
+    uid: str
+
+
+Change: TypeAlias = Observed | Removed | Listed | Unreadable | Visibility | Remembered | Forgotten
+
+
+class NoticeKind(Enum):
+    """What has changed in the store.
+
+    `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
+    more. `MEMORY`: what the stored history is to hold of the VMI with this UID. `EVERYTHING`: what
+    all evidence rests on, which is the visibility and whether KubeVirt updates the VMIs.
+    """
+
+    EVIDENCE = auto()
+    GONE = auto()
+    MEMORY = auto()
+    EVERYTHING = auto()
+
+
+class Notice(Struct, frozen=True, gc=False):
+    """Something may have changed; the key is empty for `MEMORY` and `EVERYTHING`."""
+
+    kind: NoticeKind
+    key: Key = ("", "")
+    uid: str = ""

@@ -1,0 +1,96 @@
+"""A store with a clock, for tests; a view and the changes to store that are subscribed to one."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from exporter.engine.changes import (
+    Forgotten,
+    Listed,
+    Names,
+    NoticeKind,
+    Observed,
+    Removed,
+    Unreadable,
+    Visibility,
+)
+from exporter.engine.evidence import Remembered
+from exporter.engine.model import Fact, Instant, Policy, Resource, Why
+from exporter.engine.store import Store
+from exporter.engine.verdicts import VerdictView
+from exporter.history.changes import PendingChanges
+
+
+READ_AT: Instant = 1_800_000_000.0
+
+
+class ClockedStore(Store):
+    """A store of which everything is visible; what is put into it was read at `now`.
+
+    The methods return what `apply` does.
+    """
+
+    def __init__(self, *, keep: int = 64, sees_all: bool = True, now: Instant = 0.0) -> None:
+        super().__init__(endings_kept=keep, sees_all=sees_all)
+        self.now = now
+        self.see()
+
+    def see(
+        self,
+        *,
+        vmims: bool = True,
+        pods: bool = True,
+        blind: Mapping[Resource, AbstractSet[str]] | None = None,
+    ) -> None:
+        """Only this is visible."""
+        self.apply(Visibility(vmims, pods, blind or {}), self.now)
+
+    def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> int:
+        """An object was added or modified."""
+        return self.apply(Observed(fact, reasons), self.now)
+
+    def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> int:
+        """An object was deleted."""
+        return self.apply(Removed(resource, namespace, name, uid), self.now)
+
+    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
+        """A complete list."""
+        return self.apply(Listed(resource, names, namespace), self.now)
+
+    def note_unreadable(self, resource: Resource, namespace: str, name: str) -> int:
+        """An object cannot be read."""
+        return self.apply(Unreadable(resource, namespace, name), self.now)
+
+    def recall(self, remembered: Remembered) -> int:
+        """A stored history says this of a VMI."""
+        return self.apply(remembered, self.now)
+
+    def forget(self, uid: str) -> int:
+        """What a stored history says of this VMI does not count any more."""
+        return self.apply(Forgotten(uid), self.now)
+
+
+def put(store: Store, *facts: Fact, at: Instant = READ_AT) -> None:
+    """Objects were added or modified."""
+    for fact in facts:
+        store.apply(Observed(fact), at)
+
+
+def remove(
+    store: Store, resource: Resource, namespace: str, name: str, *, at: Instant = READ_AT
+) -> None:
+    """An object was deleted."""
+    store.apply(Removed(resource, namespace, name), at)
+
+
+def a_verdict_view(store: Store, policy: Policy) -> VerdictView:
+    """The view of a store."""
+    view = VerdictView(store, policy)
+    store.subscribe(view.note_change, NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
+    return view
+
+
+def pending_changes(store: Store, window: float = 86_400.0) -> PendingChanges:
+    """What is to be stored of a store."""
+    changes = PendingChanges(store, window)
+    store.subscribe(changes.note_change, NoticeKind.MEMORY)
+    return changes
