@@ -36,7 +36,7 @@ from exporter.kube.lease import Lease
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.reflector import Reflector
 from exporter.metrics.exposition import Exposition
-from exporter.metrics.families import View
+from exporter.metrics.family import View
 from exporter.server.access import Access
 from exporter.server.admission import Admission
 from exporter.server.api import Service

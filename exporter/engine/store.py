@@ -8,7 +8,7 @@ their histories, and `evacuations` follows the evacuations.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from exporter.engine.changes import (
@@ -26,9 +26,8 @@ from exporter.engine.changes import (
 from exporter.engine.diagnosis import Load
 from exporter.engine.evacuations import EvacuationTracker
 from exporter.engine.evidence import DEAD_AFTER, Evidence, Remembered
-from exporter.engine.launchers import LauncherIndex
 from exporter.engine.merging import HistoryMerger
-from exporter.engine.migrations import VmimIndex, bind
+from exporter.engine.migrations import bind
 from exporter.engine.model import (
     Fact,
     Instant,
@@ -41,10 +40,9 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
-from exporter.engine.node_drains import NodeDrains
+from exporter.engine.objects import ClusterObjects
 from exporter.engine.reasons import ReasonTable
-from exporter.engine.unreadable import UnreadableObjects
-from exporter.engine.vmi_record import VmiIndex, VmiRecord
+from exporter.engine.vmi_record import VmiRecord
 
 
 class Store:
@@ -55,6 +53,8 @@ class Store:
     only some namespaces are watched.
 
     `apply` is the only way in. Whoever needs to know of changes subscribes; the others read.
+    `mobilities` counts the VMIs by node and mobility, without ended ones; `drains` are the drains
+    of nodes that are under way.
     """
 
     def __init__(
@@ -72,11 +72,12 @@ class Store:
         self._load: Load | None = None
         self._load_is_known = False
         self._remembered: dict[str, Remembered] = {}
-        self._unreadable = UnreadableObjects()
-        self._vmis = VmiIndex()
-        self._vmims = VmimIndex(keep=endings_kept)
-        self._launchers = LauncherIndex()
+        self._objects = objects = ClusterObjects(keep=endings_kept)
+        self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
+        self._unreadable = objects.unreadable
         self._evacuations = EvacuationTracker(self._vmims, self._launchers)
+        self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
+        self.drains = self._evacuations.drains
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
 
@@ -100,7 +101,10 @@ class Store:
             case Removed():
                 changed = self._remove(change, at)
             case Listed():
-                changed = sum(self.apply(one, at) for one in self._find_unlisted(change))
+                unlisted = self._objects.find_unlisted(change)
+                if change.resource is Resource.KUBEVIRTS and not change.names:
+                    unlisted = [Removed(change.resource, "", "")]
+                changed = sum(self.apply(one, at) for one in unlisted)
             case Unreadable():
                 changed = self._note_unreadable(change, at)
             case Visibility():
@@ -116,32 +120,14 @@ class Store:
     # Reads
 
     @property
-    def drains(self) -> NodeDrains:
-        """The drains of nodes that are under way."""
-        return self._evacuations.drains
-
-    @property
-    def mobilities(self) -> Mapping[tuple[str, Mobility], int]:
-        """The number of VMIs by node and mobility, without ended ones."""
-        return self._vmis.mobilities
-
-    @property
     def nodes(self) -> Counter[str]:
         """The number of VMIs on each node, without ended ones."""
-        nodes: Counter[str] = Counter()
-        for (node, _), vmis in self.mobilities.items():
-            nodes[node] += vmis
-        return nodes
+        return self._vmis.count_by_node()
 
     @property
     def platform_updating(self) -> bool:
         """Whether KubeVirt reports VMIs that it has still to update."""
         return self.kubevirt is not None and self.kubevirt.updating
-
-    @property
-    def reason_count(self) -> int:
-        """How many entries the table of reasons has."""
-        return len(self._reasons)
 
     def keys(self) -> AbstractSet[Key]:
         """The keys of all VMIs."""
@@ -149,17 +135,9 @@ class Store:
 
     def count(self, resource: Resource) -> int:
         """The number of objects of a resource."""
-        match resource:
-            case Resource.VMIS:
-                return len(self._vmis.by_key)
-            case Resource.VMIMS:
-                return len(self._vmims)
-            case Resource.PODS:
-                return len(self._launchers.pods)
-            case Resource.KUBEVIRTS:
-                return int(self.kubevirt is not None)
-            case _:
-                return 0
+        if resource is Resource.KUBEVIRTS:
+            return int(self.kubevirt is not None)
+        return self._objects.count(resource)
 
     def vmi(self, key: Key) -> Vmi | None:
         """A VMI, or None if there is none of that name."""
@@ -187,21 +165,21 @@ class Store:
     def evidence(self, namespace: str, name: str) -> Evidence | None:
         """The evidence about one VMI, or None if there is none of that name."""
         record = self._vmis.by_key.get((namespace, name))
-        return None if record is None else self._evidence(record)
+        return None if record is None else self._gather(record)
 
     def all_evidence(self) -> Iterator[Evidence]:
         """The evidence about every VMI."""
-        return map(self._evidence, self._vmis.by_key.values())
+        return map(self._gather, self._vmis.by_key.values())
 
     def evacuating(self) -> Iterator[Evidence]:
         """The evidence about every VMI that is evacuating."""
-        return map(self._evidence, self._evacuations)
+        return map(self._gather, self._evacuations)
 
     def on_node(self, node: str) -> list[Evidence]:
         """The evidence about every VMI on a node, without ended ones."""
         records = self._vmis.by_key.values()
         return [
-            self._evidence(one) for one in records if one.vmi.node == node and not one.vmi.finished
+            self._gather(one) for one in records if one.vmi.node == node and not one.vmi.finished
         ]
 
     def waiting(self) -> Iterator[Evidence]:
@@ -241,29 +219,9 @@ class Store:
         """What a stored history says of a VMI that has not been seen yet."""
         return self._remembered.get(uid)
 
-    def _evidence(self, record: VmiRecord) -> Evidence:
-        """Gather what is known about a VMI: takes 3 us."""
-        vmi, marker = record.vmi, record.marker
-        vmims_seen = self.visibility.sees_vmims_of(vmi.namespace)
-        pods_seen = self.visibility.sees_pods_of(vmi.namespace)
-        vmims = tuple(self._vmims.owned_by(vmi)) if vmims_seen else ()
-        launcher = self._launchers.current(vmi) if pods_seen else None
-        named = self._vmims.naming(record.key) if marker is not None and vmims_seen else ()
-        return Evidence(
-            vmi=vmi,
-            history=record.history,
-            vmims=vmims,
-            vmims_seen=vmims_seen,
-            launcher=launcher,
-            changed_at=record.changed_at,
-            handed_off_at=record.handed_off_at,
-            platform_updating=self.platform_updating,
-            refused=self._unreadable.find(vmi, vmims, launcher),
-            dead_after=self._dead_after,
-            namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
-            marker=marker,
-            pods=self._launchers.of(vmi) if marker is not None and pods_seen else (),
-            pods_seen=pods_seen,
+    def _gather(self, record: VmiRecord) -> Evidence:
+        return self._objects.gather_evidence(
+            record, self.visibility, self.kubevirt, self._dead_after
         )
 
     def _measure_load(self) -> Load | None:
@@ -280,22 +238,25 @@ class Store:
     def _put(self, fact: Fact, reasons: tuple[Why, ...], at: Instant) -> bool:
         match fact:
             case Vmi():
-                changed = self._put_vmi(fact, at)
+                resource, changed = Resource.VMIS, self._put_vmi(fact, at)
             case Vmim():
-                changed = self._put_vmim(fact, at)
+                resource, changed = Resource.VMIMS, self._put_vmim(fact, at)
             case Pod():
-                changed = self._put_pod(fact, at)
+                resource, changed = Resource.PODS, self._put_pod(fact, at)
             case KubeVirtSettings():
                 return self._set_kubevirt(fact)
             case _:
                 raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
+        key = (fact.namespace, fact.name)
+        if self._unreadable.forget(resource, *key) and not changed:
+            _, record = self._objects.find(resource, key)
+            self._note_evidence(record)
+            changed = True
         self._reasons.put(fact, reasons)
         return changed
 
     def _put_vmi(self, vmi: Vmi, at: Instant) -> bool:
-        key = (vmi.namespace, vmi.name)
-        is_readable_again = self._unreadable.forget(Resource.VMIS, *key)
-        record, before = self._vmis.by_key.get(key), None
+        record, before = self._vmis.by_key.get((vmi.namespace, vmi.name)), None
         if record is not None and record.vmi.uid != vmi.uid:
             self._end(record, at)
             record = None
@@ -303,9 +264,7 @@ class Store:
             record = self._vmis.add(vmi)
         elif record.vmi == vmi:
             record.seen_at = at
-            if is_readable_again:
-                self._note_evidence(record)
-            return is_readable_again
+            return False
         else:
             before = record.vmi
             self._vmis.update(record, vmi)
@@ -325,14 +284,11 @@ class Store:
 
     def _put_vmim(self, vmim: Vmim, at: Instant) -> bool:
         key = (vmim.namespace, vmim.name)
-        is_readable_again = self._unreadable.forget(Resource.VMIMS, *key)
         binding = self._vmims.find(*key)
         if binding is not None and not _is_same(binding.vmim, vmim):
             self._remove(Removed(Resource.VMIMS, *key), at)
         elif binding is not None and binding.vmim == vmim:
-            if is_readable_again:
-                self._note_evidence(self._vmis.by_uid.get(binding.owner))
-            return is_readable_again
+            return False
         binding = self._vmims.put(vmim)
         record = self._vmis.by_key.get(binding.vmi_key)
         if record is not None:
@@ -343,13 +299,9 @@ class Store:
         return True
 
     def _put_pod(self, pod: Pod, at: Instant) -> bool:
-        key = (pod.namespace, pod.name)
-        is_readable_again = self._unreadable.forget(Resource.PODS, *key)
-        known = self._launchers.pods.get(key)
+        known = self._launchers.pods.get((pod.namespace, pod.name))
         if known == pod:
-            if is_readable_again:
-                self._note_evidence(self._vmis.find_owner(pod))
-            return is_readable_again
+            return False
         if known is not None and known.vmi_uid != pod.vmi_uid:
             self._note_evidence(self._vmis.find_owner(known))
         self._launchers.put(pod)
@@ -403,28 +355,11 @@ class Store:
         self._notify(NoticeKind.GONE, record.key, uid)
         self._notify(NoticeKind.MEMORY, uid=uid)
 
-    def _find_unlisted(self, listed: Listed) -> list[Removed]:
-        resource, names = listed.resource, listed.names
-        if resource is Resource.KUBEVIRTS:
-            return [Removed(resource, "", "")] if not names else []
-        return [
-            Removed(resource, namespace, name)
-            for namespace, name in self._keys_of(resource)
-            if name not in names.get(namespace, ()) and listed.namespace in (None, namespace)
-        ]
-
     def _note_unreadable(self, change: Unreadable, at: Instant) -> bool:
         """A known object is believed on; of a new VMI at least the existence is known."""
         resource, key = change.resource, (change.namespace, change.name)
-        is_news, record = False, None
-        match resource:
-            case Resource.VMIS:
-                is_news = (record := self._vmis.by_key.get(key)) is not None
-            case Resource.VMIMS if (binding := self._vmims.find(*key)) is not None:
-                is_news, record = True, self._vmis.by_uid.get(binding.owner)
-            case Resource.PODS if (pod := self._launchers.pods.get(key)) is not None:
-                is_news, record = True, self._vmis.find_owner(pod)
-        is_news = is_news and self._unreadable.note(resource, *key, at)
+        is_known, record = self._objects.find(resource, key)
+        is_news = is_known and self._unreadable.note(resource, *key, at)
         if is_news:
             self._note_evidence(record)
         is_new_vmi = change.uid and (record is None or record.vmi.uid != change.uid)
@@ -470,17 +405,6 @@ class Store:
             notice = Notice(kind, key, uid)
             for callback in subscribers:
                 callback(notice)
-
-    def _keys_of(self, resource: Resource) -> Iterable[Key]:
-        match resource:
-            case Resource.VMIS:
-                return self._vmis.by_key
-            case Resource.VMIMS:
-                return self._vmims.keys()
-            case Resource.PODS:
-                return self._launchers.pods
-            case _:
-                return ()
 
 
 def _is_same(one: Vmim, other: Vmim) -> bool:

@@ -66,6 +66,13 @@ class VmiIndex:
         self.by_uid.pop(record.vmi.uid, None)
         self._count(record.vmi, -1)
 
+    def count_by_node(self) -> Counter[str]:
+        """The number of VMIs on each node, without ended ones."""
+        nodes: Counter[str] = Counter()
+        for (node, _), vmis in self.mobilities.items():
+            nodes[node] += vmis
+        return nodes
+
     def find_owner(self, pod: Pod) -> VmiRecord | None:
         """The VMI of a pod: one in the pod's own namespace, whatever its labels say."""
         record = self.by_uid.get(pod.vmi_uid)

@@ -37,14 +37,11 @@ from exporter.metrics.families import (
     RETURNED,
     STUCK_EVACUATIONS,
     VMIS,
-    CoolingFamily,
-    Family,
-    Sample,
-    View,
     sample_drains,
     sample_stuck,
     sample_verdicts,
 )
+from exporter.metrics.family import CoolingFamily, Family, Sample, View
 
 
 SLICE = 100

@@ -5,102 +5,34 @@ To add a metric, add an entry to the table of its data source.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeAlias
-
-from msgspec import Struct
 
 from exporter import __version__
-from exporter.counters import Counters, Histogram
-from exporter.engine.cooldown import Cooldown
+from exporter.counters import Histogram
 from exporter.engine.diagnosis import Diagnosis, Source, State
 from exporter.engine.drain import DrainOutcome
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     DEFAULT_POLICY,
-    DeadResources,
     EventOutcome,
     EventReason,
-    Instant,
     Mismatch,
     Outcome,
-    Policy,
     Reason,
     Resource,
     ReviewOutcome,
-    StuckPolicy,
     Trigger,
-    Vmi,
 )
-from exporter.engine.store import Store
-from exporter.engine.verdicts import ALLOWED, VerdictView
+from exporter.engine.verdicts import ALLOWED
 from exporter.health import Health, HistoryFault, HistoryHealth, Restart
-
-
-class Sample(Struct, frozen=True, gc=False):
-    """One value of a family; `labels` in the order of the family's, `suffix` for histograms."""
-
-    labels: tuple[str, ...]
-    value: float
-    suffix: str = ""
-    le: str = ""
-
-
-class View(Struct, frozen=True, kw_only=True):
-    """What a scrape reads at `now`.
-
-    `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have their
-    own series.
-    """
-
-    store: Store
-    verdicts: VerdictView
-    health: Health
-    counters: Counters
-    policy: Policy
-    stuck: StuckPolicy
-    vmi_series: int
-    now: Instant
-
-    @property
-    def dead(self) -> DeadResources:
-        """The resources whose evidence no longer blocks."""
-        return self.health.find_dead(self.now)
-
-    @property
-    def watched(self) -> list[Resource]:
-        """The cluster's resources, and what else is watched."""
-        return [r for r in Resource if r in CLUSTER_RESOURCES or self.health.of(r)]
-
-
-Key: TypeAlias = tuple[str, ...]
-
-
-class Family(Struct, frozen=True, kw_only=True):
-    """One metric."""
-
-    name: str
-    type: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-
-
-class ViewFamily(Family, frozen=True, kw_only=True):
-    """A metric of the exporter itself or of the whole cluster, sampled at once."""
-
-    sample: Callable[[View], list[Sample]]
-
-
-class EvacuationFamily(Family, frozen=True, kw_only=True):
-    """A metric with one sample per evacuation."""
-
-    sample: Callable[[Key, Vmi, Diagnosis], Sample]
-
-
-class CoolingFamily(Family, frozen=True, kw_only=True):
-    """A metric with one sample per VMI that cools down."""
-
-    sample: Callable[[Vmi, Cooldown], Sample]
+from exporter.metrics.family import (
+    CoolingFamily,
+    EvacuationFamily,
+    Family,
+    Sample,
+    View,
+    ViewFamily,
+)
 
 
 def _sample_blocks(view: View) -> list[Sample]:

@@ -1,5 +1,6 @@
 """Builds the API's answers from verdicts, rules and history. Pure."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from exporter.engine.model import (
     Policy,
     Reason,
     Resource,
+    Seconds,
     Verdict,
     Vmi,
     Vmim,
@@ -62,9 +64,6 @@ from exporter.server.schemas import (
     VmiAnswer,
     VmiCounts,
     WhyAnswer,
-    round_seconds,
-    round_up_seconds,
-    write_outcome,
 )
 from exporter.text import to_datetime, to_optional_datetime, to_release, write_instant, write_span
 
@@ -383,7 +382,7 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
             uid=None if key.startswith("@") else key,
             start=to_optional_datetime(record.start),
             end=to_optional_datetime(end),
-            outcome=write_outcome(record.outcome),
+            outcome=record.outcome.name.lower(),
             handed_off=record.handed_off,
             in_window=in_window,
         )
@@ -502,3 +501,13 @@ def _write_vmim(vmim: Vmim) -> PendingAnswer:
         created_at=to_optional_datetime(vmim.created),
         handed_off=vmim.handed_off,
     )
+
+
+def round_seconds(seconds: Seconds | None) -> Seconds | None:
+    """Seconds rounded to the millisecond."""
+    return None if seconds is None else round(seconds, 3)
+
+
+def round_up_seconds(seconds: Seconds | None) -> Seconds | None:
+    """Seconds rounded up to the millisecond, so that waiting that long is enough."""
+    return None if seconds is None else math.ceil(seconds * 1000) / 1000

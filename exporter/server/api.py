@@ -55,7 +55,9 @@ from exporter.server.blocked_set import BlockedSet
 from exporter.server.openapi import write_openapi
 from exporter.server.requests import (
     RETRY_AFTER,
+    Candidate,
     Refusal,
+    VerdictRequest,
     decode_verdicts,
     read_body,
     read_checkpoint,
@@ -64,12 +66,10 @@ from exporter.server.requests import (
 )
 from exporter.server.schemas import (
     BlockedAnswer,
-    Candidate,
     DrainAnswer,
     EvacuationsAnswer,
     StatusAnswer,
     VerdictAnswer,
-    VerdictRequest,
     VerdictsAnswer,
     VmiAnswer,
 )

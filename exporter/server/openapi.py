@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from exporter import __version__
 from exporter.engine.model import Checkpoint
+from exporter.server.requests import VerdictRequest
 from exporter.server.schemas import (
     BlockedAnswer,
     DrainAnswer,
@@ -15,7 +16,6 @@ from exporter.server.schemas import (
     NodesAnswer,
     Problem,
     StatusAnswer,
-    VerdictRequest,
     VerdictsAnswer,
     VmiAnswer,
 )

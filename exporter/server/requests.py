@@ -4,12 +4,14 @@ import asyncio
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
 from aiohttp import hdrs, web
+from msgspec import Struct
 
 from exporter.engine.model import Checkpoint, Seconds
-from exporter.server.schemas import Problem, VerdictRequest
+from exporter.server.schemas import Name, Namespace, Problem, Remark, Uid, means
 from exporter.settings import LONGEST_WAIT, Address, Limits
 
 
@@ -26,6 +28,40 @@ _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])
 _JSON_NAMES = {"str": "string", "bool": "boolean", "int": "number", "float": "number"}
 
 _CHECKPOINTS = " or ".join(Checkpoint)
+
+
+class Candidate(Struct, rename="camel", gc=False):
+    """A VMI that may be evicted; `vmiUid` is the pod's label created-by."""
+
+    namespace: Annotated[Namespace, means("the VMI's namespace")]
+    name: Annotated[Name, means("the VMI's name: the pod's annotation kubevirt.io/domain")]
+    vmi_uid: Annotated[
+        Uid | None,
+        means("the pod's label kubevirt.io/created-by, not the pod's own UID; absent: any"),
+    ] = None
+    node: Annotated[Remark | None, means("for the log only")] = None
+    pod: Annotated[Remark | None, means("for the log only")] = None
+
+
+class VerdictRequest(Struct, rename="camel"):
+    """The candidates, the checkpoint (absent: both), and whether to count the answers.
+
+    Go clients send null for an empty list or an unset field.
+    """
+
+    candidates: Annotated[
+        list[Candidate] | None,
+        means("the VMIs to judge, at most limits.candidates; null: none"),
+    ]
+    checkpoint: Annotated[
+        Checkpoint | None,
+        means(
+            "absent: all rules, which is the question if in doubt. One checkpoint has its own rules"
+            " alone: preEviction allows a VM whose migration is running, filter one that cools down"
+        ),
+    ] = None
+    dry_run: Annotated[bool | None, means("answer without counting it in the metrics")] = False
+
 
 _requests = msgspec.json.Decoder(VerdictRequest)
 

@@ -1,9 +1,8 @@
-"""The types of the query API's requests and answers.
+"""The types of the query API's answers; those of its requests are in `requests`.
 
-The same types decode requests, encode answers and generate the schemas of the OpenAPI document.
+The same types encode answers and generate the schemas of the OpenAPI document.
 """
 
-import math
 from datetime import datetime
 from typing import Annotated
 
@@ -14,10 +13,8 @@ from exporter.engine.drain import DrainOutcome
 from exporter.engine.model import (
     Checkpoint,
     Mismatch,
-    Outcome,
     Reason,
     Resource,
-    Seconds,
     WhySource,
 )
 from exporter.health import HistoryFault, Staleness
@@ -51,39 +48,6 @@ Stale = Annotated[
 BlindSpots = Annotated[
     dict[str, str], means("the resources that the exporter may not read, and why")
 ]
-
-
-class Candidate(Struct, rename="camel", gc=False):
-    """A VMI that may be evicted; `vmiUid` is the pod's label created-by."""
-
-    namespace: Annotated[Namespace, means("the VMI's namespace")]
-    name: Annotated[Name, means("the VMI's name: the pod's annotation kubevirt.io/domain")]
-    vmi_uid: Annotated[
-        Uid | None,
-        means("the pod's label kubevirt.io/created-by, not the pod's own UID; absent: any"),
-    ] = None
-    node: Annotated[Remark | None, means("for the log only")] = None
-    pod: Annotated[Remark | None, means("for the log only")] = None
-
-
-class VerdictRequest(Struct, rename="camel"):
-    """The candidates, the checkpoint (absent: both), and whether to count the answers.
-
-    Go clients send null for an empty list or an unset field.
-    """
-
-    candidates: Annotated[
-        list[Candidate] | None,
-        means("the VMIs to judge, at most limits.candidates; null: none"),
-    ]
-    checkpoint: Annotated[
-        Checkpoint | None,
-        means(
-            "absent: all rules, which is the question if in doubt. One checkpoint has its own rules"
-            " alone: preEviction allows a VM whose migration is running, filter one that cools down"
-        ),
-    ] = None
-    dry_run: Annotated[bool | None, means("answer without counting it in the metrics")] = False
 
 
 class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
@@ -611,18 +575,3 @@ class Problem(Struct, kw_only=True):
     status: Annotated[int, means("the HTTP status")]
     detail: Annotated[str, means("what is wrong, where, and what was expected")]
     type: Annotated[str, means("always about:blank")] = "about:blank"
-
-
-def round_seconds(seconds: Seconds | None) -> Seconds | None:
-    """Seconds rounded to the millisecond."""
-    return None if seconds is None else round(seconds, 3)
-
-
-def round_up_seconds(seconds: Seconds | None) -> Seconds | None:
-    """Seconds rounded up to the millisecond, so that waiting that long is enough."""
-    return None if seconds is None else math.ceil(seconds * 1000) / 1000
-
-
-def write_outcome(outcome: Outcome) -> str:
-    """The outcome's name as the API and the metrics write it."""
-    return outcome.name.lower()

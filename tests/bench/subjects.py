@@ -46,7 +46,7 @@ from exporter.history.writer import WriteSignal
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.reflector import Reflector
 from exporter.metrics.exposition import Exposition, sample
-from exporter.metrics.families import View
+from exporter.metrics.family import View
 from exporter.settings import ConfigMaps, KubeSettings
 from tests.support.stores import ClockedStore, a_verdict_view, pending_changes
 

@@ -37,7 +37,8 @@ from exporter.engine.model import (
 )
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, narrow, sample
-from exporter.metrics.families import BLOCKS, COOLING, FAMILIES, View
+from exporter.metrics.families import BLOCKS, COOLING, FAMILIES
+from exporter.metrics.family import View
 from tests.cluster import find_binary
 from tests.support.builders import (
     KEEP,

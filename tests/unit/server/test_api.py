@@ -37,7 +37,7 @@ from exporter.health import Health, Watched
 from exporter.kube.kubevirt import parse_object
 from exporter.kube.sink import Feed
 from exporter.metrics.exposition import Exposition
-from exporter.metrics.families import View
+from exporter.metrics.family import View
 from exporter.server.access import Access, Unauthenticated
 from exporter.server.api import SHARED_FROM, Service
 from exporter.server.apps import METRICS_LISTENER, make_metrics_app, make_query_app

@@ -8,12 +8,9 @@ from openapi_spec_validator import validate
 
 from exporter.engine.diagnosis import Source
 from exporter.engine.model import Checkpoint, Mismatch, Priority, Reason
+from exporter.server.answers import round_up_seconds
 from exporter.server.openapi import ROUTES, write_openapi
-from exporter.server.schemas import (
-    Candidate,
-    VerdictRequest,
-    round_up_seconds,
-)
+from exporter.server.requests import Candidate, VerdictRequest
 from tests.support.builders import NOW
 
 

@@ -1,0 +1,88 @@
+"""What a metric is: its name, type, help and labels, and from what it is sampled."""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from exporter.counters import Counters
+from exporter.engine.cooldown import Cooldown
+from exporter.engine.diagnosis import Diagnosis
+from exporter.engine.model import (
+    CLUSTER_RESOURCES,
+    DeadResources,
+    Instant,
+    Policy,
+    Resource,
+    StuckPolicy,
+    Vmi,
+)
+from exporter.engine.store import Store
+from exporter.engine.verdicts import VerdictView
+from exporter.health import Health
+
+
+class Sample(Struct, frozen=True, gc=False):
+    """One value of a family; `labels` in the order of the family's, `suffix` for histograms."""
+
+    labels: tuple[str, ...]
+    value: float
+    suffix: str = ""
+    le: str = ""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What a scrape reads at `now`.
+
+    `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have their
+    own series.
+    """
+
+    store: Store
+    verdicts: VerdictView
+    health: Health
+    counters: Counters
+    policy: Policy
+    stuck: StuckPolicy
+    vmi_series: int
+    now: Instant
+
+    @property
+    def dead(self) -> DeadResources:
+        """The resources whose evidence no longer blocks."""
+        return self.health.find_dead(self.now)
+
+    @property
+    def watched(self) -> list[Resource]:
+        """The cluster's resources, and what else is watched."""
+        return [r for r in Resource if r in CLUSTER_RESOURCES or self.health.of(r)]
+
+
+Key: TypeAlias = tuple[str, ...]
+
+
+class Family(Struct, frozen=True, kw_only=True):
+    """One metric."""
+
+    name: str
+    type: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+class ViewFamily(Family, frozen=True, kw_only=True):
+    """A metric of the exporter itself or of the whole cluster, sampled at once."""
+
+    sample: Callable[[View], list[Sample]]
+
+
+class EvacuationFamily(Family, frozen=True, kw_only=True):
+    """A metric with one sample per evacuation."""
+
+    sample: Callable[[Key, Vmi, Diagnosis], Sample]
+
+
+class CoolingFamily(Family, frozen=True, kw_only=True):
+    """A metric with one sample per VMI that cools down."""
+
+    sample: Callable[[Vmi, Cooldown], Sample]
