@@ -86,14 +86,6 @@ class HistoryFault(StrEnum):
     TOO_LARGE = "too_large"
 
 
-def _never() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    return None
-
-
 @dataclass
 class HistoryHealth:
     """The state of the stored history.
@@ -104,9 +96,9 @@ class HistoryHealth:
     process last saw it fully written. It holds `vmis` VMIs in `size` bytes.
     """
 
-    may_write: Callable[[], bool] = _never
-    find_unwritten: Callable[[], Instant | None] = _nothing
-    has_outdated: Callable[[], bool] = _never
+    may_write: Callable[[], bool] = lambda: False
+    find_unwritten: Callable[[], Instant | None] = lambda: None
+    has_outdated: Callable[[], bool] = lambda: False
     loaded: bool = True
     written_at: Instant | None = None
     vmis: int = 0

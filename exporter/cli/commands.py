@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,7 +141,9 @@ def node(arguments: argparse.Namespace) -> Exit:
             nodes = decode(body, NodesAnswer)
             text = show_nodes(nodes, screen, everything=arguments.all)
         elif arguments.watch:
-            return await follow_drain(exporter, arguments.node, _print_now, every=WATCHED_EVERY)
+            return await follow_drain(
+                exporter, arguments.node, partial(print, flush=True), every=WATCHED_EVERY
+            )
         else:
             body = await exporter.read_node(arguments.node)
             drain = decode(body, DrainAnswer)
@@ -294,10 +297,6 @@ The commands that `explain` and the runbooks name work there with
 
 Ctrl-C ends it.
 """
-
-
-def _print_now(line: str) -> None:
-    print(line, flush=True)
 
 
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:

@@ -30,7 +30,6 @@ from exporter.engine.model import (
     DeadResources,
     Instant,
     KubeVirtSettings,
-    MigrationLimits,
     Mobility,
     Resource,
     Seconds,
@@ -328,11 +327,8 @@ def _bound(durations: Iterable[Seconds], settings: KubeVirtSettings | None) -> S
         return None
     if settings is None:
         return max(known)
-    return max(*known, sum(known) / _count_parallel(settings.limits))
-
-
-def _count_parallel(limits: MigrationLimits) -> int:
-    return max(1, min(limits.cluster, limits.outbound_per_node))
+    parallel = max(1, min(settings.limits.cluster, settings.limits.outbound_per_node))
+    return max(*known, sum(known) / parallel)
 
 
 def _measure_mobility(evidence: Evidence) -> Mobility:

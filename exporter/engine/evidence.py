@@ -96,7 +96,7 @@ class Marker(Struct, kw_only=True):
         counted = max(
             _count_both(self, other, self.requested_at), _count_both(other, self, self.requested_at)
         )
-        union = sorted((self.failed | other.failed).items(), key=_by_end)
+        union = sorted((self.failed | other.failed).items(), key=lambda one: one[::-1])
         self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
         self.forgotten = counted - len(self.failures_since_request())
         return before != self
@@ -244,17 +244,13 @@ def _join_markers(
     """The later evacuation; both joined if no success off that node lies between them."""
     if one is None or other is None:
         return other if one is None else one
-    early, late = sorted((one, other), key=_by_first_sight)
+    early, late = sorted((one, other), key=lambda marker: marker.seen_at)
     if early.node == late.node and not any(
         end is not None and early.seen_at <= end <= late.seen_at for end in successes
     ):
         late = replace(late, failed=dict(late.failed))
         late.join(early)
     return late
-
-
-def _by_first_sight(marker: Marker) -> Instant:
-    return marker.seen_at
 
 
 def _count_both(one: Marker, other: Marker, since: Instant) -> int:
@@ -265,8 +261,3 @@ def _count_both(one: Marker, other: Marker, since: Instant) -> int:
         end >= since and end > oldest for uid, end in other.failed.items() if uid not in one.failed
     )
     return one.forgotten + own + new
-
-
-def _by_end(failure: tuple[str, Instant]) -> tuple[Instant, str]:
-    uid, end = failure
-    return end, uid

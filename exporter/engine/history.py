@@ -162,7 +162,7 @@ class History(Struct, gc=False):
             if is_end_key(key) and int(ending.written_end) in named_seconds:
                 continue
             endings.append(ending)
-        endings.sort(key=_by_end)
+        endings.sort(key=lambda ending: ending.written_end)
         return endings
 
     def _forget(self, keep: int) -> None:
@@ -196,10 +196,6 @@ def _ending(record: Migration, now: Instant) -> Ending | None:
     if end is None or written is None:
         return None
     return Ending(end=end, written_end=written, start=record.start, outcome=record.outcome)
-
-
-def _by_end(ending: Ending) -> Instant:
-    return ending.written_end
 
 
 def _earliest(one: Instant | None, other: Instant | None) -> Instant | None:

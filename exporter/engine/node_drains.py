@@ -66,7 +66,7 @@ class NodeDrains:
         if drain is None or (drain.idle_since is not None and now - drain.idle_since > PAUSE):
             drain = self._drains[node] = NodeDrain()
             if len(self._drains) > NODES_KEPT:
-                self._drop_idle()
+                self._drains = {n: one for n, one in self._drains.items() if one.evacuating}
         drain.evacuating.add(vmi_uid)
         drain.idle_since = None
 
@@ -86,9 +86,6 @@ class NodeDrains:
         drain.evacuating.discard(vmi_uid)
         if not drain.evacuating:
             drain.idle_since = now
-
-    def _drop_idle(self) -> None:
-        self._drains = {node: one for node, one in self._drains.items() if one.evacuating}
 
 
 class DrainProgress(Struct, frozen=True, kw_only=True):

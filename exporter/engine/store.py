@@ -285,7 +285,8 @@ class Store:
     def _put_vmim(self, vmim: Vmim, at: Instant) -> bool:
         key = (vmim.namespace, vmim.name)
         binding = self._vmims.find(*key)
-        if binding is not None and not _is_same(binding.vmim, vmim):
+        known = None if binding is None else (binding.vmim.uid, binding.vmim.vmi_name)
+        if known is not None and known != (vmim.uid, vmim.vmi_name):
             self._remove(Removed(Resource.VMIMS, *key), at)
         elif binding is not None and binding.vmim == vmim:
             return False
@@ -405,10 +406,6 @@ class Store:
             notice = Notice(kind, key, uid)
             for callback in subscribers:
                 callback(notice)
-
-
-def _is_same(one: Vmim, other: Vmim) -> bool:
-    return one.uid == other.uid and one.vmi_name == other.vmi_name
 
 
 def _may_be(fact: Vmim | Pod, uid: str) -> bool:

@@ -90,7 +90,8 @@ class ConfigMapWriter(HistoryWriter):
         After `REFUSALS` refused ones the rest waits, and comes before those the next time.
         """
         refused: list[ApiError | Refused] = []
-        for shard in sorted(shards, key=self._find_turn):
+        known = self._reader.shards
+        for shard in sorted(shards, key=lambda one: (self._refusals[one], one not in known, one)):
             if self._reader.is_behind(shard):
                 continue
             try:
@@ -106,9 +107,6 @@ class ConfigMapWriter(HistoryWriter):
                 del self._refusals[shard]
         if refused:
             note_fault(self._status, HistoryFault.NOT_WRITTEN, str(refused[0]))
-
-    def _find_turn(self, shard: int) -> tuple[int, bool, int]:
-        return self._refusals[shard], shard not in self._reader.shards, shard
 
     async def _write_shard(self, shard: int, *, is_holder: bool) -> None:
         """Write one shard; after a conflict, merge what another replica wrote and retry once.
@@ -143,7 +141,7 @@ class ConfigMapWriter(HistoryWriter):
 
     async def _apply(self, shard: int, data: dict[str, bytes]) -> None:
         name, stored = name_of(self._place, shard), self._reader.shards.get(shard)
-        version = {} if stored is None else {"resourceVersion": stored.version}
+        based_on = {} if stored is None else {"resourceVersion": stored.version}
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -151,7 +149,7 @@ class ConfigMapWriter(HistoryWriter):
                 "namespace": self._place.namespace,
                 "name": name,
                 "labels": {HISTORY_LABEL: self._place.name},
-                **version,
+                **based_on,
             },
             "binaryData": {key: b64encode(value).decode() for key, value in data.items()},
         }
@@ -159,7 +157,9 @@ class ConfigMapWriter(HistoryWriter):
             Resource.CONFIGMAPS, self._place.namespace, name, body, owner=OWNER
         )
         others = {key: raw for key, raw in data.items() if key != DATA_KEY}
-        self._reader.shards[shard] = Stored(_version_of(answer), others)
+        fact = parse_object(Resource.CONFIGMAPS, answer).fact
+        version = fact.version if isinstance(fact, ConfigMap) else ""
+        self._reader.shards[shard] = Stored(version, others)
         self._changes.note_written(shard)
 
     async def _read_again(self, shard: int) -> None:
@@ -173,8 +173,3 @@ class ConfigMapWriter(HistoryWriter):
         fact = parse_object(Resource.CONFIGMAPS, answer).fact
         if isinstance(fact, ConfigMap):
             await self._reader.merge(shard, fact)
-
-
-def _version_of(answer: bytes) -> str:
-    fact = parse_object(Resource.CONFIGMAPS, answer).fact
-    return fact.version if isinstance(fact, ConfigMap) else ""

@@ -123,7 +123,7 @@ class FileWriter(HistoryWriter):
             del self._others[path]
         part = self._path.with_name(f"{self._path.name}.part")
         try:
-            with open(part, "wb", opener=_open_private) as file:
+            with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -141,7 +141,3 @@ class FileWriter(HistoryWriter):
 
 def _path_of_version(path: Path, version: int) -> Path:
     return path.with_name(f"{path.name}.v{version}")
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

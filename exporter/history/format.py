@@ -292,10 +292,7 @@ def _read_marker(wire: _Marker) -> Marker:
 
 def _find_transition(migration: Migration, now: Instant) -> Instant | None:
     """The transition to the final phase, unless the end makes it superfluous."""
-    if _is_past(migration.end, now) and migration.known_end == migration.end:
+    end = migration.end
+    if end is not None and end <= now and migration.known_end == end:
         return None
     return migration.finished_at
-
-
-def _is_past(end: Instant | None, now: Instant) -> bool:
-    return end is not None and end <= now

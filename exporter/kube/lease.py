@@ -136,20 +136,20 @@ class Lease:
         """Read the Lease, and take or renew it if that is due."""
         began = self._monotonic()
         try:
-            seen = await self._read()
+            raw = await self._api.read(Resource.LEASES, self._namespace, self._name)
         except Absent:
             await self._take(None, began)
             return
+        seen = msgspec.json.decode(raw, type=_Lease)
         if self._seen_at is None or seen != self._seen:
             # Not `began`: it may have been written while we waited for the response.
             self._seen, self._seen_at = seen, self._monotonic()
-        if seen.spec.holderIdentity == self._identity or self._is_free(seen.spec):
+        holder = seen.spec.holderIdentity
+        is_free = not holder or self._monotonic() >= self._free_at(seen.spec)
+        if holder == self._identity or is_free:
             await self._take(seen, began)
         elif self._held_until is not None:
-            self._lose(f"{seen.spec.holderIdentity} has taken it")
-
-    def _is_free(self, spec: _Spec) -> bool:
-        return not spec.holderIdentity or self._monotonic() >= self._free_at(spec)
+            self._lose(f"{holder} has taken it")
 
     def _free_at(self, spec: _Spec) -> Seconds:
         lasts = spec.leaseDurationSeconds or self._duration
@@ -177,10 +177,6 @@ class Lease:
         if newly:
             log.info("lease_taken", lease=self._name, holder=self._identity)
             self._changed()
-
-    async def _read(self) -> _Lease:
-        raw = await self._api.read(Resource.LEASES, self._namespace, self._name)
-        return msgspec.json.decode(raw, type=_Lease)
 
     async def _write(self, spec: _Spec, seen: _Lease | None) -> None:
         metadata: dict[str, Any] = {"namespace": self._namespace, "name": self._name}

@@ -282,7 +282,7 @@ class Reflector:
         recovery = recovery_from(error)
         restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
-            self._version = None
+            self._forget_version()
         if recovery.log_in:
             await self._api.renew()
             if self._is_final():
@@ -302,11 +302,14 @@ class Reflector:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0
-                self._version = None
+                self._forget_version()
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
         self._watched.restarts[why] += 1
         return why
+
+    def _forget_version(self) -> None:
+        self._version = None
 
     def _is_final(self) -> bool:
         """Count a 401, 403 or 404; whether there were enough of them in a row."""
@@ -321,7 +324,7 @@ class Reflector:
 
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
-        self._version = None
+        self._forget_version()
         if not self._watched.refused:
             self._log.warning(
                 "resource_refused",

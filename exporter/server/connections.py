@@ -161,17 +161,13 @@ class _Parser(HttpRequestParser):
             self._body = messages[-1][1]
         self._unfinished = 0 if messages or in_body else self._unfinished + len(part)
         for head, _ in messages:
-            if _is_long(head):
+            if len(head.path) + sum(map(len, chain(*head.raw_headers))) > LONGEST_HEAD:
                 raise _HeadTooLong
         if self._unfinished > LONGEST_HEAD:
             raise _HeadTooLong
         if (messages or in_body) and self._body.is_eof():
             self._whole()
         return messages, upgraded, tail
-
-
-def _is_long(head: RawRequestMessage) -> bool:
-    return len(head.path) + sum(map(len, chain(*head.raw_headers))) > LONGEST_HEAD
 
 
 class _Handler(web.RequestHandler):

@@ -6,10 +6,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from exporter.engine.changes import Change, Listed
 from exporter.engine.model import CLUSTER_RESOURCES
 from exporter.health import Restart
 from exporter.kube.recovery import Backoff
 from exporter.kube.reflector import Reflector
+from exporter.kube.sink import FactSink
 from tests.support.api_servers import RealStage, SimulatedStage, Stage
 from tests.support.lives import Script, compare
 from tests.support.relay import Gate
@@ -30,11 +32,22 @@ class Brisk(Reflector):
         self._backoff = Backoff(random.Random(1), first=0.01, most=0.5)
 
 
+class Unlisting:
+    """A sink that does not remove what a list lacks."""
+
+    def __init__(self, sink: FactSink) -> None:
+        self._sink = sink
+
+    def apply(self, change: Change, at: float) -> int:
+        """Apply a change, unless it is a list."""
+        return 0 if isinstance(change, Listed) else self._sink.apply(change, at)
+
+
 class Merging(Brisk):
     """A broken reflector: a list adds to what was known and replaces nothing."""
 
-    def _forget_unlisted(self, _listing: object) -> int:
-        return 0
+    def __init__(self, api: Any, watched: Any, sink: FactSink, *args: Any, **kwargs: Any) -> None:
+        super().__init__(api, watched, Unlisting(sink), *args, **kwargs)
 
 
 class Stubborn(Brisk):
