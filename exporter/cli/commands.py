@@ -40,7 +40,7 @@ class Exit(IntEnum):
     KUBEVIRT_MISSING = 4
     NO_CREDENTIALS = 5
     CANNOT_LISTEN = 6
-    CANNOT_KEEP = 7
+    UNUSABLE = 7
     CANNOT_ASK = 8
     NO_SUCH_VMI = 9
     CANNOT_RECORD = 10
@@ -62,7 +62,7 @@ EXIT_MEANINGS = {
     Exit.KUBEVIRT_MISSING: "the API server has no VMI resource, and kube.waitForKubeVirt is off",
     Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
     Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
-    Exit.CANNOT_KEEP: "the directory of history: file:... cannot be used",
+    Exit.UNUSABLE: "the directory of history: file:... cannot be used",
     Exit.CANNOT_ASK: "no usable answer from the exporter, or to `check --explain` from the cluster",
     Exit.NO_SUCH_VMI: "there is no such VMI",
     Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
@@ -392,7 +392,7 @@ def _failures() -> dict[type[Exception], Exit]:
         KubeVirtMissing: Exit.KUBEVIRT_MISSING,
         NoCredentials: Exit.NO_CREDENTIALS,
         CannotListen: Exit.CANNOT_LISTEN,
-        HistoryUnwritable: Exit.CANNOT_KEEP,
+        HistoryUnwritable: Exit.UNUSABLE,
     }
 
 

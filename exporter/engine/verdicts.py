@@ -76,13 +76,13 @@ class VerdictSummary(Struct, frozen=True):
     verdicts: Tally
     cooling: tuple[Entry, ...]
 
-    def count_held(self) -> Counter[Reason]:
+    def count_blocked(self) -> Counter[Reason]:
         """The number of blocked VMIs by reason."""
-        held = Counter[Reason]()
+        blocked = Counter[Reason]()
         for (verdict, _), vmis in self.verdicts.items():
             if verdict != ALLOWED:
-                held[Reason(verdict)] += vmis
-        return held
+                blocked[Reason(verdict)] += vmis
+        return blocked
 
 
 class VerdictView:

@@ -126,7 +126,7 @@ class Admission:
             return
         denied, vmi = outcome is ReviewOutcome.DENIED, evidence.vmi
         if denied:
-            self._service.count_held(vmi, verdict, verdict.reason, now)
+            self._service.count_blocked(vmi, verdict, verdict.reason, now)
         if denied or outcome is ReviewOutcome.HELD_TOO_LONG:
             cooldown = verdict.effective_cooldown or self._service.policy.migration_cooldown
             counters.holds.extend(vmi, verdict.reason, cooldown, now)

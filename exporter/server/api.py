@@ -261,7 +261,7 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        held = await self._count_held() if self.health.ready else {}
+        held = await self._count_blocked() if self.health.ready else {}
         now = self.clock()
         outcomes = count_outcomes(self.store, self.read_conditions(now))
         return _json(self.describe_status(held, outcomes, now))
@@ -312,13 +312,13 @@ class Service:
             self.store, self.stuck, self.health.find_dead(now), now, self.health.find_contacts()
         )
 
-    async def _count_held(self) -> dict[Reason, int]:
+    async def _count_blocked(self) -> dict[Reason, int]:
         """How many VMIs are blocked, by reason; it yields in between."""
         now = self.clock()
         while self.view.advance(now, dead=self.health.find_dead(now), most=VERDICTS_AT_ONCE):
             await asyncio.sleep(0)
             now = self.clock()
-        return self.view.summarize().count_held()
+        return self.view.summarize().count_blocked()
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """`find_duration` of every VMI, by node; it yields in between.
@@ -374,7 +374,7 @@ class Service:
             )
         return answers
 
-    def count_held(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
+    def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
         """Count an eviction that was held for this reason, by a blocked answer or a denial."""
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
@@ -390,7 +390,7 @@ class Service:
         if verdict.reason is None or entry is None:
             return
         vmi = entry.evidence.vmi
-        self.count_held(vmi, verdict, verdict.reason, now)
+        self.count_blocked(vmi, verdict, verdict.reason, now)
         key = (vmi.namespace, vmi.name, verdict.reason)
         if not self._logged.lets_through(key, now):
             return

@@ -61,21 +61,21 @@ class BlockedSet:
     health: Health
     clock: Callable[[], Instant]
     cost: Seconds = 0.0
-    _kept: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
+    _sets: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
     _reads: int = 0
     _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def read(self, checkpoint: Checkpoint | None) -> Blocked:
         """The set as it is now; callers at the same time share one computation."""
         self._reads += 1
-        read, kept = self._reads, self._kept.get(checkpoint)
+        read, kept = self._reads, self._sets.get(checkpoint)
         if kept is not None and self.is_current(kept):
             return kept
         async with self._computing:
-            kept = self._kept.get(checkpoint)
+            kept = self._sets.get(checkpoint)
             if kept is None or (kept.reads < read and not self.is_current(kept)):
                 began = perf_counter()
-                kept = self._kept[checkpoint] = await self._compute(checkpoint)
+                kept = self._sets[checkpoint] = await self._compute(checkpoint)
                 self.cost = perf_counter() - began
             return kept
 

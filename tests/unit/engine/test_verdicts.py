@@ -119,7 +119,7 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
     )
     view = a_verdict_view(store, POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
-    assert view.summarize().count_held() == {
+    assert view.summarize().count_blocked() == {
         Reason.MIGRATION_IN_PROGRESS: 1,
         Reason.COOLDOWN: 1,
     }

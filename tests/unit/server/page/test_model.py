@@ -190,7 +190,7 @@ class TestTheSame:
         """Health and counts are GET /v1/status's."""
         service = busy_service()
         service.view.advance(NOW, dead=ALL_ALIVE)
-        held = service.view.summarize().count_held()
+        held = service.view.summarize().count_blocked()
         for now in (NOW, NOW + 200):
             outcomes = count_outcomes(service.store, service.read_conditions(now))
 
