@@ -51,7 +51,7 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
 _RETRY = Recovery(Restart.UNREACHABLE)
 
 
-class Backoff:
+class ExponentialBackoff:
     """Exponential pauses with jitter: each between half and all of a bound that doubles."""
 
     def __init__(self, rng: random.Random, *, first: Seconds = 0.2, most: Seconds = 30.0) -> None:

@@ -34,7 +34,7 @@ from exporter.kube.kubevirt import (
     parse_page,
 )
 from exporter.kube.recovery import (
-    Backoff,
+    ExponentialBackoff,
     error_of_status,
     incomplete_list,
     recovery_from,
@@ -96,7 +96,7 @@ class Reflector:
         self._rng = rng
         self._settled = settled
         self._is_optional = is_optional
-        self._backoff = Backoff(rng)
+        self._backoff = ExponentialBackoff(rng)
         self._futile = 0
         self._version: str | None = None
         self._streams_lists = True

@@ -49,7 +49,7 @@ class Unauthenticated(Exception):
     """The token is missing or unknown (401); the message says why."""
 
 
-class Forbidden(Exception):
+class AccessDenied(Exception):
     """The user may not call this path (403); the message says who and what."""
 
 
@@ -241,7 +241,7 @@ class Access:
     ) -> None:
         """Return if the caller may make this request; `peer` is its IP address.
 
-        Raises `Unauthenticated`, `Forbidden` or `ReviewUnavailable`.
+        Raises `Unauthenticated`, `AccessDenied` or `ReviewUnavailable`.
         """
         token = _read_token(authorization)
         digest = hashlib.sha256(token.encode()).digest()
@@ -254,7 +254,7 @@ class Access:
         key = (msgspec.json.encode(user), verb, path)
         authorize = partial(self._authorize, user, verb, path)
         if not await self._permissions.ask(key, authorize, owner=user.username, began=began):
-            raise Forbidden(f"{user.username} may not {verb} the non-resource URL {path}")
+            raise AccessDenied(f"{user.username} may not {verb} the non-resource URL {path}")
 
     async def _identify(self, token: str) -> _User | None:
         body = {

@@ -13,7 +13,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from exporter.counters import Counters
-from exporter.server.access import Access, Forbidden, ReviewUnavailable, Unauthenticated
+from exporter.server.access import Access, AccessDenied, ReviewUnavailable, Unauthenticated
 from exporter.server.api import Service
 from exporter.server.openapi import ROUTES
 from exporter.server.problems import answer_problem
@@ -144,7 +144,7 @@ def _guarded(handler: Handler, access: Access) -> Handler:
         except Unauthenticated as refusal:
             challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: "Bearer"}
             raise Refusal(401, "Unauthenticated", str(refusal), challenge) from None
-        except Forbidden as refusal:
+        except AccessDenied as refusal:
             raise Refusal(403, "Not allowed", str(refusal)) from None
         except ReviewUnavailable as trouble:
             retry: dict[str, str] = {hdrs.RETRY_AFTER: str(RETRY_AFTER)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from exporter import app
 from exporter.kube.client import Login
-from exporter.kube.recovery import Backoff
+from exporter.kube.recovery import ExponentialBackoff
 from exporter.kube.reflector import Reflector
 from exporter.settings import Settings
 from tests.support.faulty_apiserver import FaultyDemo
@@ -42,7 +42,7 @@ class Hasty(Reflector):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._backoff = Backoff(random.Random(1), first=0.2 / FACTOR, most=30.0 / FACTOR)
+        self._backoff = ExponentialBackoff(random.Random(1), first=0.2 / FACTOR, most=30.0 / FACTOR)
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from exporter.server.access import (
     LONGEST_TOKEN,
     RETRY,
     Access,
-    Forbidden,
+    AccessDenied,
     ReviewUnavailable,
     Unauthenticated,
 )
@@ -116,7 +116,7 @@ async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
         await access.check(bearer(caller), "GET", "/v1/vmis/shop/db1")
         await access.check(f"bearer  {caller.token} ", "GET", "/v1/blocked")
         for method, path in (("GET", "/metrics"), ("POST", "/v1/blocked"), ("GET", "/")):
-            with pytest.raises(Forbidden) as refused:
+            with pytest.raises(AccessDenied) as refused:
                 await access.check(bearer(caller), method, path)
             assert str(refused.value) == (
                 f"{caller.name} may not {method.lower()} the non-resource URL {path}"

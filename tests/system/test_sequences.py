@@ -9,7 +9,7 @@ import pytest
 from exporter.engine.changes import Change, Listed
 from exporter.engine.model import CLUSTER_RESOURCES
 from exporter.health import Restart
-from exporter.kube.recovery import Backoff
+from exporter.kube.recovery import ExponentialBackoff
 from exporter.kube.reflector import Reflector
 from exporter.kube.sink import FactSink
 from tests.support.api_servers import RealStage, SimulatedStage, Stage
@@ -29,7 +29,7 @@ class Brisk(Reflector):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._backoff = Backoff(random.Random(1), first=0.01, most=0.5)
+        self._backoff = ExponentialBackoff(random.Random(1), first=0.01, most=0.5)
 
 
 class Unlisting:

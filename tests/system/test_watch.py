@@ -16,7 +16,7 @@ from exporter.engine.model import KubeVirtSettings, MigrationLimits, Reason, Res
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Login, Overloaded
 from exporter.kube.informers import NotSynced
-from exporter.kube.recovery import Backoff
+from exporter.kube.recovery import ExponentialBackoff
 from exporter.kube.reflector import FUTILE_TRIES, KubeVirtMissing, Reflector
 from exporter.kube.sink import Listing
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
@@ -39,7 +39,7 @@ class _Brisk(Reflector):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._backoff = Backoff(random.Random(1), first=0.01, most=0.1)
+        self._backoff = ExponentialBackoff(random.Random(1), first=0.01, most=0.1)
 
 
 @pytest.mark.parametrize(
