@@ -165,6 +165,11 @@ class Exporter(Running):
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [line for line in found if line["event"] == name]
 
+    def log_size(self) -> tuple[int, int]:
+        """How many lines it has logged, and how many bytes."""
+        log = self._log_file.read_bytes()
+        return log.count(b"\n"), len(log)
+
     def until_ready(self, within: float = 120.0) -> float:
         """Wait until it answers verdicts; returns seconds since the process was started."""
         while not self.query:

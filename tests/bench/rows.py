@@ -59,6 +59,8 @@ class Sizes:
     held: float = 10.0
     quiet: float = 60.0
     loaded: float = 600.0
+    failures: int = 10_000
+    storm: float = 60.0
     steps: tuple[int, ...] = (100, 10, 3, 1)
 
     @property
@@ -70,7 +72,7 @@ class Sizes:
 SMALL = Sizes(
     vmis=200, many=400, repeats=1, asking=0.2, events=400, paced=0.5, series=300, waiting=50,
     held=0.5,
-    quiet=1.0, loaded=2.0, steps=(10, 1),
+    quiet=1.0, loaded=2.0, failures=100, storm=1.0, steps=(10, 1),
 )  # fmt: skip
 
 
@@ -475,6 +477,39 @@ class Bench:
                 waits["longest"] < 0.025),
         ]  # fmt: skip
 
+    def storm(self) -> list[Row]:
+        """Migrations that all fail, and what their lines in the log cost."""
+        count, lasts = self.sizes.failures, self.sizes.storm
+        with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
+            ours.until_ready()
+            self._use(ours)
+            time.sleep(1.1)  # an end has whole seconds, and one before the start is not logged
+            before, cpu = ours.log_size(), ours.cpu()
+            path = f"/bench/failures?count={count}&rate={round(count / lasts)}"
+            failing = threading.Thread(target=load.post, args=(path,))
+            failing.start()
+            waits = run_tool(
+                "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
+                self._candidates(self.sizes.vmis, 1), "--lasts", f"{lasts}s", "--pause", "1ms",
+            )[0]  # fmt: skip
+            failing.join()
+            gives_up = time.monotonic() + 30
+            while len(ended := ours.events("migration_ended")) < count:
+                if time.monotonic() > gives_up:
+                    raise RuntimeError(f"{len(ended)} of {count} failures were logged")
+                time.sleep(0.05)
+            lines, size = (now - then for now, then in zip(ours.log_size(), before, strict=True))
+            used = ours.cpu() - cpu
+        self.raw["storm"] = {"waits": waits, "lines": lines, "bytes": size, "cpu": used}
+        what = f"{count:,} failed migrations in {lasts:.0f} s"
+        return [
+            Row(f"{what}: longest wait of a verdict", "under 25 ms", show_milli(waits["longest"]),
+                "", f"p99.9 {show_milli(waits['p999'])}", waits["longest"] < 0.025),
+            Row(f"{what}: log lines per 1,000", "1,000", f"{lines / count * 1000:,.0f}",
+                "", f"{show_bytes(size / count)} each",
+                count == len(ended) <= lines <= 1.01 * count),
+        ]  # fmt: skip
+
     def standby(self) -> list[Row]:
         """What a replica that does not write does with what the writer has written."""
         many = self.sizes.many
@@ -579,6 +614,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "overrides": Bench.overrides,
     "scrape": Bench.scrape,
     "blocked": Bench.blocked,
+    "storm": Bench.storm,
     "standby": Bench.standby,
     "idle": Bench.idle,
     "pauses": Bench.pauses,

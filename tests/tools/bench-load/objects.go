@@ -204,6 +204,14 @@ func (c *cluster) appendVMIM(to []byte, i int) []byte {
 	})
 }
 
+// appendFailure renders the event of a VMIM that has just failed in the phase Scheduling.
+func (c *cluster) appendFailure(to []byte, i int) []byte {
+	vmi := i % c.vmis
+	now := time.Now().UTC()
+	ended, began := now.Format(time.RFC3339), now.Add(-20*time.Second).Format(time.RFC3339)
+	return fmt.Appendf(to, failureJSON, uid('c', i), vmi%namespaces, uid('c', i), began, c.version, vmi%nodes, vmi+100_000, began, began, ended)
+}
+
 func (c *cluster) appendValue(to []byte, i int, name string) []byte {
 	switch name {
 	case "namespace":

@@ -59,6 +59,7 @@ func serve(arguments []string) error {
 	}
 	mux.HandleFunc("GET /api/v1/pods", s.get)
 	mux.HandleFunc("POST /bench/events", s.sendEvents)
+	mux.HandleFunc("POST /bench/failures", s.sendFailures)
 	mux.HandleFunc("POST /bench/turn", s.turn)
 	mux.HandleFunc("GET /bench/cpu", func(w http.ResponseWriter, _ *http.Request) { answer(w, cpuSeconds()) })
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -208,6 +209,21 @@ func (s *server) sendEvents(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	answer(w, map[string]any{"events": sent, "seconds": time.Since(began).Seconds(), "cpu": cpuSeconds() - used})
+}
+
+// sendFailures adds `count` VMIMs that failed before their hand-off, `rate` a second.
+func (s *server) sendFailures(w http.ResponseWriter, r *http.Request) {
+	count, _ := strconv.Atoi(r.URL.Query().Get("count"))
+	rate, _ := strconv.Atoi(r.URL.Query().Get("rate"))
+	began := time.Now()
+	for sent := range count {
+		s.mu.Lock()
+		s.cluster.version++
+		s.tell(vmims, s.cluster.appendFailure(nil, sent))
+		s.mu.Unlock()
+		time.Sleep(time.Until(began.Add(time.Duration(sent+1) * time.Second / time.Duration(max(rate, 1)))))
+	}
+	answer(w, map[string]any{"events": count, "seconds": time.Since(began).Seconds()})
 }
 
 // turn begins or ends one VMI's migration, and says when that was written.

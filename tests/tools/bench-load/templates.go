@@ -69,6 +69,12 @@ ${managed}
 {"phase":"Scheduled","phaseTransitionTimestamp":"${began}"},{"phase":"PreparingTarget","phaseTransitionTimestamp":"${began}"},{"phase":"TargetReady","phaseTransitionTimestamp":"${started}"},
 {"phase":"Running","phaseTransitionTimestamp":"${started}"},{"phase":"Succeeded","phaseTransitionTimestamp":"${ended}"}]}}`
 
+const failureJSON = `{"type":"ADDED","object":{"apiVersion":"kubevirt.io/v1","kind":"VirtualMachineInstanceMigration","metadata":{` +
+	`"name":"kubevirt-evacuation-%s","namespace":"team-%d","uid":"%s","creationTimestamp":"%s","resourceVersion":"%d",` +
+	`"annotations":{"kubevirt.io/evacuationMigration":"worker-%d"}},"spec":{"vmiName":"vm-%d"},"status":{"phase":"Failed","phaseTransitionTimestamps":[` +
+	`{"phase":"Pending","phaseTransitionTimestamp":"%s"},{"phase":"Scheduling","phaseTransitionTimestamp":"%s"},` +
+	`{"phase":"Failed","phaseTransitionTimestamp":"%s"}]}}}` + "\n"
+
 const vmimManaged = `"managedFields":[{"apiVersion":"kubevirt.io/v1","fieldsType":"FieldsV1","fieldsV1":{"f:metadata":{"f:annotations":{".":{},"f:kubevirt.io/evacuationMigration":{}},
 "f:generateName":{},"f:labels":{".":{},"f:kubevirt.io/vmi-name":{}}},"f:spec":{".":{},"f:priority":{},"f:vmiName":{}}},"manager":"virt-controller","operation":"Update","time":"${began}"},
 {"apiVersion":"kubevirt.io/v1","fieldsType":"FieldsV1","fieldsV1":{"f:status":{".":{},"f:migrationState":{".":{},"f:completed":{},"f:endTimestamp":{},"f:migrationConfiguration":{},
