@@ -19,6 +19,11 @@ def is_kubevirt_at_least(version: str) -> bool:
     return _order(RUNNING["kubevirt"]) >= _order(version)
 
 
+def is_kubernetes_at_least(version: str) -> bool:
+    """Whether the kube-apiserver that runs is of this version ("1.37") or newer."""
+    return _order(RUNNING["kube-apiserver"]) >= _order(version)
+
+
 def since(version: str, what: str) -> pytest.MarkDecorator:
     """Run a test with KubeVirt from this version on; `make matrix` prints what is not there."""
     there = is_kubevirt_at_least(version)

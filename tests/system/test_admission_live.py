@@ -21,9 +21,11 @@ import aiohttp
 import pytest
 
 from exporter.engine.model import ReviewOutcome
-from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, poll, vmim
+from tests.cluster import PODS, VMIMS, VMIS, RealCluster, launcher_pod, poll, vmim
 from tests.cluster.processes import freeze
+from tests.cluster.resources import Resource
 from tests.cluster.users import kubeconfig
+from tests.cluster.versions import RUNNING, is_kubernetes_at_least
 from tests.support.admission import (
     PATH,
     TIMEOUT,
@@ -123,7 +125,13 @@ async def ground(
     real: RealStage, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Ground]:
     """Two VMs on the real API server."""
-    folder = tmp_path_factory.mktemp("admission")
+    async with grounded(real, tmp_path_factory.mktemp("admission")) as made:
+        yield made
+
+
+@asynccontextmanager
+async def grounded(real: RealStage, folder: Path) -> AsyncIterator[Ground]:
+    """Two VMs on an API server."""
     namespace = await real.make_namespace()
     async with AsyncExitStack() as stack:
         listed, other = [
@@ -138,6 +146,49 @@ async def ground(
         ]
         pair = make_pair(folder / "pair")
         yield Ground(real, folder, pair, namespace, listed, other, *pods)
+
+
+EVICTION_REQUESTS = Resource(
+    "lifecycle.k8s.io", "v1alpha1", "evictionrequests", "EvictionRequest", has_status=True
+)
+EVICTION_REQUEST_FLAGS = (
+    "--feature-gates=EvictionRequestAPI=true,NodeLifecycleConditions=true",
+    "--runtime-config=lifecycle.k8s.io/v1alpha1=true",
+)
+
+
+@pytest.mark.skipif(
+    not is_kubernetes_at_least("1.37"),
+    reason=f"Kubernetes {RUNNING['kube-apiserver']}: no EvictionRequest",
+)
+async def test_an_eviction_request_is_judged_by_its_last_responder(tmp_path: Path) -> None:
+    """Nobody asks us about the request; the eviction is judged by the account that then makes it.
+
+    Kubernetes 1.37.2 has the API and no controller yet, so the test evicts in its place.
+    """
+    async with RealCluster(tmp_path, flags=EVICTION_REQUEST_FLAGS) as cluster:
+        real = RealStage(cluster)
+        async with grounded(real, tmp_path) as ground, ground.held_back() as exporter:
+            before = await exporter.sample(REVIEWS)
+            pod = await real.admin.get(PODS, ground.namespace, ground.held)
+            target = {"name": ground.held, "uid": pod["metadata"]["uid"]}
+            asked = {
+                "apiVersion": EVICTION_REQUESTS.api_version,
+                "kind": EVICTION_REQUESTS.kind,
+                "metadata": {"name": "drain", "namespace": ground.namespace},
+                "spec": {
+                    "target": {"pod": target},
+                    "requester": "example.com/drain",
+                    "intent": "Eviction",
+                },
+            }
+            await real.admin.create(EVICTION_REQUESTS, asked)
+            assert await exporter.sample(REVIEWS) == before
+            answer = await ground.listed.evict(ground.held)
+            assert answer.code == 429
+            assert await exporter.sample(REVIEWS, outcome="denied") == 1
+            assert (await ground.other.evict(ground.held)).code == 201
+            assert await exporter.sample(REVIEWS, outcome="denied") == 1
 
 
 async def test_a_denial_changes_nothing(ground: Ground) -> None:
