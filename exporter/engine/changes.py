@@ -1,4 +1,4 @@
-"""What changes the store (`Change`), and what it then says to its subscribers (`Notice`)."""
+"""The changes that are applied to the store, and the notices that it sends to its subscribers."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet

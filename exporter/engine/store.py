@@ -48,7 +48,7 @@ from exporter.engine.vmi_record import VmiRecord
 class Store:
     """Every fact that was read from the cluster.
 
-    An object that cannot be read any more is believed for `dead_after`.
+    The last version of an object that cannot be read any more counts for `dead_after`.
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched.
 
@@ -357,7 +357,7 @@ class Store:
         self._notify(NoticeKind.MEMORY, uid=uid)
 
     def _note_unreadable(self, change: Unreadable, at: Instant) -> bool:
-        """A known object is believed on; of a new VMI at least the existence is known."""
+        """The last version of a known object still counts; a new VMI is stored without facts."""
         resource, key = change.resource, (change.namespace, change.name)
         is_known, record = self._objects.find(resource, key)
         is_news = is_known and self._unreadable.note(resource, *key, at)

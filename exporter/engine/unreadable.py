@@ -6,7 +6,7 @@ from exporter.engine.model import Instant, Pod, Resource, Vmi, Vmim
 
 
 class UnreadableObjects:
-    """Objects that were read before and cannot be now: what was known of them is believed on."""
+    """Objects that were read before and cannot be now: their last readable version still counts."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[Resource, str, str], Instant] = {}

@@ -94,7 +94,7 @@ class Informers:
         )
 
     def _update_visibility(self) -> None:
-        """Say to the store what is visible, whenever a resource was listed or refused."""
+        """Update the store's visibility, whenever a resource was listed or refused."""
         health = self._health
         visibility = Visibility(
             vmims=health.is_seen(Resource.VMIMS),

@@ -1,4 +1,4 @@
-"""What a metric is: its name, type, help and labels, and from what it is sampled."""
+"""The definition of a metric: its name, type, help and labels, and what it is sampled from."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
