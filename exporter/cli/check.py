@@ -41,13 +41,9 @@ def _explain(settings: Settings, namespace: str, name: str, kubeconfig: Path | N
         if chosen is None:
             return complain(Exit.NO_SUCH_VMI, f"{cannot}: there is no such VMI")
     entry = next((one for one in settings.policy.overrides if one.name == chosen), None)
-    if entry is None:
-        print(
-            escape(f"{namespace}/{name}: no entry of policy.overrides: {_write(settings.policy)}")
-        )
-    else:
-        said = f"the entry {entry.name} of policy.overrides: {_write(entry.policy)}"
-        print(escape(f"{namespace}/{name}: {said}"))
+    which = "no entry" if entry is None else f"the entry {entry.name}"
+    policy = settings.policy if entry is None else entry.policy
+    print(escape(f"{namespace}/{name}: {which} of policy.overrides: {_write(policy)}"))
     return Exit.OK
 
 

@@ -58,7 +58,7 @@ class View(Struct, frozen=True, kw_only=True):
         return [r for r in Resource if r in CLUSTER_RESOURCES or self.health.of(r)]
 
 
-Key: TypeAlias = tuple[str, ...]
+LabelValues: TypeAlias = tuple[str, ...]
 
 
 class Family(Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class ViewFamily(Family, frozen=True, kw_only=True):
 class EvacuationFamily(Family, frozen=True, kw_only=True):
     """A metric with one sample per evacuation."""
 
-    sample: Callable[[Key, Vmi, Diagnosis], Sample]
+    sample: Callable[[LabelValues, Vmi, Diagnosis], Sample]
 
 
 class CoolingFamily(Family, frozen=True, kw_only=True):
