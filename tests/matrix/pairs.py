@@ -14,6 +14,7 @@ SUITES = {
     "rig": "tests/system/test_rig.py",
     "descheduler's scenes": "tests/descheduling/test_scenes.py",
     "watch": "tests/system/test_watch.py",
+    "webhook": "tests/system/test_admission_live.py",
 }
 
 ABOUT_KUBEVIRT = "rig: KubeVirt "
@@ -48,6 +49,7 @@ PAIRS = (
     Pair.of(kubevirt="1.7.0"),
     Pair.of(kubevirt="1.6.0"),
     Pair.of(kubevirt="1.5.0"),
+    Pair.of("rig", "watch", "webhook", kube_apiserver="1.37.2"),
     Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.35.4"),
     Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.34.4"),
     Pair.of("descheduler's scenes", descheduler="0.33.0"),

@@ -29,7 +29,11 @@ import pytest
 
 
 MODULES = {
-    "exporter/engine/cooldown.py": ("engine/test_cooldown", "engine/test_vectors"),
+    "exporter/engine/cooldown.py": (
+        "engine/test_cooldown",
+        "engine/test_vectors",
+        "engine/test_verdicts",
+    ),
     "exporter/engine/rules.py": ("engine/test_cooldown", "engine/test_vectors"),
     "exporter/engine/diagnosis.py": ("engine/test_diagnosis", "engine/test_recorded"),
     "exporter/engine/advice.py": ("engine/test_advice",),
@@ -40,6 +44,7 @@ MODULES = {
         "engine/test_evidence",
         "engine/test_store",
         "engine/test_diagnosis",
+        "engine/test_verdicts",
         "history/test_format",
     ),
     "exporter/engine/history.py": ("engine/test_history",),
@@ -50,6 +55,9 @@ MODULES = {
         "engine/test_verdicts",
         "history/test_changes",
     ),
+    "exporter/engine/merging.py": ("engine/test_store", "engine/test_evidence"),
+    "exporter/engine/objects.py": ("engine/test_store", "engine/test_evidence"),
+    "exporter/engine/unreadable.py": ("engine/test_store", "engine/test_evidence"),
     "exporter/engine/migrations.py": (
         "engine/test_migrations",
         "engine/test_store",
