@@ -90,7 +90,8 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
 
 
 def _say_stuck(one: EvacuationAnswer) -> list[Cell]:
-    asked = f": its evacuation from {one.evacuation_node_name} was requested"
+    by = "" if one.requested_by is None else f" by {one.requested_by.user}"
+    asked = f": its evacuation from {one.evacuation_node_name} was requested{by}"
     age = write_span(int(one.age_seconds), units=2)
     failed = ""
     if one.failed_attempts:
@@ -230,10 +231,11 @@ def _attempt(one: PendingAnswer, as_of: datetime) -> str:
 
 
 def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
+    asked_by = "" if one.requested_by is None else f" by {one.requested_by.user}"
     by = f": stuck by {' and '.join(one.stuck_by)}" if one.stuck else ""
     rows: list[list[Cell]] = [
         ["state", (f"{one.state}{by}", BAD if one.stuck else "")],
-        ["requested", f"{write_past(one.requested_at, as_of)}, source {one.source}"],
+        ["requested", f"{write_past(one.requested_at, as_of)}{asked_by}, source {one.source}"],
         [
             "failed attempts",
             f"at least {one.failed_attempts}" if one.failed_attempts else "none known",

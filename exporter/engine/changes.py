@@ -50,6 +50,14 @@ class Unreadable(Struct, frozen=True):
     uid: str = ""
 
 
+class EvictionAdmitted(Struct, frozen=True):
+    """A user's eviction of a pod was let through to KubeVirt, which may then mark the VMI."""
+
+    namespace: str
+    pod: str
+    user: str
+
+
 class Visibility(Struct, frozen=True):
     """Whether VMIMs and launcher pods are visible at all, and the namespaces where they are not."""
 
@@ -72,7 +80,16 @@ class Forgotten(Struct, frozen=True, gc=False):
     uid: str
 
 
-Change: TypeAlias = Observed | Removed | Listed | Unreadable | Visibility | Remembered | Forgotten
+Change: TypeAlias = (
+    Observed
+    | Removed
+    | Listed
+    | Unreadable
+    | EvictionAdmitted
+    | Visibility
+    | Remembered
+    | Forgotten
+)
 
 
 class NoticeKind(Enum):

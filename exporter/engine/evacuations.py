@@ -8,12 +8,14 @@ from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import VmimIndex
 from exporter.engine.model import CLOCK_SKEW, Instant, Vmi, Vmim
 from exporter.engine.node_drains import NodeDrains
+from exporter.engine.requesters import Requesters
 from exporter.engine.vmi_record import VmiRecord
 
 
 class EvacuationTracker:
     """Maintains the markers of the VMIs that are evacuating, and the drains of their nodes.
 
+    `requesters` have who asked for evictions of VMIs that are not marked yet.
     `now` is when a fact was read.
     """
 
@@ -22,6 +24,7 @@ class EvacuationTracker:
         self._launchers = launchers
         self._records: dict[str, VmiRecord] = {}
         self.drains = NodeDrains()
+        self.requesters = Requesters()
 
     def __iter__(self) -> Iterator[VmiRecord]:
         return iter(self._records.values())
@@ -123,7 +126,11 @@ class EvacuationTracker:
     def _begin(self, record: VmiRecord, now: Instant, *, not_before: Instant | None) -> Marker:
         vmi = record.vmi
         marker = record.marker = Marker(
-            node=vmi.evacuation_node, requested_at=now, seen_at=now, not_before=not_before
+            node=vmi.evacuation_node,
+            requested_at=now,
+            seen_at=now,
+            not_before=not_before,
+            asked_by=self.requesters.take(vmi.uid, now),
         )
         self._records[vmi.uid] = record
         self.note_attempts(record, now)

@@ -12,8 +12,18 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, S
 
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
+ASKED_WITHIN: Seconds = 30.0
+"""How far an eviction's review and the evacuation's request may lie apart: the longest timeout of a
+webhook, which also bounds how much their clocks may differ."""
 FAILURES_KEPT = 64
 """How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
+
+
+class Requester(Struct, frozen=True, order=True, gc=False):
+    """Who asked for an eviction, and when."""
+
+    at: Instant
+    user: str
 
 
 class Marker(Struct, kw_only=True):
@@ -25,7 +35,8 @@ class Marker(Struct, kw_only=True):
     attempts before it do not belong to this evacuation. `failed` has the ends of the failed
     evacuation VMIMs by UID, and `forgotten` counts further ones. `lacking_since` is since when the
     launcher pod has lacked the descheduler's annotation. `dated`: KubeVirt's condition
-    EvictionRequested dates the request, so no other clock does.
+    EvictionRequested dates the request, so no other clock does. `asked_by` is the user whose
+    eviction was reviewed first; read it as `requested_by`.
     """
 
     node: str
@@ -36,6 +47,13 @@ class Marker(Struct, kw_only=True):
     forgotten: int = 0
     lacking_since: Instant | None = None
     dated: bool = False
+    asked_by: Requester | None = None
+
+    @property
+    def requested_by(self) -> Requester | None:
+        """Who requested the evacuation, or None if that is unknown."""
+        asked = self.asked_by
+        return asked if asked is not None and self._is_near(asked) else None
 
     def date(self, instant: Instant) -> bool:
         """KubeVirt dates the request; True if this is news.
@@ -78,7 +96,8 @@ class Marker(Struct, kw_only=True):
     def join(self, other: "Marker") -> bool:
         """Merge what another replica, or an earlier run, recorded about the same evacuation.
 
-        `requested_at` and `seen_at` become the earlier of both, `failed` the union. Instants up to
+        `requested_at` and `seen_at` become the earlier of both, `asked_by` the earlier one that is
+        near the request, `failed` the union. Instants up to
         `not_before` are ignored: the other side may have attributed attempts of an earlier
         evacuation to this one. The number of failures is the greater of two sums: what this side
         counted plus what only the other side can have counted, and the reverse. True if anything
@@ -93,6 +112,8 @@ class Marker(Struct, kw_only=True):
                 (r for r in (self.requested_at, other.requested_at) if self._is_ours(r)),
                 default=self.seen_at,
             )
+        asked = (self.asked_by, other.asked_by)
+        self.asked_by = min((a for a in asked if a and self._is_near(a)), default=None)
         counted = max(
             _count_both(self, other, self.requested_at), _count_both(other, self, self.requested_at)
         )
@@ -104,6 +125,9 @@ class Marker(Struct, kw_only=True):
     def _is_ours(self, instant: Instant) -> bool:
         """Whether an event at this instant belongs to this evacuation."""
         return self.not_before is None or instant > self.not_before
+
+    def _is_near(self, asked: Requester) -> bool:
+        return abs(self.requested_at - asked.at) <= ASKED_WITHIN
 
     def is_over(self, vmi: Vmi, newest_success: Instant | None) -> bool:
         """Whether the VMI's present marker belongs to a later evacuation than this one.
@@ -185,6 +209,11 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         if state is None or state.end is None:
             return None
         return correct_end(state.end, self.history.find(state.uid, state.end).finished_at)
+
+    @property
+    def requested_by(self) -> Requester | None:
+        """Who requested the evacuation, or None if there is none or that is unknown."""
+        return None if self.marker is None else self.marker.requested_by
 
     @property
     def contradicted_at(self) -> Instant | None:

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 
 from exporter.engine.changes import (
     Change,
+    EvictionAdmitted,
     Forgotten,
     Key,
     Listed,
@@ -25,7 +26,7 @@ from exporter.engine.changes import (
 )
 from exporter.engine.diagnosis import Load
 from exporter.engine.evacuations import EvacuationTracker
-from exporter.engine.evidence import DEAD_AFTER, Evidence, Remembered
+from exporter.engine.evidence import DEAD_AFTER, Evidence, Remembered, Requester
 from exporter.engine.merging import HistoryMerger
 from exporter.engine.migrations import bind
 from exporter.engine.model import (
@@ -101,12 +102,12 @@ class Store:
             case Removed():
                 changed = self._remove(change, at)
             case Listed():
-                unlisted = self._objects.find_unlisted(change)
-                if change.resource is Resource.KUBEVIRTS and not change.names:
-                    unlisted = [Removed(change.resource, "", "")]
-                changed = sum(self.apply(one, at) for one in unlisted)
+                changed = self._retain(change, at)
             case Unreadable():
                 changed = self._note_unreadable(change, at)
+            case EvictionAdmitted():
+                self._note_admitted(change, at)
+                changed = False
             case Visibility():
                 changed = self._set_visibility(change)
             case Remembered():
@@ -325,6 +326,12 @@ class Store:
             self._notify(NoticeKind.EVERYTHING)
         return True
 
+    def _retain(self, listed: Listed, at: Instant) -> int:
+        unlisted = self._objects.find_unlisted(listed)
+        if listed.resource is Resource.KUBEVIRTS and not listed.names:
+            unlisted = [Removed(listed.resource, "", "")]
+        return sum(self.apply(one, at) for one in unlisted)
+
     def _remove(self, removed: Removed, at: Instant) -> bool:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
         if resource is Resource.KUBEVIRTS:
@@ -369,6 +376,15 @@ class Store:
             bare = Vmi(namespace=namespace, name=name, uid=change.uid, migratable_unknown=True)
             self.apply(Observed(bare), at)
         return is_news
+
+    def _note_admitted(self, change: EvictionAdmitted, at: Instant) -> None:
+        """Note who asked, if KubeVirt may mark the VMI (`pod-eviction-admitter.go`)."""
+        found = self.find_pod(change.namespace, change.pod)
+        if found is None:
+            return
+        pod, vmi = found
+        if not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
+            self._evacuations.requesters.note(vmi.uid, Requester(at, change.user))
 
     def _remember(self, remembered: Remembered, at: Instant) -> bool:
         """Merge what a stored history says of a VMI, at the latest when that VMI is seen."""

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
+from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered, Requester
 from exporter.engine.history import Migration, join
 from exporter.engine.model import Instant, Outcome, Seconds
 
@@ -68,6 +68,11 @@ class _Failure(Struct, array_like=True, gc=False):
     end: _Instant
 
 
+class _Requester(Struct, array_like=True, gc=False):
+    at: _Instant
+    user: str
+
+
 class _Marker(Struct, array_like=True):
     node: str
     requested_at: _Instant
@@ -75,6 +80,7 @@ class _Marker(Struct, array_like=True):
     not_before: _Time
     failed: Annotated[list[_Failure], Meta(max_length=FAILURES_KEPT)]
     forgotten: Annotated[int, Meta(ge=0)]
+    asked_by: _Requester | None = None
 
 
 class _Entry(Struct, array_like=True):
@@ -256,6 +262,7 @@ def _read_time(instant: _Time) -> Instant | None:
 
 
 def _pack_marker(marker: Marker) -> _Marker:
+    asked = marker.asked_by
     return _Marker(
         marker.node,
         _pack_instant(marker.requested_at),
@@ -266,6 +273,7 @@ def _pack_marker(marker: Marker) -> _Marker:
             for uid, end in sorted(marker.failed.items())
         ],
         marker.forgotten,
+        None if asked is None else _Requester(_pack_instant(asked.at), asked.user),
     )
 
 
@@ -280,6 +288,7 @@ def _read_migration(wire: _Migration) -> Migration:
 
 
 def _read_marker(wire: _Marker) -> Marker:
+    asked = wire.asked_by
     return Marker(
         node=wire.node,
         requested_at=float(wire.requested_at),
@@ -287,6 +296,7 @@ def _read_marker(wire: _Marker) -> Marker:
         not_before=_read_time(wire.not_before),
         failed={_read_uid(one.uid): float(one.end) for one in wire.failed},
         forgotten=wire.forgotten,
+        asked_by=None if asked is None else Requester(float(asked.at), asked.user),
     )
 
 

@@ -223,15 +223,16 @@ def write_held(verdict: Verdict) -> str:
 def write_stuck(
     evidence: Evidence, episode: EvacuationEpisode, reasons: tuple[Why, ...], now: Instant
 ) -> str:
-    """The state of a stuck evacuation, the action, its cause, and the other reasons."""
+    """Who requested a stuck evacuation, its state, the action, its cause, and the other reasons."""
     diagnosis = episode.diagnosis
     age = write_span(now - diagnosis.requested_at, units=2)
     advice = advise(evidence, diagnosis, reasons)
-    cause = advice.cause
+    cause, requester = advice.cause, evidence.requested_by
+    by = "" if requester is None else f", requested by {requester.user},"
     said = [] if cause is None else [cause]
     said += [why for why in reasons if why != cause]
     return (
-        f"Evacuation from {diagnosis.node} stuck for {age}: {diagnosis.state}, failed attempts:"
+        f"Evacuation from {diagnosis.node}{by} stuck for {age}: {diagnosis.state}, failed attempts:"
         f" {diagnosis.failed_attempts}. {advice.sentence} Begin with: {advice.command} (runbook"
         f" {advice.runbook})"
         + "".join(f" {why.source}: {why.reason}: {why.message}" for why in said)

@@ -1,7 +1,8 @@
 """The HTTP side of the admission webhook: `POST /v1/evictions` on its own listener.
 
 It has no authentication, because the API server sends webhooks no credentials by default. So it
-serves only this path, changes nothing but counters, and bounds the body.
+serves only this path, bounds the body, and changes nothing but counters and, with
+`admission.observe`, who asked for an eviction.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from aiohttp import hdrs, web
 from msgspec import structs
 
 from exporter.counters import HeldEviction
+from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
 from exporter.server.api import Service
@@ -102,6 +104,10 @@ class Admission:
             # Anything else than an eviction was not sent by the API server.
             if review.is_eviction and not review.dry_run:
                 self._count(review, judgement, now)
+                if self._settings.observe and judgement.allowed:
+                    user = escape(review.user[:LONGEST_NAME])
+                    change = EvictionAdmitted(review.namespace, review.pod, user)
+                    service.store.apply(change, now)
         except Exception:
             log.exception("review_failed")
             return write_answer(review, None, service.policy, now)

@@ -57,6 +57,7 @@ from exporter.server.schemas import (
     NodesAnswer,
     PendingAnswer,
     PolicyAnswer,
+    RequesterAnswer,
     ResourceAnswer,
     RuleAnswer,
     StatusAnswer,
@@ -396,7 +397,7 @@ def _write_evacuation(
 ) -> EvacuationAnswer | None:
     if diagnosis is None:
         return None
-    vmi, backoff = evidence.vmi, diagnosis.backoff
+    vmi, backoff, requester = evidence.vmi, diagnosis.backoff, evidence.requested_by
     advice = advise(evidence, diagnosis, why)
     return EvacuationAnswer(
         namespace=vmi.namespace,
@@ -407,6 +408,9 @@ def _write_evacuation(
         eviction_strategy=vmi.eviction_strategy,
         source=diagnosis.source,
         requested_at=to_datetime(diagnosis.requested_at),
+        requested_by=None
+        if requester is None
+        else RequesterAnswer(user=requester.user, at=to_datetime(requester.at)),
         age_seconds=round(max(0.0, now - diagnosis.requested_at), 3),
         state=diagnosis.state,
         stuck=diagnosis.stuck,

@@ -273,6 +273,13 @@ class LastSeenAnswer(Struct, rename="camel", kw_only=True):
     stuck: Annotated[bool, means("whether it was stuck then")]
 
 
+class RequesterAnswer(Struct, rename="camel", kw_only=True):
+    """The user whose eviction began the evacuation."""
+
+    user: Annotated[str, means("the name as the API server has it; groups are not kept")]
+    at: Annotated[Timestamp, means("when the eviction was reviewed")]
+
+
 class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     """One evacuation with its diagnosis."""
 
@@ -292,6 +299,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
+    requested_by: Annotated[
+        RequesterAnswer | None,
+        means("who requested it, with `admission.observe`; null: unknown"),
+    ]
     age_seconds: Annotated[float, means("from requestedAt to asOf")]
     state: Annotated[State, means("what holds it up")]
     stuck: Annotated[bool, means("whether it needs attention")]

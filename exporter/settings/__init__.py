@@ -162,12 +162,15 @@ class AdmissionSettings:
     """Whose evictions the admission webhook judges, by exact user or group name.
 
     `max_hold`: how long evictions of one VMI may be denied without a pause; 0: no limit.
+    `observe`: remember which user requested each evacuation; it needs a webhook that is called for
+    all users.
     """
 
     mode: AdmissionMode = AdmissionMode.WARN
     users: Names = ()
     groups: Names = ()
     max_hold: Annotated[Seconds, parse_duration] = 86_400.0
+    observe: bool = False
 
 
 @dataclass(frozen=True)
@@ -428,9 +431,9 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
             "admission.users",
             "with enforce, expected the users or groups whose evictions may be denied",
         )
-    elif addresses and not listed:
+    elif addresses and not listed and not admission.observe:
         remarks.append("admission.users: no user and no group is listed, so no eviction is denied")
-    if listed and not addresses:
+    if (listed or admission.observe) and not addresses:
         remarks.append("admission: listen.admission is not set, so the webhook is off")
     remarks += [
         f"admission.users: {user} retries a denied eviction without a pause: do not list it"

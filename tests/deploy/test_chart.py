@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from exporter.settings import read_settings
 from tests.cluster import RealCluster, find_binary
 from tests.deploy.schemas import find_faults
 from tests.deploy.server import apply
@@ -19,6 +20,7 @@ from tests.generate.manifests import (
     NAMESPACE,
     Object,
     build,
+    config_of,
     only,
     overlay,
 )
@@ -217,6 +219,22 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     page = (ROOT / "docs" / "hold-evictions.md").read_text()
     assert in_group.replace(group, "GROUP") in page
     await apply(cluster.admin, objects, dryRun="All")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"admission": {"enabled": True, "observe": True}},
+        {"admission": {"enabled": True}, "config": {"admission": {"observe": True}}},
+    ],
+    ids=["value", "setting"],
+)
+def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
+    """The setting is on, and the condition on users is left out."""
+    objects = tuple(charted(values=json.dumps({"mode": "standalone", **values})))
+    (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
+    assert [one["name"] for one in webhook["matchConditions"]] == ["launcher-pods"]
+    assert read_settings(config_of(objects)).admission.observe
 
 
 def test_own_settings_are_merged_over_those_of_the_mode() -> None:

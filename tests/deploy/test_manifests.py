@@ -515,6 +515,16 @@ def test_the_webhook_s_users_are_those_of_the_configuration() -> None:
     ]
 
 
+def test_to_observe_the_webhook_is_called_for_all_users() -> None:
+    """The component leaves out the condition on users, and changes nothing else."""
+    observing = overlay(resources=[ADMISSION], components=["components/admission-observe"])
+    (listing,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
+    (webhook,) = only(observing, "MutatingWebhookConfiguration")["webhooks"]
+
+    pods, _ = listing["matchConditions"]
+    assert webhook == listing | {"matchConditions": [pods]}
+
+
 def test_the_webhook_reaches_the_pods_by_the_service() -> None:
     """From the configuration to the container's port, and past no pod that is not ready."""
     objects = render(ADMISSION)

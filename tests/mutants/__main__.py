@@ -38,6 +38,7 @@ MODULES = {
     "exporter/engine/diagnosis.py": ("engine/test_diagnosis", "engine/test_recorded"),
     "exporter/engine/advice.py": ("engine/test_advice",),
     "exporter/engine/departures.py": ("engine/test_departures",),
+    "exporter/engine/requesters.py": ("engine/test_requesters",),
     "exporter/engine/drain.py": ("engine/test_drain",),
     "exporter/engine/verdicts.py": ("engine/test_verdicts",),
     "exporter/engine/evidence.py": (

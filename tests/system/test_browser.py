@@ -132,6 +132,7 @@ class TestTheSame:
                 "state": one["state"],
                 "requestedAt": one["requestedAt"],
                 "source": one["source"],
+                "requestedBy": one["requestedBy"] and one["requestedBy"]["user"],
                 "evictionStrategy": one["evictionStrategy"] or None,
                 "failedAttempts": str(one["failedAttempts"]),
                 "nextStep": one["nextStep"],

@@ -9,7 +9,7 @@ import pytest
 
 from exporter.cli.explain import show_vmi, write_arithmetic
 from exporter.counters import HeldEviction
-from exporter.engine.evidence import Evidence
+from exporter.engine.evidence import Evidence, Requester
 from exporter.engine.model import Override, Reason, Why, WhySource
 from exporter.text import to_datetime
 from tests.support.builders import (
@@ -177,6 +177,16 @@ Evacuation from n1
     echo '{"evacuationNodeName":"n1"}' | kubectl replace --raw /apis/subresources.kubevirt.io/v1"""
         "/namespaces/shop/virtualmachineinstances/db1/evacuate/cancel -f -\n"
     ) in text
+
+
+def test_who_requested_an_evacuation() -> None:
+    """The first sentence and the evacuation name the user, if it is known."""
+    alice = Requester(NOW - 7200.0, "alice")
+    evidence = an_evacuation(age=7200.0, marker={"asked_by": alice, "failed": {"f1": NOW - 900.0}})
+    text = show_vmi(explained(evidence), PIPED)
+
+    assert text.startswith("shop/db1 is stuck: its evacuation from n1 was requested by alice 2h")
+    assert "  requested        2027-01-15T06:00:00Z (2h ago) by alice, source unknown\n" in text
 
 
 def test_the_cluster_s_own_words() -> None:

@@ -116,5 +116,11 @@ def told_by(store: Store, now: float) -> dict[str, object]:
     return {
         **{one: decide(evidence, Policy(), now, checkpoint=one) for one in Checkpoint},
         "evacuation": diagnosis
-        and (diagnosis.requested_at, diagnosis.failed_attempts, diagnosis.stuck, diagnosis.state),
+        and (
+            diagnosis.requested_at,
+            evidence.requested_by,
+            diagnosis.failed_attempts,
+            diagnosis.stuck,
+            diagnosis.state,
+        ),
     }

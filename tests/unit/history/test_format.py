@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered
+from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered, Requester
 from exporter.engine.history import Migration
 from exporter.engine.model import Outcome
 from exporter.history.format import (
@@ -51,6 +52,7 @@ MARKERS = st.builds(
     not_before=st.none() | INSTANTS,
     failed=st.dictionaries(UIDS, INSTANTS, max_size=FAILURES_KEPT),
     forgotten=st.integers(0, 2**40),
+    asked_by=st.none() | st.builds(Requester, at=INSTANTS, user=st.text()),
 )
 REMEMBERED = st.builds(
     Remembered,
@@ -177,15 +179,15 @@ class TestDamage:
     @pytest.mark.parametrize(
         "instant", [float("nan"), float("inf"), 1e300, 253_402_300_800.0, -62_135_596_801.0]
     )
-    @pytest.mark.parametrize("place", range(7))
+    @pytest.mark.parametrize("place", range(8))
     def test_an_instant_that_cannot_be(self, place: int, instant: float) -> None:
         """Each is in the years 1 to 9999."""
-        times = [NOW + 0.5 if place == number else NOW for number in range(7)]
+        times = [NOW + 0.5 if place == number else NOW for number in range(8)]
         migration = Migration(start=times[0], end=None, finished_at=times[1])
         ended = Migration(end=times[2])
         marker = Marker(
             node="n", requested_at=times[3], seen_at=times[4], not_before=times[5],
-            failed={"f": times[6]},
+            failed={"f": times[6]}, asked_by=Requester(times[7], "alice"),
         )  # fmt: skip
         one = remembered(migrations={"m1": migration, "m2": ended}, marker=marker)
         entry = encode(one, now=NOW, window=WINDOW)
@@ -193,6 +195,23 @@ class TestDamage:
         wrong = entry.replace(struct.pack(">d", NOW + 0.5), struct.pack(">d", instant))
         with pytest.raises(Damaged):
             read_shard(seal([wrong]))
+
+
+@pytest.mark.parametrize("fields", [6, 8], ids=["older", "newer"])
+def test_an_evacuation_of_another_release(fields: int) -> None:
+    """An entry from before requesters were kept is read, and so is one with further fields."""
+    entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
+    entry[3] = [*entry[3], "new"][:fields]
+    assert read_shard(seal([msgspec.msgpack.encode(entry)])) == [remembered()]
+
+
+@pytest.mark.parametrize("asked_by", ["alice", [NOW], [NOW, 7], ["alice", NOW]])
+def test_a_requester_that_cannot_be(asked_by: object) -> None:
+    """It is damage as any other."""
+    entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
+    entry[3][6] = asked_by
+    with pytest.raises(Damaged):
+        read_shard(seal([msgspec.msgpack.encode(entry)]))
 
 
 def of_version(version: int, payload: bytes = b"?") -> bytes:

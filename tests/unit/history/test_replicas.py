@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.model import ConfigMap, Resource
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.configmap import ConfigMapWriter
@@ -134,6 +135,7 @@ class Trial:
         for replica in self.replicas:
             replica.list(self.life)
         for _ in range(self.rng.randrange(10, 60)):
+            self.evict()
             self.life.live(*(one.store for one in self.replicas if one.connected))
             if self.rng.random() < 0.05:
                 self.rng.choice(self.replicas).lease.held ^= True
@@ -146,6 +148,13 @@ class Trial:
         known = await self.settle()
         self.compare(known)
         return len(self.server.log)
+
+    def evict(self) -> None:
+        """Two users want the VM evicted, and the API server asks a replica about each."""
+        for user in ("alice", "bob"):
+            replica = self.rng.choice(self.replicas)
+            change = EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", user)
+            replica.store.apply(change, self.life.now)
 
     async def trouble(self, replica: Replica) -> None:
         """A watch that breaks or comes back, ConfigMaps that come late, a write now and then."""

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.events import REPEATED_AFTER, EventQueue
 from exporter.engine.model import (
     EventOutcome,
@@ -31,7 +32,7 @@ from exporter.kube.client import (
     Unsupported,
 )
 from exporter.kube.events import LONGEST_NOTE, EventWriter
-from tests.support.builders import NOW, UID, a_pod, a_store, a_vmi
+from tests.support.builders import NAMESPACE, NOW, UID, a_pod, a_store, a_vmi
 from tests.support.stores import ClockedStore
 
 
@@ -178,6 +179,18 @@ async def test_a_series_has_another_name_and_a_count() -> None:
     assert again["eventTime"] == first["eventTime"]
     assert again["series"] == {"count": 3, "lastObservedTime": "2027-01-15T08:30:00.000000Z"}
     assert again["metadata"]["name"] != first["metadata"]["name"]
+
+
+async def test_a_stuck_evacuation_of_a_known_requester() -> None:
+    """The Event of a stuck evacuation names who requested it."""
+    store = a_store(a_vmi(), a_pod(), now=NOW - 2400.0)
+    store.apply(EvictionAdmitted(NAMESPACE, a_pod().name, "alice"), store.now)
+    store.put(leaving())
+    store.now = NOW
+
+    (stuck,) = await Desk(store).after(0)
+
+    assert stuck["note"].startswith("Evacuation from n1, requested by alice, stuck for 40m: no_mi")
 
 
 async def test_a_stuck_evacuation_and_its_end() -> None:

@@ -952,6 +952,7 @@ class TestEvacuations:
             "evictionStrategy": "LiveMigrate",
             "source": "descheduler",
             "requestedAt": rfc3339(NOW - 4000),
+            "requestedBy": None,
             "ageSeconds": 4000.0,
             "state": "no_migration",
             "stuck": True,

@@ -38,7 +38,7 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{- define "config" -}}
 {{- $config := .Files.Get (printf "files/config/%s.yaml" (include "variant" .)) | fromYaml }}
 {{- if .Values.admission.enabled }}
-{{- $_ := set $config "admission" (pick .Values.admission "mode" "users") }}
+{{- $_ := set $config "admission" (pick .Values.admission "mode" "users" "observe") }}
 {{- end }}
 {{- if .Values.events.enabled }}
 {{- $_ := set $config "events" true }}

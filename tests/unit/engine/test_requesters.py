@@ -1,0 +1,169 @@
+"""Who requested an evacuation: reviews of evictions, and the evacuation that then appears."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine.changes import EvictionAdmitted
+from exporter.engine.evidence import ASKED_WITHIN, Marker, Remembered, Requester
+from exporter.engine.requesters import VMIS_KEPT, Requesters
+from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_pod, a_state, a_store, a_vmi
+from tests.support.stores import ClockedStore
+
+
+def admit(store: ClockedStore, user: str, at: float, pod: str = "virt-launcher-db1-x") -> None:
+    """The webhook lets this user's eviction through."""
+    store.apply(EvictionAdmitted(NAMESPACE, pod, user), at)
+
+
+def mark(store: ClockedStore, at: float, **overrides: Any) -> None:
+    """KubeVirt marks the VMI."""
+    store.now = at
+    store.put(a_vmi(evacuation_node="n1", **overrides))
+
+
+def requester_of(store: ClockedStore) -> Requester | None:
+    """Who requested the evacuation of the one VMI."""
+    evidence = store.evidence(NAMESPACE, NAME)
+    assert evidence is not None
+    return evidence.requested_by
+
+
+@pytest.fixture
+def store() -> ClockedStore:
+    """A VMI with its launcher pod, not marked."""
+    return a_store(a_vmi(), a_pod(), now=NOW - 100)
+
+
+def test_a_request_counts_once_the_vmi_is_marked(store: ClockedStore) -> None:
+    """A reviewed eviction is no request until KubeVirt has marked the VMI."""
+    admit(store, "alice", NOW)
+    assert requester_of(store) is None
+    mark(store, NOW + 0.2)
+    assert requester_of(store) == Requester(NOW, "alice")
+
+
+def test_kubevirts_date_follows(store: ClockedStore) -> None:
+    """The condition EvictionRequested comes later, is cut to seconds, and changes nothing."""
+    admit(store, "alice", NOW + 0.7)
+    mark(store, NOW + 0.9)
+    mark(store, NOW + 1.1, eviction_requested_at=NOW)
+    assert requester_of(store) == Requester(NOW + 0.7, "alice")
+
+
+def test_the_first_request_wins(store: ClockedStore) -> None:
+    """Others who ask before the mark is seen, and while the evacuation is open, change nothing."""
+    for number, user in enumerate(("alice", "bob")):
+        admit(store, user, NOW + number)
+    mark(store, NOW + 2)
+    admit(store, "carol", NOW + 3)
+    mark(store, NOW + 4, eviction_requested_at=NOW + 2)
+    assert requester_of(store) == Requester(NOW, "alice")
+
+
+@pytest.mark.parametrize(("waited", "found"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
+def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, found: bool) -> None:
+    """An evacuation that appears later than a webhook's longest timeout has another requester."""
+    admit(store, "alice", NOW)
+    mark(store, NOW + waited)
+    assert (requester_of(store) is not None) is found
+
+
+def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None:
+    """A mark that KubeVirt dates long before the review is not of that user."""
+    admit(store, "bob", NOW)
+    mark(store, NOW + 1, eviction_requested_at=NOW - 2 * ASKED_WITHIN)
+    assert requester_of(store) is None
+
+
+def test_an_evacuation_that_is_requested_anew(store: ClockedStore) -> None:
+    """It has its own requester, or none."""
+    admit(store, "alice", NOW)
+    mark(store, NOW + 1, eviction_requested_at=NOW)
+    store.put(a_vmi())
+    admit(store, "bob", NOW + 5)
+    mark(store, NOW + 6, eviction_requested_at=NOW + 5)
+    assert requester_of(store) == Requester(NOW + 5, "bob")
+    mark(store, NOW + 7, eviction_requested_at=NOW + 7)
+    assert requester_of(store) is None
+
+
+def test_it_ends_with_the_evacuation(store: ClockedStore) -> None:
+    """After a success nobody is named, and nothing is left to store."""
+    admit(store, "alice", NOW)
+    mark(store, NOW)
+    store.put(a_vmi(node="n2", migration=a_state(end=NOW + 60)))
+    assert requester_of(store) is None
+    remembered = store.remember(UID)
+    assert remembered is None or remembered.marker is None
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        a_pod(name="other", node="n2"),
+        a_pod(name="other", phase="Succeeded"),
+        a_pod(name="other", vmi_uid="unknown"),
+    ],
+    ids=["target", "finished", "not ours"],
+)
+def test_pods_for_which_kubevirt_marks_nothing(store: ClockedStore, pod: Any) -> None:
+    """The eviction of a target, of a finished pod or of another VMI's pod is no request."""
+    store.put(pod)
+    admit(store, "alice", NOW, pod="other")
+    mark(store, NOW)
+    assert requester_of(store) is None
+
+
+def test_requests_are_no_news(store: ClockedStore) -> None:
+    """A request alone changes no fact: nobody is notified, and nothing is computed again."""
+    assert store.apply(EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", "alice"), NOW) == 0
+
+
+def test_the_memory_is_bounded() -> None:
+    """The newest requests are kept, and none for longer than it can matter."""
+    requesters = Requesters()
+    for number in range(VMIS_KEPT + 1):
+        requesters.note(f"u{number}", Requester(NOW, "alice"))
+    assert requesters.take("u0", NOW) is None
+    assert requesters.take("u1", NOW) == Requester(NOW, "alice")
+    assert requesters.take("u2", NOW + ASKED_WITHIN + 1) is None
+    assert not requesters._first  # noqa: SLF001
+
+
+class TestMerging:
+    """What another replica or an earlier run remembered."""
+
+    def restored(self, store: ClockedStore, asked_by: Requester | None, **marker: Any) -> None:
+        """The stored history says who asked for the evacuation that is open."""
+        fields: dict[str, Any] = {"node": "n1", "requested_at": NOW, "seen_at": NOW} | marker
+        stored = Marker(asked_by=asked_by, **fields)
+        store.apply(Remembered(uid=UID, namespace=NAMESPACE, marker=stored), NOW + 60)
+
+    def test_another_replica_was_asked(self, store: ClockedStore) -> None:
+        """The replica that was not asked learns the requester from the stored history."""
+        mark(store, NOW, eviction_requested_at=NOW)
+        self.restored(store, Requester(NOW - 1, "alice"))
+        assert requester_of(store) == Requester(NOW - 1, "alice")
+
+    @pytest.mark.parametrize(("at", "user"), [(NOW - 1, "zoe"), (NOW, "adam")])
+    def test_two_replicas_were_asked(self, store: ClockedStore, at: float, user: str) -> None:
+        """The earlier request wins, at one instant the first user by name; in either order."""
+        admit(store, "bob", NOW)
+        mark(store, NOW + 1)
+        self.restored(store, Requester(at, user))
+        self.restored(store, Requester(NOW, "carol"))
+        assert requester_of(store) == Requester(at, user)
+
+    def test_history_without_a_requester(self, store: ClockedStore) -> None:
+        """It takes nothing away."""
+        admit(store, "alice", NOW)
+        mark(store, NOW)
+        self.restored(store, None)
+        assert requester_of(store) == Requester(NOW, "alice")
+
+    def test_history_of_the_evacuation_before(self, store: ClockedStore) -> None:
+        """Who asked for an earlier evacuation, which was cancelled, is not taken for this one's."""
+        mark(store, NOW, eviction_requested_at=NOW)
+        self.restored(store, Requester(NOW - 120, "alice"), seen_at=NOW - 120)
+        assert requester_of(store) is None

@@ -1,0 +1,85 @@
+"""`admission.observe`: whose evictions become evacuations, as the API and the page then say."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from exporter.server.admission import Admission
+from exporter.server.apps import make_metrics_app, make_query_app
+from exporter.settings import AdmissionMode, AdmissionSettings
+from tests.support.builders import NOW, Json, a_running_state, a_vmi
+from tests.support.reviews import DESCHEDULER, a_review
+from tests.unit.server.test_admission import LISTED, Webhook
+from tests.unit.server.test_api import served
+
+
+@asynccontextmanager
+async def observing(*, observe: bool = True) -> AsyncIterator[Webhook]:
+    """The webhook in mode `enforce`; db1 is not held."""
+    webhook = Webhook(AdmissionMode.ENFORCE)
+    webhook.desk.store.put(a_vmi())
+    settings = AdmissionSettings(AdmissionMode.ENFORCE, LISTED, observe=observe)
+    async with served(Admission(webhook.desk.service, settings).make_app()) as session:
+        webhook.session = session
+        yield webhook
+
+
+def by(user: str, **request: Any) -> Json:
+    """The review of an eviction by this user, who is in a group."""
+    return a_review(userInfo={"username": user, "groups": ["admins"]}, **request)
+
+
+async def read_requester(webhook: Webhook) -> object:
+    """KubeVirt marks db1; `requestedBy` of its evacuation, the same in both answers."""
+    webhook.desk.store.put(a_vmi(evacuation_node="n1"))
+    async with served(make_query_app(webhook.desk.service)) as session:
+        async with session.get("/v1/evacuations") as response:
+            (one,) = (await response.json())["evacuations"]
+        async with session.get("/v1/vmis/shop/db1") as response:
+            vmi = await response.json()
+    assert vmi["evacuation"]["requestedBy"] == one["requestedBy"]
+    return one["requestedBy"]
+
+
+@pytest.mark.parametrize("user", ["alice", DESCHEDULER])
+async def test_who_requested_an_evacuation(user: str) -> None:
+    """Whether listed or not: the name and the time, and nothing else of the user."""
+    async with observing() as webhook:
+        assert (await webhook.ask(by(user)))["allowed"]
+        assert await read_requester(webhook) == {"user": user, "at": "2027-01-15T08:00:00Z"}
+
+
+async def test_users_who_are_not_listed_are_not_denied() -> None:
+    """A rule holds db1: the listed user is denied and so asks for nothing, the other passes."""
+    async with observing() as webhook:
+        webhook.desk.store.put(a_vmi(migration=a_running_state()))
+        assert not (await webhook.ask(by(DESCHEDULER)))["allowed"]
+        assert (await webhook.ask(by("alice")))["allowed"]
+        assert webhook.counted() == {"denied": 1, "unlisted_user": 1}
+        assert await read_requester(webhook) == {"user": "alice", "at": "2027-01-15T08:00:00Z"}
+
+
+async def test_what_is_not_remembered() -> None:
+    """A dry run, what is no eviction, and everything without the setting."""
+    async with observing() as webhook:
+        await webhook.ask(by("alice", dryRun=True))
+        await webhook.ask(by("alice", subResource="binding"))
+        assert await read_requester(webhook) is None
+    async with observing(observe=False) as webhook:
+        await webhook.ask(by(DESCHEDULER))
+        assert await read_requester(webhook) is None
+
+
+async def test_a_name_is_only_text() -> None:
+    """A long name is cut, control characters become escapes, and the page shows it as text."""
+    async with observing() as webhook:
+        await webhook.ask(by("<b>\n" + "x" * 9000))
+        requester = await read_requester(webhook)
+        assert requester == {"user": "<b>\\n" + "x" * 252, "at": "2027-01-15T08:00:00Z"}
+        webhook.desk.clock.instant = NOW + 60
+        async with served(make_metrics_app(webhook.desk.service, page=True)) as session:
+            for path in ("/", "/vmis/shop/db1"):
+                async with session.get(path) as response:
+                    assert 'data-field="requestedBy">&lt;b&gt;\\nxxx' in await response.text()
