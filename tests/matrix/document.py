@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from exporter.engine.diagnosis import State
 from tests.cluster.recording import RECORDED
 from tests.matrix.pairs import SUITES, Result, read_results
-from tests.support.documents import VERSIONS, read
+from tests.support import documents
+from tests.support.documents import VERSIONS, build_table, read
 
 
 Row = Sequence[str]
@@ -19,20 +20,14 @@ def write_document() -> None:
 def fill(text: str, results: Sequence[Result]) -> str:
     """The document with these results between its markers."""
     tables = {
-        "pairs": _table(
+        "matrix:pairs": build_table(
             ["KubeVirt", "Kubernetes", "descheduler", *SUITES, "failed", "not there"],
             (_pair_row(one) for one in results),
         ),
-        "proven": "".join(f"- {line}\n" for line in _measured(results)),
-        "recorded": _recorded(),
+        "matrix:proven": "".join(f"- {line}\n" for line in _measured(results)),
+        "matrix:recorded": _recorded(),
     }
-    for name, content in tables.items():
-        head, opened, rest = text.partition(f"<!-- matrix:{name} -->\n")
-        _, closed, tail = rest.partition(f"<!-- /matrix:{name} -->\n")
-        if not closed:
-            raise ValueError(f"no pair of markers matrix:{name}")
-        text = head + opened + content + closed + tail
-    return text
+    return documents.fill(text, tables)
 
 
 def _pair_row(one: Result) -> Row:
@@ -59,10 +54,4 @@ def _recorded() -> str:
         for state in State
         if any(state in found for found in states.values())
     )
-    return _table(["state", *versions], rows)
-
-
-def _table(head: Row, rows: Iterable[Row]) -> str:
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    lines.insert(1, "|---" * len(head) + "|")
-    return "".join(f"{line}\n" for line in lines)
+    return build_table(["state", *versions], rows)

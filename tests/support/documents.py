@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -79,3 +80,21 @@ def anchors(document: Path) -> set[str]:
     prose = re.sub(r"^ *```.*?^ *```$", "", read(document), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def fill(text: str, contents: Mapping[str, str]) -> str:
+    """A document with these contents between the pairs of comments that have their names."""
+    for name, content in contents.items():
+        head, opened, rest = text.partition(f"<!-- {name} -->\n")
+        _, closed, tail = rest.partition(f"<!-- /{name} -->\n")
+        if not closed:
+            raise ValueError(f"no pair of markers {name}")
+        text = head + opened + content + closed + tail
+    return text
+
+
+def build_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of a document."""
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "".join(f"{line}\n" for line in lines)
