@@ -59,8 +59,8 @@ def admitting(pair: Pair, mode: str, *users: str, port: int = 0) -> dict[str, An
     }
 
 
-def configuration(url: str, authority: Path, users: Iterable[str]) -> Object:
-    """The shipped configuration, calling a URL for these users."""
+def configuration(url: str, authority: Path, users: Iterable[str] | None) -> Object:
+    """The shipped configuration, calling a URL for these users, or for all."""
     one: Object = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
     (webhook,) = one["webhooks"]
     assert webhook["timeoutSeconds"] == TIMEOUT
@@ -68,6 +68,9 @@ def configuration(url: str, authority: Path, users: Iterable[str]) -> Object:
     webhook["clientConfig"] = {"url": url + PATH, "caBundle": bundle}
     listed = webhook["matchConditions"][-1]
     assert listed["name"] == "listed-users"
+    if users is None:
+        webhook["matchConditions"].remove(listed)  # as components/admission-observe
+        return one
     names = ", ".join(f"'{user}'" for user in users)
     listed["expression"] = f"request.userInfo.username in [{names}]"
     return one

@@ -1,0 +1,239 @@
+"""`admission.observe` on a real kube-apiserver, with KubeVirt's own webhook and controllers."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.demo import objects
+from tests.cluster import poll
+from tests.cluster.access import allow
+from tests.cluster.recording import Scene
+from tests.cluster.rig import Rig
+from tests.support.admission import (
+    EVICTS,
+    Answer,
+    Evictor,
+    Pair,
+    admitting,
+    configuration,
+    make_pair,
+    registered,
+)
+from tests.support.evacuation_log import ask_evacuation
+from tests.support.program import Program, program
+from tests.support.stored_history import a_keeper, keeping, until_written
+
+
+MARKED = "Eviction triggered evacuation of VMI"
+LISTED = "listed"
+ALICE, BOB = (f"system:serviceaccount:accounts:{name}" for name in ("alice", "bob"))
+MIB = 2**20
+SOAK = pytest.mark.soak
+
+
+@dataclass
+class Stage:
+    """The rig, two service accounts and a listed user who may evict, and what exporters need."""
+
+    rig: Rig
+    folder: Path
+    pair: Pair
+    login: Path
+    evictors: dict[str, Evictor]
+
+    @asynccontextmanager
+    async def exporter(self, *, measured: bool = False) -> AsyncIterator[Program]:
+        """A ready replica that observes, with its history in ConfigMaps."""
+        config = admitting(self.pair, "enforce", LISTED) | keeping("replicas")
+        config["admission"]["observe"] = True
+        login = ("--kubeconfig", str(self.login))
+        async with program(self.folder, *login, config=config, measured=measured) as running:
+            await running.ready()
+            yield running
+
+    @asynccontextmanager
+    async def called(
+        self, exporter: Program, key: str, users: list[str] | None = None
+    ) -> AsyncIterator[None]:
+        """The API server calls this replica for the evictions of these users, or of all."""
+        one = configuration(exporter.admission, self.pair.authority, users)
+        async with registered(self.rig.cluster.control, one):
+            await (await self.open(BOB, key)).until_called(exporter, await self.find_pod(key))
+            yield
+
+    async def open(self, user: str, key: str) -> Evictor:
+        """That user, in the namespace of a VMI."""
+        one = self.evictors[user]
+        return Evictor(one.user, one.url, key.partition("/")[0], one.session)
+
+    async def find_pod(self, key: str) -> str:
+        """The name of the VMI's launcher pod."""
+        scene = await self.rig.look(key)
+        pod = objects.current_pod(scene.vmi, scene.pods)
+        assert pod is not None
+        return str(pod["metadata"]["name"])
+
+    async def evict(self, user: str, key: str) -> Answer:
+        """A user evicts a VMI."""
+        return await (await self.open(user, key)).evict(await self.find_pod(key))
+
+
+@pytest.fixture(scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    """KubeVirt's servers, three nodes and three users; no exporter yet."""
+    folder = tmp_path_factory.mktemp("requesters")
+    async with Rig.opened() as rig, AsyncExitStack() as stack:
+        control = rig.cluster.control
+        await control.namespace("replicas")
+        users = [await control.user(name, ()) for name in ("alice", "bob")]
+        evictors = {}
+        for user in (*users, control.certified(LISTED)):
+            await allow(control.admin, user, f"{user.name.replace(':', '-')}-evicts", *EVICTS)
+            evictors[user.name] = await stack.enter_async_context(
+                Evictor.opened(control, user, "replicas")
+            )
+        login = await a_keeper(control, "replicas")
+        yield Stage(rig, folder, make_pair(folder / "pair"), login, evictors)
+
+
+async def ask_requester(exporter: Program, key: str) -> Any:
+    """`requestedBy` of a VMI's evacuation; None without an evacuation."""
+    evacuation = await ask_evacuation(exporter, key)
+    return evacuation and evacuation["requestedBy"]
+
+
+async def until_requested(exporter: Program, key: str, user: str) -> Any:
+    """Wait until the requester of a VMI's evacuation is this user."""
+
+    async def ask() -> Any:
+        found = await ask_requester(exporter, key)
+        return found if found is not None and found["user"] == user else None
+
+    return await poll(ask, what=f"{key} requested by {user}")
+
+
+def _has_moved(scene: Scene) -> bool:
+    return not scene.marked and scene.phases == ["Succeeded"]
+
+
+async def test_each_evacuation_names_who_requested_it(stage: Stage, prove: Any) -> None:
+    """Two users with tokens and a listed one: each VM's is right, in both replicas, for as long
+    as the evacuation lasts; who is not listed is never denied by us.
+    """
+    rig = stage.rig
+    alices, bobs, held = "requested-a/db1", "requested-b/db1", "requested-c/db1"
+    async with (
+        rig.vmi(alices, "hangs"),
+        rig.vmi(bobs, "unschedulable"),
+        rig.vmi(held, "succeeds", "hangs"),
+        stage.exporter() as standby,
+    ):
+        async with stage.exporter() as asked, stage.called(asked, alices):
+            assert MARKED in (await stage.evict(LISTED, held)).message
+            await until_requested(asked, held, LISTED)
+            await rig.until(held, _has_moved)
+            await asked.until_verdict("requested-c", "db1", "preEviction", "cooldown")
+            assert await ask_requester(asked, held) is None
+
+            denied = await stage.evict(LISTED, held)
+            assert "denied the request: kubevirt-eviction-exporter: VMI" in denied.message
+            requested = [(ALICE, alices), (BOB, bobs), (ALICE, held)]
+            for user, key in requested:
+                assert MARKED in (await stage.evict(user, key)).message
+            known = {key: await until_requested(asked, key, user) for user, key in requested}
+            prove(f"rig: requestedBy {known}")
+
+            for user in (BOB, ALICE, LISTED):
+                assert "Evacuation in progress" in (await stage.evict(user, alices)).message
+            assert await ask_requester(asked, alices) == known[alices]
+
+            for user, key in requested:
+                assert await until_requested(standby, key, user) == known[key]
+
+            (vmim,) = (await rig.look(alices)).vmims
+            rig.player.decide(vmim["metadata"]["uid"], "succeeds")
+            await rig.until(alices, _has_moved)
+            assert MARKED in (await stage.evict(BOB, alices)).message
+            known[alices] = await until_requested(asked, alices, BOB)
+            await until_written(asked)
+        async with stage.exporter() as heir:
+            for key, requester in known.items():
+                assert await until_requested(heir, key, requester["user"]) == requester
+
+
+@pytest.mark.parametrize(
+    "evictions", [pytest.param(40, id="small"), pytest.param(1000, id="soak", marks=SOAK)]
+)
+async def test_what_observing_adds_to_an_eviction(
+    stage: Stage, prove: Callable[[str], None], evictions: int
+) -> None:
+    """An eviction with KubeVirt's webhook alone, and with ours before it, by turns.
+
+    The limit is loose, because the machine is shared; the line has the numbers.
+    """
+    key = "latency/db1"
+    taken: dict[str, list[float]] = {ALICE: [], BOB: []}
+    async with (
+        stage.rig.vmi(key, "hangs"),
+        stage.exporter(measured=True) as exporter,
+        stage.called(exporter, key, [BOB]),
+    ):
+        evictors, pod = [await stage.open(user, key) for user in taken], await stage.find_pod(key)
+        for _ in range(evictions):
+            for evictor in evictors:
+                taken[evictor.user.name].append((await evictor.evict(pod)).seconds)
+    alone, both = (statistics.median(one) * 1000 for one in taken.values())
+    prove(
+        f"observe: p50 of {evictions} evictions {alone:.2f} ms with KubeVirt's webhook alone,"
+        f" {both:.2f} ms with ours before it"
+    )
+    assert both - alone < 50
+
+
+@pytest.mark.parametrize(
+    ("drains", "pause", "seconds"),
+    [
+        pytest.param(4, 1.0, 5, id="small"),
+        pytest.param(40, 5.0, 600, id="soak", marks=[SOAK, pytest.mark.timeout(1500)]),
+    ],
+)
+async def test_drains_that_retry(
+    stage: Stage, prove: Callable[[str], None], drains: int, pause: float, seconds: float
+) -> None:
+    """Drains of VMs that never leave retry as kubectl does; each keeps its first requester."""
+    keys = [f"drained-{number}/db1" for number in range(drains)]
+    users = [ALICE, BOB]
+    async with AsyncExitStack() as stack:
+        for key in keys:
+            await stack.enter_async_context(stage.rig.vmi(key, "unschedulable"))
+        exporter = await stack.enter_async_context(stage.exporter(measured=True))
+        await stack.enter_async_context(stage.called(exporter, keys[0]))
+
+        async def drain(number: int) -> None:
+            evictor = await stage.open(users[number % 2], keys[number])
+            pod = await stage.find_pod(keys[number])
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                assert (await evictor.evict(pod)).code == 429
+                await asyncio.sleep(pause)
+
+        memory, cpu, began = exporter.resident(), exporter.cpu(), time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for number in range(drains):
+                group.create_task(drain(number))
+        lasted = time.monotonic() - began
+        memory, cpu = exporter.resident() - memory, exporter.cpu() - cpu
+        for number, key in enumerate(keys):
+            await until_requested(exporter, key, users[number % 2])
+    prove(
+        f"observe: {drains} drains that retry every {pause:g} s for {lasted:.0f} s cost"
+        f" {cpu:.2f} s of CPU ({cpu / lasted:.1%} of a core) and {memory / MIB:+.1f} MiB"
+    )
+    assert memory < 30 * MIB
