@@ -111,11 +111,11 @@ def demo(arguments: "argparse.Namespace") -> int:
             urls = await listening
             commands.say(commands.greet(urls, *cluster.example, cluster.announce(urls.metrics[0])))
             asks = arguments.evictor == "plugin"
-            held = arguments.evictor == "webhook"
+            is_reviewed = arguments.evictor != "none"
             await cluster.run(
                 urls.query[0] if asks else None,
                 stop,
-                webhook_url=urls.admission[0] if held else None,
+                webhook_url=urls.admission[0] if is_reviewed else None,
             )
 
         await cluster.build(stop)
@@ -163,10 +163,11 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
         metrics = replace(query, port=query.port and query.port + 1)
         listen = replace(settings.listen, query=(query,), metrics=(metrics,))
         settings = replace(settings, listen=listen)
-    if arguments.evictor == "webhook" and not settings.listen.admission:
+    if arguments.evictor != "none" and not settings.listen.admission:
         # Without TLS, which a configuration file could not set: only the demo calls it.
         listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
-        admission = AdmissionSettings(AdmissionMode.ENFORCE, (USER,))
+        mode = AdmissionMode.ENFORCE if arguments.evictor == "webhook" else AdmissionMode.WARN
+        admission = AdmissionSettings(mode, (USER,), observe=True)
         settings = replace(settings, listen=listen, admission=admission)
     return settings
 

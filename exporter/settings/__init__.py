@@ -431,7 +431,7 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
             "admission.users",
             "with enforce, expected the users or groups whose evictions may be denied",
         )
-    elif addresses and not listed and not admission.observe:
+    elif addresses and not listed:
         remarks.append("admission.users: no user and no group is listed, so no eviction is denied")
     if (listed or admission.observe) and not addresses:
         remarks.append("admission: listen.admission is not set, so the webhook is off")
