@@ -34,6 +34,7 @@ ABSENT = ("KubeVirtEvictionExporterAbsent", "every_replica")
 ALONE: set[Cause] = {
     ("KubeVirtEvictionExporterAbsent", "some_replicas"),
     ("KubeVirtDeschedulerDoesNotAsk", None),
+    ("KubeVirtDeschedulerWithoutGate", None),
     ("KubeVirtDeschedulerWithoutVerdict", "no_verdict"),
     ("KubeVirtDeschedulerWithoutVerdict", "snapshot_old"),
     ("KubeVirtEvictionWebhookFailing", "call_failed"),
@@ -59,7 +60,8 @@ class Quiet(Scenario):
 
     def fate(self, vmi: Object, attempt: int) -> Fate:
         del vmi, attempt
-        return Fate("succeeds", 5.0)
+        # Some seconds of real time: Prometheus sees it.
+        return Fate("succeeds", 30.0)
 
     def _queue_events(self, cluster: Cluster, vm: Any) -> None:
         """Nothing."""
@@ -125,6 +127,8 @@ class West:
 
     async def _run_alone(self) -> None:
         """With one replica of two, and callers that fail or do not call."""
+        for vm in self._demo.scenario.vms[3:]:
+            self._demo.cluster.evict_vmi(vm.namespace, vm.name, descheduler=True)
         await self._fire(*ALONE)
         self._others.broken = False
 

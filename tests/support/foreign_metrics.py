@@ -35,6 +35,9 @@ OTHERS = {
     "up": Foreign("gauge", ()),
     "descheduler_loop_duration_seconds_count": Foreign("counter", ()),
     "descheduler_descheduler_loop_duration_seconds_count": Foreign("counter", ()),
+    "descheduler_pods_evicted_total": Foreign(
+        "counter", ("namespace", "node", "profile", "result", "strategy")
+    ),
     "apiserver_admission_webhook_fail_open_count": Foreign("counter", ("name", "type")),
     "node_pressure_cpu_waiting_seconds_total": Foreign("counter", ()),
     "node_pressure_memory_waiting_seconds_total": Foreign("counter", ()),

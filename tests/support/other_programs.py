@@ -14,13 +14,14 @@ from aiohttp import web
 WEBHOOK = "evictions.kubevirt-eviction-exporter.io"
 FAILURES = (
     'descheduler_kubevirt_verdicts_total{checkpoint="filter",outcome="unavailable"}',
+    'descheduler_pods_evicted_total{namespace="a",node="n",profile="p",result="error",strategy="s"}',
     f'apiserver_admission_webhook_fail_open_count{{name="{WEBHOOK}",type="admit"}}',
 )
 """What counts up while something is broken."""
 
 
 class OtherPrograms:
-    """Serves the page. If `broken`, the plugin gets no answers and calls of the webhook fail."""
+    """Serves the page. If `broken`, evictions, the plugin and calls of the webhook fail."""
 
     def __init__(self, nodes: Sequence[str] = ()) -> None:
         self.broken = True
