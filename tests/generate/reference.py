@@ -13,6 +13,7 @@ from shlex import quote
 from typing import Any, TypeAlias
 
 from exporter.cli.commands import EXIT_MEANINGS
+from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.model import Why, WhySource
 from exporter.metrics.families import FAMILIES
 from exporter.server.openapi import ROUTES, Route, write_openapi
@@ -194,7 +195,12 @@ async def ask() -> dict[str, Answer]:
     desk.store.put(an_ended_vmim(namespace="bank", vmi_name="churn-1", **ended))
     put_vm("shop", "steady-1", **moves)
     namespace, name = "shop", "unschedulable-1"
+    put_vm(namespace, name, **moves)
+    read_at, desk.store.now = desk.store.now, NOW - 119.0
+    request = EvictionAdmitted(namespace, f"virt-launcher-{name}-x", "alice")
+    desk.store.apply(request, NOW - 120.0)
     put_vm(namespace, name, evacuation_node=node, **moves)
+    desk.store.now = read_at
     attempt = {"name": "evacuation-1", "uid": "m3", "evacuates": node, "phase": "Scheduling"}
     desk.store.put(a_vmim(namespace=namespace, vmi_name=name, **attempt))
     target = {"name": f"virt-launcher-{name}-y", "uid": "pod-3", "vmi_uid": f"uid-of-{name}"}

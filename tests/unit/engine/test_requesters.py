@@ -69,6 +69,14 @@ def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, foun
     assert (requester_of(store) is not None) is found
 
 
+def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:
+    """An older one that came to nothing is forgotten."""
+    admit(store, "alice", NOW)
+    admit(store, "bob", NOW + ASKED_WITHIN + 1)
+    mark(store, NOW + ASKED_WITHIN + 2)
+    assert requester_of(store) == Requester(NOW + ASKED_WITHIN + 1, "bob")
+
+
 def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None:
     """A mark that KubeVirt dates long before the review is not of that user."""
     admit(store, "bob", NOW)
@@ -127,8 +135,10 @@ def test_the_memory_is_bounded() -> None:
         requesters.note(f"u{number}", Requester(NOW, "alice"))
     assert requesters.take("u0", NOW) is None
     assert requesters.take("u1", NOW) == Requester(NOW, "alice")
+    requesters.note("later", Requester(NOW + 1, "alice"))
     assert requesters.take("u2", NOW + ASKED_WITHIN + 1) is None
-    assert not requesters._first  # noqa: SLF001
+    assert len(requesters._first) == 1  # noqa: SLF001
+    assert requesters.take("later", NOW + ASKED_WITHIN + 1) == Requester(NOW + 1, "alice")
 
 
 class TestMerging:
