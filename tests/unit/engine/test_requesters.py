@@ -85,9 +85,10 @@ def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None
 
 
 def test_an_evacuation_that_is_requested_anew(store: ClockedStore) -> None:
-    """It has its own requester, or none."""
+    """It has its own requester, or none; who asked while the one before was open does not count."""
     admit(store, "alice", NOW)
     mark(store, NOW + 1, eviction_requested_at=NOW)
+    admit(store, "carol", NOW + 2)
     store.put(a_vmi())
     admit(store, "bob", NOW + 5)
     mark(store, NOW + 6, eviction_requested_at=NOW + 5)
