@@ -19,11 +19,10 @@ from tests.deploy.test_install import commands as install_commands
 from tests.deploy.test_install import mounted, play_controllers, shell
 from tests.generate.manifests import NAME, NAMESPACE, config_of, render
 from tests.support.admission import Answer, Evictor, add_vm
-from tests.support.documents import HOLD_EVICTIONS, bare, chapters, code_blocks, read
+from tests.support.documents import HOLD_EVICTIONS, bare, chapters, code_blocks
 from tests.support.program import Program, program
 
 
-TEXT = read(HOLD_EVICTIONS)
 OVERLAY = "overlays/admission"
 ACCOUNT = "descheduler-sa"
 POD = "virt-launcher-db1-x"
@@ -37,13 +36,15 @@ def commands(heading: str) -> list[str]:
 
 def test_the_outcomes_are_the_program_s() -> None:
     """Each has its row."""
-    rows = re.findall(r"^ *\| (`\w+`) \|", TEXT.split("| outcome |")[1], re.MULTILINE)
+    steps = chapters(HOLD_EVICTIONS)["Five steps"]
+    rows = re.findall(r"^ *\| (`\w+`) \|", steps, re.MULTILINE)
     assert {bare(row) for row in rows} == set(ReviewOutcome)
 
 
 def test_the_users_named_are_the_shipped_ones() -> None:
     """Who is fit for the list, by a whole name, is on it."""
-    told = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", TEXT)
+    listed = chapters(HOLD_EVICTIONS)["Which users to list"]
+    told = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", listed)
     shipped = read_settings(config_of(render(OVERLAY))).admission.users
     assert told
     assert set(told) <= set(shipped)
