@@ -54,6 +54,7 @@ class Descheduler(Server):
         *,
         interval: float,
         binary: str = "descheduler",
+        gate: bool = True,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         file = directory / "policy.yaml"
@@ -65,7 +66,7 @@ class Descheduler(Server):
             f"--policy-config-file={file}",
             f"--kubeconfig={kubeconfig}",
             f"--descheduling-interval={interval:g}s",
-            "--feature-gates=EvictionsInBackground=true",
+            f"--feature-gates=EvictionsInBackground={str(gate).lower()}",
             "--client-connection-qps=200",
             "--client-connection-burst=400",
             "--bind-address=127.0.0.1",
@@ -168,10 +169,16 @@ class Descheduler(Server):
             session.get(f"{self.url}/metrics", ssl=False) as response,
         ):
             families = text_string_to_metric_families(await response.text())
+        # The parser gives the deprecated descheduler_pods_evicted the name of its successor.
+        series = {
+            tuple(sorted(one.labels.items())): one
+            for family in families
+            for one in family.samples
+            if one.name == metric
+        }
         found: dict[tuple[str, ...], float] = defaultdict(float)
-        for one in (one for family in families for one in family.samples):
-            if one.name == metric:
-                found[tuple(one.labels[label] for label in labels)] += one.value
+        for one in series.values():
+            found[tuple(one.labels[label] for label in labels)] += one.value
         return found
 
     def _lines(self) -> Iterator[dict[str, Any]]:

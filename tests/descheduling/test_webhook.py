@@ -125,10 +125,10 @@ class Theatre:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     @asynccontextmanager
-    async def asked(self) -> AsyncIterator[Program]:
+    async def asked(self, policy: Mapping[str, object] = COOLDOWN) -> AsyncIterator[Program]:
         """An exporter for the plugin."""
         login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
-        async with program(self.folder, *login, config={"policy": COOLDOWN}) as exporter:
+        async with program(self.folder, *login, config={"policy": policy}) as exporter:
             await exporter.ready()
             yield exporter
 

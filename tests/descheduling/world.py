@@ -15,6 +15,7 @@ from typing import Any, Self
 from exporter.demo import objects
 from exporter.demo.objects import Object
 from tests.cluster import ApiError, RealCluster, Resource, poll
+from tests.cluster.player import Fate, Outcome
 from tests.cluster.resources import PODS, PRIORITY_CLASSES, VMIMS, VMIS
 from tests.cluster.rig import Rig
 
@@ -76,6 +77,15 @@ class World:
 
     @asynccontextmanager
     async def vms(
+        self, namespace: str, layout: Mapping[str, Sequence[str]], **options: Any
+    ) -> AsyncIterator[list[Object]]:
+        """Have these VMs run for a block; the options are those of `start`."""
+        try:
+            yield await self.start(namespace, layout, **options)
+        finally:
+            await self.clear(namespace)
+
+    async def start(
         self,
         namespace: str,
         layout: Mapping[str, Sequence[str]],
@@ -83,10 +93,11 @@ class World:
         batch: Iterable[str] = (),
         pinned: Iterable[str] = (),
         guest: int = GUEST,
+        fate: Fate | Outcome = "succeeds",
         **spec: Any,
-    ) -> AsyncIterator[list[Object]]:
+    ) -> list[Object]:
         """
-        Have these VMs run for a block, by the node on which each starts.
+        Have these VMs run, by the node on which each starts.
 
         What is `batch` work is picked first; who owns a `pinned` one does not want it evicted.
         """
@@ -97,7 +108,7 @@ class World:
         async with asyncio.TaskGroup() as group:
             for name, node in homes.items():
                 self.rig.player.place(f"{namespace}/{name}", node)
-                self.rig.player.plan(f"{namespace}/{name}", "succeeds")
+                self.rig.player.plan(f"{namespace}/{name}", fate)
                 notes = {objects.PREFER_NO_EVICTION: "true"} if name in kept else {}
                 said = _spec(guest, BATCH if name in low else None) | spec
                 group.create_task(self.rig.cluster.create_vmi(name, namespace, notes, **said))
@@ -107,10 +118,7 @@ class World:
             ready = [one for one in listed["items"] if objects.is_true(one, "LiveMigratable")]
             return ready if len(ready) == len(homes) else None
 
-        try:
-            yield await poll(running, within=_SETTLES_WITHIN, what=f"{len(homes)} VMs running")
-        finally:
-            await self.clear(namespace)
+        return await poll(running, within=_SETTLES_WITHIN, what=f"{len(homes)} VMs running")
 
     async def at_rest(self, namespace: str) -> None:
         """Wait until no VM of a namespace is being moved, or is to be."""

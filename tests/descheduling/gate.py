@@ -1,0 +1,61 @@
+"""What a descheduler does to VMs with and without its gate, as rows of docs/hold-evictions.md."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.support.documents import HOLD_EVICTIONS, build_table, fill, read
+
+
+RESULTS = Path(__file__).parent / "gate.json"
+COUNTED = ("background", "error")
+"""The results by which the descheduler counts evictions that it has sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What happened in one cluster: its audit log, its migrations and the descheduler's counts."""
+
+    gate: bool
+    held_by: str
+    """Who keeps VMs from being moved: nothing, the plugin, or the webhook."""
+    first_cycle: int
+    """The VMs that were evicted in the descheduler's first cycle."""
+    moved: int
+    """The VMs that were migrated at least once."""
+    migrations: int
+    most: int
+    """The migrations of the VM that was migrated most often."""
+    counted: dict[str, int]
+    """`descheduler_pods_evicted_total` by result."""
+
+
+def keep(rows: Sequence[Row]) -> None:
+    """Write the results, and the table of docs/hold-evictions.md."""
+    RESULTS.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    HOLD_EVICTIONS.write_text(fill_table(read(HOLD_EVICTIONS)), encoding="utf-8")
+
+
+def fill_table(text: str) -> str:
+    """The document with the table of the results that are kept."""
+    rows = [Row(**one) for one in json.loads(RESULTS.read_bytes())]
+    head = [
+        "gate",
+        "held by",
+        "VMs evicted in the first cycle",
+        "VMs moved",
+        "migrations",
+        "of one VM, at most",
+        *(f"`{result}`" for result in COUNTED),
+    ]
+    cells = [
+        [
+            "on" if row.gate else "off",
+            row.held_by,
+            *map(str, (row.first_cycle, row.moved, row.migrations, row.most)),
+            *(str(row.counted.get(result, 0)) for result in COUNTED),
+        ]
+        for row in rows
+    ]
+    return fill(text, {"gate": build_table(head, cells)})

@@ -1,0 +1,9 @@
+"""docs/hold-evictions.md has what the last `make soak` has measured."""
+
+from tests.descheduling.gate import fill_table
+from tests.support.documents import HOLD_EVICTIONS, read
+
+
+def test_the_table_of_the_gate_is_that_of_the_last_run() -> None:
+    """Filling the table from the results again changes nothing."""
+    assert fill_table(read(HOLD_EVICTIONS)) == read(HOLD_EVICTIONS)
