@@ -26,6 +26,7 @@ from dashboards.queries import (
     VMIS,
     each,
     each_vm,
+    rename,
     select,
     select_by,
     select_other,
@@ -86,6 +87,10 @@ def _alerts() -> Section:
     ]
 
 
+def _of_drains(metric: str, how: str = "max") -> str:
+    return each(("node",), rename(select_by("node", f"kubevirt_node_drain_{metric}"), "node"), how)
+
+
 def _stuck(url: str) -> Section:
     by_descheduler = select(STUCK, 'source="descheduler"')
     running = each(("node",), select_by("node", VMIS, 'verdict="migration_in_progress"'))
@@ -93,21 +98,16 @@ def _stuck(url: str) -> Section:
         stat_panel(
             "Stuck evacuations",
             "Evacuations that are older than stuck.after without a migration, or that failed "
-            "stuck.failedAttempts times.",
-            {"": each((), f"sum without (source, state) ({select(STUCK)})")},
-            size=(4, 8),
+            "stuck.failedAttempts times. Each that the descheduler requested may hold one of its "
+            f"eviction slots; at maxNoOfPodsToEvictTotal ({SLOTS} unless configured) it evicts "
+            "nothing more.",
+            {
+                "all": each((), f"sum without (source, state) ({select(STUCK)})"),
+                "of the descheduler": each((), f"sum without (state) ({by_descheduler})"),
+            },
+            size=(8, 8),
             unit=units.Short,
             steps=((None, GREEN), (1, RED)),
-            none="0",
-        ),
-        stat_panel(
-            "Eviction slots they hold",
-            "Stuck evacuations that the descheduler requested. Each may hold one of its slots. At "
-            f"maxNoOfPodsToEvictTotal ({SLOTS} unless configured) it evicts nothing more.",
-            {"": each((), f"sum without (state) ({by_descheduler})")},
-            size=(4, 8),
-            unit=units.Short,
-            steps=((None, GREEN), (1, YELLOW), (SLOTS, RED)),
             none="0",
         ),
         time_panel(
@@ -132,6 +132,26 @@ def _stuck(url: str) -> Section:
             },
             size=(8, 8),
             unit=units.Short,
+        ),
+        table_panel(
+            "Nodes that VMs are asked to leave",
+            "How far each drain has come. Stuck means that no VM has left for stuck.after and one "
+            "of them is stuck. The command node names the VMs.",
+            [
+                Column("Left", _of_drains("left_vmis")),
+                Column("Remain", _of_drains("remaining_vmis")),
+                Column("Fail or stay", _of_drains("failing_vmis"), red_from=1),
+                Column(
+                    "Nothing has left for",
+                    f"time() - ({_of_drains('last_departure_timestamp_seconds')} or "
+                    f"{_of_drains('started_timestamp_seconds', how='min')})",
+                    unit=units.DurationSeconds,
+                ),
+                Column("Stuck", _of_drains("stuck"), answers=YES_IS_BAD),
+            ],
+            size=(24, 6),
+            labels={"node": "Node"},
+            sort_by="Nothing has left for",
         ),
         table_panel(
             "Evacuating VMs",

@@ -12,6 +12,8 @@ from enum import StrEnum
 from exporter.engine.model import (
     ALL_ALIVE,
     CLUSTER_RESOURCES,
+    CLUSTER_SCOPED,
+    EVIDENCE_RESOURCES,
     Contacts,
     DeadResources,
     Instant,
@@ -68,14 +70,21 @@ class Watched:
         """Whether it is synced or refused."""
         return self.synced or bool(self.refused)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the exporter is not ready because of it; no verdict needs the nodes."""
+        return not self.settled and self.resource is not Resource.NODES
 
-def list_watches(namespaces: Iterable[str]) -> list[Watched]:
-    """The watches of a cluster's resources, in these namespaces or (if there are none) in all."""
+
+def list_watches(
+    namespaces: Iterable[str], resources: Iterable[Resource] = CLUSTER_RESOURCES
+) -> list[Watched]:
+    """The watches of these resources, in these namespaces or (if there are none) in all."""
     scopes: list[str | None] = [*namespaces] or [None]
     return [
         Watched(resource, scope)
-        for resource in CLUSTER_RESOURCES
-        for scope in ([None] if resource is Resource.KUBEVIRTS else scopes)
+        for resource in resources
+        for scope in ([None] if resource in CLUSTER_SCOPED else scopes)
     ]
 
 
@@ -153,8 +162,11 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether VMIs are synced in any namespace, and everything else is synced or refused."""
-        waiting = [one for one in self.watched if not (one.synced or one.refused)]
+        """Whether VMIs are synced in any namespace, and everything else is synced or refused.
+
+        Nodes do not count, because no verdict needs them.
+        """
+        waiting = [one for one in self.watched if one.is_awaited]
         synced = [one for one in self.watched if one.resource is _VMIS and one.synced]
         return bool(synced) and not waiting and not self._is_loading
 
@@ -179,7 +191,7 @@ class Health:
 
     def waiting_for(self) -> list[str]:
         """What is neither synced nor refused yet, in words."""
-        waiting = [_place(one) for one in self.watched if not one.settled]
+        waiting = [_place(one) for one in self.watched if one.is_awaited]
         return waiting or ["the stored history"] * self._is_loading
 
     def refused_resources(self) -> dict[str, str]:
@@ -232,6 +244,14 @@ class Health:
                 in_namespace[one.namespace] = known | {one.resource}
         return DeadResources(everywhere, in_namespace)
 
+    def sees_nodes(self, now: Instant) -> bool:
+        """Whether it is known which nodes are cordoned."""
+        limit = self.stale_after + self.dead_after
+        return any(
+            one.synced and not one.refused and now - (one.contact or 0.0) < limit
+            for one in self.of(Resource.NODES)
+        )
+
     def find_contacts(self) -> Contacts:
         """The last contacts with the watches of VMIs, VMIMs and pods."""
         everywhere: dict[Resource, Instant] = {}
@@ -278,7 +298,7 @@ class Health:
             for one in self.watched
             if one.contact is not None
             and one.synced
-            and one.resource in CLUSTER_RESOURCES
+            and one.resource in EVIDENCE_RESOURCES
             and (not one.refused or one.resource is _VMIS)
         ]
 

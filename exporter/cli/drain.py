@@ -6,6 +6,7 @@ from datetime import datetime
 
 from exporter.cli.client import Exporter, NoSuchNode, decode
 from exporter.cli.explain import write_reason
+from exporter.cli.instants import write_past
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain import GRAVEST, KEPT, MOVED, DrainOutcome
 from exporter.engine.model import Seconds
@@ -62,6 +63,10 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
     if answer.depends_on_others:
         sheet.say(answer.node, (" depends on others", BAD), f", who must move or stop {others}.")
     _warn(sheet, stale=answer.stale)
+    if answer.schedulable is False:
+        at = answer.cordoned_at
+        since = "" if at is None else f" since {write_past(at, answer.as_of)}"
+        sheet.say(f"It is cordoned{since}.")
     if answer.drain is not None:
         sheet.say(f"Drain: {write_progress(answer.drain, answer.as_of)}.")
     if answer.can_be_emptied:

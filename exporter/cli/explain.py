@@ -248,6 +248,8 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
     if one.backoff is not None:
         pause = f"{write_span(one.backoff.seconds)}, next try"
         rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
+    if one.leftover:
+        rows.append(["left over", f"{one.evacuation_node_name} is schedulable again"])
     if one.diverged:
         rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
     return rows

@@ -18,7 +18,7 @@ from exporter.demo.kubelet import Kubelet
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fates, Pace, Plan
 from exporter.demo.status import Resource
-from exporter.demo.store import MIGRATIONS, PODS, VMIS, Change, Store, decode_body
+from exporter.demo.store import MIGRATIONS, NODES, PODS, VMIS, Change, Store, decode_body
 from exporter.demo.virt_controller import VirtController
 from exporter.demo.virt_handler import VirtHandler
 from exporter.demo.webhooks import Eviction
@@ -113,6 +113,16 @@ class Cluster:
         """The current pod of a VMI."""
         vmi = self.vmi(namespace, name)
         return None if vmi is None else objects.current_pod(vmi, self._client.pods(vmi))
+
+    def cordon(self, name: str) -> None:
+        """Make a node unschedulable."""
+        node = self.store.get(NODES, None, name)
+        self._client.write(NODES, node, objects.cordon(node, self.instant))
+
+    def uncordon(self, name: str) -> None:
+        """Make a node schedulable again."""
+        node = self.store.get(NODES, None, name)
+        self._client.write(NODES, node, objects.uncordon(node))
 
     def evict(self, namespace: str, pod_name: str, *, descheduler: bool = False) -> Eviction:
         """Evict a pod, through the API server and KubeVirt's webhook."""

@@ -9,7 +9,7 @@ from exporter.demo.client import Client
 from exporter.demo.eventqueue import Action, EventQueue
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fates, Pace
-from exporter.demo.store import PODS
+from exporter.demo.store import NODES, PODS
 
 
 class Kubelet:
@@ -65,13 +65,17 @@ class Kubelet:
             for other in self._client.pods(vmi)
             if not objects.is_final(other)
         }
-        free = [host for host in self._nodes if host not in taken]
+        free = [host for host in self._nodes if host not in taken and not self._is_cordoned(host)]
         now = self._queue.now
         if is_refused or not free:
             bound = node.leave_unscheduled(pod, len(self._nodes), now)
         else:
             bound = node.bind_pod(pod, self._fates.plan.choose_node(vmi, free), now)
         self._client.write(PODS, pod, bound)
+
+    def _is_cordoned(self, host: str) -> bool:
+        found = self._client.store.find(NODES, None, host)
+        return found is not None and objects.is_cordoned(found)
 
     def _start(self, key: str) -> None:
         pod = self._find(key)

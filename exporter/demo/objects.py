@@ -32,6 +32,8 @@ PREFER_NO_EVICTION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
 TARGET_READY = "kubevirt.io/migration-target-ready-timestamp"
 # A condition of launcher pods, and their readiness gate
 UNPAUSED = "kubevirt.io/virtual-machine-unpaused"
+# A taint of nodes
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 # Finalizers
 MIGRATION_FINALIZER = "kubevirt.io/migrationJobFinalize"
 VMI_FINALIZER = "kubevirt.io/foregroundDeleteVirtualMachine"
@@ -254,6 +256,22 @@ def is_pod_ready(pod: Object) -> bool:
         return False
     containers: list[Object] = pod.get("status", {}).get("containerStatuses", [])
     return any("running" in container.get("state", {}) for container in containers)
+
+
+def is_cordoned(node: Object) -> bool:
+    """Whether no pod can be scheduled onto a node."""
+    return bool(node["spec"].get("unschedulable"))
+
+
+def cordon(node: Object, now: datetime) -> Object:
+    """A node that is unschedulable; the node lifecycle controller adds the taint."""
+    taint = {"key": UNSCHEDULABLE, "effect": "NoSchedule", "timeAdded": format_time(now)}
+    return node | {"spec": node["spec"] | {"unschedulable": True, "taints": [taint]}}
+
+
+def uncordon(node: Object) -> Object:
+    """The same node after `kubectl uncordon`."""
+    return node | {"spec": {}}
 
 
 def is_unschedulable(pod: Object) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from exporter.demo import status
 from exporter.demo.status import Resource
-from exporter.demo.store import RESOURCES, Entry
+from exporter.demo.store import NODES, RESOURCES, UNSCHEDULABLE_FIELD, Entry
 
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -101,7 +101,10 @@ def parse_request(method: str, path: str, query: Mapping[str, str]) -> RequestIn
 
 
 def parse_selector(request: RequestInfo) -> Selector:
-    """Parse the query's label selector and its field selector (`metadata` fields only)."""
+    """Parse the query's label selector and its field selector.
+
+    By fields of `metadata`, and cordoned nodes.
+    """
     terms = filter(None, re.split(r",(?![^(]*\))", request.query.get("labelSelector", "")))
     requirements = tuple(_parse_requirement(term.strip()) for term in terms)
     name, namespace = None, request.namespace
@@ -111,6 +114,8 @@ def parse_selector(request: RequestInfo) -> Selector:
             name = value.lstrip("=")
         elif field == "metadata.namespace" and request.namespace is None:
             namespace = value.lstrip("=")
+        elif field == UNSCHEDULABLE_FIELD and request.resource is NODES:
+            requirements += (_parse_requirement(term),)
         else:
             raise status.bad_request(f"field label not supported: {field}")
     return Selector(requirements, name, namespace)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 
 from exporter.demo import node, objects
 from exporter.demo.cluster import Cluster
@@ -29,7 +30,10 @@ class Role(StrEnum):
     SLOW = "slow"
     """Its migrations take long."""
     FAILING = "failing"
-    """Its migrations fail after their start, and KubeVirt retries them with backoff."""
+    """Its migrations fail after their start, and KubeVirt retries them with backoff.
+
+    The second one is on a node that somebody drains and then uncordons: its evacuation goes on.
+    """
     UNSCHEDULABLE = "unschedulable"
     """Its target pods are unschedulable, so its migrations fail before hand-off."""
     FLAKY = "flaky"
@@ -60,6 +64,8 @@ NAMESPACE_NAMES = ("shop", "bank", "lab")
 FIRST_MOVE_SECONDS = 6.0
 DRAIN_SECONDS = 75.0
 """How often the queued VMs are drained."""
+CORDON_SECONDS = 50.0
+"""How long their node is cordoned meanwhile."""
 REPEAT_SECONDS = {
     Role.CHURN: 90.0,
     Role.SLOW: 200.0,
@@ -182,8 +188,11 @@ class Scenario:
             self._create(cluster, vm)
             self._queue_events(cluster, vm)
             yield
-        if any(vm.role is Role.QUEUED for vm in self.vms):
-            self._every(cluster, FIRST_MOVE_SECONDS, DRAIN_SECONDS, lambda: self._drain(cluster))
+        queued = [vm for vm in self.vms if vm.role is Role.QUEUED]
+        if queued:
+            self._every(
+                cluster, FIRST_MOVE_SECONDS, DRAIN_SECONDS, lambda: self._drain(cluster, queued)
+            )
 
     def _create(self, cluster: Cluster, vm: Vm) -> None:
         strategy = "External" if vm.role is Role.EXTERNAL else "LiveMigrate"
@@ -202,6 +211,8 @@ class Scenario:
                 self._every(
                     cluster, first, REPEAT_SECONDS[vm.role], lambda: self._evict(cluster, vm)
                 )
+            case Role.FAILING if vm.name.endswith("-2"):
+                cluster.after(first, lambda: self._drain(cluster, [vm]))
             case Role.FAILING | Role.UNSCHEDULABLE | Role.EXTERNAL:
                 by_descheduler = vm.name.endswith("-1")
                 cluster.after(first, lambda: self._evict(cluster, vm, descheduler=by_descheduler))
@@ -228,11 +239,16 @@ class Scenario:
     def _evict(self, cluster: Cluster, vm: Vm, *, descheduler: bool = False) -> None:
         cluster.evict_vmi(vm.namespace, vm.name, descheduler=descheduler)
 
-    def _drain(self, cluster: Cluster) -> None:
+    def _drain(self, cluster: Cluster, vms: list[Vm]) -> None:
+        """Cordon the nodes of these VMs, evict the VMs, and uncordon the nodes later."""
         self._next_node += 1
-        for vm in self.vms:
-            if vm.role is Role.QUEUED:
-                self._evict(cluster, vm)
+        found = (cluster.vmi(vm.namespace, vm.name) for vm in vms)
+        nodes = {vmi["status"].get("nodeName") or "" for vmi in found if vmi is not None}
+        for name in sorted(nodes - {""}):
+            cluster.cordon(name)
+            cluster.after(CORDON_SECONDS, partial(cluster.uncordon, name))
+        for vm in vms:
+            self._evict(cluster, vm)
 
     def _pin(self, cluster: Cluster, vm: Vm) -> None:
         self._evict(cluster, vm, descheduler=True)

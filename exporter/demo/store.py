@@ -40,15 +40,24 @@ NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of generated names (apimachinery `util/rand`)."""
 
 
+UNSCHEDULABLE_FIELD = "spec.unschedulable"
+"""A field of nodes for field selectors; it is kept with the labels of an entry."""
+
+
 class _Labelled(msgspec.Struct):
     labels: dict[str, str] | None = None
 
 
-class _Metadata(msgspec.Struct):
+class _NodeSpec(msgspec.Struct):
+    unschedulable: bool = False
+
+
+class _Selectable(msgspec.Struct):
     metadata: _Labelled
+    spec: _NodeSpec | None = None
 
 
-_read_labels = msgspec.json.Decoder(_Metadata).decode
+_read_selectable = msgspec.json.Decoder(_Selectable).decode
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
@@ -63,8 +72,11 @@ class Entry:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Its labels, decoded from the stored bytes."""
-        return _read_labels(self.body).metadata.labels or {}
+        """What selectors select by, decoded from the stored bytes."""
+        found = _read_selectable(self.body)
+        labels = found.metadata.labels or {}
+        is_cordoned = found.spec is not None and found.spec.unschedulable
+        return labels | {UNSCHEDULABLE_FIELD: "true"} if is_cordoned else labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +312,10 @@ class Store:
             self.revision,
             encode(resource, obj),
         )
-        labels = dict(obj["metadata"].get("labels") or {})
         kind = "ADDED" if old is None else "MODIFIED"
         before = None if old is None else old.labels
         self.caches[resource].put(entry)
-        change = Change(self.revision, entry.key, kind, entry.body, labels, old, before)
+        change = Change(self.revision, entry.key, kind, entry.body, entry.labels, old, before)
         self._publish(resource, change)
         return decode(entry)
 

@@ -29,6 +29,7 @@ _ABORTED = "has been aborted"
 class Obstacle(StrEnum):
     """What keeps a VM from moving; each has one action."""
 
+    LEFTOVER = "leftover"
     EXTERNAL = "external"
     STALE_MARKER = "stale_marker"
     STALLED = "stalled"
@@ -56,8 +57,8 @@ class Action(Struct, frozen=True):
     """One sentence of what to do, one shell command, and the runbook with more.
 
     Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
-    (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM) and
-    `{missing}` (the resources that are not seen).
+    (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM),
+    `{missing}` (the resources that are not seen) and `{node}` (the node that it is to leave).
     """
 
     sentence: str
@@ -87,6 +88,11 @@ _LOG = "kubectl -n {namespace} logs -l vmi.kubevirt.io/id={name} -c compute --ta
 _PODS = "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o wide"
 
 ACTIONS = {
+    Obstacle.LEFTOVER: Action(
+        "Cancel the evacuation if nobody drains {node} any more: the node is schedulable again, and"
+        " KubeVirt goes on trying to move the VM off it.",
+        "{cancel}",
+    ),
     Obstacle.EXTERNAL: Action(
         "Have whoever manages this VM move or stop it: its strategy is External, so KubeVirt"
         " leaves that to them.",
@@ -189,11 +195,16 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
     cause = next(own, find_cause(why))
     if diagnosis.state is State.MIGRATING:
         cause = next((one for one in why if one.reason == TERMINATING), cause)
-    action = ACTIONS[_find_obstacle(evidence, diagnosis, cause)]
+    obstacle = _find_obstacle(evidence, diagnosis, cause)
+    if diagnosis.leftover and may_cancel(evidence):
+        obstacle = Obstacle.LEFTOVER
+    action = ACTIONS[obstacle]
     vmi, attempt = evidence.vmi, diagnosis.attempt
     return Advice(
         action.sentence.format(
-            launcher=_name_launcher(evidence), missing=" and ".join(diagnosis.missing)
+            launcher=_name_launcher(evidence),
+            missing=" and ".join(diagnosis.missing),
+            node=diagnosis.node,
         ),
         action.command.format(
             namespace=quote(vmi.namespace),

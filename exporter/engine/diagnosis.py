@@ -39,6 +39,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from exporter.engine.cordons import Cordons
 from exporter.engine.evidence import Evidence, Marker
 from exporter.engine.model import (
     Hold,
@@ -155,8 +156,9 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
     started. `backoff` is None if there is none or it cannot be known. After `due_at` it is stuck by
-    its age; None means never. `missing` are the resources without which the state is unknown, and
-    `last_seen` is set while VMIs are dead.
+    its age; None means never. `leftover`: the drain that it was for is over, because somebody other
+    than the descheduler requested it and its node is schedulable again. `missing` are the resources
+    without which the state is unknown, and `last_seen` is set while VMIs are dead.
     """
 
     node: str
@@ -167,6 +169,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     due_at: Instant | None
     failed_attempts: int
     backoff: Backoff | None
+    leftover: bool
     diverged: bool
     attempt: Vmim | None
     missing: tuple[Resource, ...] = ()
@@ -186,12 +189,13 @@ def diagnose(
     *,
     dead: AbstractSet[Resource] = frozenset(),
     contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
+    cordons: Cordons | None = None,
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
     What was last read of `dead` resources says who requested the evacuation, and nothing else.
     `contacts` are the last ones with the watches of its namespace; without one the watch counts as
-    being up to date.
+    being up to date. `cordons` is None if it is unknown which nodes are cordoned.
     """
     marker = evidence.marker
     if marker is None:
@@ -222,11 +226,21 @@ def diagnose(
         due_at=due,
         failed_attempts=failed,
         backoff=holds,
+        leftover=source is Source.OTHER and _is_uncordoned(marker, cordons),
         diverged=_is_diverged(evidence, marker, now),
         attempt=attempt,
         missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),
         last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
     )
+
+
+def _is_uncordoned(marker: Marker, cordons: Cordons | None) -> bool:
+    """Whether a node is schedulable, and was not when its evacuation was requested.
+
+    Of a request that is older than our watch of the nodes it is not known whether it was cordoned.
+    """
+    since = None if cordons is None else cordons.schedulable_since(marker.node)
+    return since is not None and marker.requested_at <= since
 
 
 def _find_last_seen(

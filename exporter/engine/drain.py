@@ -20,10 +20,12 @@ an unfinished VMIM or an evacuation are visited.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.diagnosis import Diagnosis, Load, diagnose
+from exporter.engine.cordons import Cordons
+from exporter.engine.diagnosis import Diagnosis, Load, Source, diagnose
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
     Contacts,
@@ -34,9 +36,10 @@ from exporter.engine.model import (
     Resource,
     Seconds,
     StuckPolicy,
+    Vmi,
     Why,
 )
-from exporter.engine.node_drains import DrainProgress, measure_progress
+from exporter.engine.node_drains import Departed, DrainProgress, measure_progress
 from exporter.engine.store import Store
 
 
@@ -67,10 +70,14 @@ KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
 
 
 _NO_CONTACTS = Contacts()
+Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
-    """What the outcomes of all VMIs depend on, apart from their own evidence."""
+    """What the outcomes of all VMIs depend on, apart from their own evidence.
+
+    `cordons` is None if it is unknown which nodes are cordoned.
+    """
 
     kubevirt: KubeVirtSettings | None
     load: Load | None
@@ -78,6 +85,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     dead: DeadResources
     now: Instant
     contacts: Contacts = _NO_CONTACTS
+    cordons: Cordons | None = None
 
     def diagnose(self, evidence: Evidence) -> Diagnosis | None:
         """The diagnosis of a VMI, or None if it is not evacuating."""
@@ -91,7 +99,12 @@ class Conditions(Struct, frozen=True, kw_only=True):
             self.now,
             dead=self.dead.of(namespace),
             contacts=self.contacts.of(namespace),
+            cordons=self.cordons,
         )
+
+    def is_schedulable(self, node: str) -> bool | None:
+        """Whether pods can be scheduled onto a node; None if that is unknown."""
+        return None if self.cordons is None else node not in self.cordons
 
     def is_full(self, node: str) -> bool:
         """Whether KubeVirt is known to start no migration out of this node now."""
@@ -106,8 +119,10 @@ def read_conditions(
     dead: DeadResources,
     now: Instant,
     contacts: Contacts = _NO_CONTACTS,
+    *,
+    sees_nodes: bool = False,
 ) -> Conditions:
-    """The conditions at `now`."""
+    """The conditions at `now`; `sees_nodes`: whether it is known which nodes are cordoned."""
     return Conditions(
         kubevirt=store.kubevirt,
         load=store.load(),
@@ -115,6 +130,7 @@ def read_conditions(
         dead=dead,
         now=now,
         contacts=contacts,
+        cordons=store.cordons if sees_nodes else None,
     )
 
 
@@ -137,12 +153,16 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     `at_least` is a lower bound of how long the migrations take, None if nothing is known of that
     or the node cannot be emptied. `progress` is None if no VM is asked to leave the node.
+    `schedulable` is None if that is unknown, `cordoned_at` if it is not cordoned or does not say
+    since when.
     """
 
     node: str
     outcomes: Mapping[DrainOutcome, int]
     at_least: Seconds | None
     progress: DrainProgress | None
+    schedulable: bool | None
+    cordoned_at: Instant | None
 
     @property
     def vmis(self) -> int:
@@ -193,11 +213,13 @@ def recount(
     evidence: Evidence,
     diagnosis: Diagnosis | None,
     conditions: Conditions,
-) -> None:
-    """Correct the result of `count_undiagnosed` for a VMI with this diagnosis."""
+) -> DrainOutcome:
+    """Correct the result of `count_undiagnosed` for a VMI with this diagnosis; its outcome."""
+    outcome = find_outcome(evidence, conditions, diagnosis)
     if evidence.vmi.node in counts:
         counts[evidence.vmi.node][find_outcome(evidence, conditions, None)] -= 1
-        counts[evidence.vmi.node][find_outcome(evidence, conditions, diagnosis)] += 1
+        counts[evidence.vmi.node][outcome] += 1
+    return outcome
 
 
 def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[DrainOutcome]:
@@ -216,12 +238,15 @@ def forecast_nodes(
     `durations`: the results of `find_duration`, by node.
     """
     counts = count_undiagnosed(store, conditions)
-    evacuating = [(one, conditions.diagnose(one)) for one in store.evacuating()]
-    for evidence, diagnosis in evacuating:
-        recount(counts, evidence, diagnosis, conditions)
-    progress = follow_drains(store, evacuating, conditions)
+    evacuating: list[tuple[Diagnosed, DrainOutcome]] = []
+    for evidence in store.evacuating():
+        diagnosis = conditions.diagnose(evidence)
+        outcome = recount(counts, evidence, diagnosis, conditions)
+        if diagnosis is not None:
+            evacuating.append(((evidence.vmi, diagnosis), outcome))
+    progress = follow_drains(store.drains.read(), evacuating, conditions)
     return [
-        _forecast(node, outcomes, durations.get(node, ()), conditions.kubevirt, progress.get(node))
+        _forecast(node, outcomes, durations.get(node, ()), conditions, progress.get(node))
         for node, outcomes in counts.items()
     ]
 
@@ -231,43 +256,57 @@ def forecast_node(
 ) -> tuple[Forecast, list[DrainCandidate]]:
     """The forecast of one node and its VMIs, sorted by namespace and name."""
     found = sorted(store.on_node(node), key=lambda one: (one.vmi.namespace, one.vmi.name))
+    diagnoses = [conditions.diagnose(evidence) for evidence in found]
     candidates = [
         DrainCandidate(
             evidence=evidence,
-            outcome=find_outcome(evidence, conditions, conditions.diagnose(evidence)),
+            outcome=find_outcome(evidence, conditions, diagnosis),
             reasons=store.reasons(evidence.vmi),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
         )
-        for evidence in found
+        for evidence, diagnosis in zip(found, diagnoses, strict=True)
     ]
     durations = (find_duration(evidence, conditions.kubevirt) for evidence in found)
     known = [one for one in durations if one is not None]
     outcomes = Counter(one.outcome for one in candidates)
-    evacuating = [(one, conditions.diagnose(one)) for one in store.evacuating()]
-    progress = follow_drains(store, evacuating, conditions).get(node)
-    return _forecast(node, outcomes, known, conditions.kubevirt, progress), candidates
+    evacuating = (
+        ((candidate.evidence.vmi, diagnosis), candidate.outcome)
+        for candidate, diagnosis in zip(candidates, diagnoses, strict=True)
+        if diagnosis is not None
+    )
+    progress = follow_drains(store.drains.read(), evacuating, conditions).get(node)
+    return _forecast(node, outcomes, known, conditions, progress), candidates
 
 
 def follow_drains(
-    store: Store,
-    evacuating: Iterable[tuple[Evidence, Diagnosis | None]],
+    drains: Mapping[str, Departed],
+    evacuating: Iterable[tuple[Diagnosed, DrainOutcome]],
     conditions: Conditions,
 ) -> dict[str, DrainProgress]:
-    """The progress of each drain; `evacuating` are all evacuations of these nodes."""
-    remaining = defaultdict[str, list[tuple[Instant, DrainOutcome]]](list)
-    for evidence, diagnosis in evacuating:
-        if diagnosis is not None and evidence.vmi.node == diagnosis.node:
-            outcome = find_outcome(evidence, conditions, diagnosis)
-            remaining[diagnosis.node].append((diagnosis.requested_at, outcome))
+    """The progress of each drain; `evacuating` are all evacuations of these nodes.
+
+    `drains` are those of the store.
+    """
+    remaining = defaultdict[str, list[tuple[Diagnosis, DrainOutcome]]](list)
+    for (vmi, diagnosis), outcome in evacuating:
+        if vmi.node == diagnosis.node:
+            remaining[diagnosis.node].append((diagnosis, outcome))
     progress = {}
-    for node, drain in store.drains:
+    for node, departed in drains.items():
         outcomes = Counter(outcome for _, outcome in remaining[node])
+        diagnoses = [diagnosis for diagnosis, _ in remaining[node]]
+        is_drained = conditions.is_schedulable(node) is False or any(
+            one.source is Source.OTHER for one in diagnoses
+        )
         progress[node] = measure_progress(
-            drain,
-            (requested_at for requested_at, _ in remaining[node]),
+            departed,
+            (one.requested_at for one in diagnoses),
             failing=sum(outcomes[one] for one in KEPT),
             external=outcomes[DrainOutcome.EXTERNAL],
+            stuck_after=conditions.stuck.after
+            if is_drained and any(one.stuck for one in diagnoses)
+            else None,
             now=conditions.now,
         )
     return progress
@@ -306,11 +345,18 @@ def _forecast(
     node: str,
     outcomes: Mapping[DrainOutcome, int],
     durations: Iterable[Seconds],
-    settings: KubeVirtSettings | None,
+    conditions: Conditions,
     progress: DrainProgress | None,
 ) -> Forecast:
-    bound = _bound(durations, settings) if _can_be_emptied(outcomes) else None
-    return Forecast(node=node, outcomes=outcomes, at_least=bound, progress=progress)
+    bound = _bound(durations, conditions.kubevirt) if _can_be_emptied(outcomes) else None
+    return Forecast(
+        node=node,
+        outcomes=outcomes,
+        at_least=bound,
+        progress=progress,
+        schedulable=conditions.is_schedulable(node),
+        cordoned_at=None if conditions.cordons is None else conditions.cordons.cordoned_at(node),
+    )
 
 
 def _can_be_emptied(outcomes: Mapping[DrainOutcome, int]) -> bool:

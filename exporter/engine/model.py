@@ -139,12 +139,17 @@ class Resource(StrEnum):
     VMIMS = "virtualmachineinstancemigrations"
     PODS = "pods"
     KUBEVIRTS = "kubevirts"
+    NODES = "nodes"
     CONFIGMAPS = "configmaps"
     LEASES = "leases"
 
 
-CLUSTER_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
-"""The resources that verdicts and diagnoses need; the others are for the stored history."""
+EVIDENCE_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
+"""The resources that verdicts and diagnoses need."""
+CLUSTER_RESOURCES = (*EVIDENCE_RESOURCES, Resource.NODES)
+"""The resources that are watched; the others are for the stored history."""
+CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
+"""The watched resources that have one watch, whatever namespaces are watched."""
 
 
 class DeadResources(Struct, frozen=True):
@@ -348,6 +353,14 @@ class KubeVirtSettings(Struct, frozen=True, gc=False):
     updating: bool = False
 
 
+class Node(Struct, frozen=True, kw_only=True, gc=False):
+    """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`)."""
+
+    name: str
+    schedulable: bool = True
+    cordoned_at: Instant | None = None
+
+
 class ConfigMap(Struct, frozen=True, kw_only=True):
     """One ConfigMap of the stored history: its `binaryData` and resourceVersion."""
 
@@ -357,7 +370,7 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
     data: dict[str, bytes] = {}
 
 
-Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | ConfigMap
+Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | ConfigMap
 """What is read from one object of the cluster."""
 
 

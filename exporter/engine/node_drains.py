@@ -5,7 +5,7 @@ A drain begins with the first evacuation from a node. It goes on while there is 
 exporter started is not known.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 
@@ -33,17 +33,29 @@ class NodeDrain(Struct, kw_only=True):
     evacuating: set[str] = field(default_factory=set)
     idle_since: Instant | None = None
 
-    @property
-    def last_left_at(self) -> Instant | None:
-        """When the last VM left."""
-        return max(self.departures, default=None)
+    def departed(self) -> "Departed":
+        """What is known of the VMs that have left."""
+        ends, pace = sorted(self.departures), None
+        if len(ends) >= FEWEST_DEPARTURES:
+            pace = median(later - earlier for earlier, later in pairwise(ends))
+        return Departed(
+            count=len(ends),
+            began=self.began,
+            last_at=ends[-1] if ends else None,
+            seconds_per_vmi=pace,
+        )
 
-    @property
-    def seconds_per_vmi(self) -> Seconds | None:
-        """The median interval between departures; None below `FEWEST_DEPARTURES`."""
-        if len(self.departures) < FEWEST_DEPARTURES:
-            return None
-        return median(later - earlier for earlier, later in pairwise(sorted(self.departures)))
+
+class Departed(Struct, frozen=True, kw_only=True):
+    """The VMs that have left a node: how many, the earliest request, and when the last one left.
+
+    `seconds_per_vmi` is the median interval between departures; None below `FEWEST_DEPARTURES`.
+    """
+
+    count: int
+    began: Instant | None
+    last_at: Instant | None
+    seconds_per_vmi: Seconds | None
 
 
 class NodeDrains:
@@ -52,8 +64,9 @@ class NodeDrains:
     def __init__(self) -> None:
         self._drains: dict[str, NodeDrain] = {}
 
-    def __iter__(self) -> Iterator[tuple[str, NodeDrain]]:
-        return ((node, one) for node, one in self._drains.items() if one.evacuating)
+    def read(self) -> dict[str, Departed]:
+        """The VMs that have left each node from which others are still evacuating."""
+        return {node: one.departed() for node, one in self._drains.items() if one.evacuating}
 
     def find(self, node: str) -> NodeDrain | None:
         """The drain of a node from which a VM is evacuating, or None."""
@@ -92,7 +105,8 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
     """How far the drain of a node has come.
 
     `asked` are the VMs that have left and those that remain. `failing` and `external` are parts of
-    `remaining`. `estimate` is None without a pace, or if a VM cannot leave by itself.
+    `remaining`. `estimate` is None without a pace, or if a VM cannot leave by itself. `stuck`: a VM
+    of a drained node is stuck, and none has left for as long as an evacuation may take.
     """
 
     since: Instant
@@ -103,6 +117,7 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
     last_left_at: Instant | None
     seconds_per_vmi: Seconds | None
     estimate: Seconds | None
+    stuck: bool
 
     @property
     def asked(self) -> int:
@@ -111,27 +126,34 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
 
 
 def measure_progress(
-    drain: NodeDrain,
+    departed: Departed,
     requests: Iterable[Instant],
     *,
     failing: int,
     external: int,
     now: Instant,
+    stuck_after: Seconds | None = None,
 ) -> DrainProgress:
-    """The progress of a drain. `requests`: when each VM that remains was asked to leave."""
+    """The progress of a drain. `requests`: when each VM that remains was asked to leave.
+
+    It is stuck if nothing has left for `stuck_after`; None: it cannot be stuck.
+    """
     asked = [*requests]
-    began = [*asked, *(() if drain.began is None else (drain.began,))]
-    pace, last = drain.seconds_per_vmi, drain.last_left_at
+    began = [*asked, *(() if departed.began is None else (departed.began,))]
+    pace, last = departed.seconds_per_vmi, departed.last_at
     estimate = None
     if pace is not None and last is not None and not failing and not external:
         estimate = max(0.0, last + pace * len(asked) - now)
+    since = min(began, default=now)
+    idle = now - (since if last is None else max(since, last))
     return DrainProgress(
-        since=min(began, default=now),
-        left=len(drain.departures),
+        since=since,
+        left=departed.count,
         remaining=len(asked),
         failing=failing,
         external=external,
         last_left_at=last,
         seconds_per_vmi=pace,
         estimate=estimate,
+        stuck=stuck_after is not None and idle >= stuck_after,
     )

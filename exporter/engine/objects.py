@@ -1,8 +1,9 @@
-"""The VMIs, VMIMs and launcher pods that exist, and what is known about each VMI from them."""
+"""The VMIs, VMIMs, launcher pods and cordoned nodes, and what is known about each VMI."""
 
 from collections.abc import Iterable
 
 from exporter.engine.changes import Key, Listed, Removed, Visibility
+from exporter.engine.cordons import Cordons
 from exporter.engine.evidence import Evidence
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import VmimIndex
@@ -18,6 +19,7 @@ class ClusterObjects:
         self.vmis = VmiIndex()
         self.vmims = VmimIndex(keep=keep)
         self.launchers = LauncherIndex()
+        self.cordons = Cordons()
         self.unreadable = UnreadableObjects()
 
     def count(self, resource: Resource) -> int:
@@ -29,6 +31,8 @@ class ClusterObjects:
                 return len(self.vmims)
             case Resource.PODS:
                 return len(self.launchers.pods)
+            case Resource.NODES:
+                return len(self.cordons)
             case _:
                 return 0
 
@@ -55,6 +59,8 @@ class ClusterObjects:
                 known = self.vmims.keys()
             case Resource.PODS:
                 known = self.launchers.pods
+            case Resource.NODES:
+                known = [("", name) for name in self.cordons.names()]
             case _:
                 pass
         return [

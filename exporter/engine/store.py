@@ -34,6 +34,7 @@ from exporter.engine.model import (
     Instant,
     KubeVirtSettings,
     Mobility,
+    Node,
     Pod,
     Resource,
     Seconds,
@@ -55,7 +56,7 @@ class Store:
 
     `apply` is the only way in. Whoever needs to know of changes subscribes; the others read.
     `mobilities` counts the VMIs by node and mobility, without ended ones; `drains` are the drains
-    of nodes that are under way.
+    of nodes that are under way, and `cordons` says which nodes are cordoned.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Store:
         self._evacuations = EvacuationTracker(self._vmims, self._launchers)
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
         self.drains = self._evacuations.drains
+        self.cordons = objects.cordons
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
 
@@ -246,6 +248,8 @@ class Store:
                 resource, changed = Resource.PODS, self._put_pod(fact, at)
             case KubeVirtSettings():
                 return self._set_kubevirt(fact)
+            case Node():
+                return self.cordons.put(fact, at)
             case _:
                 raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
         key = (fact.namespace, fact.name)
@@ -330,12 +334,16 @@ class Store:
         unlisted = self._objects.find_unlisted(listed)
         if listed.resource is Resource.KUBEVIRTS and not listed.names:
             unlisted = [Removed(listed.resource, "", "")]
+        if listed.resource is Resource.NODES:
+            self.cordons.note_list(at)
         return sum(self.apply(one, at) for one in unlisted)
 
     def _remove(self, removed: Removed, at: Instant) -> bool:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
         if resource is Resource.KUBEVIRTS:
             return self._set_kubevirt(None)
+        if resource is Resource.NODES:
+            return self.cordons.remove(removed.name, at)
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
         pod = self._launchers.pods.get(key)
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):

@@ -36,11 +36,14 @@ _PATHS = {
     Resource.VMIMS: "/apis/kubevirt.io/v1",
     Resource.PODS: "/api/v1",
     Resource.KUBEVIRTS: "/apis/kubevirt.io/v1",
+    Resource.NODES: "/api/v1",
     Resource.CONFIGMAPS: "/api/v1",
     Resource.LEASES: "/apis/coordination.k8s.io/v1",
 }
 _SELECTORS = {
     Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
+    # Heartbeats of all other nodes would be most of the traffic.
+    Resource.NODES: {"fieldSelector": "spec.unschedulable=true"},
     Resource.CONFIGMAPS: {"labelSelector": HISTORY_LABEL},
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from exporter.engine.advice import advise
-from exporter.engine.diagnosis import diagnose
+from exporter.engine.drain import read_conditions
 from exporter.engine.events import Episode, EvacuationEpisode, EventQueue, HeldEpisode
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import (
@@ -105,18 +105,17 @@ class EventWriter:
             return
         if not health.ready:
             return
-        stuck, load, dead = set[str](), self._store.load(), health.find_dead(now)
-        contacts = health.find_contacts()
+        stuck = set[str]()
+        conditions = read_conditions(
+            self._store,
+            self._stuck,
+            health.find_dead(now),
+            now,
+            health.find_contacts(),
+            sees_nodes=health.sees_nodes(now),
+        )
         for count, evidence in enumerate(list(self._store.evacuating()), 1):
-            dead_here = dead.of(evidence.vmi.namespace)
-            diagnosis = diagnose(
-                evidence,
-                self._stuck,
-                load,
-                now,
-                dead=dead_here,
-                contacts=contacts.of(evidence.vmi.namespace),
-            )
+            diagnosis = conditions.diagnose(evidence)
             if diagnosis is not None and diagnosis.last_seen is not None:
                 stuck.add(evidence.vmi.uid)  # nothing is known of its end
             elif diagnosis is not None and diagnosis.stuck:

@@ -15,6 +15,7 @@ from exporter.engine.model import (
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
+    Node,
     Outcome,
     Pod,
     Priority,
@@ -35,6 +36,8 @@ HOTPLUGS = ("HotVCPUChange", "HotMemoryChange")
 EVICTION_SOURCE = "kubevirt.io/eviction-source"
 CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+"""The taint of a node that is unschedulable (`k8s.io/api/core/v1/well_known_taints.go`)."""
 HOLDS = {
     "decentralizedMigrationBlocked": Hold.SYNC,
     "migrationRejectedByResourceQuota": Hold.QUOTA,
@@ -229,6 +232,19 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:
         ),
         intern(configuration.evictionStrategy or ""),
         updating=bool(found.status and found.status.outdatedVirtualMachineInstanceWorkloads),
+    )
+
+
+def read_node(found: wire.NodeObject) -> Node | str:
+    """A node."""
+    name, spec = found.metadata.name, found.spec or wire.NodeSpec()
+    if not name:
+        return "metadata.name: expected a name, there is none"
+    added = (one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE)
+    return Node(
+        name=intern(name),
+        schedulable=not spec.unschedulable,
+        cordoned_at=parse_instant(next(added, None)) if spec.unschedulable else None,
     )
 
 

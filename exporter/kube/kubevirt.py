@@ -306,5 +306,6 @@ _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
     Resource.VMIMS: _Decoder(wire.VmimObject, facts.read_vmim, reasons.of_vmim, reasons.read_end),
     Resource.PODS: _Decoder(wire.PodObject, facts.read_pod, reasons.of_pod),
     Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt, _unexplained),
+    Resource.NODES: _Decoder(wire.NodeObject, facts.read_node, _unexplained),
     Resource.CONFIGMAPS: _Decoder(wire.ConfigMapObject, facts.read_config_map, _unexplained),
 }

@@ -361,5 +361,6 @@ _CONSEQUENCES = {
     Resource.VMIMS: "pending migrations do not block, and the history begins now",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
+    Resource.NODES: "whether a node is cordoned is unknown",
     Resource.CONFIGMAPS: "no history is read or written",
 }

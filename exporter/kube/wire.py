@@ -177,6 +177,20 @@ class KubeVirtSpec(Struct, gc=False):
     configuration: KubeVirtConfiguration | None = None
 
 
+class Taint(Struct, gc=False):
+    key: str | None = None
+    timeAdded: Any = None
+
+
+class NodeSpec(Struct, gc=False):
+    unschedulable: bool | None = None
+    taints: list[Taint] | None = None
+
+
+class NodeObject(Object, gc=False):
+    spec: NodeSpec | None = None
+
+
 class ConfigMapObject(Object, gc=False):
     binaryData: dict[str, bytes] | None = None
 

@@ -7,6 +7,7 @@ from exporter.engine.model import (
     Fact,
     KubeVirtSettings,
     MigrationState,
+    Node,
     Outcome,
     Pod,
     Trigger,
@@ -35,7 +36,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
     """The inverse of parsing: the smallest object that parses to this fact.
 
     It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError
-    for a stored history's ConfigMap.
+    for what is not recorded: nodes, and a stored history's ConfigMap.
     """
     match fact:
         case Vmi():
@@ -46,8 +47,8 @@ def write_object(fact: Fact) -> dict[str, Any]:
             return _write_pod(fact)
         case KubeVirtSettings():
             return _write_kubevirt(fact)
-        case ConfigMap():
-            raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
+        case Node() | ConfigMap():
+            raise TypeError(f"{type(fact).__name__} is no fact that a recording has")
         case _:
             assert_never(fact)
 

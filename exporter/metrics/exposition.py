@@ -6,25 +6,26 @@ that no series outlives its object.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from exporter.engine.diagnosis import Diagnosis
 from exporter.engine.drain import (
     Conditions,
+    Diagnosed,
     DrainOutcome,
     count_undiagnosed,
+    follow_drains,
     read_conditions,
     recount,
 )
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Vmi
+from exporter.engine.node_drains import Departed
 from exporter.engine.verdicts import Entry, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
@@ -34,6 +35,7 @@ from exporter.metrics.families import (
     EXPORTER,
     LEFT_OUT,
     MIGRATIONS,
+    NODE_DRAINS,
     RETURNED,
     STUCK_EVACUATIONS,
     VMIS,
@@ -63,7 +65,7 @@ class Column:
 
 
 _One = TypeVar("_One")
-_Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
+
 Piece: TypeAlias = tuple[Family, Sequence[Sample] | Column]
 """Some samples of a family; the pieces of a family are adjacent."""
 
@@ -78,14 +80,26 @@ def sample(view: View) -> Iterator[Piece]:
     summary = view.verdicts.summarize()
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
     conditions = read_conditions(
-        view.store, view.stuck, view.dead, view.now, view.health.find_contacts()
+        view.store,
+        view.stuck,
+        view.dead,
+        view.now,
+        view.health.find_contacts(),
+        sees_nodes=view.health.sees_nodes(view.now),
     )
-    counts = count_undiagnosed(view.store, conditions)
+    drains = _Drains(count_undiagnosed(view.store, conditions), view.store.drains.read())
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(view, summary, evacuating, counts, conditions),
+        _sample_vmis(view, summary, evacuating, drains, conditions),
         [(one, one.sample(view)) for one in (MIGRATIONS, DURATIONS, RETURNED)],
     )
+
+
+class _Drains(NamedTuple):
+    """The outcomes by node, and the VMs that have left each node."""
+
+    counts: dict[str, Counter[DrainOutcome]]
+    departed: Mapping[str, Departed]
 
 
 class Exposition:
@@ -218,7 +232,7 @@ def _sample_vmis(
     view: View,
     summary: VerdictSummary,
     evacuating: Sequence[Evidence],
-    counts: dict[str, Counter[DrainOutcome]],
+    drains: _Drains,
     conditions: Conditions,
 ) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating ones first, and of their totals.
@@ -226,16 +240,21 @@ def _sample_vmis(
     It reads only the immutable parts of the view, as it runs in slices.
     """
     yield VMIS, sample_verdicts(summary.verdicts, view.policy.reasons)
-    diagnosed: list[_Diagnosed] = []
+    diagnosed: list[Diagnosed] = []
+    outcomes: list[DrainOutcome] = []
     for some in _cut(evacuating):
         if diagnosed:
             yield VMIS, ()
         for evidence in some:
             diagnosis = conditions.diagnose(evidence)
-            recount(counts, evidence, diagnosis, conditions)
+            outcome = recount(drains.counts, evidence, diagnosis, conditions)
             if diagnosis is not None:
                 diagnosed.append((evidence.vmi, diagnosis))
-    yield DRAINS, sample_drains(counts)
+                outcomes.append(outcome)
+    yield DRAINS, sample_drains(drains.counts)
+    progress = follow_drains(drains.departed, zip(diagnosed, outcomes, strict=True), conditions)
+    for drained in NODE_DRAINS:
+        yield drained, drained.sample(progress)
     yield from _sample_evacuations(diagnosed[: view.vmi_series])
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, family in enumerate(COOLING):
@@ -251,7 +270,7 @@ def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:
 
 
 def _admit(
-    most: int, diagnosed: Sequence[_Diagnosed], cooling: Sequence[Entry]
+    most: int, diagnosed: Sequence[Diagnosed], cooling: Sequence[Entry]
 ) -> tuple[list[Entry], int]:
     """Choose the cooling VMIs that have their own series; also how many VMIs have none.
 
@@ -267,7 +286,7 @@ def _admit(
     return [*admitted, *others[: most - len(shown)]], left_out
 
 
-def _sample_evacuations(diagnosed: Sequence[_Diagnosed]) -> Iterator[Piece]:
+def _sample_evacuations(diagnosed: Sequence[Diagnosed]) -> Iterator[Piece]:
     for family in EVACUATIONS:
         for some in _cut(diagnosed):
             yield (

@@ -27,6 +27,7 @@ from exporter.engine.verdicts import ALLOWED
 from exporter.health import Health, HistoryFault, HistoryHealth, Restart
 from exporter.metrics.family import (
     CoolingFamily,
+    DrainFamily,
     EvacuationFamily,
     Family,
     Sample,
@@ -362,6 +363,45 @@ DRAINS = Family(
     help="VMIs per node and outcome, if the node were drained now.",
     labels=("node", "outcome"),
 )
+NODE_DRAINS: tuple[DrainFamily, ...] = (
+    DrainFamily(
+        name="kubevirt_node_drain_started_timestamp_seconds",
+        type="gauge",
+        help="Time at which the first VM was asked to leave the node; absent without evacuations.",
+        read=lambda drain: drain.since,
+    ),
+    DrainFamily(
+        name="kubevirt_node_drain_last_departure_timestamp_seconds",
+        type="gauge",
+        help="Time at which the last VM left the node; absent if none has left.",
+        read=lambda drain: drain.last_left_at,
+    ),
+    DrainFamily(
+        name="kubevirt_node_drain_left_vmis",
+        type="gauge",
+        help="VMIs that have left the node since its drain began.",
+        read=lambda drain: drain.left,
+    ),
+    DrainFamily(
+        name="kubevirt_node_drain_remaining_vmis",
+        type="gauge",
+        help="VMIs that were asked to leave the node and are still there.",
+        read=lambda drain: drain.remaining,
+    ),
+    DrainFamily(
+        name="kubevirt_node_drain_failing_vmis",
+        type="gauge",
+        help="VMIs that were asked to leave the node and fail or stay.",
+        read=lambda drain: drain.failing,
+    ),
+    DrainFamily(
+        name="kubevirt_node_drain_stuck",
+        type="gauge",
+        help="1 if no VM has left the node for stuck.after, one of them is stuck, and the node is"
+        " cordoned or somebody other than the descheduler requested it.",
+        read=lambda drain: drain.stuck,
+    ),
+)
 EVACUATIONS: tuple[EvacuationFamily, ...] = (
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_requested_timestamp_seconds",
@@ -472,6 +512,7 @@ FAMILIES: tuple[Family, ...] = (
     *EXPORTER,
     VMIS,
     DRAINS,
+    *NODE_DRAINS,
     *EVACUATIONS,
     *COOLING,
     STUCK_EVACUATIONS,

@@ -1,6 +1,6 @@
 """The definition of a metric: its name, type, help and labels, and what it is sampled from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -17,6 +17,7 @@ from exporter.engine.model import (
     StuckPolicy,
     Vmi,
 )
+from exporter.engine.node_drains import DrainProgress
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
 from exporter.health import Health
@@ -74,6 +75,18 @@ class ViewFamily(Family, frozen=True, kw_only=True):
     """A metric of the exporter itself or of the whole cluster, sampled at once."""
 
     sample: Callable[[View], list[Sample]]
+
+
+class DrainFamily(Family, frozen=True, kw_only=True):
+    """A metric with one sample per node that VMs are asked to leave."""
+
+    labels: tuple[str, ...] = ("node",)
+    read: Callable[[DrainProgress], float | None]
+
+    def sample(self, drains: Mapping[str, DrainProgress]) -> list[Sample]:
+        """The samples of the nodes that have a value, by node."""
+        values = ((node, self.read(one)) for node, one in sorted(drains.items()))
+        return [Sample((node,), value) for node, value in values if value is not None]
 
 
 class EvacuationFamily(Family, frozen=True, kw_only=True):

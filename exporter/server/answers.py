@@ -108,8 +108,7 @@ def list_evacuations(
     """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
     now = conditions.now
     answers = [
-        _write_evacuation(evidence, conditions.diagnose(evidence), now, reasons(evidence.vmi))
-        for evidence in evacuating
+        _write_evacuation(evidence, conditions, reasons(evidence.vmi)) for evidence in evacuating
     ]
     found = [answer for answer in answers if answer is not None]
     found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
@@ -241,7 +240,7 @@ def explain_vmi(
         phase=vmi.phase,
         created_at=to_optional_datetime(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=_write_evacuation(evidence, diagnosis, now, why),
+        evacuation=_write_evacuation(evidence, conditions, why),
         drain=drain,
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
@@ -393,8 +392,9 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
 
 
 def _write_evacuation(
-    evidence: Evidence, diagnosis: Diagnosis | None, now: Instant, why: tuple[Why, ...]
+    evidence: Evidence, conditions: Conditions, why: tuple[Why, ...]
 ) -> EvacuationAnswer | None:
+    diagnosis, now = conditions.diagnose(evidence), conditions.now
     if diagnosis is None:
         return None
     vmi, backoff, requester = evidence.vmi, diagnosis.backoff, evidence.requested_by
@@ -419,6 +419,7 @@ def _write_evacuation(
         backoff=None
         if backoff is None
         else BackoffAnswer(seconds=backoff.seconds, next_try_at=to_datetime(backoff.next_try)),
+        leftover=diagnosis.leftover,
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
         mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
@@ -456,6 +457,8 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
         "can_be_emptied": forecast.can_be_emptied,
         "depends_on_others": forecast.depends_on_others,
         "at_least_seconds": round_seconds(forecast.at_least),
+        "schedulable": forecast.schedulable,
+        "cordoned_at": to_optional_datetime(forecast.cordoned_at),
         "drain": None if forecast.progress is None else _write_progress(forecast.progress),
     }
 

@@ -308,8 +308,14 @@ class Service:
 
     def read_conditions(self, now: Instant) -> Conditions:
         """The conditions of a drain now."""
+        health = self.health
         return read_conditions(
-            self.store, self.stuck, self.health.find_dead(now), now, self.health.find_contacts()
+            self.store,
+            self.stuck,
+            health.find_dead(now),
+            now,
+            health.find_contacts(),
+            sees_nodes=health.sees_nodes(now),
         )
 
     async def _count_blocked(self) -> dict[Reason, int]:

@@ -312,6 +312,13 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         BackoffAnswer | None,
         means("KubeVirt's present pause; null: none, or unknown"),
     ]
+    leftover: Annotated[
+        bool,
+        means(
+            "whether its drain is over: it is not the descheduler's, and its node is schedulable"
+            " again"
+        ),
+    ]
     diverged: Annotated[
         bool,
         means("KubeVirt still evacuates it, but the descheduler thinks it is over"),
@@ -408,6 +415,12 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
             "a lower bound of how long the migrations take, if each takes as long as the VM's last"
             " successful one; null: no such time is known, or the node cannot be emptied"
         ),
+    ]
+    schedulable: Annotated[
+        bool | None, means("false: it is cordoned; null: the exporter may not see nodes")
+    ]
+    cordoned_at: Annotated[
+        Timestamp | None, means("since when it is cordoned; null: it is not, or that is not known")
     ]
     drain: Annotated[DrainProgressAnswer | None, means("null: no VM is asked to leave it")]
 

@@ -17,7 +17,7 @@ import structlog
 
 from exporter.engine.changes import Change, Key, Listed, Observed, Removed
 from exporter.engine.model import (
-    CLUSTER_RESOURCES,
+    EVIDENCE_RESOURCES,
     Fact,
     Instant,
     KubeVirtSettings,
@@ -192,7 +192,7 @@ class Recorder(Store):
 
     def note_refusals(self, health: Health, now: Instant) -> None:
         """Record which resources may not be listed in any watched namespace, once each."""
-        for resource in CLUSTER_RESOURCES:
+        for resource in EVIDENCE_RESOURCES:
             is_unseen = health.is_refused(resource) and not health.is_seen(resource)
             if is_unseen and resource not in self._refused:
                 self._refused.add(resource)
@@ -232,7 +232,7 @@ async def record(
     """
     file = LineFile(path)
     recorder = Recorder(file, settings.policy)
-    watches = list_watches(settings.namespaces)
+    watches = list_watches(settings.namespaces, EVIDENCE_RESOURCES)
     health = Health(settings.kube.stale_after, settings.kube.dead_after, watches)
     try:
         async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from exporter.engine.model import CLUSTER_RESOURCES, Fact, Instant, Resource
+from exporter.engine.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
 from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import (
     Changed,
@@ -51,7 +51,7 @@ _KINDS = {
     "Pod": Resource.PODS,
     "KubeVirt": Resource.KUBEVIRTS,
 }
-_RESOURCES = {str(resource): resource for resource in CLUSTER_RESOURCES}
+_RESOURCES = {str(resource): resource for resource in EVIDENCE_RESOURCES}
 
 
 class Kind(StrEnum):

@@ -15,10 +15,11 @@ from tests.generate.rules import all_alerts, load_groups
 
 
 ALERTS = all_alerts(load_groups())
-STUCK, FAILING, MANY = (
+STUCK, FAILING, MANY, DRAIN = (
     "KubeVirtEvacuationStuck",
     "KubeVirtEvacuationFailingRepeatedly",
     "KubeVirtEvacuationsStuckMany",
+    "KubeVirtNodeDrainStuck",
 )
 LATER = "KubeVirtNodeCannotBeRelieved"
 LAST = "KubeVirtEvictionExporterStale"
@@ -32,12 +33,20 @@ def firing(alert: str, /, **labels: str) -> dict[str, Any]:
 
 
 def a_drain() -> list[dict[str, Any]]:
-    """Many stuck VMs in the east, and two in the west, one of which fails repeatedly."""
+    """Stuck VMs: many in the east, 40 of one node in the north, and two in the west.
+
+    One of those in the west fails repeatedly.
+    """
     vm = {"namespace": "shop", "node": "n1"}
+    drained = {"namespace": "shop", "node": "n2", "cluster": "north"}
     return [
         firing(MANY, cluster="east"),
         *(firing(STUCK, cluster="east", name=f"vm{n}", **vm) for n in range(DRAINED)),
         *(firing(FAILING, cluster="east", name=f"vm{n}", **vm) for n in range(20)),
+        firing(DRAIN, cluster="east", node="n1"),
+        firing(DRAIN, cluster="north", node="n2"),
+        *(firing(STUCK, name=f"vm{n}", **drained) for n in range(40)),
+        *(firing(FAILING, name=f"vm{n}", **drained) for n in range(40)),
         *(firing(STUCK, cluster="west", name=name, **vm) for name in ("vm0", "vm1")),
         firing(FAILING, cluster="west", name="vm0", **vm),
         firing(LATER, cluster="west", node="n1"),
@@ -55,7 +64,7 @@ def named(receiver: Receiver) -> Counter[tuple[str, str]]:
 async def test_many_stuck_vms_are_one_notification(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """With the example, Alertmanager sends one notification for many stuck VMs of a cluster."""
+    """The example sends one notification for many stuck VMs of a cluster, or of one node."""
     alerts = a_drain()
     async with AsyncExitStack() as stack:
         receivers = [await stack.enter_async_context(Receiver()) for _ in range(4)]
@@ -89,7 +98,12 @@ async def test_many_stuck_vms_are_one_notification(
     assert before.total() == len(alerts)
     assert others == {("Watchdog", "west"): 1}
     assert later == {(LATER, "west"): 1}
-    assert virtualization == {(MANY, "east"): 1, (FAILING, "west"): 1, (STUCK, "west"): 1}
+    assert virtualization == {
+        (MANY, "east"): 1,
+        (DRAIN, "north"): 1,
+        (FAILING, "west"): 1,
+        (STUCK, "west"): 1,
+    }
     sent = (others + virtualization + later).total()
     prove(f"alertmanager: {len(alerts)} alerts: {len(alerts)} notifications before, {sent} after")
 

@@ -114,7 +114,9 @@ def test_runbook_has_the_action_that_names_it(obstacle: Obstacle) -> None:
     values = {key: f'"${key.upper()}"' for key in ("namespace", "name", "attempt")}
     command = action.command.format(**values, cancel=CANCEL)
 
-    sentence = action.sentence.format(launcher="the one on $NODE", missing="$RESOURCE")
+    sentence = action.sentence.format(
+        launcher="the one on $NODE", missing="$RESOURCE", node="$NODE"
+    )
     assert sentence in section(text, "Mitigation")
     assert command in commands(text)
 

@@ -66,7 +66,7 @@ class Quiet(Scenario):
     def _queue_events(self, cluster: Cluster, vm: Any) -> None:
         """Nothing."""
 
-    def _drain(self, cluster: Cluster) -> None:
+    def _drain(self, cluster: Cluster, vms: list[Any]) -> None:
         """Nobody."""
 
 

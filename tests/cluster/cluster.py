@@ -29,7 +29,7 @@ from .servers import ApiServer, Etcd
 from .users import User, kubeconfig
 
 
-EXPORTER_READS = (VMIS, VMIMS, PODS, KUBEVIRTS)
+EXPORTER_READS = (VMIS, VMIMS, PODS, KUBEVIRTS, NODES)
 
 _TOKENS = 'administrator-token,administrator,1,"system:masters"\nexporter-token,exporter,2\n'
 _SETTLE_SECONDS = 180.0

@@ -34,6 +34,7 @@ from tests.support.stored_history import UNWRITTEN, VMIS_KEPT
 
 RENDERED = (*OVERLAYS, *ADDITIONS, "chart")
 READS = {
+    ("", "nodes"),
     ("", "pods"),
     ("kubevirt.io", "kubevirts"),
     ("kubevirt.io", "virtualmachineinstancemigrations"),
@@ -53,7 +54,7 @@ WRITES = {
     *((verb, "coordination.k8s.io", "leases", NAME) for verb in ("get", "create", "update")),
 }
 SCRAPER = f"{NAME}-scraper"
-OPTIONAL = ("pods", "kubevirts", "virtualmachineinstancemigrations")
+OPTIONAL = ("pods", "kubevirts", "nodes", "virtualmachineinstancemigrations")
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 

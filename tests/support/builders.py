@@ -8,7 +8,17 @@ from typing import Any, TypeAlias
 
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration
-from exporter.engine.model import Fact, Instant, MigrationState, Outcome, Pod, Policy, Vmi, Vmim
+from exporter.engine.model import (
+    Fact,
+    Instant,
+    MigrationState,
+    Node,
+    Outcome,
+    Pod,
+    Policy,
+    Vmi,
+    Vmim,
+)
 from tests.support.stores import ClockedStore
 
 
@@ -47,6 +57,12 @@ def a_running_state(**overrides: Any) -> MigrationState:
     """A migration that began a minute ago."""
     fields: Json = {"uid": "m1", "start": NOW - 60.0} | overrides
     return MigrationState(**fields)
+
+
+def a_cordon(**overrides: Any) -> Node:
+    """The node n1, which was cordoned five minutes ago."""
+    fields: Json = {"name": "n1", "schedulable": False, "cordoned_at": NOW - 300.0} | overrides
+    return Node(**fields)
 
 
 def a_vmi(**overrides: Any) -> Vmi:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.model import ALL_ALIVE, CLUSTER_RESOURCES, DeadResources, Resource
+from exporter.engine.model import ALL_ALIVE, EVIDENCE_RESOURCES, DeadResources, Resource
 from exporter.health import Health, HistoryHealth, Restart, Staleness, Watched
 from tests.support.builders import NOW
 
@@ -83,9 +83,9 @@ def test_what_is_seen() -> None:
         watched(Resource.PODS, namespace="b", refused="403 no"),
         watched(Resource.VMIMS, synced=False),
     )
-    assert [state.is_seen(r) for r in CLUSTER_RESOURCES] == [True, False, True, False]
+    assert [state.is_seen(r) for r in EVIDENCE_RESOURCES] == [True, False, True, False]
     assert state.blind_namespaces(Resource.PODS) == {"b"}
-    assert [state.is_refused(resource) for resource in CLUSTER_RESOURCES] == [
+    assert [state.is_refused(resource) for resource in EVIDENCE_RESOURCES] == [
         False,
         False,
         True,

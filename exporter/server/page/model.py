@@ -48,6 +48,7 @@ LOSSES = {
         "the guard evacuations, diverged evacuations, and the states that depend on pods"
     ),
     Resource.KUBEVIRTS: "the state capacity",
+    Resource.NODES: "whether a node is cordoned, left-over evacuations, and stuck drains of others",
     Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
     Resource.LEASES: "the stored history: it is not written",
 }

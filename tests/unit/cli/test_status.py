@@ -93,6 +93,7 @@ Based on
   virtualmachineinstancemigrations  synced, last contact 2s ago
   pods                              synced, last contact 2s ago
   kubevirts                         synced, last contact 2s ago
+  nodes                             synced, last contact 2s ago
 
 VMs: 100
   no rule holds                97

@@ -34,6 +34,7 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
         "due_at": NOW - 200.0,
         "failed_attempts": 2,
         "backoff": None,
+        "leftover": False,
         "diverged": False,
         "attempt": None,
     } | overrides

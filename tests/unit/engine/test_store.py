@@ -38,6 +38,7 @@ from tests.support.builders import (
     NAMESPACE,
     NOW,
     UID,
+    a_cordon,
     a_migration,
     a_pod,
     a_policy,
@@ -430,10 +431,10 @@ def test_pods_that_may_not_be_seen() -> None:
 def test_objects_are_counted() -> None:
     """Objects are counted by resource."""
     store = a_store()
-    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0, 0, 0, 0]
-    for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), KubeVirtSettings()):
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0, 0, 0, 0, 0]
+    for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), KubeVirtSettings(), a_cordon()):
         store.put(fact)
-    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1]
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1, 1]
 
 
 def test_limits() -> None:

@@ -14,6 +14,7 @@ from exporter.engine.drain import DrainOutcome, count_outcomes
 from exporter.engine.model import (
     ALL_ALIVE,
     CLUSTER_RESOURCES,
+    EVIDENCE_RESOURCES,
     Fact,
     Instant,
     KubeVirtSettings,
@@ -359,12 +360,12 @@ class TestTrust:
 
     def test_nothing_is_told_of_the_cluster_before_it_is_synced(self) -> None:
         """Where the API answers 503 the model says what it waits for, and nothing else."""
-        waiting = [Watched(r, None) for r in CLUSTER_RESOURCES]
+        waiting = [Watched(r, None) for r in EVIDENCE_RESOURCES]
         waiting[0].synced = True
         model = build_model(make_service(cooling("db1"), health=a_health(*waiting)))
 
         assert not model.status.ready
-        assert model.status.waiting_for == list(map(str, CLUSTER_RESOURCES[1:]))
+        assert model.status.waiting_for == list(map(str, EVIDENCE_RESOURCES[1:]))
         assert model.nodes.total == 0
         assert model.vms is None
 

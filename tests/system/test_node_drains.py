@@ -1,0 +1,168 @@
+"""Drains of nodes by KubeVirt's own virt-api and virt-controller, and what the exporter says."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.cluster.player import Fate
+from tests.cluster.recording import Scene
+from tests.cluster.resources import NODES
+from tests.cluster.rig import Rig
+from tests.cluster.versions import is_kubevirt_at_least
+from tests.support.evacuation_log import ask_evacuation
+from tests.support.program import Program, program
+
+
+NODE = "node-2"
+SETTINGS = {"stuck": {"after": "20s"}}
+Prove = Callable[[str], None]
+
+pytestmark = pytest.mark.skipif(
+    not is_kubevirt_at_least("1.7"), reason="before KubeVirt 1.7 nothing says who evacuates a VMI"
+)
+
+
+@dataclass
+class Stage:
+    """The rig and the exporter that watches it."""
+
+    rig: Rig
+    exporter: Program
+
+    async def cordon(self, *, unschedulable: bool = True) -> None:
+        """Cordon or uncordon the node, as kubectl does."""
+        change = {"spec": {"unschedulable": unschedulable or None}}
+        await self.rig.cluster.admin.merge(NODES, None, NODE, change)
+        await self.exporter.until(
+            f"/v1/nodes/{NODE}",
+            lambda status, body: status == 404 or body["schedulable"] is not unschedulable,
+        )
+
+    @asynccontextmanager
+    async def cordoned(self) -> AsyncIterator[None]:
+        """The node is cordoned for a block."""
+        await self.cordon()
+        try:
+            yield
+        finally:
+            await self.cordon(unschedulable=False)
+
+    async def until_drain(self, is_there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until the progress of the drain is as asked; returns the node's answer."""
+        found: dict[str, Any] = await self.exporter.until(
+            f"/v1/nodes/{NODE}",
+            lambda status, body: status == 200 and body["drain"] and is_there(body["drain"]),
+            within=180,
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    """KubeVirt's servers, three nodes, and an exporter."""
+    async with Rig.opened() as rig:
+        control = rig.cluster.control
+        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
+        async with program(tmp_path_factory.mktemp("drains"), *login, config=SETTINGS) as exporter:
+            await exporter.ready()
+            yield Stage(rig, exporter)
+
+
+async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> None:
+    """The numbers of a drain are those of what happens, and its estimate is about right."""
+    rig, keys = stage.rig, [f"followed-{number}/db1" for number in range(6)]
+    async with stage.cordoned(), AsyncExitStack() as stack:
+        for key in keys:
+            await stack.enter_async_context(rig.vmi(key, Fate(seconds=4), node=NODE))
+        began = time.monotonic()
+        for key in keys:
+            await rig.evict(key, descheduler=False)
+        first = await stage.until_drain(lambda drain: drain["asked"] == len(keys))
+        paced = await stage.until_drain(lambda drain: drain["estimateSeconds"] is not None)
+        estimated_at = time.monotonic() - began
+        drain = paced["drain"]
+        for key in keys:
+            await rig.until(key, lambda scene: scene.vmi["status"]["nodeName"] != NODE, within=180)
+        took = time.monotonic() - began
+        await stage.exporter.until(f"/v1/nodes/{NODE}", lambda status, _: status == 404)
+
+    prove(
+        f"rig: drain of {len(keys)} VMs: after {estimated_at:.0f} s {drain['left']} had left, one"
+        f" each {drain['secondsPerVmi']:.0f} s, {drain['estimateSeconds']:.0f} s to go; took"
+        f" {took:.0f} s"
+    )
+    assert first["schedulable"] is False
+    assert (first["drain"]["remaining"], first["drain"]["failing"]) == (len(keys), 0)
+    assert drain["left"] + drain["remaining"] == len(keys)
+    assert drain["left"] >= 3
+    assert estimated_at + drain["estimateSeconds"] < 3 * took
+
+
+async def test_a_drain_that_is_given_up_leaves_an_evacuation(stage: Stage, prove: Prove) -> None:
+    """A stuck drain is reported; after the uncordon the evacuation is left over, and cancelled."""
+    rig, exporter, key = stage.rig, stage.exporter, "given-up/db1"
+    async with rig.vmi(key, "never ready", node=NODE):
+        async with stage.cordoned():
+            await rig.evict(key, descheduler=False)
+            stuck = await stage.until_drain(lambda drain: drain["failing"] == 1)
+            assert not (await ask_evacuation(exporter, key) or {})["leftover"]
+            assert await exporter.sample("kubevirt_node_drain_stuck", node=NODE) == 1
+            assert await exporter.sample("kubevirt_node_drain_failing_vmis", node=NODE) == 1
+        evacuation = await exporter.until(
+            "/v1/evacuations", lambda _, body: any(one["leftover"] for one in body["evacuations"])
+        )
+        (found,) = evacuation["evacuations"]
+        prove(f"rig: after the uncordon: {found['nextStep']}")
+        assert found["command"] == found["cancel"]["command"]
+        assert await exporter.sample("kubevirt_node_drain_stuck", node=NODE) == 1
+        namespace, name = key.split("/")
+        node = found["cancel"]["body"]["evacuationNodeName"]
+        await rig.cluster.cancel_evacuation(name, namespace, node)
+        over = await exporter.until(f"/v1/nodes/{NODE}", lambda _, body: body["drain"] is None)
+
+    assert stuck["schedulable"] is False
+    assert over["schedulable"] is True
+
+
+async def test_somebody_moves_an_external_vm(stage: Stage, prove: Prove) -> None:
+    """Migrations that somebody makes of an External VM are its attempts, until one succeeds."""
+    rig, exporter, key = stage.rig, stage.exporter, "external/db1"
+    namespace, name = key.split("/")
+    states = []
+    async with rig.vmi(key, "fails", "fails", "succeeds", node=NODE, evictionStrategy="External"):
+        await rig.evict(key, descheduler=False)
+        for attempt in range(3):
+            waiting = await exporter.until(
+                f"/v1/vmis/{key}", partial(_waits_for_others, failed=attempt)
+            )
+            states.append(waiting["evacuation"]["state"])
+            made = await rig.cluster.migrate(name, namespace)
+            moving = await exporter.until(
+                f"/v1/vmis/{key}",
+                partial(_is_attempt, made["metadata"]["uid"]),
+            )
+            states.append((moving["evacuation"] or {}).get("state", "over"))
+            await rig.until(key, partial(_has_finished, attempt + 1))
+        await exporter.until(f"/v1/vmis/{key}", lambda _, body: body["evacuation"] is None)
+
+    prove(f"rig: External, moved by somebody: {', '.join(states)}")
+    assert states[::2] == ["external"] * 3
+
+
+def _waits_for_others(_: int, vmi: dict[str, Any], *, failed: int) -> bool:
+    one = vmi["evacuation"]
+    return bool(one and one["state"] == "external" and one["failedAttempts"] == failed)
+
+
+def _is_attempt(uid: str, _: int, vmi: dict[str, Any]) -> bool:
+    one = vmi["evacuation"]
+    return one is None or (one["attempt"] is not None and one["attempt"]["uid"] == uid)
+
+
+def _has_finished(attempts: int, scene: Scene) -> bool:
+    return sum(phase in ("Failed", "Succeeded") for phase in scene.phases) >= attempts

@@ -1,0 +1,155 @@
+"""What cordoned nodes say of drains: left-over evacuations, and drains that are stuck."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine import cordons
+from exporter.engine.cordons import Cordons
+from exporter.engine.diagnosis import Diagnosis
+from exporter.engine.drain import Conditions, forecast_node, forecast_nodes, read_conditions
+from exporter.engine.model import ALL_ALIVE, Outcome, Priority, Resource, StuckPolicy
+from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
+from tests.support.stores import ClockedStore
+from tests.unit.engine.test_drain import a_movable
+
+
+REQUESTED = NOW - 3600.0
+
+
+def drained(number: int, *, by: Priority = Priority.SYSTEM_CRITICAL) -> tuple[Any, ...]:
+    """A VM of n1 whose evacuation was requested an hour ago, and its unfinished VMIM."""
+    vmi = a_movable(number, evacuation_node="n1", eviction_requested_at=REQUESTED)
+    vmim = a_vmim(
+        name=f"evac-{number}",
+        uid=f"evac-{number}",
+        vmi_name=vmi.name,
+        namespace=vmi.namespace,
+        evacuates="n1",
+        priority=by,
+        created=REQUESTED,
+    )
+    return vmi, vmim
+
+
+def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
+    """A store to which the nodes were listed at this instant."""
+    store = a_store(now=at)
+    store.retain(Resource.NODES, {}, None)
+    for fact in facts:
+        store.put(fact)
+    return store
+
+
+def conditions(store: ClockedStore, *, sees_nodes: bool = True) -> Conditions:
+    """The conditions now."""
+    return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, sees_nodes=sees_nodes)
+
+
+def diagnosis_of(store: ClockedStore, **seen: bool) -> Diagnosis:
+    """The diagnosis of the only evacuation."""
+    (evidence,) = store.evacuating()
+    found = conditions(store, **seen).diagnose(evidence)
+    assert found is not None
+    return found
+
+
+def test_a_node_is_cordoned_until_it_is_not() -> None:
+    """A node is schedulable, cordoned since the taint's time, and schedulable again."""
+    store = a_listed_store(*drained(1))
+    assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
+    store.put(a_cordon())
+    forecast = forecast_node(store, "n1", conditions(store))[0]
+    assert (forecast.schedulable, forecast.cordoned_at) == (False, NOW - 300.0)
+    assert forecast_nodes(store, conditions(store), {})[0].schedulable is False
+    store.put(a_cordon(schedulable=True, cordoned_at=None))
+    assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
+
+
+def test_without_the_nodes_nothing_is_said_of_them() -> None:
+    """Without permission it is not known whether a node is schedulable or a request left over."""
+    store = a_listed_store(*drained(1), at=NOW)
+    unseen = conditions(store, sees_nodes=False)
+    assert forecast_node(store, "n1", unseen)[0].schedulable is None
+    assert not diagnosis_of(store, sees_nodes=False).leftover
+
+
+@pytest.mark.parametrize("how", ["put", "remove", "list"])
+def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
+    """An evacuation that somebody else requested is left over once its node is schedulable."""
+    store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1))
+    assert not diagnosis_of(store).leftover
+    store.now = NOW - 60.0
+    match how:
+        case "put":
+            store.put(a_cordon(schedulable=True, cordoned_at=None))
+        case "remove":
+            store.remove(Resource.NODES, "", "n1")
+        case _:
+            store.retain(Resource.NODES, {"": {"n2"}}, None)
+    assert diagnosis_of(store).leftover
+    store.put(a_cordon(cordoned_at=NOW - 30.0))
+    assert not diagnosis_of(store).leftover
+
+
+def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None:
+    """A request that is later than our first list was never for a drain that we missed."""
+    assert not diagnosis_of(a_listed_store(*drained(1))).leftover
+    assert diagnosis_of(a_listed_store(*drained(1), at=NOW)).leftover
+
+
+def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
+    """The descheduler evicts VMs from nodes that are schedulable."""
+    store = a_listed_store(*drained(1, by=Priority.SYSTEM_MAINTENANCE), at=NOW)
+    assert not diagnosis_of(store).leftover
+
+
+def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of nodes is bounded: the oldest end is dropped."""
+    monkeypatch.setattr(cordons, "NODES_KEPT", 2)
+    seen = Cordons()
+    seen.note_list(NOW)
+    for number in range(1, 4):
+        assert seen.put(a_cordon(name=f"n{number}"), NOW)
+        assert seen.remove(f"n{number}", NOW + number)
+    since = [seen.schedulable_since(f"n{number}") for number in range(1, 4)]
+    assert since == [NOW, NOW + 2, NOW + 3]
+
+
+def is_stuck(store: ClockedStore) -> bool:
+    """Whether the drain of n1 is stuck."""
+    progress = forecast_node(store, "n1", conditions(store))[0].progress
+    assert progress is not None
+    return progress.stuck
+
+
+@pytest.mark.parametrize("by", list(Priority))
+@pytest.mark.parametrize("cordoned", [True, False])
+def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> None:
+    """A drain is stuck if the node is cordoned, or somebody else asked, and a VM is stuck."""
+    store = a_listed_store(*drained(1, by=by), *drained(2, by=by))
+    if cordoned:
+        store.put(a_cordon())
+    assert is_stuck(store) is (cordoned or by is Priority.SYSTEM_CRITICAL)
+
+
+def test_a_drain_that_goes_on_is_not_stuck() -> None:
+    """A drain is not stuck for as long as an evacuation may take after the last departure."""
+    store = a_listed_store(a_cordon(), *drained(1), *drained(2))
+    for left_at, stuck in ((NOW - 1801.0, True), (NOW - 1799.0, False)):
+        store.now = left_at
+        state = a_state(uid="evac-2", start=left_at - 9, end=left_at, outcome=Outcome.SUCCEEDED)
+        store.put(a_movable(2, node="n2", migration=state))
+        assert is_stuck(store) is stuck
+        store.put(drained(2)[0])
+
+
+def test_a_drain_whose_vms_wait_for_others_is_not_stuck() -> None:
+    """A VM of the strategy External that nobody moves is not stuck, nor is its node."""
+    vmi = a_movable(
+        1,
+        evacuation_node="n1",
+        eviction_requested_at=REQUESTED,
+        eviction_strategy="External",
+    )
+    assert not is_stuck(a_listed_store(a_cordon(), vmi))
