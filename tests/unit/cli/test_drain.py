@@ -8,11 +8,19 @@ import pytest
 from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
 from exporter.cli.layout import Screen
-from exporter.engine.drain import find_duration, forecast_node, forecast_nodes
-from exporter.engine.model import KubeVirtSettings, MigrationLimits, Why, WhySource
+from exporter.engine.drain import find_duration, forecast_node, forecast_nodes, read_conditions
+from exporter.engine.model import (
+    ALL_ALIVE,
+    KubeVirtSettings,
+    MigrationLimits,
+    Resource,
+    StuckPolicy,
+    Why,
+    WhySource,
+)
 from exporter.server.answers import describe_drain, list_nodes
 from exporter.server.schemas import DrainAnswer
-from tests.support.builders import NOW, a_running_state, a_store, a_vmim
+from tests.support.builders import NOW, a_cordon, a_running_state, a_store, a_vmim
 from tests.support.stores import ClockedStore
 from tests.unit.cli.answers import PIPED
 from tests.unit.engine.test_drain import a_failure, a_movable, a_moved, now_in
@@ -155,6 +163,17 @@ def test_the_bound_says_nothing_that_it_does_not_know() -> None:
         write_bound(drain_of(store))
         == "It takes at least 4m30s: the last migrations took 5m20s in all."
     )
+
+
+def test_a_cordoned_node_is_named_so() -> None:
+    """The answer says that a node is cordoned, and since when if that is known."""
+    store = a_mixed_store()
+    store.retain(Resource.NODES, {}, None)
+    conditions = read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, sees_nodes=True)
+    for cordoned_at, said in ((NOW - 300.0, " since 2027-01-15T07:55:00Z (5m ago)"), (None, "")):
+        store.put(a_cordon(cordoned_at=cordoned_at))
+        answer = describe_drain(*forecast_node(store, "n1", conditions), NOW, some_health())
+        assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED, everything=False)
 
 
 def test_silence_is_a_warning() -> None:

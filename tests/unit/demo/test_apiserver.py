@@ -9,6 +9,7 @@ from exporter.demo import store
 from tests.support.faulty_apiserver import FaultyApiServer
 
 from .wire import (
+    ALL_NODES,
     ALL_PODS,
     ALL_VMIS,
     PODS,
@@ -365,6 +366,22 @@ class TestWatches:
         assert [event["type"] for event in events] == ["ADDED", "MODIFIED", "DELETED"]
         assert events[2]["object"]["metadata"]["labels"] == {"a": "1", "b": "1"}
         assert events[2]["object"]["metadata"]["resourceVersion"] == last.version
+
+    async def test_a_watch_of_cordoned_nodes_sees_them_come_and_go(self) -> None:
+        """A node is ADDED once it is unschedulable, and DELETED once it is schedulable again."""
+        async with serve() as client:
+            cordoned = {"fieldSelector": "spec.unschedulable=true"}
+            await client.post(ALL_NODES, {"metadata": {"name": "n1"}, "spec": {}})
+            listed = await client.get(ALL_NODES, **cordoned)
+            query = cordoned | {"resourceVersion": listed.version}
+            async with client.watch(ALL_NODES, **query) as stream:
+                await client.patch(f"{ALL_NODES}/n1", {"spec": {"unschedulable": True}})
+                among = await client.get(ALL_NODES, **cordoned)
+                await client.patch(f"{ALL_NODES}/n1", {"spec": {"unschedulable": None}})
+                events = [await stream.next() for _ in range(2)]
+
+        assert (listed.names, among.names) == ([], ["n1"])
+        assert [event["type"] for event in events] == ["ADDED", "DELETED"]
 
     async def test_a_quiet_stream_gets_bookmarks(self) -> None:
         """Bookmarks come at their interval, to those who asked, with the newest version."""

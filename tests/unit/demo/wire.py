@@ -20,6 +20,7 @@ NOW = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
 ALL_VMIS = "/apis/kubevirt.io/v1/virtualmachineinstances"
 ALL_MIGRATIONS = "/apis/kubevirt.io/v1/virtualmachineinstancemigrations"
 ALL_PODS = "/api/v1/pods"
+ALL_NODES = "/api/v1/nodes"
 VMIS = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances"
 MIGRATIONS = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations"
 PODS = "/api/v1/namespaces/shop/pods"

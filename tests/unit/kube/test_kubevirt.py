@@ -18,6 +18,7 @@ from exporter.engine.model import (
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
+    Node,
     Outcome,
     Pod,
     Resource,
@@ -25,7 +26,7 @@ from exporter.engine.model import (
     Vmim,
 )
 from exporter.kube.client import split_lines
-from exporter.kube.facts import EVICTION_IN_PROGRESS
+from exporter.kube.facts import EVICTION_IN_PROGRESS, UNSCHEDULABLE
 from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import (
     INITIAL_EVENTS_END,
@@ -46,6 +47,7 @@ from tests.support.builders import (
     NOW,
     UID,
     Json,
+    a_cordon,
     a_metadata_json,
     a_pod_json,
     a_state_json,
@@ -501,6 +503,32 @@ def test_finished_pods(phase: str, *, finished: bool) -> None:
 def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
     """Limits and strategy of the KubeVirt object are read, with KubeVirt's defaults."""
     assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
+
+
+@pytest.mark.parametrize(
+    ("spec", "node"),
+    [
+        pytest.param({}, Node(name="n1"), id="schedulable"),
+        pytest.param(
+            {"unschedulable": True}, Node(name="n1", schedulable=False), id="no-taint-yet"
+        ),
+        pytest.param(
+            {
+                "unschedulable": True,
+                "taints": [
+                    {"key": "other", "timeAdded": rfc3339(NOW - 9.0)},
+                    {"key": UNSCHEDULABLE, "timeAdded": rfc3339(NOW - 300.0)},
+                ],
+            },
+            a_cordon(),
+            id="cordoned",
+        ),
+        pytest.param({"taints": [{"key": UNSCHEDULABLE}]}, Node(name="n1"), id="the-taint-alone"),
+    ],
+)
+def test_nodes(spec: Json, node: Node) -> None:
+    """A node is schedulable unless its spec says otherwise; the taint has since when."""
+    assert read(Resource.NODES, {"metadata": {"name": "n1"}, "spec": spec}) == node
 
 
 # --- what is refused
