@@ -14,6 +14,7 @@ from exporter.engine.model import (
     CLUSTER_RESOURCES,
     CLUSTER_SCOPED,
     EVIDENCE_RESOURCES,
+    OPTIONAL_RESOURCES,
     Contacts,
     DeadResources,
     Instant,
@@ -72,8 +73,8 @@ class Watched:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the exporter is not ready because of it; no verdict needs the nodes."""
-        return not self.settled and self.resource is not Resource.NODES
+        """Whether the exporter is not ready because of it."""
+        return not self.settled and self.resource not in OPTIONAL_RESOURCES
 
 
 def list_watches(
@@ -164,7 +165,7 @@ class Health:
     def ready(self) -> bool:
         """Whether VMIs are synced in any namespace, and everything else is synced or refused.
 
-        Nodes do not count, because no verdict needs them.
+        Nodes and budgets do not count, because no verdict needs them.
         """
         waiting = [one for one in self.watched if one.is_awaited]
         synced = [one for one in self.watched if one.resource is _VMIS and one.synced]
@@ -244,13 +245,16 @@ class Health:
                 in_namespace[one.namespace] = known | {one.resource}
         return DeadResources(everywhere, in_namespace)
 
-    def sees_nodes(self, now: Instant) -> bool:
-        """Whether it is known which nodes are cordoned."""
+    def find_optional(self, now: Instant) -> frozenset[Resource]:
+        """The optional resources that are up to date in every watched namespace."""
         limit = self.stale_after + self.dead_after
-        return any(
-            one.synced and not one.refused and now - (one.contact or 0.0) < limit
-            for one in self.of(Resource.NODES)
-        )
+        outdated = {
+            one.resource
+            for one in self.watched
+            if not one.synced or one.refused or now - (one.contact or 0.0) >= limit
+        }
+        watched = {one.resource for one in self.watched if one.resource in OPTIONAL_RESOURCES}
+        return frozenset(watched - outdated)
 
     def find_contacts(self) -> Contacts:
         """The last contacts with the watches of VMIs, VMIMs and pods."""

@@ -74,6 +74,15 @@ def build_node(name: str) -> Object:
     return {"metadata": {"name": name, "labels": labels}, "spec": {}}
 
 
+def build_budget(namespace: str, name: str) -> Object:
+    """A PodDisruptionBudget that allows no disruption of a VM's pod."""
+    return {
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"vm.kubevirt.io/name": name}}},
+        "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1},
+    }
+
+
 def build_vmi(
     namespace: str, name: str, *, strategy: str = "LiveMigrate", annotations: Mapping[str, str]
 ) -> Object:

@@ -17,7 +17,7 @@ from exporter.demo import node, objects
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate
-from exporter.demo.store import KUBEVIRTS, NAMESPACES, NODES
+from exporter.demo.store import BUDGETS, KUBEVIRTS, NAMESPACES, NODES
 
 
 class Role(StrEnum):
@@ -44,6 +44,8 @@ class Role(StrEnum):
     """Becomes not migratable just after its eviction."""
     RECREATED = "recreated"
     """Is migrated, then recreated under the same name."""
+    GUARDED = "guarded"
+    """Strategy None, and a budget allows no disruption: it would restart, but stays."""
     STEADY = "steady"
     """Never moves."""
 
@@ -52,11 +54,13 @@ ROLES = (
     *(Role.CHURN, Role.FAILING, Role.QUEUED, Role.QUEUED, Role.UNSCHEDULABLE, Role.EXTERNAL),
     *(Role.SLOW, Role.CHURN, Role.RECREATED, Role.PINNED, Role.FLAKY, Role.STEADY),
     *(Role.QUEUED, Role.CHURN, Role.CHURN, Role.QUEUED, Role.FAILING, Role.STEADY),
-    *(Role.CHURN, Role.QUEUED, Role.SLOW, Role.CHURN, Role.STEADY, Role.STEADY),
+    *(Role.CHURN, Role.QUEUED, Role.SLOW, Role.CHURN, Role.GUARDED, Role.STEADY),
 )
 """The roles of the first VMs, the most interesting first."""
 FURTHER_ROLES = (Role.STEADY, Role.STEADY, Role.STEADY, Role.CHURN)
 """The roles of further VMs, in turn."""
+STRATEGIES = {Role.EXTERNAL: "External", Role.GUARDED: "None"}
+"""The evictionStrategy of a VM of this role; of the others it is LiveMigrate."""
 BUSY_VMS = 200
 """From here on all VMs are steady: more churn would only queue up behind KubeVirt's limits."""
 NAMESPACE_NAMES = ("shop", "bank", "lab")
@@ -195,8 +199,11 @@ class Scenario:
             )
 
     def _create(self, cluster: Cluster, vm: Vm) -> None:
-        strategy = "External" if vm.role is Role.EXTERNAL else "LiveMigrate"
-        notes = {objects.PREFER_NO_EVICTION: "true"} if vm.role is Role.STEADY else {}
+        strategy = STRATEGIES.get(vm.role, "LiveMigrate")
+        is_still = vm.role in (Role.STEADY, Role.GUARDED)
+        notes = {objects.PREFER_NO_EVICTION: "true"} if is_still else {}
+        if vm.role is Role.GUARDED:
+            cluster.store.create(BUDGETS, objects.build_budget(vm.namespace, vm.name))
         cluster.create_vmi(
             objects.build_vmi(vm.namespace, vm.name, strategy=strategy, annotations=notes)
         )
@@ -218,7 +225,7 @@ class Scenario:
                 cluster.after(first, lambda: self._evict(cluster, vm, descheduler=by_descheduler))
             case Role.PINNED:
                 cluster.after(first, lambda: self._pin(cluster, vm))
-            case Role.QUEUED | Role.STEADY:
+            case Role.QUEUED | Role.GUARDED | Role.STEADY:
                 pass
         if vm.role is Role.RECREATED:
             self._every(

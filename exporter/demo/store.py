@@ -34,7 +34,8 @@ KUBEVIRTS = Resource("kubevirt.io", "v1", "kubevirts", "KubeVirt", status=True)
 PODS = Resource("", "v1", "pods", "Pod", status=True)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False, status=True)
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False, status=True)
-RESOURCES = (VMIS, MIGRATIONS, KUBEVIRTS, PODS, NAMESPACES, NODES)
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True)
+RESOURCES = (VMIS, MIGRATIONS, KUBEVIRTS, PODS, NAMESPACES, NODES, BUDGETS)
 
 NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of generated names (apimachinery `util/rand`)."""

@@ -20,6 +20,7 @@ from exporter.engine.reasons import SELECTORS, TERMINATING
 _STUCK = "KubeVirtEvacuationStuck"
 _FAILING = "KubeVirtEvacuationFailingRepeatedly"
 _BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
+_OWN_BLOCKERS = frozenset({WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRATABLE})
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """An attempt that fails in one of these phases gives no reason."""
 _ABORTED = "has been aborted"
@@ -237,8 +238,8 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
 
 
 def find_blocker(why: tuple[Why, ...]) -> Why | None:
-    """Why a VM does not leave its node: it is not migratable, or the cause of its failures."""
-    own = (one for one in why if one.source is WhySource.LIVE_MIGRATABLE)
+    """Why a VM does not leave its node: a budget, not migratable, or the cause of its failures."""
+    own = (one for one in why if one.source in _OWN_BLOCKERS)
     return next(own, None) or find_cause(why)
 
 

@@ -4,7 +4,8 @@ A drain evicts every launcher pod of the node. What KubeVirt makes of an evictio
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first that applies:
 
-- `stays`: LiveMigrate, and not migratable. KubeVirt refuses the eviction for ever.
+- `stays`: LiveMigrate, and not migratable. KubeVirt refuses the eviction for ever. Or the pod would
+  be evicted (`restarts`), and a PodDisruptionBudget forbids it.
 - `external`: External. Somebody else must move or stop the VM.
 - `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.
 - `restarts`: None (or a value that KubeVirt does not know), or LiveMigrateIfPossible and not
@@ -18,12 +19,14 @@ an unfinished VMIM or an evacuation are visited.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from exporter.engine.budgets import Budgets
 from exporter.engine.cordons import Cordons
 from exporter.engine.diagnosis import Diagnosis, Load, Source, diagnose
 from exporter.engine.evidence import Evidence
@@ -38,8 +41,10 @@ from exporter.engine.model import (
     StuckPolicy,
     Vmi,
     Why,
+    WhySource,
 )
 from exporter.engine.node_drains import Departed, DrainProgress, measure_progress
+from exporter.engine.reasons import REASONS_SHOWN
 from exporter.engine.store import Store
 
 
@@ -76,7 +81,8 @@ Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 class Conditions(Struct, frozen=True, kw_only=True):
     """What the outcomes of all VMIs depend on, apart from their own evidence.
 
-    `cordons` is None if it is unknown which nodes are cordoned.
+    `cordons` is None if it is unknown which nodes are cordoned, and `budgets` if it is unknown what
+    budgets allow.
     """
 
     kubevirt: KubeVirtSettings | None
@@ -86,6 +92,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     now: Instant
     contacts: Contacts = _NO_CONTACTS
     cordons: Cordons | None = None
+    budgets: Budgets | None = None
 
     def diagnose(self, evidence: Evidence) -> Diagnosis | None:
         """The diagnosis of a VMI, or None if it is not evacuating."""
@@ -106,6 +113,10 @@ class Conditions(Struct, frozen=True, kw_only=True):
         """Whether pods can be scheduled onto a node; None if that is unknown."""
         return None if self.cordons is None else node not in self.cordons
 
+    def find_budget(self, evidence: Evidence) -> str:
+        """The budget that forbids the eviction of a VMI's pod; "" if none does or if unknown."""
+        return "" if self.budgets is None else self.budgets.find(evidence.launcher)
+
     def is_full(self, node: str) -> bool:
         """Whether KubeVirt is known to start no migration out of this node now."""
         if self.load is None or not self.load.is_full(node):
@@ -120,9 +131,9 @@ def read_conditions(
     now: Instant,
     contacts: Contacts = _NO_CONTACTS,
     *,
-    sees_nodes: bool = False,
+    seen: AbstractSet[Resource] = frozenset(),
 ) -> Conditions:
-    """The conditions at `now`; `sees_nodes`: whether it is known which nodes are cordoned."""
+    """The conditions at `now`; `seen` are the optional resources that are up to date."""
     return Conditions(
         kubevirt=store.kubevirt,
         load=store.load(),
@@ -130,7 +141,8 @@ def read_conditions(
         dead=dead,
         now=now,
         contacts=contacts,
-        cordons=store.cordons if sees_nodes else None,
+        cordons=store.cordons if Resource.NODES in seen else None,
+        budgets=store.budgets if Resource.BUDGETS in seen else None,
     )
 
 
@@ -205,7 +217,26 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
         if node:
             counts[node][outcome(node, mobility)] -= 1
             counts[node][find_outcome(evidence, conditions, None)] += 1
+    for evidence in _find_guarded(store, conditions):
+        if find_outcome(evidence, conditions, None) is DrainOutcome.STAYS:
+            counts[evidence.vmi.node][DrainOutcome.RESTARTS] -= 1
+            counts[evidence.vmi.node][DrainOutcome.STAYS] += 1
     return counts
+
+
+def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
+    """The VMIs that would restart if no budget forbade it, without those that wait."""
+    if conditions.budgets is None:
+        return
+    for key in conditions.budgets.guarded():
+        found = store.find_pod(*key)
+        if found is None or found[1].finished or not found[1].node:
+            continue
+        evidence = store.evidence(found[1].namespace, found[1].name)
+        if evidence is None or evidence.launcher != found[0] or evidence.unfinished() is not None:
+            continue
+        if _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
+            yield evidence
 
 
 def recount(
@@ -261,7 +292,7 @@ def forecast_node(
         DrainCandidate(
             evidence=evidence,
             outcome=find_outcome(evidence, conditions, diagnosis),
-            reasons=store.reasons(evidence.vmi),
+            reasons=_find_reasons(store, evidence, conditions),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
         )
@@ -277,6 +308,15 @@ def forecast_node(
     )
     progress = follow_drains(store.drains.read(), evacuating, conditions).get(node)
     return _forecast(node, outcomes, known, conditions, progress), candidates
+
+
+def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> tuple[Why, ...]:
+    """The reasons of a VMI; first the budget without which it would restart."""
+    reasons = store.reasons(evidence.vmi)
+    budget = conditions.find_budget(evidence)
+    if budget and _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
+        return (Why(WhySource.POD_DISRUPTION_BUDGET, budget), *reasons[: REASONS_SHOWN - 1])
+    return reasons
 
 
 def follow_drains(
@@ -316,6 +356,16 @@ def find_outcome(
     evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
 ) -> DrainOutcome:
     """What a drain of its node would do to a VMI with this diagnosis."""
+    outcome = _find_own_outcome(evidence, conditions, diagnosis)
+    if outcome is DrainOutcome.RESTARTS and conditions.find_budget(evidence):
+        return DrainOutcome.STAYS
+    return outcome
+
+
+def _find_own_outcome(
+    evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
+) -> DrainOutcome:
+    """The outcome without regard to budgets."""
     dead, fails = conditions.dead.of(evidence.vmi.namespace), False
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts

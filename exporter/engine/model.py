@@ -130,6 +130,8 @@ class WhySource(StrEnum):
     """A failed VMIM, or `migrationState.failureReason` of the VMI."""
     MIGRATION_CONDITION = "MigrationCondition"
     """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
+    POD_DISRUPTION_BUDGET = "PodDisruptionBudget"
+    """A budget that allows no disruption and selects the VM's pod; the reason is its name."""
 
 
 class Resource(StrEnum):
@@ -140,13 +142,16 @@ class Resource(StrEnum):
     PODS = "pods"
     KUBEVIRTS = "kubevirts"
     NODES = "nodes"
+    BUDGETS = "poddisruptionbudgets"
     CONFIGMAPS = "configmaps"
     LEASES = "leases"
 
 
 EVIDENCE_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
 """The resources that verdicts and diagnoses need."""
-CLUSTER_RESOURCES = (*EVIDENCE_RESOURCES, Resource.NODES)
+OPTIONAL_RESOURCES = (Resource.NODES, Resource.BUDGETS)
+"""The resources that no verdict and no diagnosis needs."""
+CLUSTER_RESOURCES = (*EVIDENCE_RESOURCES, *OPTIONAL_RESOURCES)
 """The resources that are watched; the others are for the stored history."""
 CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
 """The watched resources that have one watch, whatever namespaces are watched."""
@@ -310,7 +315,10 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Pod(Struct, frozen=True, kw_only=True, gc=False):
-    """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace."""
+    """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace.
+
+    `labels` are those by which a budget may select it.
+    """
 
     namespace: str
     name: str
@@ -324,6 +332,7 @@ class Pod(Struct, frozen=True, kw_only=True, gc=False):
     unschedulable: bool = False
     eviction_in_progress: bool = False
     migration_uid: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -361,6 +370,42 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
     cordoned_at: Instant | None = None
 
 
+class Requirement(NamedTuple):
+    """One requirement of a label selector: In, NotIn, Exists or DoesNotExist."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+    def is_met(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels is selected (apimachinery `labels/selector.go`)."""
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+            case _:
+                return False
+
+
+class Budget(Struct, frozen=True, kw_only=True, gc=False):
+    """One PodDisruptionBudget; `forbids`: it allows no disruption of the pods that it selects."""
+
+    namespace: str
+    name: str
+    forbids: bool = False
+    selector: tuple[Requirement, ...] = ()
+
+    def selects(self, pod: Pod) -> bool:
+        """Whether it selects a pod of its namespace; without requirements it selects all."""
+        labels = dict(pod.labels)
+        return all(one.is_met(labels) for one in self.selector)
+
+
 class ConfigMap(Struct, frozen=True, kw_only=True):
     """One ConfigMap of the stored history: its `binaryData` and resourceVersion."""
 
@@ -370,7 +415,7 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
     data: dict[str, bytes] = {}
 
 
-Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | ConfigMap
+Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget | ConfigMap
 """What is read from one object of the cluster."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from exporter.engine.budgets import Budgets
 from exporter.engine.changes import Key, Listed, Removed, Visibility
 from exporter.engine.cordons import Cordons
 from exporter.engine.evidence import Evidence
@@ -20,6 +21,7 @@ class ClusterObjects:
         self.vmims = VmimIndex(keep=keep)
         self.launchers = LauncherIndex()
         self.cordons = Cordons()
+        self.budgets = Budgets(self.launchers.pods)
         self.unreadable = UnreadableObjects()
 
     def count(self, resource: Resource) -> int:
@@ -33,6 +35,8 @@ class ClusterObjects:
                 return len(self.launchers.pods)
             case Resource.NODES:
                 return len(self.cordons)
+            case Resource.BUDGETS:
+                return len(self.budgets)
             case _:
                 return 0
 
@@ -61,6 +65,8 @@ class ClusterObjects:
                 known = self.launchers.pods
             case Resource.NODES:
                 known = [("", name) for name in self.cordons.names()]
+            case Resource.BUDGETS:
+                known = self.budgets.keys()
             case _:
                 pass
         return [

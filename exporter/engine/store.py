@@ -30,6 +30,7 @@ from exporter.engine.evidence import DEAD_AFTER, Evidence, Remembered, Requester
 from exporter.engine.merging import HistoryMerger
 from exporter.engine.migrations import bind
 from exporter.engine.model import (
+    Budget,
     Fact,
     Instant,
     KubeVirtSettings,
@@ -56,7 +57,8 @@ class Store:
 
     `apply` is the only way in. Whoever needs to know of changes subscribes; the others read.
     `mobilities` counts the VMIs by node and mobility, without ended ones; `drains` are the drains
-    of nodes that are under way, and `cordons` says which nodes are cordoned.
+    of nodes that are under way, and `cordons` says which nodes are cordoned,
+    and `budgets` which launcher pods no one may evict.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Store:
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
         self.drains = self._evacuations.drains
         self.cordons = objects.cordons
+        self.budgets = objects.budgets
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
 
@@ -250,6 +253,8 @@ class Store:
                 return self._set_kubevirt(fact)
             case Node():
                 return self.cordons.put(fact, at)
+            case Budget():
+                return self.budgets.put(fact)
             case _:
                 raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
         key = (fact.namespace, fact.name)
@@ -344,6 +349,8 @@ class Store:
             return self._set_kubevirt(None)
         if resource is Resource.NODES:
             return self.cordons.remove(removed.name, at)
+        if resource is Resource.BUDGETS:
+            return self.budgets.remove(*key)
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
         pod = self._launchers.pods.get(key)
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
@@ -418,6 +425,7 @@ class Store:
 
     def _note_pod(self, pod: Pod, at: Instant) -> None:
         self._evacuations.note_launcher(pod.vmi_uid, at)
+        self.budgets.note_pod(pod)
         self._note_evidence(self._vmis.find_owner(pod))
 
     def _note_evidence(self, record: VmiRecord | None) -> None:

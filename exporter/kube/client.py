@@ -37,6 +37,7 @@ _PATHS = {
     Resource.PODS: "/api/v1",
     Resource.KUBEVIRTS: "/apis/kubevirt.io/v1",
     Resource.NODES: "/api/v1",
+    Resource.BUDGETS: "/apis/policy/v1",
     Resource.CONFIGMAPS: "/api/v1",
     Resource.LEASES: "/apis/coordination.k8s.io/v1",
 }

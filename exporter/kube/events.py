@@ -112,7 +112,7 @@ class EventWriter:
             health.find_dead(now),
             now,
             health.find_contacts(),
-            sees_nodes=health.sees_nodes(now),
+            seen=health.find_optional(now),
         )
         for count, evidence in enumerate(list(self._store.evacuating()), 1):
             diagnosis = conditions.diagnose(evidence)

@@ -6,10 +6,12 @@ saves 0.9 kB per VMI. An empty string, null and an absent field are equivalent. 
 `pkg/virt-controller/services/template.go` and `watch/descheduler`.
 """
 
+from functools import lru_cache
 from sys import intern
 from typing import Any
 
 from exporter.engine.model import (
+    Budget,
     ConfigMap,
     Hold,
     KubeVirtSettings,
@@ -19,6 +21,7 @@ from exporter.engine.model import (
     Outcome,
     Pod,
     Priority,
+    Requirement,
     Trigger,
     Vmi,
     Vmim,
@@ -46,6 +49,8 @@ HOLDS = {
 }
 """A VMIM's conditions (types.go, `VirtualMachineInstanceMigrationConditionType`)."""
 
+_OWN_LABELS = frozenset({CREATED_BY, MIGRATION_UID, "kubevirt.io/nodeName"})
+"""The labels of a launcher pod that differ from pod to pod; no budget of a user selects by them."""
 _VMI_KIND = "VirtualMachineInstance"
 _FINAL_PHASES = frozenset({"Succeeded", "Failed"})
 _HANDED_OFF_PHASES = frozenset(
@@ -208,7 +213,20 @@ def read_pod(found: wire.PodObject) -> Pod | str:
         unschedulable=met.get("PodScheduled") == "False",
         eviction_in_progress=EVICTION_IN_PROGRESS in annotations,
         migration_uid=text_of(labels.get(MIGRATION_UID)),
+        labels=_share_labels(
+            tuple(
+                (intern(key), intern(value))
+                for key, value in labels.items()
+                if key not in _OWN_LABELS and isinstance(value, str)
+            )
+        ),
     )
+
+
+@lru_cache(maxsize=4096)
+def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The same labels of many pods are kept once."""
+    return labels
 
 
 def _owner_uid(metadata: wire.PodMetadata) -> str:
@@ -245,6 +263,30 @@ def read_node(found: wire.NodeObject) -> Node | str:
         name=intern(name),
         schedulable=not spec.unschedulable,
         cordoned_at=parse_instant(next(added, None)) if spec.unschedulable else None,
+    )
+
+
+def read_budget(found: wire.BudgetObject) -> Budget | str:
+    """A PodDisruptionBudget. Without a selector it selects nothing, so it forbids nothing.
+
+    KubeVirt's own budgets do not count: they are for VMs that it migrates.
+    """
+    metadata, selector = found.metadata, found.spec.selector if found.spec else None
+    if not metadata.name:
+        return "metadata.name: expected a name, there is none"
+    wanted = selector or wire.LabelSelector()
+    requirements = [Requirement(k, "In", (v,)) for k, v in (wanted.matchLabels or {}).items()]
+    requirements += [
+        Requirement(one.key, one.operator, tuple(one.values or ()))
+        for one in wanted.matchExpressions or ()
+    ]
+    is_kubevirt_s = any(one.key == CREATED_BY for one in requirements)
+    allowed = found.status.disruptionsAllowed if found.status else None
+    return Budget(
+        namespace=intern(metadata.namespace or ""),
+        name=metadata.name,
+        forbids=selector is not None and allowed == 0 and not is_kubevirt_s,
+        selector=tuple(requirements),
     )
 
 

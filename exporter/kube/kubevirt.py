@@ -307,5 +307,6 @@ _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
     Resource.PODS: _Decoder(wire.PodObject, facts.read_pod, reasons.of_pod),
     Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt, _unexplained),
     Resource.NODES: _Decoder(wire.NodeObject, facts.read_node, _unexplained),
+    Resource.BUDGETS: _Decoder(wire.BudgetObject, facts.read_budget, _unexplained),
     Resource.CONFIGMAPS: _Decoder(wire.ConfigMapObject, facts.read_config_map, _unexplained),
 }

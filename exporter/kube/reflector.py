@@ -362,5 +362,6 @@ _CONSEQUENCES = {
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
     Resource.NODES: "whether a node is cordoned is unknown",
+    Resource.BUDGETS: "whether a budget forbids the eviction of a VM is unknown",
     Resource.CONFIGMAPS: "no history is read or written",
 }

@@ -191,6 +191,30 @@ class NodeObject(Object, gc=False):
     spec: NodeSpec | None = None
 
 
+class Expression(Struct, gc=False):
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class LabelSelector(Struct, gc=False):
+    matchLabels: dict[str, str] | None = None
+    matchExpressions: list[Expression] | None = None
+
+
+class BudgetSpec(Struct, gc=False):
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(Struct, gc=False):
+    disruptionsAllowed: int | None = None
+
+
+class BudgetObject(Object, gc=False):
+    spec: BudgetSpec | None = None
+    status: BudgetStatus | None = None
+
+
 class ConfigMapObject(Object, gc=False):
     binaryData: dict[str, bytes] | None = None
 

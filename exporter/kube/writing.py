@@ -3,6 +3,7 @@
 from typing import Any, assert_never
 
 from exporter.engine.model import (
+    Budget,
     ConfigMap,
     Fact,
     KubeVirtSettings,
@@ -36,7 +37,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
     """The inverse of parsing: the smallest object that parses to this fact.
 
     It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError
-    for what is not recorded: nodes, and a stored history's ConfigMap.
+    for what is not recorded: nodes, budgets, and a stored history's ConfigMap.
     """
     match fact:
         case Vmi():
@@ -47,7 +48,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
             return _write_pod(fact)
         case KubeVirtSettings():
             return _write_kubevirt(fact)
-        case Node() | ConfigMap():
+        case Node() | Budget() | ConfigMap():
             raise TypeError(f"{type(fact).__name__} is no fact that a recording has")
         case _:
             assert_never(fact)

@@ -85,7 +85,7 @@ def sample(view: View) -> Iterator[Piece]:
         view.dead,
         view.now,
         view.health.find_contacts(),
-        sees_nodes=view.health.sees_nodes(view.now),
+        seen=view.health.find_optional(view.now),
     )
     drains = _Drains(count_undiagnosed(view.store, conditions), view.store.drains.read())
     return chain(

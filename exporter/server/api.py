@@ -315,7 +315,7 @@ class Service:
             health.find_dead(now),
             now,
             health.find_contacts(),
-            sees_nodes=health.sees_nodes(now),
+            seen=health.find_optional(now),
         )
 
     async def _count_blocked(self) -> dict[Reason, int]:

@@ -15,6 +15,7 @@ from .client import ApiError, Client
 from .objects import Object, namespace
 from .polling import poll
 from .resources import (
+    BUDGETS,
     CRDS,
     KUBEVIRTS,
     NAMESPACES,
@@ -29,7 +30,7 @@ from .servers import ApiServer, Etcd
 from .users import User, kubeconfig
 
 
-EXPORTER_READS = (VMIS, VMIMS, PODS, KUBEVIRTS, NODES)
+EXPORTER_READS = (VMIS, VMIMS, PODS, KUBEVIRTS, NODES, BUDGETS)
 
 _TOKENS = 'administrator-token,administrator,1,"system:masters"\nexporter-token,exporter,2\n'
 _SETTLE_SECONDS = 180.0

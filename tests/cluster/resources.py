@@ -42,6 +42,7 @@ VMIMS = Resource(
 KUBEVIRTS = Resource("kubevirt.io", "v1", "kubevirts", "KubeVirt", has_status=True)
 PODS = Resource("", "v1", "pods", "Pod", has_status=True)
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False, has_status=True)
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", has_status=True)
 EVENTS = Resource("", "v1", "events", "Event")
 SERVICES = Resource("", "v1", "services", "Service")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")

@@ -36,6 +36,7 @@ RENDERED = (*OVERLAYS, *ADDITIONS, "chart")
 READS = {
     ("", "nodes"),
     ("", "pods"),
+    ("policy", "poddisruptionbudgets"),
     ("kubevirt.io", "kubevirts"),
     ("kubevirt.io", "virtualmachineinstancemigrations"),
     ("kubevirt.io", "virtualmachineinstances"),
@@ -54,7 +55,13 @@ WRITES = {
     *((verb, "coordination.k8s.io", "leases", NAME) for verb in ("get", "create", "update")),
 }
 SCRAPER = f"{NAME}-scraper"
-OPTIONAL = ("pods", "kubevirts", "nodes", "virtualmachineinstancemigrations")
+OPTIONAL = (
+    "pods",
+    "kubevirts",
+    "nodes",
+    "poddisruptionbudgets",
+    "virtualmachineinstancemigrations",
+)
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 

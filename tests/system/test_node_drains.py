@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from exporter.demo import objects
 from tests.cluster.player import Fate
 from tests.cluster.recording import Scene
-from tests.cluster.resources import NODES
+from tests.cluster.resources import BUDGETS, NODES
 from tests.cluster.rig import Rig
 from tests.cluster.versions import is_kubevirt_at_least
 from tests.support.evacuation_log import ask_evacuation
@@ -19,6 +20,7 @@ from tests.support.program import Program, program
 
 
 NODE = "node-2"
+VM_NAME = "vm.kubevirt.io/name"
 SETTINGS = {"stuck": {"after": "20s"}}
 Prove = Callable[[str], None]
 
@@ -127,6 +129,78 @@ async def test_a_drain_that_is_given_up_leaves_an_evacuation(stage: Stage, prove
 
     assert stuck["schedulable"] is False
     assert over["schedulable"] is True
+
+
+BUDGETED = {
+    "restarts": {"evictionStrategy": "None"},
+    "restarts-too": {"evictionStrategy": "LiveMigrateIfPossible"},
+    "leaves": {"evictionStrategy": "LiveMigrate"},
+    "external": {"evictionStrategy": "External"},
+}
+"""VMs by namespace, each with a budget that allows no disruption of its pod."""
+
+
+async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
+    """A budget stops the VMs that would restart, and no VM that KubeVirt's webhook answers for."""
+    rig, said = stage.rig, {}
+    keys = {name: f"budget-{name}/db1" for name in BUDGETED}
+    async with AsyncExitStack() as stack:
+        for name, spec in BUDGETED.items():
+            scene = await stack.enter_async_context(rig.vmi(keys[name], node=NODE, **spec))
+            if name == "restarts-too":
+                await rig.player.set_migratable(scene.vmi, migratable=False)
+            labels = objects.labels(scene.pods[0])
+            await rig.cluster.admin.create(
+                BUDGETS,
+                {
+                    "apiVersion": BUDGETS.api_version,
+                    "kind": BUDGETS.kind,
+                    "metadata": {"namespace": f"budget-{name}", "name": "none"},
+                    "spec": {
+                        "maxUnavailable": 0,
+                        "selector": {"matchLabels": {VM_NAME: labels[VM_NAME]}},
+                    },
+                },
+            )
+            # What the disruption controller writes, which does not run here.
+            await rig.cluster.admin.merge_status(
+                BUDGETS,
+                f"budget-{name}",
+                "none",
+                {
+                    "status": {
+                        **dict.fromkeys(("currentHealthy", "desiredHealthy", "expectedPods"), 1),
+                        "disruptionsAllowed": 0,
+                        "observedGeneration": 1,
+                    }
+                },
+            )
+        forecast = await stage.exporter.until(
+            f"/v1/nodes/{NODE}",
+            lambda status, body: status == 200 and (body["stays"], body["vmis"]) == (2, 4),
+        )
+        for name, key in keys.items():
+            scene = await rig.look(key)
+            pod = objects.current_pod(scene.vmi, scene.pods)
+            assert pod is not None
+            refusal = await rig.cluster.evict(pod, descheduler=False)
+            said[name] = "" if refusal is None else str(refusal.status["message"])
+        await rig.until(keys["leaves"], lambda scene: scene.vmi["status"]["nodeName"] != NODE)
+
+    outcomes = {
+        one["namespace"].removeprefix("budget-"): (one["outcome"], one["cause"])
+        for one in forecast["candidates"]
+    }
+    for name, (outcome, _) in outcomes.items():
+        words = said[name].rpartition("denied the request: ")[2]
+        prove(f"rig: budget of 0: {name:12} forecast {outcome:8}: {words[:90]}")
+    for name in ("restarts", "restarts-too"):
+        outcome, cause = outcomes[name]
+        assert outcome == "stays"
+        assert (cause["source"], cause["reason"]) == ("PodDisruptionBudget", "none")
+        assert "disruption budget" in said[name]
+    assert (outcomes["leaves"][0], outcomes["external"][0]) == ("leaves", "external")
+    assert all("Eviction triggered evacuation" in said[name] for name in ("leaves", "external"))
 
 
 async def test_somebody_moves_an_external_vm(stage: Stage, prove: Prove) -> None:

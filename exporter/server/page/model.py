@@ -49,6 +49,7 @@ LOSSES = {
     ),
     Resource.KUBEVIRTS: "the state capacity",
     Resource.NODES: "whether a node is cordoned, left-over evacuations, and stuck drains of others",
+    Resource.BUDGETS: "VMs whose eviction a PodDisruptionBudget forbids",
     Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
     Resource.LEASES: "the stored history: it is not written",
 }

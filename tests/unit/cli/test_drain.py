@@ -169,7 +169,9 @@ def test_a_cordoned_node_is_named_so() -> None:
     """The answer says that a node is cordoned, and since when if that is known."""
     store = a_mixed_store()
     store.retain(Resource.NODES, {}, None)
-    conditions = read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, sees_nodes=True)
+    conditions = read_conditions(
+        store, StuckPolicy(), ALL_ALIVE, NOW, seen=frozenset({Resource.NODES})
+    )
     for cordoned_at, said in ((NOW - 300.0, " since 2027-01-15T07:55:00Z (5m ago)"), (None, "")):
         store.put(a_cordon(cordoned_at=cordoned_at))
         answer = describe_drain(*forecast_node(store, "n1", conditions), NOW, some_health())

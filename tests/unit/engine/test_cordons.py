@@ -43,7 +43,13 @@ def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
 
 def conditions(store: ClockedStore, *, sees_nodes: bool = True) -> Conditions:
     """The conditions now."""
-    return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, sees_nodes=sees_nodes)
+    return read_conditions(
+        store,
+        StuckPolicy(),
+        ALL_ALIVE,
+        NOW,
+        seen=frozenset({Resource.NODES}) if sees_nodes else frozenset(),
+    )
 
 
 def diagnosis_of(store: ClockedStore, **seen: bool) -> Diagnosis:

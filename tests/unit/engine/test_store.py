@@ -17,6 +17,7 @@ from exporter.engine.history import Migration
 from exporter.engine.migrations import WAITING_LIMIT
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
+    Budget,
     Checkpoint,
     Fact,
     KubeVirtSettings,
@@ -428,13 +429,24 @@ def test_pods_that_may_not_be_seen() -> None:
 # --- limits and lists
 
 
+BUDGET = Budget(namespace=NAMESPACE, name="none", forbids=True)
+
+
 def test_objects_are_counted() -> None:
     """Objects are counted by resource."""
     store = a_store()
-    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0, 0, 0, 0, 0]
-    for fact in (a_vmi(), a_vmim(), a_vmim(name="mig-2"), a_pod(), KubeVirtSettings(), a_cordon()):
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0] * 6
+    for fact in (
+        a_vmi(),
+        a_vmim(),
+        a_vmim(name="mig-2"),
+        a_pod(),
+        KubeVirtSettings(),
+        a_cordon(),
+        BUDGET,
+    ):
         store.put(fact)
-    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1, 1]
+    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1, 1, 1]
 
 
 def test_limits() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine.model import (
+    Budget,
     ConfigMap,
     Fact,
     KubeVirtSettings,
@@ -21,6 +22,7 @@ from exporter.engine.model import (
     Node,
     Outcome,
     Pod,
+    Requirement,
     Resource,
     Vmi,
     Vmim,
@@ -418,6 +420,7 @@ def test_a_pod() -> None:
         ready=True,
         scheduled=True,
         migration_uid="m1",
+        labels=(("kubevirt.io", "virt-launcher"),),
     )
 
 
@@ -529,6 +532,47 @@ def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
 def test_nodes(spec: Json, node: Node) -> None:
     """A node is schedulable unless its spec says otherwise; the taint has since when."""
     assert read(Resource.NODES, {"metadata": {"name": "n1"}, "spec": spec}) == node
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "budget"),
+    [
+        pytest.param(
+            {"selector": {"matchLabels": {"app": "web"}}},
+            {"disruptionsAllowed": 0},
+            {"forbids": True, "selector": (Requirement("app", "In", ("web",)),)},
+            id="labels",
+        ),
+        pytest.param(
+            {"selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
+            {"disruptionsAllowed": 0},
+            {"forbids": True, "selector": (Requirement("app", "Exists", ()),)},
+            id="expressions",
+        ),
+        pytest.param({"selector": {}}, {"disruptionsAllowed": 0}, {"forbids": True}, id="all-pods"),
+        pytest.param({"selector": {}}, {"disruptionsAllowed": 1}, {}, id="allows-one"),
+        pytest.param({"selector": {}}, {}, {}, id="not-known-yet"),
+        pytest.param({}, {"disruptionsAllowed": 0}, {}, id="selects-nothing"),
+        pytest.param(
+            {"selector": {"matchLabels": {"kubevirt.io/created-by": "u"}}},
+            {"disruptionsAllowed": 0},
+            {"selector": (Requirement("kubevirt.io/created-by", "In", ("u",)),)},
+            id="of-kubevirt",
+        ),
+    ],
+)
+def test_budgets(spec: Json, status: Json, budget: Json) -> None:
+    """A budget forbids if it allows no disruption of what it selects; KubeVirt's own never do."""
+    found = {"metadata": {"namespace": "shop", "name": "b"}, "spec": spec, "status": status}
+    assert read(Resource.BUDGETS, found) == Budget(namespace="shop", name="b", **budget)
+
+
+def test_labels_of_launcher_pods() -> None:
+    """A pod has the labels by which a user's budget may select it."""
+    labels = {"app": "web", "kubevirt.io/created-by": "u", "kubevirt.io/nodeName": "n1"}
+    fact = read(Resource.PODS, a_pod_json(metadata={"labels": labels}))
+    assert isinstance(fact, Pod)
+    assert fact.labels == (("app", "web"),)
 
 
 # --- what is refused
@@ -1013,16 +1057,16 @@ def test_a_vmim_is_written_so_that_the_same_is_read(made: Json) -> None:
 def test_a_pod_is_written_so_that_the_same_is_read(
     ready: str | None, scheduled: str | None
 ) -> None:
-    """A pod that is written and read again is the same fact."""
+    """A pod that is written and read again is the same fact, but for its labels."""
     made = a_pod_json()
     made["status"]["conditions"] = [
         {"type": kind, "status": status}
         for kind, status in (("Ready", ready), ("PodScheduled", scheduled))
         if status is not None
     ]
-    fact = parse_object(Resource.PODS, raw(made)).fact
+    fact = read_pod(made)
 
-    assert parse_object(Resource.PODS, raw(write_object(fact))).fact == fact
+    assert read_pod(write_object(fact)) == replace(fact, labels=())
 
 
 def test_a_history_is_never_written_as_an_object_of_kubevirt_s() -> None:

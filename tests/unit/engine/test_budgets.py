@@ -1,0 +1,143 @@
+"""What a PodDisruptionBudget makes of a drain."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine.drain import (
+    Conditions,
+    DrainOutcome,
+    count_outcomes,
+    forecast_node,
+    read_conditions,
+)
+from exporter.engine.model import (
+    ALL_ALIVE,
+    Budget,
+    Pod,
+    Requirement,
+    Resource,
+    StuckPolicy,
+    Why,
+    WhySource,
+)
+from tests.support.builders import NAMESPACE, NOW, a_pod, a_store, a_vmim
+from tests.support.stores import ClockedStore
+from tests.unit.engine.test_drain import a_movable
+
+
+WEB = (("app", "web"),)
+
+
+def a_budget(*selector: Requirement, **overrides: Any) -> Budget:
+    """A budget that allows no disruption of the pods with app=web."""
+    fields: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "name": "web",
+        "forbids": True,
+        "selector": selector or (Requirement("app", "In", ("web",)),),
+    }
+    return Budget(**fields | overrides)
+
+
+def a_launcher(number: int, **overrides: Any) -> Pod:
+    """The pod of a VM, with the label app=web."""
+    fields = {"name": f"launcher-{number}", "uid": f"pod-{number}", "vmi_uid": f"uid-{number}"}
+    return a_pod(**fields | {"labels": WEB} | overrides)
+
+
+def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
+    """The conditions now."""
+    seen = frozenset({Resource.BUDGETS}) if sees else frozenset[Resource]()
+    return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, seen=seen)
+
+
+def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
+    """The outcome of each VM of n1, which the counts must agree with."""
+    now = conditions(store, **sees)
+    forecast, candidates = forecast_node(store, "n1", now)
+    assert +count_outcomes(store, now)["n1"] == forecast.outcomes
+    return {one.evidence.vmi.name: one.outcome for one in candidates}
+
+
+def test_a_budget_forbids_what_would_restart_alone() -> None:
+    """A VM that would restart stays; VMs that KubeVirt migrates leave, whatever a budget says."""
+    store = a_store(
+        a_movable(1, eviction_strategy="None"),
+        a_movable(2, eviction_strategy="LiveMigrateIfPossible", migratable=False),
+        a_movable(3),
+        a_movable(4, eviction_strategy="None"),
+        *(a_launcher(number) for number in (1, 2, 3)),
+        a_launcher(4, labels=()),
+    )
+    assert outcomes(store)["db1"] is DrainOutcome.RESTARTS
+    store.put(a_budget())
+    assert outcomes(store) == {
+        "db1": DrainOutcome.STAYS,
+        "db2": DrainOutcome.STAYS,
+        "db3": DrainOutcome.LEAVES,
+        "db4": DrainOutcome.RESTARTS,
+    }
+    assert outcomes(store, sees=False)["db1"] is DrainOutcome.RESTARTS
+    reasons = [one.reasons for one in forecast_node(store, "n1", conditions(store))[1]]
+    budget = (Why(WhySource.POD_DISRUPTION_BUDGET, "web"),)
+    assert reasons == [budget, budget, (), ()]
+
+
+@pytest.mark.parametrize("how", ["allows", "remove", "list", "labels", "gone"])
+def test_a_budget_forbids_until_it_does_not(how: str) -> None:
+    """A VM restarts again when the budget allows it, is gone, or does not select its pod."""
+    store = a_store(a_movable(1, eviction_strategy="None"), a_budget(), a_launcher(1))
+    assert outcomes(store) == {"db1": DrainOutcome.STAYS}
+    match how:
+        case "allows":
+            store.put(a_budget(forbids=False))
+        case "remove":
+            store.remove(Resource.BUDGETS, NAMESPACE, "web")
+        case "list":
+            store.retain(Resource.BUDGETS, {"other": {"web"}}, None)
+        case "labels":
+            store.put(a_launcher(1, labels=()))
+        case _:
+            store.remove(Resource.PODS, NAMESPACE, "launcher-1")
+    assert outcomes(store) == {"db1": DrainOutcome.RESTARTS}
+
+
+def test_a_budget_of_another_namespace_selects_nothing_here() -> None:
+    """A budget is for the pods of its own namespace."""
+    store = a_store(a_movable(1, eviction_strategy="None"), a_launcher(1))
+    store.put(a_budget(namespace="other"))
+    assert outcomes(store) == {"db1": DrainOutcome.RESTARTS}
+
+
+def test_a_vm_that_is_moved_by_hand_is_counted_once() -> None:
+    """A VM with an unfinished VMIM is counted by its own outcome, and its budget too."""
+    store = a_store(
+        a_movable(1, eviction_strategy="None"),
+        a_launcher(1),
+        a_vmim(vmi_name="db1", phase="Scheduling"),
+        a_budget(),
+    )
+    assert outcomes(store) == {"db1": DrainOutcome.STAYS}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "selects"),
+    [
+        (Requirement("app", "In", ("db", "web")), True),
+        (Requirement("app", "In", ("db",)), False),
+        (Requirement("app", "NotIn", ("db",)), True),
+        (Requirement("tier", "NotIn", ("db",)), True),
+        (Requirement("app", "NotIn", ("web",)), False),
+        (Requirement("app", "Exists", ()), True),
+        (Requirement("tier", "Exists", ()), False),
+        (Requirement("tier", "DoesNotExist", ()), True),
+        (Requirement("app", "DoesNotExist", ()), False),
+        (Requirement("app", "Unknown", ()), False),
+    ],
+)
+def test_label_selectors(requirement: Requirement, *, selects: bool) -> None:
+    """The operators of a label selector are those of Kubernetes."""
+    assert a_budget(requirement).selects(a_launcher(1)) is selects
+    both = (requirement, Requirement("app", "In", ("web",)))
+    assert a_budget(*both).selects(a_launcher(1)) is selects
