@@ -51,7 +51,7 @@ class Resource:
     @property
     def custom(self) -> bool:
         """Whether a CRD defines it: written with sorted keys, and a kind in each list item."""
-        return bool(self.group)
+        return self.group == "kubevirt.io"
 
 
 class StatusError(Exception):

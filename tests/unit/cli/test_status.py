@@ -94,6 +94,7 @@ Based on
   pods                              synced, last contact 2s ago
   kubevirts                         synced, last contact 2s ago
   nodes                             synced, last contact 2s ago
+  poddisruptionbudgets              synced, last contact 2s ago
 
 VMs: 100
   no rule holds                97
