@@ -6,7 +6,7 @@ import pytest
 
 from exporter.kube.instants import parse_instant
 from tests.e2e.asking import Caller
-from tests.e2e.cluster import Cluster, Object
+from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.terminal import Terminal
 from tests.vms.kubevirt import (
     LATE,
@@ -26,6 +26,17 @@ def evacuation(caller: Caller, name: str) -> Object:
     """The evacuation of a VM; empty if there is none."""
     found: Object = look(caller, name)["evacuation"] or {}
     return found
+
+
+def until_paused(caller: Caller, name: str, failed: int) -> Object:
+    """Wait until KubeVirt pauses after so many failures; the evacuation."""
+
+    def find() -> Object | None:
+        one = evacuation(caller, name)
+        is_there = one and one["failedAttempts"] == failed and one["state"] == "backoff"
+        return one if is_there else None
+
+    return wait_for(find, f"a pause of {name} after {failed} failures") or {}
 
 
 def reasons(caller: Caller, name: str) -> set[str]:
@@ -52,10 +63,7 @@ def test_a_failing_evacuation(
         db.until_copying()
         assert evacuation(caller, "db1")["state"] == "migrating"
         db.kill_qemu("n2")
-        db.until(lambda: evacuation(caller, "db1")["failedAttempts"] == attempt, "counted")  # noqa: B023
-        db.until(lambda: evacuation(caller, "db1")["backoff"], "a pause")
-        now = evacuation(caller, "db1")
-        assert now["state"] == "backoff"
+        now = until_paused(caller, "db1", attempt)
         assert now["cause"]["source"] == "FailedAttempt"
         assert "virError" in now["cause"]["message"]
         assert now["nextStep"].startswith("Read the launcher's log around the error")
