@@ -24,3 +24,6 @@ def test_the_node_that_was_left_the_longest_ago_is_forgotten(
     for seconds, node in enumerate(("n1", "n2", "n1", "n3")):
         noted.note(node, NOW + seconds - 9.0, NOW)
     assert list(noted.latest) == ["n1", "n3"]
+    noted.note("n1", NOW - 7.0, NOW)  # no news, so the node is still the oldest
+    noted.note("n4", NOW, NOW)
+    assert list(noted.latest) == ["n3", "n4"]

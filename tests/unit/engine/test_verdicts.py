@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.engine import verdicts
 from exporter.engine.cooldown import Cooldown, measure_cooldown
 from exporter.engine.evidence import Remembered
 from exporter.engine.history import Migration
@@ -91,6 +92,49 @@ def decided(
 
 
 # --- single cases
+
+
+def test_the_checkpoints_of_an_entry() -> None:
+    """An entry has a verdict for each checkpoint, and the first of both that blocks."""
+    view = a_verdict_view(a_store(a_vmi(migration=a_state())), POLICY)
+    assert (view.revision, view.moves) == (0, False)
+    view.advance(NOW, dead=ALL_ALIVE)
+    entry = view.find(NAMESPACE, NAME)
+    assert entry is not None
+    reasons = [entry.verdict(one).reason for one in (*Checkpoint, None)]
+    assert reasons == [None, Reason.COOLDOWN, Reason.COOLDOWN]
+
+    view = a_verdict_view(a_store(a_vmi(migration=a_state()), a_vmim()), POLICY)
+    view.advance(NOW, dead=ALL_ALIVE)
+    entry = view.find(NAMESPACE, NAME)
+    assert entry is not None
+    reasons = [entry.verdict(one).reason for one in (*Checkpoint, None)]
+    running = Reason.MIGRATION_IN_PROGRESS
+    assert reasons == [running, Reason.COOLDOWN, running]
+
+
+@pytest.mark.parametrize(("ahead", "moves"), [(0.0, False), (1.0, True), (CLOCK_SKEW + 1, False)])
+def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, moves: bool) -> None:
+    """An entry moves with the clock if an end lies ahead of it and counts as now."""
+    view = a_verdict_view(a_store(a_vmi(migration=a_state(end=NOW + ahead))), POLICY)
+    view.advance(NOW, dead=ALL_ALIVE)
+    assert view.moves is moves
+
+
+def test_the_next_change_is_the_earliest_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next change by the clock is known, also after the expiries were gathered anew."""
+    monkeypatch.setattr(verdicts, "SPARE", 0)
+    store = a_store()
+    view = a_verdict_view(store, POLICY)
+    for minute in (0, 9, 3, 8, 1, 7, 2, 6):
+        end = NOW - 60.0 * minute
+        store.put(a_vmi(name=f"db{minute}", uid=f"u{minute}", migration=a_state(end=end)))
+        for _ in range(3):
+            store.put(a_vmi(name="db0", uid="u0", migration=a_state(end=NOW - minute)))
+            view.advance(NOW, dead=ALL_ALIVE)
+            view.summarize()
+    released = [one.cooldown.released_at for one in view.summarize().cooling if one.cooldown]
+    assert view.changes_at() == min(released)
 
 
 def test_a_census() -> None:

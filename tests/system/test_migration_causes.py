@@ -1,0 +1,152 @@
+"""The line `migration_ended` for each cause that KubeVirt's own controllers can produce here."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from exporter.demo import objects
+from tests.cluster import poll
+from tests.cluster.player import Fate
+from tests.cluster.resources import QUOTAS, VMIMS
+from tests.cluster.rig import Rig
+from tests.support.program import Program, program
+
+
+REASON, MESSAGE = "error.type", "error.message"
+
+
+@dataclass
+class Stage:
+    """The rig, and the exporter whose log is read."""
+
+    rig: Rig
+    exporter: Program
+
+    async def until_line(self, namespace: str) -> dict[str, Any]:
+        """Wait for the first line about a migration in a namespace."""
+
+        async def find() -> dict[str, Any] | None:
+            lines = self.exporter.events("migration_ended")
+            return next((one for one in lines if one["k8s.namespace.name"] == namespace), None)
+
+        return await poll(find, what=f"the end of a migration in {namespace}")
+
+    async def delete_migration(self, namespace: str) -> None:
+        """Delete the newest migration in a namespace, which aborts it."""
+        scene = await self.rig.look(f"{namespace}/db1")
+        await self.rig.cluster.admin.delete(VMIMS, namespace, scene.vmims[-1]["metadata"]["name"])
+
+
+@pytest.fixture(scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    """KubeVirt's servers, three nodes, and an exporter."""
+    async with Rig.opened() as rig:
+        control = rig.cluster.control
+        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
+        async with program(tmp_path_factory.mktemp("causes"), *login) as exporter:
+            await exporter.ready()
+            yield Stage(rig, exporter)
+
+
+@pytest.fixture
+def quote(prove: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
+    """Print what counts of a line."""
+
+    def show(line: dict[str, Any]) -> None:
+        short = {
+            key: value for key, value in line.items() if key.startswith(("error", "kubevirt."))
+        }
+        wanted = ("kubevirt.migration.phase", "kubevirt.migration.outcome", MESSAGE)
+        said = ", ".join(f"{key.rpartition('.')[2]} {short[key]!r}" for key in wanted)
+        prove(f"rig: migration_ended: {line[REASON]}: {said}")
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("name", "fate", "reason", "message"),
+    [
+        pytest.param("none", "succeeds", "none", "", id="none"),
+        pytest.param("libvirt", "fails", "libvirt", "virError", id="libvirt"),
+        # No kubelet runs here, so that nothing says why the target's container ended.
+        pytest.param("crashes", "crashes", "other", "", id="target-before-hand-off"),
+        pytest.param(
+            "lost", Fate("loses ready target", seconds=2), "target_lost", "", id="target-lost"
+        ),
+    ],
+)
+async def test_what_ends_by_itself(
+    stage: Stage,
+    quote: Callable[[dict[str, Any]], None],
+    name: str,
+    fate: Any,
+    *,
+    reason: str,
+    message: str,
+) -> None:
+    """A migration that ends by itself has its reason in the log."""
+    namespace = f"ended-{name}"
+    async with stage.rig.vmi(f"{namespace}/db1", fate, "succeeds"):
+        await stage.rig.evict(f"{namespace}/db1")
+        line = await stage.until_line(namespace)
+    quote(line)
+    assert line[REASON] == reason
+    assert message in line[MESSAGE]
+    assert (line["kubevirt.migration.outcome"] == "succeeded") is (reason == "none")
+
+
+async def test_an_aborted_migration(stage: Stage, quote: Callable[[dict[str, Any]], None]) -> None:
+    """A migration that somebody deletes while it copies is aborted."""
+    async with stage.rig.vmi("ended-aborted/db1", "hangs", "succeeds"):
+        await stage.rig.evict("ended-aborted/db1")
+        await stage.rig.until("ended-aborted/db1", lambda scene: scene.state.get("startTimestamp"))
+        await stage.delete_migration("ended-aborted")
+        line = await stage.until_line("ended-aborted")
+    quote(line)
+    assert line[REASON] == "aborted"
+
+
+async def test_no_node_for_the_target(
+    stage: Stage, quote: Callable[[dict[str, Any]], None]
+) -> None:
+    """A migration that is deleted because no node takes its target has that as its reason."""
+    key = "ended-nowhere/db1"
+    async with stage.rig.vmi(key, "unschedulable", "succeeds"):
+        await stage.rig.evict(key)
+        await stage.rig.until(key, lambda scene: any(map(objects.is_unschedulable, scene.pods)))
+        await stage.exporter.until(
+            f"/v1/vmis/{key}",
+            lambda _, body: (body["evacuation"] or {}).get("state") == "target_unschedulable",
+        )
+        await stage.delete_migration("ended-nowhere")
+        line = await stage.until_line("ended-nowhere")
+    quote(line)
+    assert line[REASON] == "unschedulable"
+
+
+async def test_a_quota(stage: Stage, quote: Callable[[dict[str, Any]], None]) -> None:
+    """A migration that is deleted because a quota refuses its target has that as its reason."""
+    key = "ended-quota/db1"
+    async with stage.rig.vmi(key, "succeeds"):
+        hard = {"hard": {"pods": "1"}}
+        await stage.rig.cluster.admin.create(
+            QUOTAS,
+            {
+                "apiVersion": "v1",
+                "kind": QUOTAS.kind,
+                "metadata": {"name": "one-pod", "namespace": "ended-quota"},
+                "spec": hard,
+                "status": hard | {"used": {"pods": "1"}},
+            },
+        )
+        await stage.rig.evict(key)
+        await stage.exporter.until(
+            f"/v1/vmis/{key}", lambda _, body: (body["evacuation"] or {}).get("state") == "quota"
+        )
+        await stage.delete_migration("ended-quota")
+        line = await stage.until_line("ended-quota")
+        await stage.rig.cluster.admin.delete(QUOTAS, "ended-quota", "one-pod")
+    quote(line)
+    assert line[REASON] == "quota"
