@@ -118,6 +118,7 @@ def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, move
     """An entry moves with the clock if an end lies ahead of it and counts as now."""
     view = a_verdict_view(a_store(a_vmi(migration=a_state(end=NOW + ahead))), POLICY)
     view.advance(NOW, dead=ALL_ALIVE)
+    view.summarize()
     assert view.moves is moves
 
 
