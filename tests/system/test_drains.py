@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -226,6 +227,23 @@ class Story:
         self.fleet.cordoned = ""
         return drained
 
+    async def estimate(self, name: str) -> tuple[float, float]:
+        """Drain a node: the estimate when half of its VMs have left, and what it then took."""
+        self.fleet.cordoned = name
+        self.cluster.cordon(name)
+        vms = [one for one in self.fleet.vms if self._is_on(one, name)]
+        estimated, asked_at = 0.0, self.now
+        while left := [one for one in vms if self._is_on(one, name)]:
+            for one in left:
+                self.cluster.evict_vmi(NAMESPACE, one)
+            await self.pass_time(EVICTED_EVERY)
+            if not estimated and len(left) <= len(vms) / 2:
+                progress = (await self._ask(name))["drain"]
+                estimated, asked_at = progress["estimateSeconds"], self.now
+        self.cluster.uncordon(name)
+        self.fleet.cordoned = ""
+        return estimated, (self.now - asked_at).total_seconds()
+
     def _find_what_happened(self, name: str, uid: str, where: str) -> str:
         vmi = self._vmi(name)
         assert vmi["metadata"]["uid"] == uid
@@ -319,6 +337,37 @@ async def test_forecasts_come_true(nodes: int, movable: int, prove: Callable[[st
             assert drained.took >= bound - ROUNDED * (movable + 2)
     assert [one.forecast["canBeEmptied"] for one in drains] == [*[False] * (nodes - 1), True]
     assert [one.remaining for one in drains] == [*[2] * (nodes - 1), 0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rounds"),
+    [
+        pytest.param(3, 1, id="small"),
+        pytest.param(5, 4, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+async def test_estimates_beside_what_drains_took(
+    nodes: int, rounds: int, prove: Callable[[str], None]
+) -> None:
+    """The estimate of half a drain is about what the other half takes, by the median."""
+    chance = random.Random(34)
+    names = [f"node-{number}" for number in range(1, nodes + 1)]
+    story = Story(
+        [
+            Vm(f"{home}-vm-{n}", home, seconds=chance.uniform(20.0, 90.0))
+            for home in names
+            for n in range(12)
+        ],
+        nodes,
+    )
+    await story.begin()
+    async with story.watched():
+        measured = [await story.estimate(name) for _ in range(rounds) for name in names]
+    errors = sorted(abs(estimated - took) / took for estimated, took in measured)
+    pairs = ", ".join(f"{estimated:.0f}/{took:.0f}" for estimated, took in measured)
+    prove(f"estimates of {len(errors)} drains, seconds: {pairs}: median error {median(errors):.0%}")
+
+    assert median(errors) < 0.6
 
 
 async def test_a_queue_that_moves_is_not_stuck(
