@@ -249,7 +249,7 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
         pause = f"{write_span(one.backoff.seconds)}, next try"
         rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
     if one.leftover:
-        rows.append(["left over", f"{one.evacuation_node_name} is schedulable again"])
+        rows.append(["left over", f"{one.evacuation_node_name} is schedulable"])
     if one.diverged:
         rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
     return rows

@@ -197,7 +197,7 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
     if diagnosis.state is State.MIGRATING:
         cause = next((one for one in why if one.reason == TERMINATING), cause)
     obstacle = _find_obstacle(evidence, diagnosis, cause)
-    if diagnosis.leftover and may_cancel(evidence):
+    if diagnosis.given_up and may_cancel(evidence):
         obstacle = Obstacle.LEFTOVER
     action = ACTIONS[obstacle]
     vmi, attempt = evidence.vmi, diagnosis.attempt

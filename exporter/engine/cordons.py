@@ -55,6 +55,10 @@ class Cordons:
         """When a node was cordoned; None if it is not, or if the node does not have that time."""
         return self._since.get(node)
 
+    def uncordoned_at(self, node: str) -> Instant | None:
+        """When a node was seen to become schedulable; None if it is not, or always was."""
+        return None if node in self._since else self._ended.get(node)
+
     def schedulable_since(self, node: str) -> Instant | None:
         """Since when a node has been seen schedulable; None if it is not, or if that is unknown."""
         return None if node in self._since else self._ended.get(node, self._known_since)

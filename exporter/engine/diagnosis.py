@@ -157,8 +157,9 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
     started. `backoff` is None if there is none or it cannot be known. After `due_at` it is stuck by
     its age; None means never. `leftover`: the drain that it was for is over, because somebody other
-    than the descheduler requested it and its node is schedulable again. `missing` are the resources
-    without which the state is unknown, and `last_seen` is set while VMIs are dead.
+    than the descheduler requested it and its node is schedulable again; `given_up` if that uncordon
+    was seen, and not only concluded from a request that is older than our watch. `missing` are the
+    resources without which the state is unknown, and `last_seen` is set while VMIs are dead.
     """
 
     node: str
@@ -170,6 +171,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     failed_attempts: int
     backoff: Backoff | None
     leftover: bool
+    given_up: bool
     diverged: bool
     attempt: Vmim | None
     missing: tuple[Resource, ...] = ()
@@ -211,6 +213,7 @@ def diagnose(
         state = _find_state(
             evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
         )
+    leftover = source is Source.OTHER and _is_uncordoned(marker, cordons)
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
     return Diagnosis(
@@ -226,7 +229,10 @@ def diagnose(
         due_at=due,
         failed_attempts=failed,
         backoff=holds,
-        leftover=source is Source.OTHER and _is_uncordoned(marker, cordons),
+        leftover=leftover,
+        given_up=leftover
+        and cordons is not None
+        and cordons.uncordoned_at(marker.node) is not None,
         diverged=_is_diverged(evidence, marker, now),
         attempt=attempt,
         missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),

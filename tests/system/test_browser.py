@@ -261,11 +261,11 @@ class TestLooks:
     async def test_any_vm_is_found_by_its_name(self, demo: Still, browser: Browser) -> None:
         """Also one that is neither held nor evacuated, from a part of its name."""
         async with visit(browser, demo.query) as page:
-            await page.locator("[name=vm]").fill("ab/steady")
+            await page.locator("[name=vm]").fill("p/steady")
             await page.keyboard.press("Enter")
             await page.locator("#found-rows a").first.click()
             await page.wait_for_selector("#vm-title")
-            assert "/vmis/lab/steady-" in page.url
+            assert "/vmis/shop/steady-" in page.url
 
     async def test_a_vm_that_has_gone_has_a_page(self, demo: Still, browser: Browser) -> None:
         """People get a page, whether it has ended or has never been; programs get JSON."""

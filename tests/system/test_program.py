@@ -134,8 +134,11 @@ async def test_runs_on_list_and_watch_of_vmis_alone(real: RealStage, tmp_path: P
     login = await real.limited_login([VMIS])
     async with program(tmp_path, "--kubeconfig", str(login.kubeconfig)) as exporter:
         await exporter.ready()
+        await exporter.until("/v1/status", lambda _, body: len(body["blindSpots"]) == 5)
         refused = [event["resource"] for event in exporter.events("resource_refused")]
-        assert sorted(refused) == sorted([VMIMS.plural, PODS.plural, "kubevirts"])
+        assert sorted(refused) == sorted(
+            [VMIMS.plural, PODS.plural, "kubevirts", "nodes", "poddisruptionbudgets"]
+        )
         missing = "kubevirt_eviction_exporter_permission_missing"
         assert await exporter.sample(missing, resource=PODS.plural) == 1
         assert await exporter.sample(missing, resource=VMIS.plural) == 0

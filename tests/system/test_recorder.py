@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from exporter.engine.changes import Observed, Removed
-from exporter.engine.model import Resource, Vmi
+from exporter.engine.model import EVIDENCE_RESOURCES, Resource, Vmi
 from exporter.health import Health, Watched
 from exporter.kube.client import Login, NoCredentials
 from exporter.kube.kubevirt import parse_object
@@ -108,8 +108,7 @@ async def test_what_a_cluster_says_is_in_the_file(stage: Stage, tmp_path: Path, 
     async with recorded(stage.login, tmp_path / name, namespace) as running:
         await running.until(
             lambda events: (
-                {e.resource for e in events if e.kind is Kind.SYNCED}
-                >= {*Resource} - {Resource.CONFIGMAPS, Resource.LEASES}
+                {e.resource for e in events if e.kind is Kind.SYNCED} >= {*EVIDENCE_RESOURCES}
             )
         )
         await stage.admin.create(VMIMS, vmim("m", namespace, of="a"))

@@ -35,6 +35,7 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
         "failed_attempts": 2,
         "backoff": None,
         "leftover": False,
+        "given_up": False,
         "diverged": False,
         "attempt": None,
     } | overrides
