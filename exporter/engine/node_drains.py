@@ -68,11 +68,6 @@ class NodeDrains:
         """The VMs that have left each node from which others are still evacuating."""
         return {node: one.departed() for node, one in self._drains.items() if one.evacuating}
 
-    def find(self, node: str) -> NodeDrain | None:
-        """The drain of a node from which a VM is evacuating, or None."""
-        drain = self._drains.get(node)
-        return drain if drain is not None and drain.evacuating else None
-
     def ask(self, node: str, vmi_uid: str, now: Instant) -> None:
         """A VMI is asked to leave a node."""
         drain = self._drains.get(node)

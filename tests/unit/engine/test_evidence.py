@@ -692,3 +692,13 @@ class TestLoad:
         assert store.load() is None
         store.see(vmims=True)
         assert store.load() == Load(0, {}, MigrationLimits())
+
+
+def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
+    """An object that cannot be read is believed for `dead_after` from then on."""
+    store = a_store()
+    store.put(a_vmi())
+    store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
+    evidence = store.evidence(NAMESPACE, NAME)
+    assert evidence is not None
+    assert list(evidence.distrusted_from()) == [store.now + evidence.dead_after]
