@@ -250,3 +250,35 @@ def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
     """A namespace is seen through up to the last contact of the synced watch that covers it."""
     state = health(watched(Resource.PODS, namespace="a"), watched(Resource.VMIMS, **one))
     assert state.seen_through(Resource.VMIMS, "a") == seen
+
+
+def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
+    """An optional resource counts if it is synced, permitted and alive in every namespace."""
+    state = health(watched(Resource.VMIS), watched(Resource.NODES))
+    assert state.find_optional(NOW) == {Resource.NODES}
+    assert state.find_optional(NOW + 778.0) == {Resource.NODES}
+    assert state.find_optional(NOW + 779.0) == set()
+    for one in ({"synced": False}, {"refused": "403"}):
+        assert health(watched(Resource.NODES, **one)).find_optional(NOW) == set()
+    both = [watched(Resource.BUDGETS, namespace=name) for name in ("a", "b")]
+    assert health(*both).find_optional(NOW) == {Resource.BUDGETS}
+    both[1].refused = "403"
+    assert health(*both).find_optional(NOW) == set()
+
+
+def test_contacts_by_namespace() -> None:
+    """The contacts of a namespace are those of its own watches."""
+    state = health(watched(Resource.KUBEVIRTS), watched(Resource.VMIS, namespace="a"))
+    contacts = state.find_contacts()
+    assert contacts.everywhere == {Resource.KUBEVIRTS: NOW - 1.0}
+    assert contacts.of("a") == {Resource.VMIS: NOW - 1.0}
+
+
+@pytest.mark.parametrize("refused", ["", "403"])
+def test_it_is_ready_once_the_stored_history_is_merged(refused: str) -> None:
+    """It waits for what was stored, unless it may not read it."""
+    state = health(watched(Resource.VMIS), watched(Resource.CONFIGMAPS, refused=refused))
+    state.history = HistoryHealth(loaded=False)
+    assert not state.history.has_outdated()
+    assert state.ready is bool(refused)
+    assert state.waiting_for() == ([] if refused else ["the stored history"])

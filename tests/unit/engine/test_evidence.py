@@ -702,3 +702,20 @@ def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
     evidence = store.evidence(NAMESPACE, NAME)
     assert evidence is not None
     assert list(evidence.distrusted_from()) == [store.now + evidence.dead_after]
+
+
+@pytest.mark.parametrize("ended", [NOW - 100.0, NOW])
+def test_a_success_between_two_requests_parts_them(ended: float) -> None:
+    """Two evacuations from a node are not one if the VM has left it between them."""
+    success = Migration(start=ended - 9.0, end=ended, outcome=Outcome.SUCCEEDED, handed_off=True)
+    early, late = (
+        Remembered(
+            uid=UID,
+            namespace=NAMESPACE,
+            migrations={"ok": success},
+            marker=Marker(node="n1", requested_at=at, seen_at=at, failed={f"f{at}": at + 1.0}),
+        )
+        for at in (NOW - 100.0, NOW)
+    )
+    for one, other in ((early, late), (late, early)):
+        assert one.join(other).marker == late.marker

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.changes import Notice, NoticeKind
+from exporter.engine import changes
+from exporter.engine.changes import Forgotten, Notice, NoticeKind
 from exporter.engine.diagnosis import RUNNING_PHASES, Backoff, State, diagnose
 from exporter.engine.evidence import DEAD_AFTER, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
@@ -1220,3 +1221,35 @@ def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at
     marker = seen(store).marker
     assert marker is not None
     assert marker.requested_at == requested_at
+
+
+def test_a_change_of_a_vmi_has_its_instant() -> None:
+    """The evidence has when its VMI changed last; the same VMI again is no change."""
+    store = a_store(a_vmi())
+    store.now += 60.0
+    store.put(a_vmi(phase="Running"))
+    store.now += 60.0
+    store.put(a_vmi(phase="Running"))
+    evidence = store.evidence(NAMESPACE, NAME)
+    assert evidence is not None
+    assert evidence.changed_at == store.now - 60.0
+
+
+@pytest.mark.parametrize(("uid", "kept"), [(UID, UID), ("another", "another"), ("", UID)])
+def test_a_vmi_that_cannot_be_read_is_known_by_its_uid(uid: str, kept: str) -> None:
+    """A VMI that cannot be read is a new one if its UID is; else its last facts count."""
+    store = a_store(a_vmi(phase="Running"))
+    store.apply(changes.Unreadable(Resource.VMIS, NAMESPACE, NAME, uid), store.now)
+    vmi = store.vmi((NAMESPACE, NAME))
+    assert vmi is not None
+    assert (vmi.uid, vmi.phase) == (kept, "Running" if kept == UID else "")
+    assert store.vmi((NAMESPACE, "new")) is None
+    store.apply(changes.Unreadable(Resource.VMIS, NAMESPACE, "new", "u"), store.now)
+    assert store.vmi((NAMESPACE, "new")) is not None
+
+
+def test_what_is_forgotten_is_news_once() -> None:
+    """What a stored history said of an unseen VMI is forgotten once."""
+    store = a_store()
+    assert store.apply(Remembered(uid="u", namespace=NAMESPACE), store.now)
+    assert [store.apply(Forgotten("u"), store.now) for _ in range(2)] == [1, 0]
