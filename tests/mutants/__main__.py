@@ -79,7 +79,9 @@ MODULES = {
         "engine/test_evacuations",
         "engine/test_drain",
         "engine/test_diagnosis",
+        "engine/test_recorded",
         "history/test_changes",
+        "history/test_replicas",
     ),
     "exporter/engine/objects.py": (
         "engine/test_store",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine import changes
-from exporter.engine.changes import Forgotten, Notice, NoticeKind, Visibility
+from exporter.engine.changes import Forgotten, Notice, NoticeKind
 from exporter.engine.diagnosis import RUNNING_PHASES, Backoff, State, diagnose
 from exporter.engine.evidence import DEAD_AFTER, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
@@ -1273,15 +1273,3 @@ def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
     assert evidence is not None
     assert evidence.handed_off_at == store.now - 60.0
     assert evidence.history.records()["m1"].handed_off
-
-
-def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() -> None:
-    """A VM has left its node when its VMIM says so, if the VMI's own end is an hour ahead."""
-    limits, seen = KubeVirtSettings(), Visibility(vmims=True, pods=True)
-    state = a_state(end=NOW + 3600.0, source_node="n9")
-    store = a_store(a_vmi(migration=state), limits)
-    store.apply(seen, store.now)
-    store.put(an_ended_vmim(uid="m1", finished_at=NOW - 5.0, outcome=Outcome.SUCCEEDED))
-    load = store.load()
-    assert load is not None
-    assert load.departures == {"n9": NOW - 5.0}
