@@ -1273,3 +1273,28 @@ def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
     assert evidence is not None
     assert evidence.handed_off_at == store.now - 60.0
     assert evidence.history.records()["m1"].handed_off
+
+
+def test_a_stored_history_proves_whose_a_migration_is() -> None:
+    """A VMIM that is older than its VMI belongs to it once a stored history names it."""
+    store = a_store(a_vmi(), a_vmim(uid="old", created=NOW - 90_000.0))
+    memory = Remembered(uid=UID, namespace=NAMESPACE, migrations={"old": a_migration()})
+    seen = []
+    for _ in range(2):
+        evidence = store.evidence(NAMESPACE, NAME)
+        assert evidence is not None
+        seen.append([one.uid for one in evidence.vmims])
+        store.recall(memory)
+    assert seen == [[], ["old"]]
+
+
+def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() -> None:
+    """A VM has left its node when its VMIM says so, if the VMI's own end is an hour ahead."""
+    store = a_store(
+        a_vmi(migration=a_state(end=NOW + 3600.0, source_node="n9")), KubeVirtSettings(), now=NOW
+    )
+    store.apply(changes.Visibility(vmims=True, pods=True), NOW)
+    store.put(an_ended_vmim(uid="m1", end=None, finished_at=NOW - 5.0))
+    load = store.load()
+    assert load is not None
+    assert load.departures == {"n9": NOW - 5.0}
