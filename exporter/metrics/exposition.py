@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -87,19 +87,14 @@ def sample(view: View) -> Iterator[Piece]:
         view.health.find_contacts(),
         seen=view.health.find_optional(view.now),
     )
-    drains = _Drains(count_undiagnosed(view.store, conditions), view.store.drains.read())
+    counts, departed = count_undiagnosed(view.store, conditions), view.store.drains.read()
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(view, summary, evacuating, drains, conditions),
+        _sample_vmis(
+            view, summary, evacuating, conditions=conditions, counts=counts, departed=departed
+        ),
         [(one, one.sample(view)) for one in (MIGRATIONS, DURATIONS, RETURNED)],
     )
-
-
-class _Drains(NamedTuple):
-    """The outcomes by node, and the VMs that have left each node."""
-
-    counts: dict[str, Counter[DrainOutcome]]
-    departed: Mapping[str, Departed]
 
 
 class Exposition:
@@ -126,8 +121,12 @@ class Exposition:
         accept = narrow(accept)
         encode, content_type = choose_encoder(accept)
         async with self._rendering:
+            view = self._read()
+            while view.verdicts.advance(view.now, dead=view.dead, most=SLICE):
+                await asyncio.sleep(0)
+                view = self._read()
             parts, written = [], bytearray()
-            for text in self._write(await self._sample(), open_metrics=bool(accept)):
+            for text in self._write(sample(view), open_metrics=bool(accept)):
                 written += text.encode()
                 if len(written) >= PART:
                     parts.append(bytes(written))
@@ -135,13 +134,6 @@ class Exposition:
                 await asyncio.sleep(0)
             parts.append(bytes(written) + encode(self._process))
         return parts, content_type
-
-    async def _sample(self) -> Iterator[Piece]:
-        view = self._read()
-        while view.verdicts.advance(view.now, dead=view.dead, most=SLICE):
-            await asyncio.sleep(0)
-            view = self._read()
-        return sample(view)
 
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
         """The pieces as text; OpenMetrics differs in the names of counters."""
@@ -216,28 +208,27 @@ def narrow(accept: str) -> str:
     for part in accept.split(","):
         media, *parameters = (token.strip().lower() for token in part.split(";"))
         versions = [p.removeprefix("version=") for p in parameters if p.startswith("version=")]
-        if _is_refused(parameters):
+        # The weight 0 means "not acceptable" (RFC 9110, 12.4.2).
+        if any(p.startswith("q=0") and not p.removeprefix("q=0").strip(".0") for p in parameters):
             continue
         if media == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
             return "application/openmetrics-text; version=1.0.0"
     return ""
 
 
-def _is_refused(parameters: list[str]) -> bool:
-    """Whether the weight is 0, which means "not acceptable" (RFC 9110, 12.4.2)."""
-    return any(p.startswith("q=0") and not p.removeprefix("q=0").strip(".0") for p in parameters)
-
-
 def _sample_vmis(
     view: View,
     summary: VerdictSummary,
     evacuating: Sequence[Evidence],
-    drains: _Drains,
+    *,
     conditions: Conditions,
+    counts: dict[str, Counter[DrainOutcome]],
+    departed: Mapping[str, Departed],
 ) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating ones first, and of their totals.
 
-    It reads only the immutable parts of the view, as it runs in slices.
+    `counts` are the other VMIs by node and outcome of a drain, `departed` the VMs that have left
+    each node. It reads only the immutable parts of the view, as it runs in slices.
     """
     yield VMIS, sample_verdicts(summary.verdicts, view.policy.reasons)
     diagnosed: list[Diagnosed] = []
@@ -247,19 +238,24 @@ def _sample_vmis(
             yield VMIS, ()
         for evidence in some:
             diagnosis = conditions.diagnose(evidence)
-            outcome = recount(drains.counts, evidence, diagnosis, conditions)
+            outcome = recount(counts, evidence, diagnosis, conditions)
             if diagnosis is not None:
                 diagnosed.append((evidence.vmi, diagnosis))
                 outcomes.append(outcome)
-    yield DRAINS, sample_drains(drains.counts)
-    progress = follow_drains(drains.departed, zip(diagnosed, outcomes, strict=True), conditions)
+    yield DRAINS, sample_drains(counts)
+    progress = follow_drains(departed, zip(diagnosed, outcomes, strict=True), conditions)
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)
-    yield from _sample_evacuations(diagnosed[: view.vmi_series])
+    for family in EVACUATIONS:
+        for part in _cut(diagnosed[: view.vmi_series]):
+            yield (
+                family,
+                [family.sample((vmi.namespace, vmi.name, d.node), vmi, d) for vmi, d in part],
+            )
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
-    for place, family in enumerate(COOLING):
+    for place, column in enumerate(COOLING):
         for number, entries in enumerate(_cut(cooling)):
-            yield family, Column(place, number, entries)
+            yield column, Column(place, number, entries)
     yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
     yield LEFT_OUT, [Sample((), left_out)]
 
@@ -284,12 +280,3 @@ def _admit(
     left_out = len(evacuating) - len(shown) + max(0, len(others) - (most - len(shown)))
     admitted = [one for one in cooling if one.evidence.vmi.uid in shown] if shown else []
     return [*admitted, *others[: most - len(shown)]], left_out
-
-
-def _sample_evacuations(diagnosed: Sequence[Diagnosed]) -> Iterator[Piece]:
-    for family in EVACUATIONS:
-        for some in _cut(diagnosed):
-            yield (
-                family,
-                [family.sample((vmi.namespace, vmi.name, d.node), vmi, d) for vmi, d in some],
-            )

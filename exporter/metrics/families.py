@@ -5,6 +5,7 @@ To add a metric, add an entry to the table of its data source.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from exporter import __version__
 from exporter.counters import Histogram
@@ -19,12 +20,11 @@ from exporter.engine.model import (
     Mismatch,
     Outcome,
     Reason,
-    Resource,
     ReviewOutcome,
     Trigger,
 )
 from exporter.engine.verdicts import ALLOWED
-from exporter.health import Health, HistoryFault, HistoryHealth, Restart
+from exporter.health import HistoryFault, HistoryHealth, Restart
 from exporter.metrics.family import (
     CoolingFamily,
     DrainFamily,
@@ -61,87 +61,26 @@ def _sample_policies(view: View) -> list[Sample]:
     ]
 
 
-def _last_contact(health: Health, resource: Resource) -> float:
-    """The oldest contact of a resource, without refused namespaces."""
-    contacts = (one.contact or 0.0 for one in health.of(resource) if not one.refused)
-    return min(contacts, default=0.0)
+_Part = TypeVar("_Part")
 
 
-def _sample_refused_connections(view: View) -> list[Sample]:
-    counters = view.counters
-    listeners = ("query", "metrics", *(() if counters.reviews is None else ("admission",)))
-    return [Sample((name,), counters.refused_connections[name]) for name in listeners]
+def _sample_part(
+    find: Callable[[View], _Part | None], sample: Callable[[View, _Part], list[Sample]]
+) -> Callable[[View], list[Sample]]:
+    """A sampler of a part that may be off or invisible: then it has no samples, so none alerts."""
+
+    def sample_part(view: View) -> list[Sample]:
+        part = find(view)
+        return [] if part is None else sample(view, part)
+
+    return sample_part
 
 
-def _sample_reviews(view: View) -> list[Sample]:
-    reviews = view.counters.reviews
-    return [] if reviews is None else [Sample((one,), reviews[one]) for one in ReviewOutcome]
-
-
-def _sample_holds(view: View) -> list[Sample]:
-    """Of VMIs that a migration in progress has held for longer than `stuck.migrationTimeout`."""
-    return [
-        Sample((one.namespace, one.name, one.node), one.since)
-        for one in view.counters.holds.open(view.now)
-        if one.reason is Reason.MIGRATION_IN_PROGRESS
-        and view.now - one.since > view.stuck.migration_timeout
-    ]
-
-
-def _sample_events(view: View) -> list[Sample]:
-    events = view.counters.events
-    if events is None:
-        return []
-    return [
-        Sample((reason, outcome), events[reason, outcome])
-        for reason in EventReason
-        for outcome in EventOutcome
-    ]
-
-
-def _of_history(read: Callable[[HistoryHealth], float]) -> Callable[[View], list[Sample]]:
-    """Without a stored history there are no samples, so that nothing alerts."""
-
-    def sample(view: View) -> list[Sample]:
-        kept = view.health.history
-        return [] if kept is None else [Sample((), read(kept))]
-
-    return sample
-
-
-def _sample_unwritten(view: View) -> list[Sample]:
-    """Changes that the stored history's writer has not collected yet are unwritten too."""
-    kept = view.health.history
-    if kept is None:
-        return []
-    return [Sample((), kept.unwritten_since or (view.now if kept.has_outdated() else 0.0))]
-
-
-def _sample_faults(view: View) -> list[Sample]:
-    kept = view.health.history
-    return [] if kept is None else [Sample((f,), kept.faults[f]) for f in HistoryFault]
-
-
-def _sample_limits(view: View) -> list[Sample]:
-    kubevirt = view.store.kubevirt
-    if kubevirt is None:
-        return []
-    limits = kubevirt.limits
-    return [
-        Sample(("cluster",), limits.cluster),
-        Sample(("outbound_per_node",), limits.outbound_per_node),
-    ]
-
-
-def _sample_migrations(view: View) -> list[Sample]:
-    return [
-        Sample((outcome.name.lower(), trigger, reason), view.counters.migrations[key])
-        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
-        for trigger in Trigger
-        for reason in EndReason
-        if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
-        for key in [(outcome, trigger, reason)]
-    ]
+def _sample_history(
+    read: Callable[[View, HistoryHealth], float],
+) -> Callable[[View], list[Sample]]:
+    """A sampler of one value of the stored history."""
+    return _sample_part(lambda view: view.health.history, lambda v, h: [Sample((), read(v, h))])
 
 
 _EVACUATION = ("namespace", "name", "node")
@@ -163,35 +102,36 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_build_info",
-        type="gauge",
         help="Always 1; the label is the version of this exporter.",
         labels=("version",),
         sample=lambda _view: [Sample((__version__,), 1)],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_synced",
-        type="gauge",
         help="1 if a complete list of the resource has been read in every watched namespace.",
         labels=("resource",),
         sample=lambda view: [Sample((r,), view.health.is_synced(r)) for r in view.watched],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
-        type="gauge",
         help="1 if the exporter lacks permission for the resource and runs without it.",
         labels=("resource",),
         sample=lambda view: [Sample((r,), view.health.is_refused(r)) for r in view.watched],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
-        type="gauge",
         help="Time of the last event, bookmark or list of the resource; 0 if none.",
         labels=("resource",),
-        sample=lambda view: [Sample((r,), _last_contact(view.health, r)) for r in view.watched],
+        sample=lambda view: [
+            Sample(
+                (r,),
+                min((w.contact or 0.0 for w in view.health.of(r) if not w.refused), default=0.0),
+            )
+            for r in view.watched
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_objects",
-        type="gauge",
         help="Objects in memory, by resource.",
         labels=("resource",),
         sample=lambda view: [Sample((r,), view.store.count(r)) for r in CLUSTER_RESOURCES],
@@ -252,7 +192,11 @@ EXPORTER: tuple[ViewFamily, ...] = (
         type="counter",
         help="Connections closed because of limits.connections or the memory limit, by listener.",
         labels=("listener",),
-        sample=_sample_refused_connections,
+        sample=lambda view: [
+            Sample((listener,), view.counters.refused_connections[listener])
+            for listener in ("query", "metrics", "admission")
+            if listener != "admission" or view.counters.reviews is not None
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_requests_total",
@@ -266,7 +210,6 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_certificate_not_after_timestamp_seconds",
-        type="gauge",
         help="Time at which the certificate of a TLS listener expires.",
         labels=("listener",),
         sample=lambda view: [
@@ -278,65 +221,81 @@ EXPORTER: tuple[ViewFamily, ...] = (
         type="counter",
         help="Evictions that the admission webhook reviewed, by outcome, without dry runs.",
         labels=("outcome",),
-        sample=_sample_reviews,
+        sample=_sample_part(
+            lambda view: view.counters.reviews,
+            lambda _view, reviews: [Sample((one,), reviews[one]) for one in ReviewOutcome],
+        ),
     ),
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
-        type="gauge",
         help=(
             "Time of the first denial, for VMIs that the webhook has denied because of a migration"
             " for longer than stuck.migrationTimeout."
         ),
         labels=("namespace", "name", "node"),
-        sample=_sample_holds,
+        sample=lambda view: [
+            Sample((one.namespace, one.name, one.node), one.since)
+            for one in view.counters.holds.open(view.now)
+            if one.reason is Reason.MIGRATION_IN_PROGRESS
+            and view.now - one.since > view.stuck.migration_timeout
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_events_total",
         type="counter",
         help="Kubernetes Events about VMIs, by reason and outcome; absent if events are off.",
         labels=("reason", "outcome"),
-        sample=_sample_events,
+        sample=_sample_part(
+            lambda view: view.counters.events,
+            lambda _view, events: [
+                Sample((reason, outcome), events[reason, outcome])
+                for reason in EventReason
+                for outcome in EventOutcome
+            ],
+        ),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_writer",
-        type="gauge",
         help="1 if this replica writes the stored history; with several, the holder of the Lease.",
-        sample=_of_history(lambda kept: float(kept.writes)),
+        sample=_sample_history(lambda _view, history: float(history.writes)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
-        type="gauge",
         help="Time at which the stored history was last complete; 0 if another replica writes it.",
-        sample=_of_history(lambda kept: kept.written_at or 0.0),
+        sample=_sample_history(lambda _view, history: history.written_at or 0.0),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_unwritten_timestamp_seconds",
-        type="gauge",
         help="Time of the oldest change that is not written to the stored history; 0 if none.",
-        sample=_sample_unwritten,
+        # Changes that the writer has not collected yet are unwritten too.
+        sample=_sample_history(
+            lambda view, history: (
+                history.unwritten_since or (view.now if history.has_outdated() else 0.0)
+            )
+        ),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
-        type="gauge",
         help="VMIs with history to store in the stored history.",
-        sample=_of_history(lambda kept: kept.vmis),
+        sample=_sample_history(lambda _view, history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
-        type="gauge",
         help="Size of the history to store in the stored history.",
-        sample=_of_history(lambda kept: kept.size),
+        sample=_sample_history(lambda _view, history: history.size),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_faults_total",
         type="counter",
         help="Errors of the stored history, such as damaged shards and failed writes, by kind.",
         labels=("fault",),
-        sample=_sample_faults,
+        sample=_sample_part(
+            lambda view: view.health.history,
+            lambda _view, history: [Sample((f,), history.faults[f]) for f in HistoryFault],
+        ),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_policy_seconds",
-        type="gauge",
         help="Value of each setting of the policy and of each entry of policy.overrides; 0 means"
         " off.",
         labels=("policy", "setting"),
@@ -344,59 +303,56 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_migration_limit",
-        type="gauge",
         help="Parallel migrations that KubeVirt allows; absent without permission for kubevirts.",
         labels=("scope",),
-        sample=_sample_limits,
+        sample=_sample_part(
+            lambda view: view.store.kubevirt,
+            lambda _view, kubevirt: [
+                Sample(("cluster",), kubevirt.limits.cluster),
+                Sample(("outbound_per_node",), kubevirt.limits.outbound_per_node),
+            ],
+        ),
     ),
 )
 """The metrics of the exporter itself and of the cluster's settings."""
 VMIS = Family(
     name="descheduler_kubevirt_vmis",
-    type="gauge",
     help="VMIs per node and current verdict: allowed, or the reason why it is blocked.",
     labels=("verdict", "node"),
 )
 DRAINS = Family(
     name="kubevirt_eviction_exporter_node_drain_vmis",
-    type="gauge",
     help="VMIs per node and outcome, if the node were drained now.",
     labels=("node", "outcome"),
 )
 NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_started_timestamp_seconds",
-        type="gauge",
         help="Time at which the first VM was asked to leave the node; absent without evacuations.",
         read=lambda drain: drain.since,
     ),
     DrainFamily(
         name="kubevirt_node_drain_last_departure_timestamp_seconds",
-        type="gauge",
         help="Time at which the last VM left the node; absent if none has left.",
         read=lambda drain: drain.last_left_at,
     ),
     DrainFamily(
         name="kubevirt_node_drain_left_vmis",
-        type="gauge",
         help="VMIs that have left the node since its drain began.",
         read=lambda drain: drain.left,
     ),
     DrainFamily(
         name="kubevirt_node_drain_remaining_vmis",
-        type="gauge",
         help="VMIs that were asked to leave the node and are still there.",
         read=lambda drain: drain.remaining,
     ),
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
-        type="gauge",
         help="VMIs that were asked to leave the node and fail or stay.",
         read=lambda drain: drain.failing,
     ),
     DrainFamily(
         name="kubevirt_node_drain_stuck",
-        type="gauge",
         help="1 if no VM has left the node for stuck.after, one of them is stuck, and the node is"
         " cordoned or somebody other than the descheduler requested it.",
         read=lambda drain: drain.stuck,
@@ -405,42 +361,36 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
 EVACUATIONS: tuple[EvacuationFamily, ...] = (
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_requested_timestamp_seconds",
-        type="gauge",
         help="Time at which the evacuation of the VMI from the node was requested or first seen.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.requested_at),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_info",
-        type="gauge",
         help="1 for each evacuating VMI, with its evictionStrategy and who requested it.",
         labels=(*_EVACUATION, "strategy", "source"),
         sample=lambda key, vmi, d: Sample((*key, vmi.eviction_strategy, d.source), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_state",
-        type="gauge",
         help="1 for the current state of each evacuation; the state is what delays it.",
         labels=(*_EVACUATION, "state"),
         sample=lambda key, _vmi, d: Sample((*key, d.state), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_stuck",
-        type="gauge",
         help="1 if the evacuation exceeded stuck.after without migrating, or failed too often.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.stuck),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_diverged",
-        type="gauge",
         help="1 if the launcher pod has lacked eviction-in-progress for two minutes.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.diverged),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_failed_attempts",
-        type="gauge",
         help="Evacuation migrations that failed since the request; there may have been more.",
         labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.failed_attempts),
@@ -449,14 +399,12 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
 COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
-        type="gauge",
         help="Time at which the cooldown of the VMI ends; absent if it has none.",
         labels=("namespace", "name", "node"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.not_before),
     ),
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
-        type="gauge",
         help="Effective cooldown of the VMI, and the policy it is by; absent if it has none.",
         labels=("namespace", "name", "node", "policy"),
         sample=lambda vmi, c: Sample(
@@ -465,7 +413,6 @@ COOLING: tuple[CoolingFamily, ...] = (
     ),
     CoolingFamily(
         name="kubevirt_vmi_migrations_in_window",
-        type="gauge",
         help="Migrations of the VMI that ended inside the window; absent without a cooldown.",
         labels=("namespace", "name"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name), c.migrations_in_window),
@@ -473,13 +420,11 @@ COOLING: tuple[CoolingFamily, ...] = (
 )
 STUCK_EVACUATIONS = Family(
     name="kubevirt_eviction_exporter_stuck_evacuations",
-    type="gauge",
     help="Stuck evacuations, by who requested them (source) and what delays them (state).",
     labels=("source", "state"),
 )
 LEFT_OUT = Family(
     name="kubevirt_eviction_exporter_vmis_left_out",
-    type="gauge",
     help="VMIs that have no series of their own because limits.vmiSeries is reached.",
 )
 MIGRATIONS = ViewFamily(
@@ -488,7 +433,16 @@ MIGRATIONS = ViewFamily(
     help="Migrations that ended since this process started: outcome, what they were for, and why"
     " they failed.",
     labels=("outcome", "trigger", "reason"),
-    sample=_sample_migrations,
+    sample=lambda view: [
+        Sample(
+            (outcome.name.lower(), trigger, reason),
+            view.counters.migrations[outcome, trigger, reason],
+        )
+        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+        for trigger in Trigger
+        for reason in EndReason
+        if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
+    ],
 )
 DURATIONS = ViewFamily(
     name="kubevirt_eviction_exporter_migration_duration_seconds",

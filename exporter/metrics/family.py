@@ -66,7 +66,7 @@ class Family(Struct, frozen=True, kw_only=True):
     """One metric."""
 
     name: str
-    type: Literal["counter", "gauge", "histogram"]
+    type: Literal["counter", "gauge", "histogram"] = "gauge"
     help: str
     labels: tuple[str, ...] = ()
 
