@@ -213,7 +213,7 @@ def read_settings(document: object) -> Settings:
     root = Section("", document, faults)
     remarks: list[str] = []
     kube = root.section("kube")
-    auth = root.section("auth")
+    kube.renamed("checkpointInterval", "historyInterval")
     tls = root.section("tls")
     settings = Settings(
         policy=_read_policy(root.section("policy"), remarks),
@@ -222,14 +222,14 @@ def read_settings(document: object) -> Settings:
         history=root.take("history", parse_history, Settings.history),
         namespaces=root.take("namespaces", parse_namespaces, Settings.namespaces),
         events=root.take("events", parse_boolean, Settings.events),
-        kube=_read_kube(kube),
-        limits=_read(root.section("limits"), Limits),
+        kube=_read(kube, KubeSettings()),
+        limits=_read(root.section("limits"), Limits()),
         tls_query=_read_tls(tls.section("query")),
         tls_metrics=_read_tls(tls.section("metrics")),
         tls_admission=_read_tls(tls.section("admission")),
-        admission=_read(root.section("admission"), AdmissionSettings),
-        auth=_read(auth, AuthSettings),
-        log=_read(root.section("log"), LogSettings),
+        admission=_read(root.section("admission"), AdmissionSettings()),
+        auth=_read(root.section("auth"), AuthSettings()),
+        log=_read(root.section("log"), LogSettings()),
     )
     tls.close()
     root.renamed("checkpoint", "history")
@@ -241,8 +241,8 @@ def read_settings(document: object) -> Settings:
     return replace(settings, remarks=tuple(remarks))
 
 
-def _read(section: Section, cls: type[T]) -> T:
-    settings = section.read(cls)
+def _read(section: Section, default: T) -> T:
+    settings = section.read(default)
     section.close()
     return settings
 
@@ -255,18 +255,13 @@ _GUARDS = {
 """The fields of `Policy` that are keys of `policy.guards`."""
 
 
-def _read_kube(section: Section) -> KubeSettings:
-    section.renamed("checkpointInterval", "historyInterval")
-    return _read(section, KubeSettings)
-
-
 def _read_policy(section: Section, remarks: list[str]) -> Policy:
-    default = Policy()
     guards = section.section("guards")
+    policy = section.read(Policy(), skip=(*_GUARDS.values(), "block", "overrides"))
     policy = structs.replace(
-        section.read(Policy, skip=(*_GUARDS.values(), "block", "overrides")),
+        policy,
         **{
-            name: guards.take(key, parse_boolean, getattr(default, name))
+            name: guards.take(key, parse_boolean, getattr(policy, name))
             for key, name in _GUARDS.items()
         },
     )
@@ -288,22 +283,7 @@ def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, .
             namespaces=match.take("namespaces", parse_names, ()),
             vmi_labels=match.take("vmiLabels", parse_labels, ()),
             priority_classes=match.take("priorityClasses", parse_names, ()),
-            policy=structs.replace(
-                policy,
-                migration_cooldown=entry.take(
-                    "migrationCooldown", parse_duration, policy.migration_cooldown
-                ),
-                max_migration_cooldown=entry.take(
-                    "maxMigrationCooldown", parse_duration, policy.max_migration_cooldown
-                ),
-                migration_history_window=entry.take(
-                    "migrationHistoryWindow", parse_duration, policy.migration_history_window
-                ),
-                count_failed_migrations=entry.take(
-                    "countFailedMigrations", parse_boolean, policy.count_failed_migrations
-                ),
-                block=entry.take("block", parse_boolean, False),  # noqa: FBT003 (the default)
-            ),
+            policy=entry.read(policy, skip=(*_GUARDS.values(), "overrides")),
         )
         match.close()
         entry.close()
@@ -368,20 +348,16 @@ def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None
 
 
 def _read_stuck(section: Section, kube: Section) -> StuckPolicy:
-    default = StuckPolicy()
-    stuck = structs.replace(
-        section.read(StuckPolicy, skip=("retry_backoff",)),
-        retry_backoff=kube.take("retryBackoff", parse_positive_duration, default.retry_backoff),
-    )
+    stuck = section.read(StuckPolicy(), skip=("retry_backoff",))
     section.close()
-    return stuck
+    backoff = kube.take("retryBackoff", parse_positive_duration, stuck.retry_backoff)
+    return structs.replace(stuck, retry_backoff=backoff)
 
 
 def _read_listen(section: Section) -> Listen:
-    listen = _read(section, Listen)
-    listeners = listen.query + listen.metrics + listen.admission
-    if listen.local is not None:
-        listeners += (listen.local,)
+    listen = _read(section, Listen())
+    local = () if listen.local is None else (listen.local,)
+    listeners = listen.query + listen.metrics + listen.admission + local
     addresses = [address for address in listeners if address.port or address.path]
     for twice in sorted({str(a) for a in addresses if addresses.count(a) > 1}):
         section.report("", f"{twice} is listed twice")
@@ -448,7 +424,7 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
 
 
 def _read_tls(section: Section) -> Tls:
-    tls = _read(section, Tls)
+    tls = _read(section, Tls())
     if (tls.cert_file is None) != (tls.key_file is None):
         section.report("", "expected both certFile and keyFile, or neither")
     if tls.client_ca_file is not None and tls.cert_file is None:

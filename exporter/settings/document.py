@@ -134,17 +134,16 @@ class Section:
             self._wrong.add(key)
             return default
 
-    def read(self, cls: type[T], *, skip: tuple[str, ...] = ()) -> T:
-        """Read the keys of this mapping into the fields of a class, except those in `skip`."""
-        default = cls()
-        hints = get_type_hints(cls, include_extras=True)
-        return cls(
-            **{
-                name: self.take(_write_key(name), _find_parser(hint), getattr(default, name))
-                for name, hint in hints.items()
-                if name not in skip
-            }
-        )
+    def read(self, default: T, *, skip: tuple[str, ...] = ()) -> T:
+        """The default with what the keys of this mapping say, except for the fields in `skip`."""
+        hints = get_type_hints(type(default), include_extras=True)
+        values = {name: getattr(default, name) for name in hints}
+        for name, hint in hints.items():
+            if name not in skip:
+                first, *others = name.split("_")
+                key = _KEYS.get(name, first + "".join(map(str.capitalize, others)))
+                values[name] = self.take(key, _find_parser(hint), values[name])
+        return type(default)(**values)
 
     def renamed(self, key: str, new: str) -> None:
         """Report a key by its old name."""
@@ -169,11 +168,6 @@ class Section:
 
     def _at(self, key: str) -> str:
         return ".".join(part for part in (self._path, key) if part)
-
-
-def _write_key(field: str) -> str:
-    first, *others = field.split("_")
-    return _KEYS.get(field, first + "".join(map(str.capitalize, others)))
 
 
 def _find_parser(hint: Any) -> Callable[[object], Any]:

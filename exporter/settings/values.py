@@ -148,10 +148,10 @@ def parse_history(value: object) -> Path | ConfigMaps | None:
 def parse_namespaces(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list of namespaces, got {value!r}")
-    return tuple(dict.fromkeys(_each(value, _namespace)))
+    return tuple(dict.fromkeys(_each(value, parse_namespace)))
 
 
-def _namespace(value: object) -> str:
+def parse_namespace(value: object) -> str:
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
         raise ValueError(f"expected the name of a namespace, got {value!r}")
     return value

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct, field
@@ -13,7 +14,7 @@ from exporter.engine.model import Instant, Policy, Reason, Seconds, StuckPolicy
 
 
 FIRST_WIDTH: Seconds = 60.0
-"""The width of a timeline's bins before the first doubling."""
+"""The width of a series' bins before the first doubling."""
 MAX_BINS = 2048
 MAX_NAMES = 100
 """How many VMs of each entry of `policy.overrides` are named; all are counted."""
@@ -52,41 +53,25 @@ BUILTIN: Mapping[str, Contender] = {
 neither cooldown nor guards."""
 
 
-class Histogram(Struct):
+class Distribution(Counter[int]):
     """How often each whole number was observed."""
 
-    counts: dict[int, int] = {}
-
-    def add(self, value: int) -> None:
-        """Observe a value."""
-        self.counts[value] = self.counts.get(value, 0) + 1
-
     @property
-    def total(self) -> int:
-        """The number of observations."""
-        return sum(self.counts.values())
-
-    @property
-    def sum(self) -> int:
-        """The sum of all observed values."""
-        return sum(value * times for value, times in self.counts.items())
-
-    @property
-    def max(self) -> int:
-        """The largest value, 0 if there is none."""
-        return max(self.counts, default=0)
+    def mean(self) -> float:
+        """The mean of all observed values, 0 if there is none."""
+        return sum(value * times for value, times in self.items()) / (self.total() or 1)
 
     def quantile(self, share: float) -> int:
         """The smallest value with at least this share (0 to 1) at or below it, 0 if empty."""
-        left = math.ceil(share * self.total)
-        for value in sorted(self.counts):
-            left -= self.counts[value]
+        left = math.ceil(share * self.total())
+        for value in sorted(self):
+            left -= self[value]
             if left <= 0:
                 return value
         return 0
 
 
-class Timeline(Struct):
+class TimeSeries(Struct):
     """Amounts over time, in at most `MAX_BINS` bins; their width doubles as time goes on."""
 
     began: Instant
@@ -95,23 +80,19 @@ class Timeline(Struct):
 
     def add(self, at: Instant, amount: float) -> None:
         """Add an amount at one instant."""
-        number = self._reach(at)
+        number = self.extend(at)
         self.bins[number] += amount
 
     def spread(self, since: Instant, until: Instant) -> None:
         """Add to each bin how many of its seconds lie between `since` and `until`."""
-        last = self._reach(until)
-        for number in range(self._reach(since), last + 1):
+        last = self.extend(until)
+        for number in range(self.extend(since), last + 1):
             begins = self.began + number * self.width
             overlap = min(until, begins + self.width) - max(since, begins)
             self.bins[number] += max(overlap, 0.0)
 
-    def extend(self, until: Instant) -> None:
-        """Add empty bins up to `until`."""
-        self._reach(until)
-
-    def _reach(self, at: Instant) -> int:
-        """The number of the bin for `at`, made if it does not exist yet."""
+    def extend(self, at: Instant) -> int:
+        """The number of the bin for `at`, which is made if it does not exist yet."""
         while at - self.began >= self.width * MAX_BINS:
             if len(self.bins) % 2:
                 self.bins.append(0.0)
@@ -124,12 +105,12 @@ class Timeline(Struct):
         return number
 
 
-class Migrations(Struct):
+class MigrationCounts(Struct):
     """The migrations that happened; `per_vm` counts only VMs that moved."""
 
     ended: int = 0
     failed: int = 0
-    per_vm: Histogram = field(default_factory=Histogram)
+    per_vm: Distribution = field(default_factory=Distribution)
 
 
 class StuckEvacuation(Struct, frozen=True, kw_only=True):
@@ -162,9 +143,9 @@ class Stuck(Struct):
     found: int = 0
     alerted: int = 0
     open_at_end: int = 0
-    by_state: dict[State, int] = {}
-    minutes_to_alert: Histogram = field(default_factory=Histogram)
-    minutes_alerting: Histogram = field(default_factory=Histogram)
+    by_state: Counter[State] = field(default_factory=Counter)
+    minutes_to_alert: Distribution = field(default_factory=Distribution)
+    minutes_alerting: Distribution = field(default_factory=Distribution)
     longest: list[StuckEvacuation] = []
 
 
@@ -194,30 +175,25 @@ class Account(Struct, kw_only=True):
 
     contender: Contender
     allowed: int = 0
-    refused: dict[Reason, int] = {}
+    refused: Counter[Reason] = field(default_factory=Counter)
     others: int = 0
-    migrations: Migrations = field(default_factory=Migrations)
+    migrations: MigrationCounts = field(default_factory=MigrationCounts)
     cooldown_seconds: Seconds = 0.0
     vms_at_cap: int = 0
     stuck: Stuck = field(default_factory=Stuck)
     touched: dict[str, Touched] = {}
-    allowed_over_time: Timeline
-    refused_over_time: Timeline
-    cooling_over_time: Timeline
+    allowed_over_time: TimeSeries
+    refused_over_time: TimeSeries
+    cooling_over_time: TimeSeries
 
     @property
     def asked(self) -> int:
         """The evictions that the policy decided about."""
-        return self.allowed + self.refused_in_all
+        return self.allowed + self.refused.total()
 
     @property
-    def refused_in_all(self) -> int:
-        """The refused evictions, whatever the reason."""
-        return sum(self.refused.values())
-
-    @property
-    def timelines(self) -> tuple[Timeline, ...]:
-        """All timelines."""
+    def series(self) -> tuple[TimeSeries, ...]:
+        """All that is counted over time."""
         return self.allowed_over_time, self.refused_over_time, self.cooling_over_time
 
     def count_decision(
@@ -235,7 +211,7 @@ class Account(Struct, kw_only=True):
             self.allowed += times
             self.allowed_over_time.add(at, times)
         else:
-            self.refused[reason] = self.refused.get(reason, 0) + times
+            self.refused[reason] += times
             self.refused_over_time.add(at, times)
 
 

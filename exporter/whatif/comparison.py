@@ -14,9 +14,9 @@ from exporter.text import escape, format_duration, split_span, write_instant, wr
 from exporter.whatif.account import (
     Account,
     Comparison,
-    Histogram,
+    Distribution,
     StuckEvacuation,
-    Timeline,
+    TimeSeries,
 )
 
 
@@ -57,16 +57,20 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
         f" {comparison.vms:,} VMs"
     )
     console.print()
-    console.print(_table(comparison))
+    names = [account.contender.name for account in comparison.accounts]
+    table = _make_table("", *names, right=names)
+    for name, cells in _rows(comparison):
+        table.add_row(Text(name, style="" if name.startswith(" ") else "bold"), *map(Text, cells))
+    console.print(table)
     if any(account.touched for account in comparison.accounts):
         console.print()
         console.print("Exceptions, and the VMs that each was for")
-        console.print(_touched_table(comparison))
+        console.print(_draw_touched(comparison))
     stuck = _gather_stuck(comparison)
     if stuck:
         console.print()
         console.print("Stuck evacuations, the longest first")
-        table = _stuck_table(stuck, len(comparison.accounts))
+        table = _draw_stuck(stuck, len(comparison.accounts))
         # Names and instants are never cut: on a narrow terminal the lines wrap.
         unlimited = console.options.update(width=UNLIMITED)
         console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
@@ -93,42 +97,41 @@ def share_of(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _table(comparison: Comparison) -> Table:
+def _make_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table; the columns in `right` are aligned to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("")
-    for account in comparison.accounts:
-        table.add_column(Text(account.contender.name), justify="right")
-    for name, cells in _rows(comparison):
-        style = None if name.startswith(" ") else "bold"
-        table.add_row(Text(name, style=style or ""), *map(Text, cells))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left")
     return table
 
 
 def _rows(comparison: Comparison) -> Iterator[_Row]:
     accounts = comparison.accounts
+    policies = [account.contender.policy for account in accounts]
 
     def each(cell: Any) -> list[str]:
         return [cell(account) for account in accounts]
 
-    yield "Cooldown, cap, window", each(lambda a: _settings_of(a.contender.policy))
-    yield "Guards: pending, evacuations", each(lambda a: _guards_of(a.contender.policy))
+    yield "Cooldown, cap, window", [_write_settings(policy) for policy in policies]
+    guards = [(p.guard_pending_migrations, p.guard_evacuations) for p in policies]
+    words = [" ".join("on" if guard else "off" for guard in both) for both in guards]
+    yield "Guards: pending, evacuations", words
     yield "", each(lambda _: "")
     yield "Evictions requested", each(lambda a: f"{a.asked:,}")
     yield "  allowed", each(lambda a: _part(a.allowed, a.asked))
-    yield "  refused", each(lambda a: _part(a.refused_in_all, a.asked))
-    possible = {reason for account in accounts for reason in account.contender.policy.reasons}
+    yield "  refused", each(lambda a: _part(a.refused.total(), a.asked))
+    possible = {reason for policy in policies for reason in policy.reasons}
     for reason, name in _REASONS.items():
-        if reason not in possible:
-            continue
-        yield f"  {name}", each(lambda a, r=reason: f"{a.refused.get(r, 0):,}")
+        if reason in possible:
+            yield f"  {name}", each(lambda a, r=reason: f"{a.refused[r]:,}")
     yield "Evictions always allowed", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
     yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
-    yield "  VMs that migrated", each(lambda a: f"{a.migrations.per_vm.total:,}")
-    yield "  per VM: mean", each(lambda a: f"{_mean(a.migrations.per_vm):.1f}")
+    yield "  VMs that migrated", each(lambda a: f"{a.migrations.per_vm.total():,}")
+    yield "  per VM: mean", each(lambda a: f"{a.migrations.per_vm.mean:.1f}")
     for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
         yield f"  per VM: {name}", each(lambda a, s=share: f"{a.migrations.per_vm.quantile(s):,}")
-    yield "  per VM: most", each(lambda a: f"{a.migrations.per_vm.max:,}")
+    yield "  per VM: most", each(lambda a: f"{max(a.migrations.per_vm, default=0):,}")
     yield "Time under cooldown", each(lambda a: _span(a.cooldown_seconds))
     whole = comparison.vm_seconds
     yield "  of all VMs' time", each(lambda a: f"{share_of(a.cooldown_seconds, whole):.2%}")
@@ -158,10 +161,8 @@ def _gather_stuck(comparison: Comparison) -> list[tuple[StuckEvacuation, list[st
     return sorted(found.values(), key=lasted, reverse=True)[:STUCK_SHOWN]
 
 
-def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("VM", "from", "requested", "alert after", "lasted", "at the alert", "in"):
-        table.add_column(name)
+def _draw_stuck(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) -> Table:
+    table = _make_table("VM", "from", "requested", "alert after", "lasted", "at the alert", "in")
     for one, names in stuck:
         after = None if one.alerted_at is None else one.alerted_at - one.requested_at
         lasted = None if one.ended_at is None else one.ended_at - one.requested_at
@@ -177,11 +178,9 @@ def _stuck_table(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) 
     return table
 
 
-def _touched_table(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+def _draw_touched(comparison: Comparison) -> Table:
     counts = ("VMs", "evictions allowed", "refused")
-    for name in ("policy", "exception", *counts, "first VMs"):
-        table.add_column(name, justify="right" if name in counts else "left")
+    table = _make_table("policy", "exception", *counts, "first VMs", right=counts)
     for account in comparison.accounts:
         for name, touched in account.touched.items():
             first = ", ".join(touched.names[:VMS_SHOWN])
@@ -229,13 +228,13 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
         "evictions": {
             "asked": account.asked,
             "allowed": account.allowed,
-            "refused": {reason: account.refused.get(reason, 0) for reason in Reason},
+            "refused": {reason: account.refused[reason] for reason in Reason},
             "notAsked": account.others,
         },
         "migrations": {
             "ended": migrations.ended,
             "failed": migrations.failed,
-            "perVm": _histogram_json(migrations.per_vm),
+            "perVm": _distribution_json(migrations.per_vm),
         },
         "cooldown": {
             "seconds": round(account.cooldown_seconds, 3),
@@ -247,8 +246,8 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "alerted": found.alerted,
             "openAtEnd": found.open_at_end,
             "byState": dict(sorted(found.by_state.items())),
-            "minutesToAlert": _histogram_json(found.minutes_to_alert),
-            "minutesAlerting": _histogram_json(found.minutes_alerting),
+            "minutesToAlert": _distribution_json(found.minutes_to_alert),
+            "minutesAlerting": _distribution_json(found.minutes_alerting),
             "longest": [
                 {
                     "namespace": one.namespace,
@@ -266,32 +265,29 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             ],
         },
         "overTime": {
-            "allowed": _timeline_json(account.allowed_over_time),
-            "refused": _timeline_json(account.refused_over_time),
-            "cooldownSeconds": _timeline_json(account.cooling_over_time),
+            "allowed": _series_json(account.allowed_over_time),
+            "refused": _series_json(account.refused_over_time),
+            "cooldownSeconds": _series_json(account.cooling_over_time),
         },
     }
 
 
-def _histogram_json(histogram: Histogram) -> dict[str, Any]:
+def _distribution_json(observed: Distribution) -> dict[str, Any]:
     return {
-        "count": histogram.total,
-        "mean": round(_mean(histogram), 3),
-        "p50": histogram.quantile(0.5),
-        "p99": histogram.quantile(0.99),
-        "max": histogram.max,
-        "counts": {str(value): times for value, times in sorted(histogram.counts.items())},
+        "count": observed.total(),
+        "mean": round(observed.mean, 3),
+        "p50": observed.quantile(0.5),
+        "p99": observed.quantile(0.99),
+        "max": max(observed, default=0),
+        "counts": {str(value): times for value, times in sorted(observed.items())},
     }
 
 
-def _timeline_json(timeline: Timeline) -> dict[str, Any]:
-    return {
-        "binSeconds": timeline.width,
-        "bins": [round(amount, 3) for amount in timeline.bins],
-    }
+def _series_json(series: TimeSeries) -> dict[str, Any]:
+    return {"binSeconds": series.width, "bins": [round(amount, 3) for amount in series.bins]}
 
 
-def _settings_of(policy: Policy) -> str:
+def _write_settings(policy: Policy) -> str:
     if policy.max_migration_cooldown and policy.max_migration_cooldown < 1:
         return "none"
     values = (
@@ -302,21 +298,12 @@ def _settings_of(policy: Policy) -> str:
     return " ".join(format_duration(seconds) for seconds in values)
 
 
-def _guards_of(policy: Policy) -> str:
-    guards = (policy.guard_pending_migrations, policy.guard_evacuations)
-    return " ".join("on" if guard else "off" for guard in guards)
-
-
 def _part(part: int, whole: int) -> str:
     return f"{part:,} ({share_of(part, whole):.0%})"
 
 
-def _mean(histogram: Histogram) -> float:
-    return share_of(histogram.sum, histogram.total)
-
-
-def _minutes(histogram: Histogram, share: float) -> str:
-    return _span(histogram.quantile(share) * 60.0) if histogram.total else "-"
+def _minutes(observed: Distribution, share: float) -> str:
+    return _span(observed.quantile(share) * 60.0) if observed else "-"
 
 
 def _span(seconds: Seconds) -> str:

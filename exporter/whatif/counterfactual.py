@@ -104,8 +104,17 @@ class Counterfactual:
         if vmi is None or eviction is None:
             self._put(vmim)
             return
-        if is_new:
-            self._judge_new_vmim(vmi, eviction, vmim)
+        if not is_new:
+            pass
+        elif not _evacuates(vmim, eviction.node):
+            # It may be hidden, because its VMIM had not said yet that it is no evacuation.
+            if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
+                eviction.hidden.discard(vmim.uid)
+                self._put_visible(vmi, eviction)
+        elif vmim.priority is Priority.SYSTEM_CRITICAL and eviction.needs_permission:
+            self._take_back(vmi, eviction)
+        elif eviction.reason is not None:
+            eviction.hidden.add(migration_id(vmim))
         if not eviction.hides(migration_id(vmim)):
             self._put(vmim)
 
@@ -152,18 +161,6 @@ class Counterfactual:
             for vmim in own:
                 eviction.hidden.add(migration_id(vmim))
                 self._remove(Resource.VMIMS, vmim.namespace, vmim.name)
-
-    def _judge_new_vmim(self, vmi: Vmi, eviction: _Eviction, vmim: Vmim) -> None:
-        """Find out whether a new VMIM belongs to the eviction, and what follows from that."""
-        if not _evacuates(vmim, eviction.node):
-            # It may be hidden, because its VMIM had not said yet that it is no evacuation.
-            if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
-                eviction.hidden.discard(vmim.uid)
-                self._put_visible(vmi, eviction)
-        elif vmim.priority is Priority.SYSTEM_CRITICAL and eviction.needs_permission:
-            self._take_back(vmi, eviction)
-        elif eviction.reason is not None:
-            eviction.hidden.add(migration_id(vmim))
 
     def _take_back(self, vmi: Vmi, eviction: _Eviction) -> None:
         """The eviction turned out to be a drain: undo the decision and show what it hid."""

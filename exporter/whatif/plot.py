@@ -13,7 +13,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from exporter.text import write_instant
-from exporter.whatif.account import Comparison, Histogram, Timeline
+from exporter.whatif.account import Comparison, Distribution, TimeSeries
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -57,13 +57,13 @@ def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
     axes.set_title("Evictions so far: allowed (solid), refused (dashed)", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, mark, width = _style(number, comparison)
-        for timeline, line in (
+        for series, line in (
             (account.allowed_over_time, "-"),
             (account.refused_over_time, "--"),
         ):
-            sums = list(accumulate(timeline.bins))
+            sums = list(accumulate(series.bins))
             axes.plot(
-                _days(timeline),
+                _days(series),
                 sums,
                 line,
                 color=color,
@@ -83,10 +83,10 @@ def _draw_cooling(axes: Axes, comparison: Comparison) -> None:
     axes.set_title("VMs under cooldown", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, _, width = _style(number, comparison)
-        timeline = _coarser(account.cooling_over_time, bins=168)
+        series = _coarser(account.cooling_over_time, bins=168)
         axes.step(
-            _days(timeline),
-            [seconds / timeline.width for seconds in timeline.bins],
+            _days(series),
+            [seconds / series.width for seconds in series.bins],
             where="post",
             color=color,
             linewidth=0.6 * width,
@@ -123,7 +123,7 @@ def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
                 xytext=(7, 6 + 12 * number),
                 color=color,
             )
-    if any(account.migrations.per_vm.total for account in comparison.accounts):
+    if any(account.migrations.per_vm for account in comparison.accounts):
         axes.set_xscale("log")
         axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -138,25 +138,22 @@ def _style(number: int, comparison: Comparison) -> tuple[str, str, float]:
     return COLORS[number % len(COLORS)], MARKS[number % len(MARKS)], width
 
 
-def _days(timeline: Timeline) -> list[float]:
+def _days(series: TimeSeries) -> list[float]:
     """When each bin begins, in Matplotlib's unit: days since 1970."""
-    return [
-        (timeline.began + number * timeline.width) / 86_400 for number in range(len(timeline.bins))
-    ]
+    return [(series.began + number * series.width) / 86_400 for number in range(len(series.bins))]
 
 
-def _coarser(timeline: Timeline, *, bins: int) -> Timeline:
-    """The same timeline in at most `bins` bins."""
-    together = -(-len(timeline.bins) // bins) or 1
+def _coarser(series: TimeSeries, *, bins: int) -> TimeSeries:
+    """The same series in at most `bins` bins."""
+    together = -(-len(series.bins) // bins) or 1
     sums = [
-        sum(timeline.bins[first : first + together])
-        for first in range(0, len(timeline.bins), together)
+        sum(series.bins[first : first + together]) for first in range(0, len(series.bins), together)
     ]
-    return Timeline(timeline.began, timeline.width * together, sums)
+    return TimeSeries(series.began, series.width * together, sums)
 
 
-def _at_least(histogram: Histogram) -> tuple[list[int], list[int]]:
+def _at_least(observed: Distribution) -> tuple[list[int], list[int]]:
     """Each value, and how many observations are at least that."""
-    values = sorted(histogram.counts)
-    from_above = list(accumulate(histogram.counts[value] for value in reversed(values)))
+    values = sorted(observed)
+    from_above = list(accumulate(observed[value] for value in reversed(values)))
     return values, from_above[::-1]

@@ -206,10 +206,12 @@ def split(chunks: Iterable[bytes], faults: Faults | None = None) -> Iterator[byt
         if len(rest) > LONGEST_LINE:
             rest.clear()
             lost = True
-    if rest and _is_json(rest):
+    try:
+        msgspec.json.decode(rest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        faults.truncated = faults.truncated or lost or bool(rest.strip())
+    else:
         yield bytes(rest)
-    elif lost or rest.strip():
-        faults.truncated = True
 
 
 def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
@@ -322,11 +324,3 @@ def _unzip(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
 
 def _inflater() -> "zlib._Decompress":
     return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-
-
-def _is_json(line: bytearray) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return True

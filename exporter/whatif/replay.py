@@ -38,7 +38,7 @@ from exporter.engine.model import Instant, KubeVirtSettings, Pod, Resource, Seco
 from exporter.engine.overrides import OverrideChooser
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import Traits
-from exporter.whatif.account import Account, Comparison, Contender, Timeline, Touched
+from exporter.whatif.account import Account, Comparison, Contender, TimeSeries, Touched
 from exporter.whatif.counterfactual import Counterfactual, migration_id
 from exporter.whatif.recording import Kind, Recorded
 from exporter.whatif.stuck_timers import StuckTimers
@@ -53,38 +53,31 @@ class _Life(Struct):
 
 
 class Replay:
-    """Plays events for all contenders at once: `take` each event, then `finish`."""
+    """Plays events for all contenders at once: `take` each event, then `finish`.
+
+    `events` is how many were taken, and `now` the virtual clock: the latest instant of any of them.
+    """
 
     def __init__(self, contenders: Iterable[Contender]) -> None:
         self._lives: dict[Key, _Life] = {}
         self._vmims: dict[Key, Vmim] = {}
         self._vmims_by_vmi: dict[Key, dict[str, Vmim]] = {}
-        self._now: Instant = 0.0
-        self._events = 0
+        self.now: Instant = 0.0
+        self.events = 0
         self._visibility = Visibility()
         self._vms = 0
         self._vm_seconds: Seconds = 0.0
         self._began: Instant | None = None
         self._worlds = [_World(contender, self._vmims_by_vmi) for contender in contenders]
 
-    @property
-    def now(self) -> Instant:
-        """The virtual clock: the latest instant of any event so far."""
-        return self._now
-
-    @property
-    def events(self) -> int:
-        """How many events were taken."""
-        return self._events
-
     def take(self, event: Recorded) -> None:
         """Play the next event. If its instant is earlier than the clock, the clock stays."""
-        self._events += 1
-        self._now = max(self._now, event.at)
+        self.events += 1
+        self.now = max(self.now, event.at)
         if self._began is None and event.kind is not Kind.ADDED:
             self._begin()
         for world in self._worlds:
-            world.advance(self._now)
+            world.advance(self.now)
         match event.fact:
             case Vmi() as vmi:
                 self._put_vmi(vmi, event.traits)
@@ -99,12 +92,12 @@ class Replay:
 
     def _note_visibility(self, event: Recorded) -> None:
         """What is recorded at all was visible, until it was refused."""
-        visible, is_refused = self._visibility, event.kind is Kind.REFUSED
-        if event.resource is Resource.VMIMS and visible.vmims is is_refused:
-            self._visibility = Visibility(not is_refused, visible.pods)
-        elif event.resource is Resource.PODS and visible.pods is is_refused:
-            self._visibility = Visibility(visible.vmims, not is_refused)
-        if self._visibility is not visible:
+        before, is_visible = self._visibility, event.kind is not Kind.REFUSED
+        if event.resource is Resource.VMIMS:
+            self._visibility = Visibility(is_visible, before.pods)
+        elif event.resource is Resource.PODS:
+            self._visibility = Visibility(before.vmims, is_visible)
+        if self._visibility != before:
             for world in self._worlds:
                 world.apply(self._visibility)
 
@@ -112,24 +105,24 @@ class Replay:
         """End the recording and return what each contender would have done."""
         began = self._begin() if self._began is None else self._began
         for life in self._lives.values():
-            self._vm_seconds += self._now - life.since
+            self._vm_seconds += self.now - life.since
         return Comparison(
             began=began,
-            ended=self._now,
-            events=self._events,
+            ended=self.now,
+            events=self.events,
             vms=self._vms,
             vm_seconds=self._vm_seconds,
-            accounts=[world.close(self._now) for world in self._worlds],
+            accounts=[world.close(self.now) for world in self._worlds],
         )
 
     def _begin(self) -> Instant:
         """The first lists are complete: time counts from here on."""
-        self._began = self._now
+        self._began = self.now
         for life in self._lives.values():
-            life.since = self._now
+            life.since = self.now
         for world in self._worlds:
-            world.begin(self._now)
-        return self._now
+            world.begin(self.now)
+        return self.now
 
     def _put_vmi(self, vmi: Vmi, traits: Traits | None) -> None:
         key = (vmi.namespace, vmi.name)
@@ -140,7 +133,7 @@ class Replay:
         before = None if life is None or self._began is None else life.vmi
         if life is None:
             self._vms += 1
-            self._lives[key] = _Life(vmi, self._now)
+            self._lives[key] = _Life(vmi, self.now)
         else:
             life.vmi = vmi
         for world in self._worlds:
@@ -181,7 +174,7 @@ class Replay:
     def _remove_vmi(self, key: Key, life: _Life) -> None:
         del self._lives[key]
         if self._began is not None:
-            self._vm_seconds += self._now - life.since
+            self._vm_seconds += self.now - life.since
         for world in self._worlds:
             world.remove_vmi(life.vmi)
 
@@ -207,9 +200,9 @@ class _World:
         self._account = Account(
             contender=contender,
             touched={one.name: Touched() for one in contender.policy.overrides},
-            allowed_over_time=Timeline(0.0),
-            refused_over_time=Timeline(0.0),
-            cooling_over_time=Timeline(0.0),
+            allowed_over_time=TimeSeries(0.0),
+            refused_over_time=TimeSeries(0.0),
+            cooling_over_time=TimeSeries(0.0),
         )
         self._counterfactual = Counterfactual(
             contender.policy, self._store, self._account, recorded_vmims
@@ -221,16 +214,16 @@ class _World:
         self._overrides: dict[str, str] = {}
         self._has_begun = False
         self._now: Instant = 0.0
-        self._has_changed = False
-        self._store.subscribe(self._note_change, NoticeKind.EVIDENCE)
+        self._notices: list[Notice] = []
+        self._store.subscribe(self._notices.append, NoticeKind.EVIDENCE)
 
     def begin(self, now: Instant) -> None:
         """The first lists are complete: count from here on."""
         self._has_begun = True
         self._now = now
         self._counterfactual.advance(now)
-        for timeline in self._account.timelines:
-            timeline.began = now
+        for series in self._account.series:
+            series.began = now
         for evidence in list(self._store.all_evidence()):
             self._count(evidence.vmi)
 
@@ -275,8 +268,8 @@ class _World:
         """End the recording and return what was counted."""
         self._totals.close(now)
         self._timers.close(now)
-        for timeline in self._account.timelines:
-            timeline.extend(now)
+        for series in self._account.series:
+            series.extend(now)
         return self._account
 
     def _choose_override(self, vmi: Vmi, traits: Traits | None) -> None:
@@ -301,15 +294,11 @@ class _World:
     @contextmanager
     def _counting(self, vmi: Vmi | None) -> Iterator[None]:
         """Count what the block changes in the store's view of this VMI."""
-        self._has_changed = False
+        self._notices.clear()
         before = None if vmi is None else self._store.evidence(vmi.namespace, vmi.name)
         yield
-        if vmi is not None and self._has_changed:
+        if vmi is not None and self._notices:
             self._count(vmi, None if before is None else before.vmi)
-
-    def _note_change(self, notice: Notice) -> None:
-        del notice  # each of these events is about one VMI
-        self._has_changed = True
 
     def _count(self, vmi: Vmi, before: Vmi | None = None) -> None:
         evidence = self._store.evidence(vmi.namespace, vmi.name)

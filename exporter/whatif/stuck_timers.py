@@ -60,14 +60,10 @@ class StuckTimers:
         """A VMI changed: find out whether its evacuation began, ended or became stuck."""
         self._diagnose(evidence.vmi.uid, evidence, now, now)
 
-    def end(self, uid: str, now: Instant) -> None:
-        """The VMI's evacuation is over."""
-        self._end(uid, now, ended_at=now)
-
     def close(self, now: Instant) -> None:
         """The recording is over; evacuations may still run."""
         for uid in list(self._running):
-            self._end(uid, now, ended_at=None)
+            self.end(uid, now, is_over=False)
         self._stuck.longest = [one for _, _, one in sorted(self._longest, reverse=True)]
 
     def _diagnose(
@@ -76,7 +72,14 @@ class StuckTimers:
         load = self._store.load()
         found = None if evidence is None else diagnose(evidence, self._policy, load, now)
         one = self._running.get(uid)
-        if one is not None and (found is None or _is_over(one, found)):
+        # A request is never dated later while it lasts (`engine.evidence.Marker`), so a later one
+        # is another evacuation. A queue that moves again is not stuck.
+        if one is not None and (
+            found is None
+            or found.node != one.node
+            or found.requested_at > one.requested_at
+            or (one.stuck_at is not None and not found.stuck)
+        ):
             self.end(uid, reported_at)
             one = None
         if found is None or evidence is None:
@@ -106,7 +109,8 @@ class StuckTimers:
             if instant is not None:
                 yield instant + policy.migration_timeout
 
-    def _end(self, uid: str, now: Instant, ended_at: Instant | None) -> None:
+    def end(self, uid: str, now: Instant, *, is_over: bool = True) -> None:
+        """Count the VMI's evacuation if it was stuck; `is_over` unless it still runs."""
         one = self._running.pop(uid, None)
         if one is None or one.stuck_at is None or one.diagnosis is None:
             return
@@ -114,12 +118,12 @@ class StuckTimers:
         fires_at = one.stuck_at + ALERT_FOR
         alerted_at = fires_at if now >= fires_at else None
         stuck.found += 1
-        stuck.by_state[found.state] = stuck.by_state.get(found.state, 0) + 1
-        stuck.open_at_end += ended_at is None
+        stuck.by_state[found.state] += 1
+        stuck.open_at_end += not is_over
         if alerted_at is not None:
             stuck.alerted += 1
-            stuck.minutes_to_alert.add(int((alerted_at - one.requested_at) // 60))
-            stuck.minutes_alerting.add(int((now - alerted_at) // 60))
+            stuck.minutes_to_alert[int((alerted_at - one.requested_at) // 60)] += 1
+            stuck.minutes_alerting[int((now - alerted_at) // 60)] += 1
         entry = StuckEvacuation(
             namespace=one.vmi.namespace,
             name=one.vmi.name,
@@ -128,20 +132,9 @@ class StuckTimers:
             requested_at=one.requested_at,
             stuck_at=one.stuck_at,
             alerted_at=alerted_at,
-            ended_at=ended_at,
+            ended_at=now if is_over else None,
             state=found.state,
             causes=found.stuck_by,
         )
         ranked = (now - one.stuck_at, -stuck.found, entry)
         (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)
-
-
-def _is_over(one: _Evacuation, found: Diagnosis) -> bool:
-    """Whether it is another evacuation now (of another node, requested again), or stuck no more.
-
-    A request is never dated later while it lasts (`engine.evidence.Marker`). A queue that moves
-    again is not stuck.
-    """
-    if found.node != one.node or found.requested_at > one.requested_at:
-        return True
-    return one.stuck_at is not None and not found.stuck

@@ -75,7 +75,7 @@ class VmTotals:
         self._add_cooldown(totals, now)
         self._account.vms_at_cap += totals.at_cap
         if totals.migrations:
-            self._account.migrations.per_vm.add(totals.migrations)
+            self._account.migrations.per_vm[totals.migrations] += 1
 
     def close(self, now: Instant) -> None:
         """The recording is over."""

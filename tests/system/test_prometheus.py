@@ -104,7 +104,7 @@ class TestTold:
             a_span("kubevirt-evacuation-b", HOUR + 300, HOUR + 360),
         )
 
-        assert (found.allowed, found.refused_in_all, found.migrations.ended) == (1, 1, 1)
+        assert (found.allowed, found.refused.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_failures_in_a_row_are_one_evacuation(self) -> None:
         """KubeVirt tries again: asked once, stuck at the third, over when it gives up."""
@@ -136,7 +136,7 @@ class TestTold:
             a_span("kubevirt-evacuation-a", -120, -60), a_span("kubevirt-evacuation-b", 60, 120)
         )
 
-        assert (found.asked, found.refused_in_all) == (1, 1)
+        assert (found.asked, found.refused.total()) == (1, 1)
 
     def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
         """Nobody is asked about it; its migration counts, and holds up the next."""
@@ -145,7 +145,7 @@ class TestTold:
         found = account(going, following)
 
         assert markers(told(going, following))[:2] == [(0, "n1"), (60, "")]
-        assert (found.asked, found.refused_in_all, found.migrations.ended) == (1, 1, 1)
+        assert (found.asked, found.refused.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
         """Its first attempt failed before the range, its second begins in it."""
@@ -187,7 +187,7 @@ class TestTold:
         lost.last_seen_at = NOW + 2 * HOUR
         found = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
 
-        assert (found.allowed, found.refused_in_all) == (2, 0)
+        assert (found.allowed, found.refused.total()) == (2, 0)
 
     def test_five_finished_vmims_are_kept(self) -> None:
         """As KubeVirt keeps them: memory does not grow with the range."""
@@ -332,7 +332,7 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
     }
     events = list(to_events(spans, began, began + 3 * HOUR))
     ours, none = play(events, [BUILTIN["ours"], BUILTIN["none"]]).accounts
-    assert (ours.allowed, ours.refused_in_all, ours.migrations.ended) == (2, 1, 2)
+    assert (ours.allowed, ours.refused.total(), ours.migrations.ended) == (2, 1, 2)
     assert (none.allowed, none.migrations.ended, none.migrations.failed) == (3, 3, 1)
 
 

@@ -89,7 +89,7 @@ class TestSources:
             found = play(source, [BUILTIN["ours"]], StringIO())
             assert source.whole == source.done(0.0) == file.stat().st_size
 
-        assert (found.accounts[0].allowed, found.accounts[0].refused_in_all) == (1, 1)
+        assert (found.accounts[0].allowed, found.accounts[0].refused.total()) == (1, 1)
 
     def test_standard_input_is_played(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`-`, as in `kubectl ... | python -m exporter replay -`."""
