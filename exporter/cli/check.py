@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 from exporter.cli.commands import Exit, complain, refuse
-from exporter.engine.model import Policy
 from exporter.settings import InvalidSettings, Settings, load_settings
 from exporter.text import escape, format_duration
 
@@ -43,7 +42,15 @@ def _explain(settings: Settings, namespace: str, name: str, kubeconfig: Path | N
     entry = next((one for one in settings.policy.overrides if one.name == chosen), None)
     which = "no entry" if entry is None else f"the entry {entry.name}"
     policy = settings.policy if entry is None else entry.policy
-    print(escape(f"{namespace}/{name}: {which} of policy.overrides: {_write(policy)}"))
+    values = {
+        "migrationCooldown": format_duration(policy.migration_cooldown),
+        "maxMigrationCooldown": format_duration(policy.max_migration_cooldown),
+        "migrationHistoryWindow": format_duration(policy.migration_history_window),
+        "countFailedMigrations": str(policy.count_failed_migrations).lower(),
+        "block": str(policy.block).lower(),
+    }
+    said = ", ".join(f"{key} {value}" for key, value in values.items())
+    print(escape(f"{namespace}/{name}: {which} of policy.overrides: {said}"))
     return Exit.OK
 
 
@@ -66,14 +73,3 @@ async def _ask_cluster(
         if traits is not None:
             return settings.policy.choose(namespace, traits.read_labels(), traits.priority_class)
     return None
-
-
-def _write(policy: Policy) -> str:
-    values = {
-        "migrationCooldown": format_duration(policy.migration_cooldown),
-        "maxMigrationCooldown": format_duration(policy.max_migration_cooldown),
-        "migrationHistoryWindow": format_duration(policy.migration_history_window),
-        "countFailedMigrations": str(policy.count_failed_migrations).lower(),
-        "block": str(policy.block).lower(),
-    }
-    return ", ".join(f"{key} {value}" for key, value in values.items())

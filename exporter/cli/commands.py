@@ -245,9 +245,15 @@ def serve(
     """Run a job until SIGTERM or SIGINT, and turn its exception into an exit code."""
     from exporter.logs import configure_logging, log
 
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await job(settings, stop)
+
     configure_logging(form=settings.log.format, level=settings.log.level)
     try:
-        asyncio.run(_with_signals(settings, job))
+        asyncio.run(run())
     except tuple(_failures()) as failure:
         log.error("stopped", why=str(failure))
         return _failures()[type(failure)]
@@ -394,13 +400,3 @@ def _failures() -> dict[type[Exception], Exit]:
         CannotListen: Exit.CANNOT_LISTEN,
         HistoryUnwritable: Exit.UNUSABLE,
     }
-
-
-async def _with_signals(
-    settings: Settings, job: Callable[[Settings, asyncio.Event], Awaitable[None]]
-) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await job(settings, stop)

@@ -121,17 +121,14 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
         f"[{'#' * done}{'.' * (BAR - done)}] {drain.left} of {drain.asked} VMs have left",
         *([f"{drain.failing} fail or stay"] if drain.failing else []),
         *([f"{drain.external} depend on others"] if drain.external else []),
-        _write_pace(drain, as_of),
     ]
-    return ", ".join(parts)
-
-
-def _write_pace(drain: DrainProgressAnswer, as_of: datetime) -> str:
     if drain.estimate_seconds is not None and drain.seconds_per_vmi is not None:
-        pace = write_span(round(drain.seconds_per_vmi))
-        return f"one each {pace}, about {write_span(round(drain.estimate_seconds), units=2)} to go"
-    since = drain.since if drain.last_left_at is None else drain.last_left_at
-    return f"nothing has left for {write_span(round((as_of - since).total_seconds()), units=2)}"
+        left = write_span(round(drain.estimate_seconds), units=2)
+        parts.append(f"one each {write_span(round(drain.seconds_per_vmi))}, about {left} to go")
+    else:
+        idle = (as_of - (drain.last_left_at or drain.since)).total_seconds()
+        parts.append(f"nothing has left for {write_span(round(idle), units=2)}")
+    return ", ".join(parts)
 
 
 def write_bound(answer: DrainAnswer) -> str:

@@ -42,13 +42,23 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     """Why a VM may or may not be moved now, and what that is based on."""
     sheet = Sheet(screen)
     if vmi.evacuation is not None and vmi.evacuation.stuck:
-        sheet.say(*_say_stuck(vmi.evacuation))
+        by = (
+            "" if vmi.evacuation.requested_by is None else f" by {vmi.evacuation.requested_by.user}"
+        )
+        age = write_span(int(vmi.evacuation.age_seconds), units=2)
+        failed = vmi.evacuation.failed_attempts
+        sheet.say(
+            f"{vmi.namespace}/{vmi.name}",
+            (" is stuck", BAD),
+            f": its evacuation from {vmi.evacuation.evacuation_node_name} was requested{by} {age}"
+            f" ago{f'; failed attempts: at least {failed}' if failed else ''}.",
+        )
         _list_action(sheet, vmi.evacuation, vmi.as_of)
         sheet.say()
     sheet.say(*_judge(vmi))
     sheet.warn(_doubts(vmi))
     sheet.head("Rules, in the order in which they are checked")
-    sheet.rows([_rule(rule) for rule in vmi.rules])
+    sheet.rows([(one.rule, _judge_rule(one), f"{one.why} ({one.checkpoint})") for one in vmi.rules])
     sheet.head("Cooldown")
     sheet.rows(_cooldown(vmi.cooldown, vmi.policy, vmi.as_of))
     counted = sum(one.in_window for one in vmi.migrations)
@@ -87,16 +97,6 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         ]
     )
     return sheet.text()
-
-
-def _say_stuck(one: EvacuationAnswer) -> list[Cell]:
-    by = "" if one.requested_by is None else f" by {one.requested_by.user}"
-    asked = f": its evacuation from {one.evacuation_node_name} was requested{by}"
-    age = write_span(int(one.age_seconds), units=2)
-    failed = ""
-    if one.failed_attempts:
-        failed = f"; failed attempts: at least {one.failed_attempts}"
-    return [f"{one.namespace}/{one.name}", (" is stuck", BAD), f"{asked} {age} ago{failed}."]
 
 
 def _list_action(sheet: Sheet, one: EvacuationAnswer, as_of: datetime) -> None:
@@ -154,16 +154,12 @@ def _doubts(vmi: VmiAnswer) -> list[str]:
     return doubts
 
 
-def _rule(rule: RuleAnswer) -> list[Cell]:
+def _judge_rule(rule: RuleAnswer) -> Cell:
     if rule.blocks:
-        state: Cell = ("holds it", BAD)
-    elif not rule.enabled:
-        state = ("is off", FAINT)
-    elif rule.silenced:
-        state = ("is silent", BAD)
-    else:
-        state = ("lets it go", GOOD)
-    return [rule.rule, state, f"{rule.why} ({rule.checkpoint})"]
+        return ("holds it", BAD)
+    if not rule.enabled:
+        return ("is off", FAINT)
+    return ("is silent", BAD) if rule.silenced else ("lets it go", GOOD)
 
 
 def _cooldown(

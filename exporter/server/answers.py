@@ -34,7 +34,6 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
-from exporter.engine.node_drains import DrainProgress
 from exporter.engine.rules import RuleResult, explain
 from exporter.engine.verdicts import Entry
 from exporter.health import Health
@@ -153,17 +152,17 @@ def describe_status(
     health: Health,
     *,
     drain: Mapping[DrainOutcome, int],
-    held: Mapping[Reason, int],
+    blocked: Mapping[Reason, int],
     reasons: Iterable[Reason],
     now: Instant,
     vmis: int,
 ) -> StatusAnswer:
     """The exporter's health and VMI counts.
 
-    `drain` has the number of VMIs by outcome, and `held` that of blocked ones by reason, of which
-    `reasons` are possible.
+    `drain` has the number of VMIs by outcome, and `blocked` that of blocked ones by reason, of
+    which `reasons` are possible.
     """
-    kept = health.history
+    history = health.history
     return StatusAnswer(
         version=__version__,
         as_of=to_datetime(now),
@@ -185,19 +184,19 @@ def describe_status(
         ],
         blind_spots=health.refused_resources(),
         history=None
-        if kept is None
+        if history is None
         else HistoryStatus(
-            writes=kept.writes,
-            written_at=to_optional_datetime(kept.written_at),
-            unwritten_since=to_optional_datetime(kept.unwritten_since),
-            vmis=kept.vmis,
-            bytes=kept.size,
-            faults={fault: count for fault, count in kept.faults.items() if count},
+            writes=history.writes,
+            written_at=to_optional_datetime(history.written_at),
+            unwritten_since=to_optional_datetime(history.unwritten_since),
+            vmis=history.vmis,
+            bytes=history.size,
+            faults={fault: count for fault, count in history.faults.items() if count},
         ),
         vmis=VmiCounts(
             known=vmis,
-            allowed=vmis - sum(held.values()),
-            held={reason: held.get(reason, 0) for reason in reasons},
+            allowed=vmis - sum(blocked.values()),
+            held={reason: blocked.get(reason, 0) for reason in reasons},
             drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
         )
         if health.ready
@@ -246,8 +245,8 @@ def explain_vmi(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),
         rules=[
-            _write_finding(finding, evidence, cooldown)
-            for finding in explain(evidence, policy, now, dead=dead)
+            RuleAnswer(**structs.asdict(result), why=_explain_rule(result, evidence, cooldown))
+            for result in explain(evidence, policy, now, dead=dead)
         ],
         cooldown=None
         if cooldown is None
@@ -286,18 +285,14 @@ def explain_vmi(
     )
 
 
-def _write_finding(
-    finding: RuleResult, evidence: Evidence, cooldown: Cooldown | None
-) -> RuleAnswer:
-    if not finding.enabled:
-        why = "switched off by policy.guards"
-    elif finding.silenced:
-        why = "a watch it needs is dead, or an object cannot be read, so this rule cannot block"
-    elif evidence.vmi.finished:
-        why = f"the VMI has stopped (phase {evidence.vmi.phase}): nothing is left to move"
-    else:
-        why = _WHY[finding.rule](evidence, cooldown)
-    return RuleAnswer(**structs.asdict(finding), why=why)
+def _explain_rule(result: RuleResult, evidence: Evidence, cooldown: Cooldown | None) -> str:
+    if not result.enabled:
+        return "switched off by policy.guards"
+    if result.silenced:
+        return "a watch it needs is dead, or an object cannot be read, so this rule cannot block"
+    if evidence.vmi.finished:
+        return f"the VMI has stopped (phase {evidence.vmi.phase}): nothing is left to move"
+    return _WHY[result.rule](evidence, cooldown)
 
 
 def _why_running(evidence: Evidence, _cooldown: Cooldown | None) -> str:
@@ -346,22 +341,16 @@ def _why_cooldown(_evidence: Evidence, cooldown: Cooldown | None) -> str:
     return f"{said}, from {write_instant(cooldown.end)} on"
 
 
-def _why_updated(evidence: Evidence, _cooldown: Cooldown | None) -> str:
-    if evidence.platform_updating:
-        return "KubeVirt reports VMs that it has still to update"
-    return "KubeVirt reports no VM that it has still to update"
-
-
-def _why_excepted(evidence: Evidence, _cooldown: Cooldown | None) -> str:
-    return f"policy.overrides has block: true for {evidence.vmi.override}"
-
-
 _WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
     "running_migration": _why_running,
     "pending_migration": _why_pending,
     "requested_evacuation": _why_requested,
-    "platform_update": _why_updated,
-    "policy": _why_excepted,
+    "platform_update": lambda evidence, _: (
+        "KubeVirt reports VMs that it has still to update"
+        if evidence.platform_updating
+        else "KubeVirt reports no VM that it has still to update"
+    ),
+    "policy": lambda evidence, _: f"policy.overrides has block: true for {evidence.vmi.override}",
     "cooldown": _why_cooldown,
 }
 
@@ -450,6 +439,7 @@ def _write_evacuation(
 
 def _write_forecast(forecast: Forecast) -> dict[str, Any]:
     """The fields of a `NodeAnswer`."""
+    progress = forecast.progress
     return {
         "node": forecast.node,
         "vmis": forecast.vmis,
@@ -459,22 +449,20 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
         "at_least_seconds": round_seconds(forecast.at_least),
         "schedulable": forecast.schedulable,
         "cordoned_at": to_optional_datetime(forecast.cordoned_at),
-        "drain": None if forecast.progress is None else _write_progress(forecast.progress),
+        "drain": None
+        if progress is None
+        else DrainProgressAnswer(
+            since=to_datetime(progress.since),
+            asked=progress.asked,
+            left=progress.left,
+            remaining=progress.remaining,
+            failing=progress.failing,
+            external=progress.external,
+            last_left_at=to_optional_datetime(progress.last_left_at),
+            seconds_per_vmi=round_seconds(progress.seconds_per_vmi),
+            estimate_seconds=round_seconds(progress.estimate),
+        ),
     }
-
-
-def _write_progress(progress: DrainProgress) -> DrainProgressAnswer:
-    return DrainProgressAnswer(
-        since=to_datetime(progress.since),
-        asked=progress.asked,
-        left=progress.left,
-        remaining=progress.remaining,
-        failing=progress.failing,
-        external=progress.external,
-        last_left_at=to_optional_datetime(progress.last_left_at),
-        seconds_per_vmi=round_seconds(progress.seconds_per_vmi),
-        estimate_seconds=round_seconds(progress.estimate),
-    )
 
 
 def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:

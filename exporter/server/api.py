@@ -261,14 +261,19 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        held = await self._count_blocked() if self.health.ready else {}
-        now = self.clock()
+        now, is_ready = self.clock(), self.health.ready
+        while is_ready and self.view.advance(
+            now, dead=self.health.find_dead(now), most=VERDICTS_AT_ONCE
+        ):
+            await asyncio.sleep(0)
+            now = self.clock()
+        blocked = self.view.summarize().count_blocked() if is_ready else {}
         outcomes = count_outcomes(self.store, self.read_conditions(now))
-        return _json(self.describe_status(held, outcomes, now))
+        return _json(self.describe_status(blocked, outcomes, now))
 
     def describe_status(
         self,
-        held: Mapping[Reason, int],
+        blocked: Mapping[Reason, int],
         outcomes: Mapping[str, Mapping[DrainOutcome, int]],
         now: Instant,
     ) -> StatusAnswer:
@@ -277,7 +282,7 @@ class Service:
             self.health,
             vmis=self.store.nodes.total(),
             drain=sum_outcomes(outcomes),
-            held=held,
+            blocked=blocked,
             reasons=self.view.policy.reasons,
             now=now,
         )
@@ -317,14 +322,6 @@ class Service:
             health.find_contacts(),
             seen=health.find_optional(now),
         )
-
-    async def _count_blocked(self) -> dict[Reason, int]:
-        """How many VMIs are blocked, by reason; it yields in between."""
-        now = self.clock()
-        while self.view.advance(now, dead=self.health.find_dead(now), most=VERDICTS_AT_ONCE):
-            await asyncio.sleep(0)
-            now = self.clock()
-        return self.view.summarize().count_blocked()
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """`find_duration` of every VMI, by node; it yields in between.

@@ -293,20 +293,16 @@ class _Handler(web.RequestHandler):
             if self._abort is not None:
                 self._abort.cancel()
                 self._abort = None
-        if is_early:
-            await self._linger()
-        if not self._messages:
-            self._budget.settle(self._connection)
-        return answered
-
-    async def _linger(self) -> None:
-        """Let the caller read the answer, but read nothing more from it."""
-        if self.transport is not None:
+        if is_early and self.transport is not None:
+            # Let the caller read the answer, but read nothing more from it.
             self.transport.pause_reading()
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             await asyncio.sleep(LINGERING)
             self._connection.abort()
+        if not self._messages:
+            self._budget.settle(self._connection)
+        return answered
 
 
 def _end_cycle(error: BaseException | None) -> None:

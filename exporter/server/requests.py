@@ -149,7 +149,9 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
             detail += f": expected {_CHECKPOINTS}"
         raise Refusal(422, "Not a verdict request", detail) from None
     except UnicodeDecodeError as error:
-        kind = "a lone surrogate" if _is_surrogate(error) else "a byte that is not UTF-8"
+        # Half of a UTF-16 pair, written as if it were a character, begins with this byte.
+        is_surrogate = error.object[error.start : error.start + 1] == b"\xed"
+        kind = "a lone surrogate" if is_surrogate else "a byte that is not UTF-8"
         raise Refusal(400, "Not JSON", f"the body is not JSON: it has {kind}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         # Near the end of the body msgspec calls it truncated.
@@ -161,11 +163,6 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
 def _name_types(quoted: re.Match[str]) -> str:
     """The types of a message by JSON's names instead of Python's."""
     return re.sub(r"\w+", lambda word: _JSON_NAMES.get(word[0], word[0]), quoted[0])
-
-
-def _is_surrogate(error: UnicodeDecodeError) -> bool:
-    """Whether the bytes are half of a UTF-16 pair, written as if it were a character."""
-    return error.object[error.start : error.start + 1] == b"\xed"
 
 
 def read_checkpoint(request: web.Request) -> Checkpoint | None:

@@ -116,6 +116,8 @@ def read_review(body: bytes) -> Review:
     version = _text(_mapping(document).get("apiVersion"))
     user, resource = _mapping(request.get("userInfo")), _mapping(request.get("resource"))
     groups = user.get("groups")
+    # `dryRun` is in the request's create options or in the Eviction itself.
+    dry_run = _mapping(_mapping(request.get("object")).get("deleteOptions")).get("dryRun")
     return Review(
         uid=uid,
         version=OLD_API_VERSION if version == OLD_API_VERSION else API_VERSION,
@@ -128,7 +130,7 @@ def read_review(body: bytes) -> Review:
         groups=tuple(g for g in groups if isinstance(g, str)) if isinstance(groups, list) else (),
         namespace=_text(request.get("namespace")),
         pod=_text(request.get("name")),
-        dry_run=_is_dry_run(request),
+        dry_run=request.get("dryRun") is True or (isinstance(dry_run, list) and "All" in dry_run),
     )
 
 
@@ -236,13 +238,6 @@ def _write_progress(evidence: Evidence, reason: Reason | None) -> str:
     if state is not None and state.start is not None:
         return f" since {write_instant(state.start)}"
     return ""
-
-
-def _is_dry_run(request: dict[str, Any]) -> bool:
-    """`dryRun` is in the request's create options or in the Eviction itself."""
-    options = _mapping(_mapping(request.get("object")).get("deleteOptions"))
-    asked = options.get("dryRun")
-    return request.get("dryRun") is True or (isinstance(asked, list) and "All" in asked)
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def status_of(
         health,
         vmis=100,
         drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
-        held=Counter(one.reason for one in blocked),
+        blocked=Counter(one.reason for one in blocked),
         reasons=Policy().reasons,
         now=now,
     )

@@ -494,7 +494,7 @@ class TestStatus:
             synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
         )
         answer = describe_status(
-            health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
+            health, vmis=0, drain={}, blocked={}, reasons=Policy().reasons, now=NOW
         )
 
         assert answer.resources[1] == ResourceAnswer(
@@ -514,7 +514,12 @@ class TestStatus:
     def test_before_it_is_ready_counts_nothing(self) -> None:
         """Before the first sync the status has no counts and says what is waited for."""
         answer = describe_status(
-            some_health(synced=False), vmis=7, drain={}, held={}, reasons=Policy().reasons, now=NOW
+            some_health(synced=False),
+            vmis=7,
+            drain={},
+            blocked={},
+            reasons=Policy().reasons,
+            now=NOW,
         )
 
         assert (answer.ready, answer.vmis) == (False, None)
@@ -524,7 +529,7 @@ class TestStatus:
         """VMs are counted as allowed or by the reason that blocks them."""
         held = {Reason.MIGRATION_IN_PROGRESS: 1, Reason.COOLDOWN: 1}
         counts = describe_status(
-            some_health(), vmis=5, drain={}, held=held, reasons=Policy().reasons, now=NOW
+            some_health(), vmis=5, drain={}, blocked=held, reasons=Policy().reasons, now=NOW
         ).vmis
 
         assert counts is not None
@@ -536,7 +541,7 @@ class TestStatus:
         health = some_health()
         assert (
             describe_status(
-                health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
+                health, vmis=0, drain={}, blocked={}, reasons=Policy().reasons, now=NOW
             ).history
             is None
         )
@@ -551,7 +556,7 @@ class TestStatus:
         health.history.faults[HistoryFault.DAMAGED] = 0
 
         assert describe_status(
-            health, vmis=0, drain={}, held={}, reasons=Policy().reasons, now=NOW
+            health, vmis=0, drain={}, blocked={}, reasons=Policy().reasons, now=NOW
         ).history == HistoryStatus(
             writes=True,
             written_at=to_datetime(NOW - 9),
