@@ -37,7 +37,7 @@ SHOTS = (
         "status-dark",
         {"viewport": {"width": 1200, "height": 1000}, "color_scheme": "dark"},
         query="?sort=name",
-        part="#held",
+        part="#blocked",
     ),
     Shot("status-narrow", {"viewport": {"width": 360, "height": 1180}, "color_scheme": "light"}),
 )

@@ -246,20 +246,20 @@ class TestLooks:
     async def test_the_filter_filters(self, demo: Still, browser: Browser) -> None:
         """Enter in a field asks the server, the form remembers, and one link shows all again."""
         async with visit(browser, demo.query) as page:
-            total = await page.locator("#held-rows tbody tr").count()
+            total = await page.locator("#blocked-rows tbody tr").count()
             await page.locator("#more-filter summary").click()
             await page.locator("[name=namespace]").fill("bank")
             await page.keyboard.press("Enter")
             await page.wait_for_url("**namespace=bank**")
-            shown = await rows(page, "#held-rows tbody tr")
+            shown = await rows(page, "#blocked-rows tbody tr")
             assert {row["namespace"] for row in shown} == {"bank"}
             assert 0 < len(shown) < total
             assert await page.locator("[name=namespace]").input_value() == "bank"
             await page.locator("#clear").click()
-            await expect(page.locator("#held-rows tbody tr")).to_have_count(total)
+            await expect(page.locator("#blocked-rows tbody tr")).to_have_count(total)
 
     async def test_any_vm_is_found_by_its_name(self, demo: Still, browser: Browser) -> None:
-        """Also one that is neither held nor evacuated, from a part of its name."""
+        """Also one that is neither blocked nor evacuated, from a part of its name."""
         async with visit(browser, demo.query) as page:
             await page.locator("[name=vm]").fill("p/steady")
             await page.keyboard.press("Enter")
@@ -304,9 +304,9 @@ class TestRefresh:
         async with visit(browser, demo.query) as page:
             await page.clock.install()
             await page.reload()
-            await page.locator("#held-rows details summary").first.click()
+            await page.locator("#blocked-rows details summary").first.click()
             await page.locator("[name=vm]").fill("nod")
-            link = page.locator("#held-rows a").nth(2)
+            link = page.locator("#blocked-rows a").nth(2)
             await link.focus()
             await page.evaluate("document.activeElement.mine = true")
             place = "document.activeElement.getBoundingClientRect().top"
@@ -317,11 +317,11 @@ class TestRefresh:
             await expect(page.locator("#as-of time")).to_have_attribute("datetime", later)
 
             assert await page.evaluate("document.activeElement.mine === true")
-            assert await page.locator("#held-rows details[open]").count() == 1
+            assert await page.locator("#blocked-rows details[open]").count() == 1
             assert await page.locator("[name=vm]").input_value() == "nod"
             assert await page.evaluate(place) == pytest.approx(before, abs=1)
             api = await demo.get("/v1/blocked")
-            shown = await rows(page, "#held-rows tbody tr")
+            shown = await rows(page, "#blocked-rows tbody tr")
             assert {(row["namespace"], row["name"]) for row in shown} == {
                 (e["namespace"], e["name"]) for e in api["blocked"]
             }
@@ -335,7 +335,7 @@ class TestRefresh:
                 await page.reload()
                 await page.evaluate(
                     """() => {
-                        const body = document.querySelector("#held-rows tbody");
+                        const body = document.querySelector("#blocked-rows tbody");
                         body.append(...[...body.children].reverse());
                         body.children[1].remove();
                         document.querySelector("#evacuations").remove();
@@ -389,7 +389,7 @@ class TestRefresh:
             status = page.locator("#live-status")
             await expect(status).to_contain_text("Cannot reach the exporter")
             assert str(as_of)[11:19] in await text(page, "#live-status")
-            assert await page.locator("#held-rows tbody tr").count() > 5
+            assert await page.locator("#blocked-rows tbody tr").count() > 5
             await page.context.set_offline(False)
             await page.clock.run_for(PERIOD)
             await expect(status).to_have_text("Refreshes every 5 s")

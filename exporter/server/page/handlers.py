@@ -1,8 +1,8 @@
 """The HTTP handlers of the page and of the page of one VM.
 
 They are imported when the page is first opened: Jinja2 and its templates take 0.1 s. What needs
-only immutable values runs in a thread, so that no verdict waits for it: with 10,000 held VMs that
-takes 50 ms.
+only immutable values runs in a thread, so that no verdict waits for it: with 10,000 blocked VMs
+that takes 50 ms.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from aiohttp import hdrs, web
 
 from exporter.server.api import Service
-from exporter.server.page.model import build_page, read_filter, summarize_held
+from exporter.server.page.model import build_page, read_filter, summarize_blocked
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
 from exporter.server.requests import Refusal
 
@@ -21,10 +21,10 @@ async def answer_page(
     service: Service, request: web.Request, *, named: bool, linked: bool
 ) -> web.Response:
     """GET /. `named`: show single VMs; `linked`: link to the API."""
-    blocked = (await service.blocked.read(None)).entries if service.health.ready else []
+    entries = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
-    held = await asyncio.to_thread(summarize_held, blocked, filters)
-    page = build_page(service, held, filters, service.clock(), named=named)
+    blocked = await asyncio.to_thread(summarize_blocked, entries, filters)
+    page = build_page(service, blocked, filters, service.clock(), named=named)
     return _html(await asyncio.to_thread(render_page, page, linked=linked))
 
 

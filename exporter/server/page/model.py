@@ -68,7 +68,7 @@ class Sort(StrEnum):
 class PageFilter(Struct, frozen=True, kw_only=True):
     """The filter and sort order of the page's query. `ignored`: the invalid parameters, and why.
 
-    `state` and `stuck` filter evacuations, `reason` filters held VMs; `vm`, a part of
+    `state` and `stuck` filter evacuations, `reason` filters blocked VMs; `vm`, a part of
     namespace/name, filters both, and finds all other VMs.
     """
 
@@ -104,13 +104,13 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
 class Vms(Struct, frozen=True, kw_only=True):
     """The tables of single VMs, and the namespaces to suggest in the filter.
 
-    `held` has each VM with its entries in the blocked set. `found` are the VMs with the name that
-    the filter asks for; None: it asks for none.
+    `blocked` has each VM with its entries in the blocked set. `found` are the VMs with the name
+    that the filter asks for; None: it asks for none.
     """
 
     found: Rows[VmiAnswer] | None
     evacuations: Rows[VmiAnswer]
-    held: Rows[tuple[tuple[BlockedVmi, ...], VmiAnswer]]
+    blocked: Rows[tuple[tuple[BlockedVmi, ...], VmiAnswer]]
     namespaces: tuple[str, ...]
 
 
@@ -121,7 +121,7 @@ class PageModel(Struct, frozen=True, kw_only=True):
     - `dies_at`: when `status.staleness` becomes DEAD without further contact.
     - `closing`: this process is shutting down.
     - `states`, `stuck_evacuations`: evacuations by state, and how many are stuck.
-    - `held_by`: held VMs by node and their first reason.
+    - `blocked_by`: blocked VMs by node and their first reason.
     - `drained`: the drain of the node that the filter names, if it may name VMs.
     - `vms`: None if the page may not name VMs.
     """
@@ -137,13 +137,13 @@ class PageModel(Struct, frozen=True, kw_only=True):
     stuck_evacuations: int = 0
     nodes: Rows[NodeAnswer] = Rows(shown=(), matching=0, total=0)
     node_names: tuple[str, ...] = ()
-    held_by: dict[str, Counter[Reason]] = {}
+    blocked_by: dict[str, Counter[Reason]] = {}
     drained: DrainAnswer | None = None
     vms: Vms | None = None
 
 
-class HeldVms(Struct, frozen=True, kw_only=True):
-    """The held VMs: counted by reason, and by node and reason; the `rows` of a filter.
+class BlockedVms(Struct, frozen=True, kw_only=True):
+    """The blocked VMs: counted by reason, and by node and reason; the `rows` of a filter.
 
     A VM's entries in the blocked set are together.
     """
@@ -154,28 +154,28 @@ class HeldVms(Struct, frozen=True, kw_only=True):
     rows: Rows[tuple[BlockedVmi, ...]]
 
 
-def summarize_held(blocked: list[BlockedVmi], filters: PageFilter) -> HeldVms:
+def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> BlockedVms:
     """Count, filter and sort the blocked set; 10,000 VMs take 30 ms."""
     # Sorted by VMI and checkpoint, so that a VMI's first entry has the reason of both checkpoints.
-    held = [tuple(entries) for _, entries in groupby(blocked, key=_of_vmi)]
+    blocked = [tuple(of_vmi) for _, of_vmi in groupby(entries, key=_of_vmi)]
     matching = [
-        entries
-        for entries in held
-        if _matches(filters, entries[0])
-        and (filters.reason is None or any(one.reason is filters.reason for one in entries))
+        of_vmi
+        for of_vmi in blocked
+        if _matches(filters, of_vmi[0])
+        and (filters.reason is None or any(one.reason is filters.reason for one in of_vmi))
     ]
     by_node = defaultdict[str, Counter[Reason]](Counter)
-    for first, *_ in held:
+    for first, *_ in blocked:
         by_node[first.node][first.reason] += 1
-    return HeldVms(
+    return BlockedVms(
         reasons=sum(by_node.values(), Counter()),
         by_node=by_node,
-        namespaces={entries[0].namespace for entries in held},
+        namespaces={first.namespace for first, *_ in blocked},
         rows=Rows(
             # Sorting all would hold the interpreter's lock for 50 ms with 10,000 VMs.
-            shown=tuple(nsmallest(ROWS, matching, key=_HELD_KEYS[filters.sort])),
+            shown=tuple(nsmallest(ROWS, matching, key=_BLOCKED_KEYS[filters.sort])),
             matching=len(matching),
-            total=len(held),
+            total=len(blocked),
         ),
     )
 
@@ -212,15 +212,16 @@ def read_filter(query: Mapping[str, str]) -> PageFilter:
 
 
 def build_page(
-    service: Service, held: HeldVms, filters: PageFilter, now: Instant, *, named: bool
+    service: Service, blocked: BlockedVms, filters: PageFilter, now: Instant, *, named: bool
 ) -> PageModel:
     """Build the page model at `now`; it names single VMs only if `named`.
 
-    `held`: what `summarize_held` returned for the blocked set at that instant and these filters.
+    `blocked`: what `summarize_blocked` returned for the blocked set at that instant and these
+    filters.
     """
     forecasts = forecast_nodes(service.store, service.read_conditions(now), durations={})
     outcomes = {one.node: one.outcomes for one in forecasts}
-    status = service.describe_status(held.reasons, outcomes, now)
+    status = service.describe_status(blocked.reasons, outcomes, now)
     page = PageModel(
         status=status if named else _hide_names(status),
         objects={one.resource: service.store.count(one.resource) for one in status.resources},
@@ -233,7 +234,7 @@ def build_page(
     if not status.ready:
         return page
     nodes = [write_node(one) for one in forecasts if filters.node in ("", one.node)]
-    nodes.sort(key=lambda one: -held.by_node.get(one.node, Counter[Reason]()).total())
+    nodes.sort(key=lambda one: -blocked.by_node.get(one.node, Counter[Reason]()).total())
     evacuations = service.describe_evacuations(now).evacuations
     states = Counter(one.state for one in evacuations)
     return structs.replace(
@@ -242,11 +243,11 @@ def build_page(
         stuck_evacuations=sum(one.stuck for one in evacuations),
         nodes=Rows(shown=tuple(nodes[:ROWS]), matching=len(nodes), total=len(forecasts)),
         node_names=tuple(outcomes)[:HINTS],
-        held_by=held.by_node,
+        blocked_by=blocked.by_node,
         drained=service.describe_node(filters.node, now)
         if named and filters.node in outcomes
         else None,
-        vms=_list_vms(service, held, filters, now, evacuations) if named else None,
+        vms=_list_vms(service, blocked, filters, now, evacuations) if named else None,
     )
 
 
@@ -273,7 +274,7 @@ def _hide_names(status: StatusAnswer) -> StatusAnswer:
 
 def _list_vms(
     service: Service,
-    held: HeldVms,
+    blocked: BlockedVms,
     filters: PageFilter,
     now: Instant,
     evacuations: list[EvacuationAnswer],
@@ -307,16 +308,18 @@ def _list_vms(
             matching=len(moving),
             total=len(evacuations),
         ),
-        held=Rows(
+        blocked=Rows(
             shown=tuple(
                 (entries, vmi)
-                for entries in held.rows.shown
+                for entries in blocked.rows.shown
                 for vmi in explained([_of_vmi(entries[0])])
             ),
-            matching=held.rows.matching,
-            total=held.rows.total,
+            matching=blocked.rows.matching,
+            total=blocked.rows.total,
         ),
-        namespaces=tuple(sorted({one.namespace for one in evacuations} | held.namespaces)[:HINTS]),
+        namespaces=tuple(
+            sorted({one.namespace for one in evacuations} | blocked.namespaces)[:HINTS]
+        ),
     )
 
 
@@ -345,10 +348,10 @@ _EVACUATION_KEYS: dict[Sort, Callable[[EvacuationAnswer], Any]] = {
     Sort.STATE: lambda one: one.state,
 }
 """The sort keys of evacuations, which are the longest first, and stay so among equals."""
-_HELD_KEYS: dict[Sort, Callable[[tuple[BlockedVmi, ...]], Any]] = {
+_BLOCKED_KEYS: dict[Sort, Callable[[tuple[BlockedVmi, ...]], Any]] = {
     Sort.TIME: _release,
     Sort.NAME: lambda entries: _of_vmi(entries[0]),
     Sort.NODE: lambda entries: (entries[0].node, _release(entries)),
     Sort.STATE: lambda entries: (entries[0].reason, _release(entries)),
 }
-"""The sort keys of held VMs, which are sorted by name, and stay so among equals."""
+"""The sort keys of blocked VMs, which are sorted by name, and stay so among equals."""

@@ -20,7 +20,6 @@ from exporter.health import Staleness
 from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
 from exporter.server.schemas import (
     MigrationAnswer,
-    NodeCandidate,
     Problem,
     ResourceAnswer,
     VmiAnswer,
@@ -99,7 +98,7 @@ def render_page(page: PageModel, *, linked: bool) -> str:
     `linked`: link to the API, which the same listener serves.
     """
     vms = page.vms
-    shown = () if vms is None else (*vms.evacuations.shown, *(vmi for _, vmi in vms.held.shown))
+    shown = () if vms is None else (*vms.evacuations.shown, *(vmi for _, vmi in vms.blocked.shown))
     candidates = [] if page.drained is None else page.drained.candidates
     watched = dict[Resource, list[ResourceAnswer]]()
     for one in page.status.resources:
@@ -197,13 +196,6 @@ def write_time(moment: datetime | None, now: datetime) -> Markup:
     ).format(write_datetime(moment), far, label)
 
 
-def _write_moment(moment: datetime) -> Markup:
-    """An instant as HTML, in UTC alone."""
-    return Markup('<time datetime="{}">{} UTC</time>').format(
-        write_datetime(moment), moment.replace(microsecond=0, tzinfo=None)
-    )
-
-
 def measure_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
     """The shortest axis that fits everything about these VMs within the history window."""
     earliest, latest = now, now
@@ -287,29 +279,7 @@ def _title(page: PageModel) -> str:
         return "not ready"
     if page.stuck_evacuations:
         return f"{page.stuck_evacuations} stuck"
-    return f"{page.status.vmis.known - page.status.vmis.allowed} held"
-
-
-def _vmi_path(vmi: VmiAnswer | NodeCandidate) -> str:
-    return f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}"
-
-
-def _compile() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
-    environment.filters |= {
-        "duration": write_duration,
-        "setting": format_duration,
-        "path": _vmi_path,
-        "moment": _write_moment,
-    }
-    return environment
+    return f"{page.status.vmis.known - page.status.vmis.allowed} blocked"
 
 
 def _read(name: str) -> str:
@@ -321,7 +291,22 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-_TEMPLATES = _compile()
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(_FOLDER),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_TEMPLATES.filters |= {
+    "duration": write_duration,
+    "setting": format_duration,
+    "path": lambda vmi: f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}",
+    "moment": lambda moment: Markup('<time datetime="{}">{} UTC</time>').format(
+        write_datetime(moment), moment.replace(microsecond=0, tzinfo=None)
+    ),
+}
 _PAGE, _VM, _PROBLEM = (
     _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")
 )

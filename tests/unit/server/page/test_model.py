@@ -37,7 +37,7 @@ from exporter.server.page.model import (
     Sort,
     build_page,
     read_filter,
-    summarize_held,
+    summarize_blocked,
 )
 from exporter.settings import Limits
 from exporter.text import to_datetime
@@ -131,8 +131,8 @@ def build_model(
 ) -> PageModel:
     """The page model, with single VMs unless told otherwise."""
     filters = filters or PageFilter()
-    held = summarize_held(read(service.blocked, None).entries, filters)
-    return build_page(service, held, filters, now, named=named)
+    blocked = summarize_blocked(read(service.blocked, None).entries, filters)
+    return build_page(service, blocked, filters, now, named=named)
 
 
 def evacuation_names(model: PageModel) -> list[str]:
@@ -141,10 +141,10 @@ def evacuation_names(model: PageModel) -> list[str]:
     return [vmi.name for vmi in model.vms.evacuations.shown]
 
 
-def held_names(model: PageModel) -> list[str]:
-    """The VMs in the table of held VMs, as shown."""
+def blocked_names(model: PageModel) -> list[str]:
+    """The VMs in the table of blocked VMs, as shown."""
     assert model.vms is not None
-    return [vmi.name for _, vmi in model.vms.held.shown]
+    return [vmi.name for _, vmi in model.vms.blocked.shown]
 
 
 class TestTheSame:
@@ -173,13 +173,13 @@ class TestTheSame:
         assert after.states == before.states
         assert after.nodes == before.nodes
 
-    def test_held_vms_are_the_blocked_set(self) -> None:
+    def test_blocked_vms_are_the_blocked_set(self) -> None:
         """The entries of the rows are the blocked set, each beside what the API explains of it."""
         service = busy_service()
         model = build_model(service)
 
         assert model.vms is not None
-        rows = model.vms.held.shown
+        rows = model.vms.blocked.shown
         assert (
             sorted((e for entries, _ in rows for e in entries), key=lambda e: (e.namespace, e.name))
             == read(service.blocked, None).entries
@@ -191,11 +191,11 @@ class TestTheSame:
         """Health and counts are GET /v1/status's."""
         service = busy_service()
         service.view.advance(NOW, dead=ALL_ALIVE)
-        held = service.view.summarize().count_blocked()
+        blocked = service.view.summarize().count_blocked()
         for now in (NOW, NOW + 200):
             outcomes = count_outcomes(service.store, service.read_conditions(now))
 
-            status = service.describe_status(held, outcomes, now)
+            status = service.describe_status(blocked, outcomes, now)
             assert build_model(service, now=now).status == status
 
     def test_the_counts_are_those_of_the_verdicts(self) -> None:
@@ -213,9 +213,9 @@ class TestTheSame:
         for node in model.nodes.shown:
             reasons = [reason for name, reason in verdicts if name == node.node]
             assert node.vmis == len(reasons)
-            assert model.held_by.get(node.node, {}) == Counter(filter(None, reasons))
-        held = [sum(model.held_by.get(one.node, {}).values()) for one in model.nodes.shown]
-        assert held == sorted(held, reverse=True)
+            assert model.blocked_by.get(node.node, {}) == Counter(filter(None, reasons))
+        blocked = [sum(model.blocked_by.get(one.node, {}).values()) for one in model.nodes.shown]
+        assert blocked == sorted(blocked, reverse=True)
 
     def test_the_drain_of_a_node_is_the_api_s(self) -> None:
         """The counts of each node, and of the one that is filtered every VM."""
@@ -235,7 +235,7 @@ class TestFilters:
     """Filters and sorts."""
 
     @pytest.mark.parametrize(
-        ("filters", "evacuations", "held"),
+        ("filters", "evacuations", "blocked"),
         [
             pytest.param(PageFilter(), ["old", "outside", "young"], None, id="everything"),
             pytest.param(PageFilter(namespace="bank"), ["old"], ["late"], id="namespace"),
@@ -248,7 +248,7 @@ class TestFilters:
         ],
     )
     def test_it_shows_what_is_wished(
-        self, filters: PageFilter, evacuations: list[str] | None, held: list[str] | None
+        self, filters: PageFilter, evacuations: list[str] | None, blocked: list[str] | None
     ) -> None:
         """Each filter leaves out the others, and says of how many."""
         model = build_model(busy_service(), filters)
@@ -256,13 +256,13 @@ class TestFilters:
 
         expected = evacuation_names(everything) if evacuations is None else evacuations
         assert evacuation_names(model) == expected
-        assert held_names(model) == (held_names(everything) if held is None else held)
+        assert blocked_names(model) == (blocked_names(everything) if blocked is None else blocked)
         assert model.vms is not None
         assert model.vms.evacuations.total == 3
         assert model.vms.evacuations.matching == len(expected)
 
     @pytest.mark.parametrize(
-        ("sort", "evacuations", "held"),
+        ("sort", "evacuations", "blocked"),
         [
             (Sort.TIME, ["old", "outside", "young"], ["soon", "late", "moving", "young"]),
             (Sort.NAME, ["old", "outside", "young"], ["late", "moving", "soon", "young"]),
@@ -270,12 +270,14 @@ class TestFilters:
             (Sort.STATE, ["outside", "old", "young"], ["soon", "late", "moving", "young"]),
         ],
     )
-    def test_it_sorts_as_wished(self, sort: Sort, evacuations: list[str], held: list[str]) -> None:
+    def test_it_sorts_as_wished(
+        self, sort: Sort, evacuations: list[str], blocked: list[str]
+    ) -> None:
         """By time: the longest evacuation first, the soonest release first, no release last."""
         model = build_model(busy_service(), PageFilter(sort=sort))
 
         assert evacuation_names(model) == evacuations
-        assert held_names(model) == held
+        assert blocked_names(model) == blocked
 
     def test_a_node_is_found(self) -> None:
         """The filter by node is for the table of nodes too."""
@@ -338,7 +340,7 @@ class TestBounds:
     """However much there is, a page is a page."""
 
     def test_a_table_has_so_many_rows_and_says_how_many_more(self) -> None:
-        """Of more evacuations, held VMs and nodes than a table takes, the others are counted."""
+        """Of more evacuations, blocked VMs and nodes than a table takes, the others are counted."""
         many = ROWS + 7
         model = build_model(
             make_service(
@@ -348,11 +350,11 @@ class TestBounds:
         )
 
         assert model.vms is not None
-        tables = model.vms.evacuations, model.vms.held, model.nodes
+        tables = model.vms.evacuations, model.vms.blocked, model.nodes
         assert [len(table.shown) for table in tables] == [ROWS] * 3
         assert [table.more for table in tables] == [7] * 3
         assert evacuation_names(model)[0] == f"e{many - 1:03}"
-        assert held_names(model)[0] == "c000"
+        assert blocked_names(model)[0] == "c000"
 
 
 class TestTrust:

@@ -238,7 +238,7 @@ class TestRows:
         assert "Remove what makes the VM non-migratable" in row
         assert "kubectl replace --raw /apis/subresources.kubevirt.io/v1/namespaces/bank/" in row
         assert "Stuck by" not in page.text("e-uid-of-young")
-        assert "held by migration_in_progress" in page.text("e-uid-of-young")
+        assert "blocked by migration_in_progress" in page.text("e-uid-of-young")
         assert page.text("count-stuck") == "1"
 
     def test_a_backoff_is_told(self) -> None:
@@ -263,16 +263,16 @@ class TestRows:
             in (page.text("e-uid-of-db1"))
         )
 
-    def test_a_held_vm_has_its_row(self) -> None:
-        """By what it is held, until when, how far the cooldown has run, and why."""
+    def test_a_blocked_vm_has_its_row(self) -> None:
+        """By what it is blocked, until when, how far the cooldown has run, and why."""
         page = shown(busy_service())
 
-        assert page.text("h-uid-of-soon").startswith(
+        assert page.text("b-uid-of-soon").startswith(
             "shop/soon on n1 cooldown at preEviction in 10 s 08:00:10 UTC 14 min 50 s"
         )
-        assert "14 min 50 s of 15 min" in page.text("h-uid-of-soon")
-        assert "migration_in_progress at filter the migration ends" in page.text("h-uid-of-moving")
-        assert "startTimestamp is 2027-01-15T07:59:00Z" in page.text("h-uid-of-moving")
+        assert "14 min 50 s of 15 min" in page.text("b-uid-of-soon")
+        assert "migration_in_progress at filter the migration ends" in page.text("b-uid-of-moving")
+        assert "startTimestamp is 2027-01-15T07:59:00Z" in page.text("b-uid-of-moving")
         (bar,) = (
             one
             for one in page.all("progress")
@@ -288,16 +288,16 @@ class TestRows:
             asked.note("uid-of-db1", HeldEviction(user, NOW - 7, Reason.COOLDOWN, denied))
         page = shown(make_service(cooling("db1"), counters=counters))
 
-        assert "eviction requested by descheduler 7 s ago" in page.text("h-uid-of-db1")
-        assert "UTC, denied" in page.text("h-uid-of-db1")
-        assert "eviction requested by autoscaler 7 s ago" in page.text("h-uid-of-db1")
-        assert "UTC, would be denied" in page.text("h-uid-of-db1")
+        assert "eviction requested by descheduler 7 s ago" in page.text("b-uid-of-db1")
+        assert "UTC, denied" in page.text("b-uid-of-db1")
+        assert "eviction requested by autoscaler 7 s ago" in page.text("b-uid-of-db1")
+        assert "UTC, would be denied" in page.text("b-uid-of-db1")
 
     def test_both_reasons_are_told(self) -> None:
-        """A VM that is held at both checkpoints waits for the one, and then for the other."""
+        """A VM that is blocked at both checkpoints waits for the one, and then for the other."""
         page = shown(make_service(cooling("db1"), a_vmim()))
 
-        assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("h-uid-of-db1"))
+        assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("b-uid-of-db1"))
 
     def test_a_node_has_its_row(self) -> None:
         """Its VMs, how many of them no rule holds, the others by reason; drain outcomes."""
@@ -328,7 +328,7 @@ class TestRows:
         text = shown(draining_service()).text("drain-totals")
 
         assert text == (
-            "Held or not, if evicted: 1 would be migrated, 0 would wait, 0 would fail to leave,"
+            "Blocked or not, if evicted: 1 would be migrated, 0 would wait, 0 would fail to leave,"
             " 1 would go down, 1 would never leave, 0 would wait for somebody else."
         )
 
@@ -415,7 +415,7 @@ class TestSafety:
         allowed = {name for one in plain.elements for name in one.attributes}
         assert {name for one in page.elements for name in one.attributes} <= {*allowed, "open"}
         for text in HOSTILE:
-            assert f"{text}/{text}" in page.text("held")
+            assert f"{text}/{text}" in page.text("blocked")
         for one in page.all("a"):
             assert re.fullmatch(
                 r"#\w+|/[\w/%.-]*|/\?node=[\w%./-]*#drain", one.attributes["href"] or ""
@@ -494,7 +494,7 @@ def the_vmi(service: Service) -> VmiAnswer:
     """The only VM that is shown."""
     model = build_model(service)
     assert model.vms is not None
-    return (*model.vms.evacuations.shown, *(vmi for _, vmi in model.vms.held.shown))[0]
+    return (*model.vms.evacuations.shown, *(vmi for _, vmi in model.vms.blocked.shown))[0]
 
 
 class TestTimeline:
@@ -559,7 +559,7 @@ class TestTimeline:
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
         assert model.vms is not None
-        vmis = tuple(vmi for _, vmi in model.vms.held.shown)
+        vmis = tuple(vmi for _, vmi in model.vms.blocked.shown)
         axis = measure_axis(vmis, model.status.as_of, 86_400.0)
 
         assert axis.past == past

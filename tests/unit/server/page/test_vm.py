@@ -46,7 +46,9 @@ def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
     """Above whether it may be moved: that it is stuck, since when, and the action."""
     text = shown(stuck()).text("main")
 
-    assert text.index("Stuck by age") < text.index("Raise the ResourceQuota") < text.index("Held")
+    assert (
+        text.index("Stuck by age") < text.index("Raise the ResourceQuota") < text.index("Blocked")
+    )
     assert text.count("Raise the ResourceQuota") == 1
 
 
@@ -65,7 +67,7 @@ def test_a_vm_that_cools_down() -> None:
     """Its verdict with the release, its rules, its migrations with the newest first."""
     page = shown(cooling())
 
-    assert page.text("verdict").startswith("Held by cooldown, until in ")
+    assert page.text("verdict").startswith("Blocked by cooldown, until in ")
     assert "2 ended in the window" in page.text("rules")
     assert len(fields(page, "outcome")) == 2
     assert not [one for one in page.elements if one.attributes.get("id") == "evacuation"]
