@@ -16,7 +16,7 @@ from exporter.settings import Listen
 from tests.generate.reference import EXAMPLES, ask, write_api
 from tests.support.documents import API, code_blocks, read
 from tests.support.serving import serving
-from tests.unit.server.test_api import Desk
+from tests.unit.server.test_api import ServedApi
 
 
 async def test_it_is_up_to_date() -> None:
@@ -61,12 +61,12 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
     (source,) = code_blocks(read(API), "python")
     caller: dict[str, Any] = {}
     exec(source, caller)  # noqa: S102 (the document's own lines)
-    desk = Desk()
-    desk.cool("churn-1")
+    api = ServedApi()
+    api.cool("churn-1")
     renew, may_evict, copy = caller["renew"], caller["may_evict"], caller["copy"]
     assert may_evict("shop", "churn-1") is None
 
-    async with serving(make_query_app(desk.service)) as url:
+    async with serving(make_query_app(api.service)) as url:
         monkeypatch.setenv("KUBEVIRT_EVICTION_EXPORTER_URL", url)
         await asyncio.to_thread(renew)
         first = dict(copy)
@@ -76,11 +76,11 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
         assert copy == first | {"until": copy["until"]}
         waiting = asyncio.create_task(asyncio.to_thread(renew))
         await asyncio.sleep(0)
-        desk.cool("other", uid="u2")
+        api.cool("other", uid="u2")
         await waiting
         assert may_evict("shop", "other") is False
         changed = copy["etag"]
-        desk.clock.instant += 200.0
+        api.clock.instant += 200.0
         await asyncio.to_thread(renew)
         assert copy["etag"] not in (changed, first["etag"])
         assert copy["stale"]
@@ -88,13 +88,13 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
         slept: list[float] = []
         monkeypatch.setattr(time, "sleep", slept.append)
         kept = dict(copy)
-        desk.service.closing = True
+        api.service.closing = True
         await asyncio.to_thread(renew)
     await asyncio.to_thread(renew)
     assert slept == [RETRY_AFTER, 5]
     assert copy == kept
-    desk.service.closing = False
-    async with serving(make_query_app(desk.service)) as url:
+    api.service.closing = False
+    async with serving(make_query_app(api.service)) as url:
         monkeypatch.setenv("KUBEVIRT_EVICTION_EXPORTER_URL", url)
         await asyncio.to_thread(renew, 0.1)
         assert copy["until"] > kept["until"]

@@ -14,16 +14,16 @@ from exporter.server.apps import make_query_app
 from tests.support.builders import NOW, a_running_state, a_state, a_vmi
 from tests.support.documents import API, read
 from tests.support.serving import serving
-from tests.unit.server.test_api import Desk
+from tests.unit.server.test_api import ServedApi
 
 
 EMPTY = {"waits": 0, "leaves": 0, "restarts": 0, "stays": 0, "fails": 0, "external": 0}
 
 
-def a_busy_desk() -> Desk:
+def a_busy_desk() -> ServedApi:
     """VMs of every strategy on three nodes, moving, cooling, evacuating for a minute or an hour."""
-    desk = Desk()
-    desk.store.put(KubeVirtSettings())
+    api = ServedApi()
+    api.store.put(KubeVirtSettings())
     strategies = ("LiveMigrate", "LiveMigrateIfPossible", "None", "External")
     states = (None, a_state(), a_running_state())
     kinds = product(strategies, (True, False), states, (None, 60.0, 4000.0))
@@ -39,8 +39,8 @@ def a_busy_desk() -> Desk:
             evacuation_node="" if age is None else node,
             eviction_requested_at=None if age is None else NOW - age,
         )
-        desk.store.put(vmi)
-    return desk
+        api.store.put(vmi)
+    return api
 
 
 class Client:

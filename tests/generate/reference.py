@@ -19,7 +19,7 @@ from exporter.metrics.families import FAMILIES
 from exporter.server.openapi import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.support.documents import API, REFERENCE, read
-from tests.unit.server.test_api import Answer, Desk, opened
+from tests.unit.server.test_api import Answer, ServedApi, opened
 
 
 Json: TypeAlias = dict[str, Any]
@@ -179,30 +179,30 @@ REFUSED = Example("/v1/verdicts", {"candidates": [{"namespace": "bank"}]})
 
 async def ask() -> dict[str, Answer]:
     """The answers to the examples; `refused` is the answer to REFUSED."""
-    desk = Desk()
+    api = ServedApi()
     node = "node-1"
     moves: Json = {"eviction_strategy": "LiveMigrate", "migratable": True}
 
     def put_vm(namespace: str, name: str, **fields: Any) -> None:
         place = {"namespace": namespace, "node": node}
         uid = f"uid-of-{name}"
-        desk.store.put(a_vmi(name=name, uid=uid, **place, **fields))
+        api.store.put(a_vmi(name=name, uid=uid, **place, **fields))
         pod = {"name": f"virt-launcher-{name}-x", "uid": f"uid-of-pod-of-{name}", "vmi_uid": uid}
-        desk.store.put(a_pod(**pod, **place))
+        api.store.put(a_pod(**pod, **place))
 
     put_vm("bank", "churn-1", migration=a_state(uid="m2"), **moves)
     ended = {"uid": "m1", "start": NOW - 5192.0, "end": NOW - 5000.0}
-    desk.store.put(an_ended_vmim(namespace="bank", vmi_name="churn-1", **ended))
+    api.store.put(an_ended_vmim(namespace="bank", vmi_name="churn-1", **ended))
     put_vm("shop", "steady-1", **moves)
     namespace, name = "shop", "unschedulable-1"
     put_vm(namespace, name, **moves)
-    read_at, desk.store.now = desk.store.now, NOW - 119.0
+    read_at, api.store.now = api.store.now, NOW - 119.0
     request = EvictionAdmitted(namespace, f"virt-launcher-{name}-x", "alice")
-    desk.store.apply(request, NOW - 120.0)
+    api.store.apply(request, NOW - 120.0)
     put_vm(namespace, name, evacuation_node=node, **moves)
-    desk.store.now = read_at
+    api.store.now = read_at
     attempt = {"name": "evacuation-1", "uid": "m3", "evacuates": node, "phase": "Scheduling"}
-    desk.store.put(a_vmim(namespace=namespace, vmi_name=name, **attempt))
+    api.store.put(a_vmim(namespace=namespace, vmi_name=name, **attempt))
     target = {"name": f"virt-launcher-{name}-y", "uid": "pod-3", "vmi_uid": f"uid-of-{name}"}
     unschedulable = a_pod(
         **target,
@@ -212,15 +212,15 @@ async def ask() -> dict[str, Answer]:
         ready=False,
         unschedulable=True,
     )
-    desk.store.put(unschedulable)
+    api.store.put(unschedulable)
     message = (
         "0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node"
         " affinity/selector."
     )
     why = Why(WhySource.POD_SCHEDULED, "Unschedulable", message, NOW - 110.0)
-    desk.store.put(unschedulable, (why,))
+    api.store.put(unschedulable, (why,))
     answers = {}
-    async with opened(desk) as one:
+    async with opened(api) as one:
         for name, example in {**EXAMPLES, "refused": REFUSED}.items():
             method = "GET" if example.body is None else "POST"
             options: Json = {} if example.body is None else {"json": example.body}

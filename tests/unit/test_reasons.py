@@ -10,7 +10,7 @@ from exporter.server.reviews import write_message
 from exporter.server.schemas import BlockedAnswer, StatusAnswer, VmiAnswer
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_policy, a_running_state, a_state, a_vmi
 from tests.unit.cli.answers import PIPED
-from tests.unit.server.test_api import Desk, opened
+from tests.unit.server.test_api import ServedApi, opened
 
 
 OWN = Override(name="own", namespaces=(NAMESPACE,), policy=a_policy(block=True))
@@ -30,16 +30,16 @@ FACTS: dict[Reason, tuple[Fact, ...]] = {
 @pytest.mark.parametrize("reason", Reason)
 async def test_every_surface_gives_the_reason(reason: Reason) -> None:
     """The API as its document says, metrics, log of blocks, pages, commands and webhook."""
-    async with opened(Desk(policy=POLICIES.get(reason, a_policy()))) as desk:
+    async with opened(ServedApi(policy=POLICIES.get(reason, a_policy()))) as api:
         for fact in FACTS[reason]:
-            desk.store.put(fact)
-        verdict = await desk.verdict()
-        blocked = await desk.get("/v1/blocked")
-        explained = await desk.get(f"/v1/vmis/{NAMESPACE}/db1")
-        status = await desk.get("/v1/status")
-        metrics = (await desk.get("/metrics")).body.decode()
-        page = (await desk.get("/")).body.decode()
-        vm_page = (await desk.get(f"/vmis/{NAMESPACE}/db1")).body.decode()
+            api.store.put(fact)
+        verdict = await api.verdict()
+        blocked = await api.get("/v1/blocked")
+        explained = await api.get(f"/v1/vmis/{NAMESPACE}/db1")
+        status = await api.get("/v1/status")
+        metrics = (await api.get("/metrics")).body.decode()
+        page = (await api.get("/")).body.decode()
+        vm_page = (await api.get(f"/vmis/{NAMESPACE}/db1")).body.decode()
     assert verdict["reason"] == reason
     assert {one["reason"] for one in blocked.json["blocked"]} == {reason}
     assert [one["reason"] for one in explained.json["rules"] if one["blocks"]] == [reason]
@@ -61,9 +61,9 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
         everything=False,
     )
     assert f"held: {reason}" in held
-    evidence = desk.store.evidence(NAMESPACE, "db1")
+    evidence = api.store.evidence(NAMESPACE, "db1")
     assert evidence is not None
-    judged = desk.service.view.find(evidence.vmi.namespace, evidence.vmi.name)
+    judged = api.service.view.find(evidence.vmi.namespace, evidence.vmi.name)
     assert judged is not None
-    message = write_message(evidence, judged.verdict(None), desk.policy, NOW)
+    message = write_message(evidence, judged.verdict(None), api.policy, NOW)
     assert f"VMI {NAMESPACE}/db1: {reason}" in message

@@ -25,7 +25,7 @@ from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
 from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
 from tests.support.serving import serving
-from tests.unit.server.test_api import Desk
+from tests.unit.server.test_api import ServedApi
 
 
 TOKEN = Path("token")
@@ -134,9 +134,9 @@ def test_a_token_is_never_sent_in_plain_text(url: str, sent: bool) -> None:
 @pytest.mark.parametrize("slash", ["", "/"], ids=["bare", "slash"])
 async def test_asks_over_http(slash: str) -> None:
     """The answer is the API's own, whether or not the URL ends in a slash."""
-    desk = Desk()
-    desk.cool()
-    async with serving(make_query_app(desk.service)) as url:
+    api = ServedApi()
+    api.cool()
+    async with serving(make_query_app(api.service)) as url:
         status = decode(await read(Endpoint(url + slash)), StatusAnswer)
         async with connect(Endpoint(url + slash)) as exporter:
             vmi = decode(await exporter.read_vmi("shop", "db1"), VmiAnswer)
@@ -159,7 +159,7 @@ def test_finds_the_socket_of_its_own_pod(tmp_path: Path) -> None:
 async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
     """`unix:/path` and `unix:///path` are the same."""
     socket = tmp_path / "query.sock"
-    runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
+    runner = web.AppRunner(make_query_app(ServedApi().service), access_log=None)
     await runner.setup()
     await web.UnixSite(runner, socket).start()
     status = decode(await read(Endpoint(f"unix:{slashes}{socket}")), StatusAnswer)
@@ -173,7 +173,7 @@ async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
     write_certificates(tmp_path, "localhost")
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
-    runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
+    runner = web.AppRunner(make_query_app(ServedApi().service), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
     port = runner.addresses[0][1]
@@ -197,7 +197,7 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "caller-ca.crt")
     trust.verify_mode = ssl.CERT_REQUIRED
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
-    runner = web.AppRunner(make_query_app(Desk().service), access_log=None)
+    runner = web.AppRunner(make_query_app(ServedApi().service), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
     nobody = Endpoint(
@@ -338,16 +338,16 @@ async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
 
 async def test_an_exporter_that_is_not_ready_is_told() -> None:
     """The error before the first sync says what is waited for."""
-    desk = Desk()
-    desk.health.watched[0].synced = False
-    async with serving(make_query_app(desk.service)) as url, connect(Endpoint(url)) as exporter:
+    api = ServedApi()
+    api.health.watched[0].synced = False
+    async with serving(make_query_app(api.service)) as url, connect(Endpoint(url)) as exporter:
         with pytest.raises(CannotAsk, match="503 Not synced yet: waiting for virtualmachine"):
             await exporter.read("/v1/blocked")
 
 
 async def test_the_metrics_listener_is_told_apart() -> None:
     """The error for the metrics listener names the right one."""
-    async with serving(make_metrics_app(Desk().service)) as url:
+    async with serving(make_metrics_app(ServedApi().service)) as url:
         assert "Use the query listener" in await trouble(Endpoint(url))
 
 
@@ -358,7 +358,7 @@ async def test_the_metrics_listener_is_told_apart() -> None:
 async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
     """An unknown VMI has an answer of its own; a pod's name is recognized."""
     async with (
-        serving(make_query_app(Desk().service)) as url,
+        serving(make_query_app(ServedApi().service)) as url,
         connect(Endpoint(url)) as exporter,
     ):
         with pytest.raises(NoSuchVmi) as missing:

@@ -35,7 +35,7 @@ from tests.support.builders import a_vmi, a_vmim
 from tests.support.serving import serving
 from tests.unit.cli.test_client import refusing
 from tests.unit.cli.test_replay import a_recording
-from tests.unit.server.test_api import Desk
+from tests.unit.server.test_api import ServedApi
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -257,11 +257,11 @@ def test_a_command_imports_only_what_it_needs(
 @pytest.fixture
 async def exporter() -> AsyncIterator[str]:
     """The URL of a query listener; db1 cools down, db2 is evacuated."""
-    desk = Desk()
-    desk.cool()
-    desk.store.put(a_vmi(name="db2", uid="u2", evacuation_node="n1", migratable=True))
-    desk.store.put(a_vmim(vmi_name="db2", name="e1", uid="e1", evacuates="n1", hold=Hold.QUOTA))
-    async with serving(make_query_app(desk.service)) as url:
+    api = ServedApi()
+    api.cool()
+    api.store.put(a_vmi(name="db2", uid="u2", evacuation_node="n1", migratable=True))
+    api.store.put(a_vmim(vmi_name="db2", name="e1", uid="e1", evacuates="n1", hold=Hold.QUOTA))
+    async with serving(make_query_app(api.service)) as url:
         yield url
 
 
@@ -321,11 +321,11 @@ async def test_json_is_the_api_s_own(exporter: str) -> None:
 )
 async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) -> None:
     """The exit code of `node` says whether the node can be emptied."""
-    desk = Desk()
-    desk.store.put(a_vmi())
-    desk.store.put(a_vmi(name="db2", uid="2", node="n2", eviction_strategy="LiveMigrate"))
-    desk.store.put(a_vmi(name="db3", uid="3", node="n3", eviction_strategy="External"))
-    async with serving(make_query_app(desk.service)) as url:
+    api = ServedApi()
+    api.store.put(a_vmi())
+    api.store.put(a_vmi(name="db2", uid="2", node="n2", eviction_strategy="LiveMigrate"))
+    api.store.put(a_vmi(name="db3", uid="3", node="n3", eviction_strategy="External"))
+    async with serving(make_query_app(api.service)) as url:
         done, out, err = await ask("node", "--url", url, *arguments)
 
     assert (done, err) == (code, "")
@@ -352,9 +352,9 @@ async def test_a_node_without_vms_has_its_code(
 
 async def test_status_before_the_sync_is_an_answer() -> None:
     """Not ready is what was asked for; the lists that nobody can give are null."""
-    desk = Desk()
-    desk.health.watched[0].synced = False
-    async with serving(make_query_app(desk.service)) as url:
+    api = ServedApi()
+    api.health.watched[0].synced = False
+    async with serving(make_query_app(api.service)) as url:
         code, out, err = await ask("status", "--url", url)
         _, body, _ = await ask("status", "--json", "--url", url)
 
@@ -420,7 +420,7 @@ async def test_an_exporter_of_another_version_is_told() -> None:
 
 async def test_the_wrong_listener_is_told() -> None:
     """The metrics listener tells nothing of VMs; who asked it is sent on."""
-    async with serving(make_metrics_app(Desk().service)) as url:
+    async with serving(make_metrics_app(ServedApi().service)) as url:
         code, _, err = await ask("status", "--url", url)
 
     assert code == Exit.CANNOT_ASK

@@ -57,7 +57,7 @@ class Server:
         return b""
 
 
-class Desk:
+class ServedApi:
     """A writer on a server and a clock of its own."""
 
     def __init__(self, store: ClockedStore) -> None:
@@ -118,14 +118,14 @@ def a_hold(**overrides: Any) -> Verdict:
 
 async def test_a_held_eviction() -> None:
     """The Event of a blocked eviction has the reason and the end of the cooldown."""
-    desk = Desk(a_store(a_vmi()))
-    desk.queue.note_blocked(a_vmi(), a_hold(), NOW)
+    api = ServedApi(a_store(a_vmi()))
+    api.queue.note_blocked(a_vmi(), a_hold(), NOW)
 
-    (event,) = await desk.after(0)
+    (event,) = await api.after(0)
 
     name = event["metadata"].pop("name")
     assert name.startswith("db1.")
-    assert desk.server.paths == ["/apis/events.k8s.io/v1/namespaces/shop/events"]
+    assert api.server.paths == ["/apis/events.k8s.io/v1/namespaces/shop/events"]
     assert event == {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -156,24 +156,24 @@ async def test_a_held_eviction() -> None:
 )
 async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
     """Without a known end the Event says what has to end."""
-    desk = Desk(a_store(a_vmi()))
-    desk.queue.note_blocked(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
+    api = ServedApi(a_store(a_vmi()))
+    api.queue.note_blocked(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
 
-    (event,) = await desk.after(0)
+    (event,) = await api.after(0)
 
     assert event["note"] == f"Eviction held: {reason}, {until}"
 
 
 async def test_a_series_has_another_name_and_a_count() -> None:
     """A series keeps the first observation and has the count and the last one."""
-    desk = Desk(a_store(a_vmi()))
+    api = ServedApi(a_store(a_vmi()))
     hold = a_hold(not_before=NOW + 9000, released_at=NOW + 9000)
-    desk.queue.note_blocked(a_vmi(), hold, NOW)
-    (first,) = await desk.after(0)
-    desk.queue.note_blocked(a_vmi(), hold, NOW + 60)
-    desk.queue.note_blocked(a_vmi(), hold, NOW + REPEATED_AFTER)
+    api.queue.note_blocked(a_vmi(), hold, NOW)
+    (first,) = await api.after(0)
+    api.queue.note_blocked(a_vmi(), hold, NOW + 60)
+    api.queue.note_blocked(a_vmi(), hold, NOW + REPEATED_AFTER)
 
-    (again,) = await desk.after(REPEATED_AFTER)
+    (again,) = await api.after(REPEATED_AFTER)
 
     assert "series" not in first
     assert again["eventTime"] == first["eventTime"]
@@ -188,7 +188,7 @@ async def test_a_stuck_evacuation_of_a_known_requester() -> None:
     store.put(leaving())
     store.now = NOW
 
-    (stuck,) = await Desk(store).after(0)
+    (stuck,) = await ServedApi(store).after(0)
 
     assert stuck["note"].startswith("Evacuation from n1, requested by alice, stuck for 40m: no_mi")
 
@@ -199,11 +199,11 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
     store.put(leaving(), (words, other))
-    desk = Desk(store)
+    api = ServedApi(store)
 
-    (stuck,) = await desk.after(0)
+    (stuck,) = await api.after(0)
     store.put(a_vmi(node="n2"))
-    (ended,) = await desk.after(60)
+    (ended,) = await api.after(60)
 
     assert (stuck["type"], stuck["reason"], stuck["action"]) == (
         "Warning",
@@ -233,68 +233,68 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
 )
 async def test_other_ends(vmi: Vmi, outcome: str) -> None:
     """The Event at the end says if the VM has not moved."""
-    desk = Desk(stuck_store())
-    await desk.after(0)
-    desk.store.put(vmi)
+    api = ServedApi(stuck_store())
+    await api.after(0)
+    api.store.put(vmi)
 
-    (ended,) = await desk.after(60)
+    (ended,) = await api.after(60)
 
     assert ended["note"].endswith(outcome)
 
 
 async def test_no_end_is_invented() -> None:
     """There is no end for a deleted VM, nor while the evacuation goes on."""
-    gone, external = Desk(stuck_store()), Desk(stuck_store())
-    for desk in (gone, external):
-        await desk.after(0)
+    gone, external = ServedApi(stuck_store()), ServedApi(stuck_store())
+    for api in (gone, external):
+        await api.after(0)
     gone.store.remove(Resource.VMIS, "shop", "db1")
     external.store.put(leaving(eviction_strategy="External"))
 
-    for desk in (gone, external):
-        assert await desk.after(60) == []
-        assert desk.outcomes[ENDED, EventOutcome.DROPPED] == 1
+    for api in (gone, external):
+        assert await api.after(60) == []
+        assert api.outcomes[ENDED, EventOutcome.DROPPED] == 1
 
 
 async def test_no_event_about_vmis_that_are_dead() -> None:
     """While VMIs are dead there are no Events about evacuations."""
-    desk = Desk(stuck_store())
-    (watched,) = desk.health.of(Resource.VMIS)
+    api = ServedApi(stuck_store())
+    (watched,) = api.health.of(Resource.VMIS)
     watched.contact = NOW
-    assert [event["reason"] for event in await desk.after(0)] == [STUCK]
+    assert [event["reason"] for event in await api.after(0)] == [STUCK]
 
     for _ in range(4):
-        assert await desk.after(REPEATED_AFTER) == []
+        assert await api.after(REPEATED_AFTER) == []
 
-    watched.contact = desk.now
-    assert [event["reason"] for event in await desk.after(1)] == [STUCK]
+    watched.contact = api.now
+    assert [event["reason"] for event in await api.after(1)] == [STUCK]
 
 
 async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
     """A recreated VM gets no Event about the earlier one."""
-    desk = Desk(stuck_store())
-    await desk.after(0)
-    desk.store.put(a_vmi(uid="another"))
+    api = ServedApi(stuck_store())
+    await api.after(0)
+    api.store.put(a_vmi(uid="another"))
 
-    assert await desk.after(60) == []
+    assert await api.after(60) == []
 
 
 async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
     """Only the holder of the Lease writes Events about evacuations."""
-    desk = Desk(stuck_store())
+    api = ServedApi(stuck_store())
     held = True
-    desk.health.history = HistoryHealth(may_write=lambda: held)
-    desk.health.watched[0].synced = False
-    assert await desk.after(0) == []
-    desk.health.watched[0].synced = True
+    api.health.history = HistoryHealth(may_write=lambda: held)
+    api.health.watched[0].synced = False
+    assert await api.after(0) == []
+    api.health.watched[0].synced = True
     held = False
-    assert await desk.after(0) == []
+    assert await api.after(0) == []
     held = True
-    assert [one["reason"] for one in await desk.after(0)] == [STUCK]
+    assert [one["reason"] for one in await api.after(0)] == [STUCK]
     held = False
-    desk.store.put(a_vmi())
-    assert await desk.after(60) == []
+    api.store.put(a_vmi())
+    assert await api.after(60) == []
     held = True
-    assert await desk.after(60) == []
+    assert await api.after(60) == []
 
 
 @pytest.mark.parametrize(
@@ -313,17 +313,17 @@ async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
 )
 async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> None:
     """Events that could not be written are counted, and tried again later."""
-    desk = Desk(a_store(a_vmi()))
+    api = ServedApi(a_store(a_vmi()))
     for uid in ("u1", "u2"):
-        desk.queue.note_blocked(a_vmi(uid=uid), a_hold(), NOW)
-    desk.server.error = error
+        api.queue.note_blocked(a_vmi(uid=uid), a_hold(), NOW)
+    api.server.error = error
 
-    await desk.after(0)
+    await api.after(0)
 
     waits = outcome is EventOutcome.UNREACHABLE
-    assert desk.outcomes == {(HELD, outcome): 1 if waits else 2}
-    desk.server.error = None
-    assert len(await desk.after(60)) == (2 if waits else 0)
+    assert api.outcomes == {(HELD, outcome): 1 if waits else 2}
+    api.server.error = None
+    assert len(await api.after(60)) == (2 if waits else 0)
 
 
 async def test_a_long_note_is_cut_by_its_bytes() -> None:
@@ -331,9 +331,9 @@ async def test_a_long_note_is_cut_by_its_bytes() -> None:
     store = stuck_store()
     words = (Why(WhySource.POD_SCHEDULED, "Unschedulable", "ü" * 1000, NOW),)
     store.put(leaving(), words)
-    desk = Desk(store)
+    api = ServedApi(store)
 
-    (stuck,) = await desk.after(0)
+    (stuck,) = await api.after(0)
 
     assert LONGEST_NOTE - 2 <= len(stuck["note"].encode()) <= LONGEST_NOTE
     assert stuck["note"].endswith("ü…")
@@ -342,10 +342,10 @@ async def test_a_long_note_is_cut_by_its_bytes() -> None:
 async def test_the_longest_name() -> None:
     """The name of the Event is cut to a valid name."""
     name = "a" * 199 + "-" + "b" * 53
-    desk = Desk(a_store(a_vmi(name=name)))
-    desk.queue.note_blocked(a_vmi(name=name), a_hold(), NOW)
+    api = ServedApi(a_store(a_vmi(name=name)))
+    api.queue.note_blocked(a_vmi(name=name), a_hold(), NOW)
 
-    (event,) = await desk.after(0)
+    (event,) = await api.after(0)
 
     assert event["metadata"]["name"].startswith("a" * 199 + ".")
     assert event["regarding"]["name"] == name
@@ -353,10 +353,10 @@ async def test_the_longest_name() -> None:
 
 async def test_requested_again_on_the_same_node() -> None:
     """If an evacuation is requested again, the first one has an end."""
-    desk = Desk(stuck_store())
-    await desk.after(0)
-    desk.store.put(leaving(eviction_requested_at=NOW))
+    api = ServedApi(stuck_store())
+    await api.after(0)
+    api.store.put(leaving(eviction_requested_at=NOW))
 
-    (ended,) = await desk.after(60)
+    (ended,) = await api.after(60)
 
     assert ended["reason"] == ENDED

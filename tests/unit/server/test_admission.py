@@ -20,7 +20,7 @@ from exporter.server.reviews import NotAReview, read_review
 from exporter.settings import AdmissionMode, AdmissionSettings
 from tests.support.builders import NOW, UID, Json, a_pod, a_running_state, a_vmi
 from tests.support.reviews import DESCHEDULER, REVIEW_UID, a_review, a_spoilt_review
-from tests.unit.server.test_api import Desk, served
+from tests.unit.server.test_api import ServedApi, served
 
 
 LISTED = (DESCHEDULER, "autoscaler")
@@ -30,13 +30,13 @@ COOLDOWNS = "descheduler_kubevirt_effective_cooldown_seconds_count"
 
 
 class Webhook:
-    """A desk of which db1 cools down, and its admission listener without TLS."""
+    """A served API of which db1 cools down, and its admission listener without TLS."""
 
     def __init__(self, mode: AdmissionMode) -> None:
-        self.desk = Desk()
-        self.desk.cool()
-        self.desk.store.put(a_pod())
-        self.app = Admission(self.desk.service, AdmissionSettings(mode, LISTED)).make_app()
+        self.api = ServedApi()
+        self.api.cool()
+        self.api.store.put(a_pod())
+        self.app = Admission(self.api.service, AdmissionSettings(mode, LISTED)).make_app()
         self.session: aiohttp.ClientSession
 
     async def send(self, body: bytes, *, method: str = "POST", path: str = PATH) -> tuple[int, Any]:
@@ -53,13 +53,13 @@ class Webhook:
 
     async def sample(self, series: str) -> float | None:
         """The value of one series of a scrape, or None where it is absent."""
-        parts, _ = await self.desk.service.render_metrics("")
+        parts, _ = await self.api.service.render_metrics("")
         lines = (line.rpartition(" ") for line in b"".join(parts).decode().splitlines())
         return next((float(value) for name, _, value in lines if name == series), None)
 
     def counted(self) -> dict[str, int]:
         """The outcomes that were counted."""
-        return {str(outcome): n for outcome, n in (self.desk.counters.reviews or {}).items()}
+        return {str(outcome): n for outcome, n in (self.api.counters.reviews or {}).items()}
 
 
 @asynccontextmanager
@@ -96,8 +96,8 @@ async def test_a_warning_is_no_block() -> None:
         assert response["allowed"] is True
         assert response["warnings"]
         assert webhook.counted() == {"warned": 1}
-        assert not webhook.desk.counters.blocks
-        assert webhook.desk.counters.cooldowns.count == 0
+        assert not webhook.api.counters.blocks
+        assert webhook.api.counters.cooldowns.count == 0
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook, review: Jso
     with capture_logs() as logs:
         assert (await webhook.ask(review))["allowed"] is False
     assert webhook.counted() == {}
-    assert not webhook.desk.counters.blocks
-    assert not webhook.desk.counters.held_evictions.of(UID)
+    assert not webhook.api.counters.blocks
+    assert not webhook.api.counters.held_evictions.of(UID)
     assert logs == []
 
 
@@ -122,7 +122,7 @@ async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
     """With a webhook every outcome is exposed from the start with 0."""
     found = [await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome]
     assert found == [0] * len(ReviewOutcome)
-    webhook.desk.counters.reviews = None
+    webhook.api.counters.reviews = None
     assert await webhook.sample(f'{REVIEWS}{{outcome="denied"}}') is None
 
 
@@ -131,10 +131,10 @@ async def test_outcomes(webhook: Webhook) -> None:
     await webhook.ask(a_review(userInfo={"username": "somebody"}))
     await webhook.ask(a_review(name="web-1"))
     await webhook.ask()
-    webhook.desk.clock.instant += 301
-    webhook.desk.hear()
+    webhook.api.clock.instant += 301
+    webhook.api.hear()
     await webhook.ask()
-    webhook.desk.clock.instant += 781
+    webhook.api.clock.instant += 781
     await webhook.ask()
     assert webhook.counted() == {
         "unlisted_user": 1,
@@ -159,13 +159,13 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
     """After admission.maxHold the eviction of a denied VM is allowed with a warning,
     until it moves.
     """
-    webhook.desk.store.put(a_vmi(migration=a_running_state()))
+    webhook.api.store.put(a_vmi(migration=a_running_state()))
     held, step = 86_400, 600
     answers = []
     for _ in range(0, held + 2 * step, step):
         answers.append((await webhook.ask())["allowed"])
-        webhook.desk.clock.instant += step
-        webhook.desk.hear()
+        webhook.api.clock.instant += step
+        webhook.api.hear()
     *before, last = answers
 
     assert before == [False] * (held // step) + [True]
@@ -182,18 +182,18 @@ async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
     first denial.
     """
     series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
-    webhook.desk.store.put(a_vmi(migration=a_running_state()))
-    began = webhook.desk.clock.instant
+    webhook.api.store.put(a_vmi(migration=a_running_state()))
+    began = webhook.api.clock.instant
     for _ in range(9):
         await webhook.ask()
         assert await webhook.sample(series) is None
-        webhook.desk.clock.instant += 800
-        webhook.desk.hear()
-    webhook.desk.clock.instant += 1
+        webhook.api.clock.instant += 800
+        webhook.api.hear()
+    webhook.api.clock.instant += 1
     await webhook.ask()
     assert await webhook.sample(series) == began
 
-    webhook.desk.clock.instant += 901
+    webhook.api.clock.instant += 901
     assert await webhook.sample(series) is None
 
 
@@ -202,7 +202,7 @@ async def test_what_a_denial_logs(webhook: Webhook) -> None:
     with capture_logs() as logs:
         for _ in range(3):
             await webhook.ask()
-        webhook.desk.clock.instant += 61
+        webhook.api.clock.instant += 61
         await webhook.ask()
         await webhook.ask(a_review(userInfo={"username": "autoscaler"}))
     assert [(one["event"], one["user"]) for one in logs] == [
@@ -235,9 +235,9 @@ async def test_the_vmi_tells_who_asked(webhook: Webhook) -> None:
     """GET /v1/vmis lists the last blocked evictions by user, the newest first, with counts."""
     for _ in range(2):
         await webhook.ask()
-    webhook.desk.clock.instant += 7
+    webhook.api.clock.instant += 7
     await webhook.ask(a_review(userInfo={"username": "autoscaler"}))
-    async with served(make_query_app(webhook.desk.service)) as session:
+    async with served(make_query_app(webhook.api.service)) as session:
         webhook.session = session
         _, vmi = await webhook.send(b"", method="GET", path="/v1/vmis/shop/db1")
     assert vmi["heldEvictions"] == [
@@ -274,7 +274,7 @@ async def test_the_log_s_memory_is_bounded(
     """Many users and long names need only bounded memory."""
     monkeypatch.setattr(door, "REMEMBERED", 3)
     settings = AdmissionSettings(AdmissionMode.ENFORCE, (), ("all",))
-    crowd = Admission(webhook.desk.service, settings)
+    crowd = Admission(webhook.api.service, settings)
     async with served(crowd.make_app()) as session:
         webhook.session = session
         with capture_logs() as logs:
@@ -339,7 +339,7 @@ async def test_a_fault_of_ours_allows(webhook: Webhook, monkeypatch: pytest.Monk
 
 async def test_while_the_process_ends(webhook: Webhook) -> None:
     """During shutdown reviews are answered and connections are closed."""
-    webhook.desk.service.closing = True
+    webhook.api.service.closing = True
     body = json.dumps(a_review()).encode()
     async with webhook.session.post(PATH, data=body) as response:
         answer = await response.json()

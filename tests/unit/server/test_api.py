@@ -110,7 +110,7 @@ class Answer:
 
 
 @dataclass
-class Desk:
+class ServedApi:
     """A service over a store, asked over HTTP. Every answer is held against the document."""
 
     policy: Policy = field(default_factory=a_policy)
@@ -259,33 +259,33 @@ async def served(
 
 
 @asynccontextmanager
-async def opened(desk: Desk) -> AsyncIterator[Desk]:
-    """The desk on its query listener."""
-    async with served(make_query_app(desk.service)) as session:
-        desk.session = session
-        yield desk
+async def opened(api: ServedApi) -> AsyncIterator[ServedApi]:
+    """The api on its query listener."""
+    async with served(make_query_app(api.service)) as session:
+        api.session = session
+        yield api
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def api() -> AsyncIterator[ServedApi]:
     """A service that is ready, over an empty store, on a port of its own."""
-    async with opened(Desk()) as one:
+    async with opened(ServedApi()) as one:
         yield one
 
 
 class TestVerdicts:
     """POST /v1/verdicts."""
 
-    async def test_null_is_what_go_writes_for_nothing(self, desk: Desk) -> None:
+    async def test_null_is_what_go_writes_for_nothing(self, api: ServedApi) -> None:
         """`candidates: null`, as Go clients encode an empty list, means no candidates."""
-        answer = await desk.ask("POST", VERDICTS, json={"candidates": None, "dryRun": None})
+        answer = await api.ask("POST", VERDICTS, json={"candidates": None, "dryRun": None})
         assert (answer.status, answer.json["verdicts"]) == (200, [])
 
-    async def test_answers_as_the_contract_says(self, desk: Desk) -> None:
+    async def test_answers_as_the_contract_says(self, api: ServedApi) -> None:
         """One VMI in cooldown: every field of the answer, nulls included."""
-        desk.cool()
-        desk.store.put(an_ended_vmim(uid="m0", start=NOW - 5060.0, end=NOW - 5000.0))
-        answer = await desk.judge(CANDIDATE)
+        api.cool()
+        api.store.put(an_ended_vmim(uid="m0", start=NOW - 5060.0, end=NOW - 5000.0))
+        answer = await api.judge(CANDIDATE)
 
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "application/json"
@@ -312,12 +312,12 @@ class TestVerdicts:
             ],
         }
 
-    async def test_answers_in_the_order_asked(self, desk: Desk) -> None:
+    async def test_answers_in_the_order_asked(self, api: ServedApi) -> None:
         """Each candidate has one verdict, in the order of the request; a repeated one has two."""
-        desk.cool("b")
-        desk.store.put(a_vmi(name="a", uid="a"))
+        api.cool("b")
+        api.store.put(a_vmi(name="a", uid="a"))
         names = ["b", "nobody", "a", "b"]
-        answer = await desk.judge(*({"namespace": "shop", "name": name} for name in names))
+        answer = await api.judge(*({"namespace": "shop", "name": name} for name in names))
 
         told = answer.json["verdicts"]
         assert [one["name"] for one in told] == names
@@ -333,11 +333,11 @@ class TestVerdicts:
         ],
     )
     async def test_allows_and_counts_what_is_not_ours(
-        self, desk: Desk, candidate: dict[str, str], mismatch: str
+        self, api: ServedApi, candidate: dict[str, str], mismatch: str
     ) -> None:
         """A VMI that is unknown or has another UID is allowed and counted as a mismatch."""
-        desk.cool()
-        verdict = await desk.verdict(candidate)
+        api.cool()
+        verdict = await api.verdict(candidate)
 
         assert verdict == {
             "namespace": candidate["namespace"],
@@ -354,8 +354,8 @@ class TestVerdicts:
             "stuck": False,
             "drain": None,
         }
-        assert desk.counters.unknown_candidates == {mismatch: 1}
-        assert not desk.counters.blocks
+        assert api.counters.unknown_candidates == {mismatch: 1}
+        assert not api.counters.blocks
 
     @pytest.mark.parametrize(
         "extra",
@@ -367,46 +367,46 @@ class TestVerdicts:
             pytest.param({"podUid": 7, "labels": {"a": [1]}}, id="unknown-fields"),
         ],
     )
-    async def test_knows_its_own(self, desk: Desk, extra: dict[str, object]) -> None:
+    async def test_knows_its_own(self, api: ServedApi, extra: dict[str, object]) -> None:
         """The VMI is found by its UID, or without a UID; unknown fields are ignored."""
-        desk.cool()
-        answer = await desk.judge(CANDIDATE | extra, comment={"x": 1})
+        api.cool()
+        answer = await api.judge(CANDIDATE | extra, comment={"x": 1})
 
         assert [one["reason"] for one in answer.json["verdicts"]] == ["cooldown"]
 
-    async def test_counts_exactly_the_blocked_answers(self, desk: Desk) -> None:
+    async def test_counts_exactly_the_blocked_answers(self, api: ServedApi) -> None:
         """Each blocked answer counts once by reason, node and namespace; cooldowns are observed."""
-        desk.cool()
-        desk.store.put(a_vmi(name="runs", uid="r", node="n2", migration=a_running_state()))
-        desk.store.put(a_vmi(name="free", uid="f"))
+        api.cool()
+        api.store.put(a_vmi(name="runs", uid="r", node="n2", migration=a_running_state()))
+        api.store.put(a_vmi(name="free", uid="f"))
         for _ in range(2):
-            await desk.judge(*(CANDIDATE | {"name": name} for name in ("db1", "runs", "free")))
+            await api.judge(*(CANDIDATE | {"name": name} for name in ("db1", "runs", "free")))
 
-        assert desk.counters.blocks == {
+        assert api.counters.blocks == {
             (Reason.COOLDOWN, "n1", "shop"): 2,
             (Reason.MIGRATION_IN_PROGRESS, "n2", "shop"): 2,
         }
-        assert (desk.counters.cooldowns.count, desk.counters.cooldowns.total) == (2, 1800.0)
+        assert (api.counters.cooldowns.count, api.counters.cooldowns.total) == (2, 1800.0)
 
-    async def test_counts_no_dry_run(self, desk: Desk) -> None:
+    async def test_counts_no_dry_run(self, api: ServedApi) -> None:
         """A dry run has the same answer and counts in no metric; neither do GET requests."""
-        desk.cool()
-        wet = await desk.verdict()
-        counted = (dict(desk.counters.blocks), desk.counters.cooldowns.count)
-        dry = await desk.verdict(dryRun=True)
-        await desk.verdict(CANDIDATE | {"name": "nobody"}, dryRun=True)
+        api.cool()
+        wet = await api.verdict()
+        counted = (dict(api.counters.blocks), api.counters.cooldowns.count)
+        dry = await api.verdict(dryRun=True)
+        await api.verdict(CANDIDATE | {"name": "nobody"}, dryRun=True)
         for path in (BLOCKED, "/v1/vmis/shop/db1", "/", "/metrics"):
-            await desk.get(path)
+            await api.get(path)
 
         assert dry == wet
-        assert (dict(desk.counters.blocks), desk.counters.cooldowns.count) == counted
-        assert not desk.counters.unknown_candidates
+        assert (dict(api.counters.blocks), api.counters.cooldowns.count) == counted
+        assert not api.counters.unknown_candidates
 
-    async def test_the_node_counted_is_the_cluster_s(self, desk: Desk) -> None:
+    async def test_the_node_counted_is_the_cluster_s(self, api: ServedApi) -> None:
         """Metrics use the node that the cluster has, not the node or pod of the request."""
-        desk.cool(node="n7")
-        await desk.verdict(CANDIDATE | {"node": "invented", "pod": "invented"})
-        metrics = (await desk.get("/metrics")).body.decode()
+        api.cool(node="n7")
+        await api.verdict(CANDIDATE | {"node": "invented", "pod": "invented"})
+        metrics = (await api.get("/metrics")).body.decode()
 
         assert (
             "descheduler_kubevirt_eviction_blocks_total"
@@ -426,16 +426,16 @@ class TestVerdicts:
     )
     async def test_dead_evidence_does_not_block(
         self,
-        desk: Desk,
+        api: ServedApi,
         silence: float,
         stale: bool,
         reasons: list[str | None],
     ) -> None:
         """After 3 minutes without contact answers are stale; after 10 more only cooldowns block."""
-        desk.store.put(a_vmi(name="runs", uid="r", migration=a_running_state()))
-        desk.cool(left=890.0)
-        desk.clock.instant = NOW + silence
-        answer = await desk.judge(CANDIDATE | {"name": "runs"}, CANDIDATE)
+        api.store.put(a_vmi(name="runs", uid="r", migration=a_running_state()))
+        api.cool(left=890.0)
+        api.clock.instant = NOW + silence
+        answer = await api.judge(CANDIDATE | {"name": "runs"}, CANDIDATE)
 
         assert answer.json["stale"] is stale
         assert answer.json["observedAt"] == "2027-01-15T08:00:00Z"
@@ -449,11 +449,11 @@ class TestVerdicts:
         ],
     )
     async def test_reads_the_body_whatever_its_type(
-        self, desk: Desk, headers: dict[str, str]
+        self, api: ServedApi, headers: dict[str, str]
     ) -> None:
         """The body is read as JSON whatever Content-Type says."""
         body = json.dumps({"candidates": [CANDIDATE]}).encode()
-        answer = await desk.ask("POST", VERDICTS, data=body, headers=headers)
+        answer = await api.ask("POST", VERDICTS, data=body, headers=headers)
 
         assert [one["known"] for one in answer.json["verdicts"]] == [False]
 
@@ -472,9 +472,9 @@ class TestRefusals:
             pytest.param(b'{"candidates": [], "x": ' + b"[" * 15_000, id="deep"),
         ],
     )
-    async def test_a_body_that_is_no_json_is_400(self, desk: Desk, body: bytes) -> None:
+    async def test_a_body_that_is_no_json_is_400(self, api: ServedApi, body: bytes) -> None:
         """A body that is not valid JSON is answered with 400."""
-        answer = await desk.ask("POST", VERDICTS, data=body)
+        answer = await api.ask("POST", VERDICTS, data=body)
 
         assert answer.status == 400
         assert "JSON" in answer.detail
@@ -489,9 +489,9 @@ class TestRefusals:
         ],
         ids=["escaped", "in-utf-8", "no-utf-8"],
     )
-    async def test_a_lone_surrogate_is_named(self, desk: Desk, body: bytes, said: str) -> None:
+    async def test_a_lone_surrogate_is_named(self, api: ServedApi, body: bytes, said: str) -> None:
         """Half a surrogate pair has an error of its own, other than invalid UTF-8."""
-        answer = await desk.ask("POST", VERDICTS, data=body)
+        answer = await api.ask("POST", VERDICTS, data=body)
         assert said in answer.detail
 
     @pytest.mark.parametrize(
@@ -503,9 +503,9 @@ class TestRefusals:
             ([], "Expected `object`, got `array`"),
         ],
     )
-    async def test_types_have_json_s_names(self, desk: Desk, body: object, said: str) -> None:
+    async def test_types_have_json_s_names(self, api: ServedApi, body: object, said: str) -> None:
         """Errors use the names of JSON's types, not of Python's."""
-        answer = await desk.ask("POST", VERDICTS, json=body)
+        answer = await api.ask("POST", VERDICTS, json=body)
         assert answer.detail.startswith(said)
 
     @pytest.mark.parametrize(
@@ -556,38 +556,38 @@ class TestRefusals:
         ],
     )
     async def test_a_wrong_field_is_422_and_named(
-        self, desk: Desk, body: object, named: str
+        self, api: ServedApi, body: object, named: str
     ) -> None:
         """A field that is missing, too long or of a wrong type is named, and nothing is counted."""
-        desk.cool()
-        answer = await desk.ask("POST", VERDICTS, json=body)
+        api.cool()
+        answer = await api.ask("POST", VERDICTS, json=body)
 
         assert answer.status == 422
         assert named in answer.detail
-        assert not desk.counters.blocks
+        assert not api.counters.blocks
 
-    async def test_a_wrong_checkpoint_is_told_the_right_ones(self, desk: Desk) -> None:
+    async def test_a_wrong_checkpoint_is_told_the_right_ones(self, api: ServedApi) -> None:
         """The error for an unknown checkpoint lists the valid ones."""
         body = {"candidates": [], "checkpoint": "PreEviction"}
-        answer = await desk.ask("POST", VERDICTS, json=body)
+        answer = await api.ask("POST", VERDICTS, json=body)
 
         assert answer.status == 422
         assert answer.detail == (
             "Invalid enum value 'PreEviction' - at `$.checkpoint`: expected filter or preEviction"
         )
 
-    async def test_a_body_too_large_is_413(self, desk: Desk) -> None:
+    async def test_a_body_too_large_is_413(self, api: ServedApi) -> None:
         """A body beyond the limit is answered with 413 and the limit."""
-        answer = await desk.ask("POST", VERDICTS, data=b" " * (LIMITS.body_bytes + 1))
+        answer = await api.ask("POST", VERDICTS, data=b" " * (LIMITS.body_bytes + 1))
 
         assert answer.status == 413
         assert "20000 bytes" in answer.detail
         assert "limits.bodyBytes" in answer.detail
 
-    async def test_a_body_at_the_limits_is_read(self, desk: Desk) -> None:
+    async def test_a_body_at_the_limits_is_read(self, api: ServedApi) -> None:
         """A request with as many bytes and candidates as are allowed is answered."""
         body = json.dumps({"candidates": [CANDIDATE] * LIMITS.candidates}).encode()
-        answer = await desk.ask("POST", VERDICTS, data=body.ljust(LIMITS.body_bytes))
+        answer = await api.ask("POST", VERDICTS, data=body.ljust(LIMITS.body_bytes))
 
         assert answer.status == 200
         assert len(answer.json["verdicts"]) == LIMITS.candidates
@@ -608,10 +608,10 @@ class TestRefusals:
         ],
     )
     async def test_a_wrong_parameter_is_422_and_named(
-        self, desk: Desk, path: str, named: str
+        self, api: ServedApi, path: str, named: str
     ) -> None:
         """A query parameter that is out of range is answered with 422 and its name."""
-        answer = await desk.get(path)
+        answer = await api.get(path)
 
         assert answer.status == 422
         assert answer.detail.startswith(f"{named}:")
@@ -619,9 +619,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "path", ["/nothing", "/v1", "/v1/blocked/", "/v1/evacuation", "/v1/vmis/shop", "/%ff"]
     )
-    async def test_an_unknown_path_is_404(self, desk: Desk, path: str) -> None:
+    async def test_an_unknown_path_is_404(self, api: ServedApi, path: str) -> None:
         """An unknown path is answered with 404."""
-        answer = await desk.get(path)
+        answer = await api.get(path)
 
         assert answer.status == 404
         assert "/openapi.json" in answer.detail
@@ -637,10 +637,10 @@ class TestRefusals:
         ],
     )
     async def test_a_wrong_method_is_405(
-        self, desk: Desk, method: str, path: str, allow: set[str]
+        self, api: ServedApi, method: str, path: str, allow: set[str]
     ) -> None:
         """A wrong method is answered with 405 and the allowed ones."""
-        answer = await desk.ask(method, path)
+        answer = await api.ask(method, path)
 
         assert answer.status == 405
         assert set(answer.headers["Allow"].split(",")) == allow
@@ -651,10 +651,10 @@ class TestRefusals:
         async def fail(_accept: str) -> tuple[list[bytes], str]:
             raise RuntimeError("s3cret")
 
-        desk = Desk()
-        desk.service.render_metrics = fail
-        async with opened(desk):
-            answer = await desk.get("/metrics")
+        api = ServedApi()
+        api.service.render_metrics = fail
+        async with opened(api):
+            answer = await api.get("/metrics")
 
         assert answer.status == 500
         assert b"s3cret" not in answer.body
@@ -676,7 +676,7 @@ class TestReadiness:
     @pytest.mark.parametrize("closing", [False, True], ids=["before-the-sync", "while-closing"])
     async def test_is_503_with_when_to_retry(
         self,
-        desk: Desk,
+        api: ServedApi,
         method: str,
         path: str,
         closing: bool,
@@ -684,31 +684,31 @@ class TestReadiness:
         """Before the first sync and during shutdown the answer is 503 with Retry-After
         and a reason.
         """
-        desk.service.closing = closing
-        desk.health.watched[0].synced = closing
-        answer = await desk.ask(method, path)
+        api.service.closing = closing
+        api.health.watched[0].synced = closing
+        answer = await api.ask(method, path)
 
         assert answer.status == 503
         assert int(answer.headers["Retry-After"]) > 0
         assert ("shutting down" if closing else "virtualmachineinstances") in answer.detail
 
-    async def test_waits_for_every_other_resource(self, desk: Desk) -> None:
+    async def test_waits_for_every_other_resource(self, api: ServedApi) -> None:
         """It is ready once VMIs are synced and every other resource is synced or forbidden."""
-        pods = desk.health.of(Resource.PODS)[0]
+        pods = api.health.of(Resource.PODS)[0]
         pods.synced = False
-        waiting = await desk.get("/readyz")
+        waiting = await api.get("/readyz")
         pods.refused = "403"
-        ready = await desk.get("/readyz")
+        ready = await api.get("/readyz")
 
         assert (waiting.status, ready.status) == (503, 200)
         assert "pods" in waiting.detail
 
     @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/openapi.json"])
-    async def test_the_rest_is_served_before_the_sync(self, desk: Desk, path: str) -> None:
+    async def test_the_rest_is_served_before_the_sync(self, api: ServedApi, path: str) -> None:
         """Status, probes and metrics are served before the first sync."""
-        desk.health.watched[0].synced = False
-        desk.health.watched[0].contact = None
-        answer = await desk.get(path)
+        api.health.watched[0].synced = False
+        api.health.watched[0].contact = None
+        answer = await api.get(path)
 
         assert answer.status == 200
 
@@ -716,13 +716,13 @@ class TestReadiness:
 class TestBlocked:
     """GET /v1/blocked."""
 
-    async def test_answers_as_the_contract_says(self, desk: Desk) -> None:
+    async def test_answers_as_the_contract_says(self, api: ServedApi) -> None:
         """Entries are sorted, one per VMI and blocking checkpoint, with their release."""
-        desk.cool("b")
-        desk.store.put(a_vmim(vmi_name="b"))
-        desk.store.put(a_vmi(name="a", uid="of-a", node="n2", evacuation_node="n2"))
-        desk.store.put(a_pod(vmi_uid="of-a", node="n2"))
-        answer = await desk.get(BLOCKED)
+        api.cool("b")
+        api.store.put(a_vmim(vmi_name="b"))
+        api.store.put(a_vmi(name="a", uid="of-a", node="n2", evacuation_node="n2"))
+        api.store.put(a_pod(vmi_uid="of-a", node="n2"))
+        answer = await api.get(BLOCKED)
 
         shared = {"namespace": "shop", "name": "b", "vmiUid": UID, "node": "n1"}
         assert answer.json == {
@@ -755,11 +755,11 @@ class TestBlocked:
         }
 
     @pytest.mark.parametrize("count", [0, 1, 200])
-    async def test_is_written_as_it_would_be_in_one_piece(self, desk: Desk, count: int) -> None:
+    async def test_is_written_as_it_would_be_in_one_piece(self, api: ServedApi, count: int) -> None:
         """The body is the same JSON however many entries there are, with its Content-Length."""
         for number in range(count):
-            desk.cool(f"db{number}")
-        answer = await desk.get(BLOCKED)
+            api.cool(f"db{number}")
+        answer = await api.get(BLOCKED)
         read = msgspec.json.decode(answer.body, type=BlockedAnswer)
 
         assert len(read.blocked) == count
@@ -769,14 +769,14 @@ class TestBlocked:
         assert (len(answer.body) > SHARED_FROM) is (count == 200)
 
     @pytest.mark.parametrize("checkpoint", ["filter", "preEviction"])
-    async def test_tells_one_checkpoint_alone(self, desk: Desk, checkpoint: str) -> None:
+    async def test_tells_one_checkpoint_alone(self, api: ServedApi, checkpoint: str) -> None:
         """With a checkpoint in the query only its entries are listed, under an ETag of
         their own.
         """
-        desk.cool()
-        desk.store.put(a_vmim())
-        both = await desk.get(BLOCKED)
-        one = await desk.get(f"{BLOCKED}?checkpoint={checkpoint}")
+        api.cool()
+        api.store.put(a_vmim())
+        both = await api.get(BLOCKED)
+        one = await api.get(f"{BLOCKED}?checkpoint={checkpoint}")
 
         assert len(both.json["blocked"]) == 2
         assert [entry["checkpoint"] for entry in one.json["blocked"]] == [checkpoint]
@@ -795,77 +795,77 @@ class TestBlocked:
             pytest.param("", 200, id="empty"),
         ],
     )
-    async def test_if_none_match(self, desk: Desk, header: str, status: int) -> None:
+    async def test_if_none_match(self, api: ServedApi, header: str, status: int) -> None:
         """A client that sends the current ETag gets 304."""
-        desk.cool()
-        etag = (await desk.get(BLOCKED)).headers["ETag"]
-        desk.clock.instant += 60.0
+        api.cool()
+        etag = (await api.get(BLOCKED)).headers["ETag"]
+        api.clock.instant += 60.0
         asked = header.format(etag=etag, bare=etag.strip('"'))
-        answer = await desk.get(BLOCKED, If_None_Match=asked)
+        answer = await api.get(BLOCKED, If_None_Match=asked)
 
         assert answer.status == status
         assert answer.headers["ETag"] == etag
         assert (answer.body == b"") is (status == 304)
 
-    async def test_several_headers_are_one_list(self, desk: Desk) -> None:
+    async def test_several_headers_are_one_list(self, api: ServedApi) -> None:
         """ETags in two If-None-Match headers are both compared."""
-        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        etag = (await api.get(BLOCKED)).headers["ETag"]
         headers = [("If-None-Match", '"another"'), ("If-None-Match", etag)]
-        answer = await desk.ask("GET", BLOCKED, headers=headers)
+        answer = await api.ask("GET", BLOCKED, headers=headers)
 
         assert answer.status == 304
 
-    async def test_is_not_to_be_cached_unasked(self, desk: Desk) -> None:
+    async def test_is_not_to_be_cached_unasked(self, api: ServedApi) -> None:
         """Cache-Control makes caches revalidate each answer."""
-        assert (await desk.get(BLOCKED)).headers["Cache-Control"] == "no-cache"
+        assert (await api.get(BLOCKED)).headers["Cache-Control"] == "no-cache"
 
 
-async def waited(desk: Desk, etag: str, wait: str = "60") -> Answer:
+async def waited(api: ServedApi, etag: str, wait: str = "60") -> Answer:
     """A long poll from a set that is known."""
     async with asyncio.timeout(PATIENCE):
-        return await desk.get(f"{BLOCKED}?wait={wait}", If_None_Match=etag)
+        return await api.get(f"{BLOCKED}?wait={wait}", If_None_Match=etag)
 
 
-async def parked(desk: Desk, number: int = 1) -> None:
+async def parked(api: ServedApi, number: int = 1) -> None:
     """Wait until so many requests are held open."""
     async with asyncio.timeout(PATIENCE):
-        while desk.service.polls.waiting < number:  # noqa: ASYNC110 (nobody tells)
+        while api.service.polls.waiting < number:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.005)
 
 
 class TestLongPoll:
     """GET /v1/blocked?wait=."""
 
-    async def test_a_change_of_the_store_answers(self, desk: Desk) -> None:
+    async def test_a_change_of_the_store_answers(self, api: ServedApi) -> None:
         """A long poll is answered when a VMI becomes blocked."""
-        etag = (await desk.get(BLOCKED)).headers["ETag"]
-        waiting = asyncio.create_task(waited(desk, etag))
-        await parked(desk)
-        desk.cool()
-        desk.service.polls.note_change()
+        etag = (await api.get(BLOCKED)).headers["ETag"]
+        waiting = asyncio.create_task(waited(api, etag))
+        await parked(api)
+        api.cool()
+        api.service.polls.note_change()
         answer = await waiting
 
         assert answer.status == 200
         assert [entry["name"] for entry in answer.json["blocked"]] == ["db1"]
         assert answer.headers["ETag"] != etag
 
-    async def test_closing_answers(self, desk: Desk) -> None:
+    async def test_closing_answers(self, api: ServedApi) -> None:
         """At shutdown a long poll is answered at once with 304."""
-        etag = (await desk.get(BLOCKED)).headers["ETag"]
-        waiting = asyncio.create_task(waited(desk, etag))
-        await parked(desk)
-        desk.service.closing = True
-        desk.service.polls.close()
+        etag = (await api.get(BLOCKED)).headers["ETag"]
+        waiting = asyncio.create_task(waited(api, etag))
+        await parked(api)
+        api.service.closing = True
+        api.service.polls.close()
         answer = await waiting
 
         assert answer.status == 304
 
-    async def test_the_end_of_the_wait_answers(self, desk: Desk) -> None:
+    async def test_the_end_of_the_wait_answers(self, api: ServedApi) -> None:
         """Without a change a long poll is answered with 304 after the requested seconds."""
-        etag = (await desk.get(BLOCKED)).headers["ETag"]
+        etag = (await api.get(BLOCKED)).headers["ETag"]
         loop = asyncio.get_running_loop()
         began = loop.time()
-        answer = await waited(desk, etag, "0.2")
+        answer = await waited(api, etag, "0.2")
 
         assert answer.status == 304
         assert loop.time() - began >= 0.19
@@ -879,26 +879,26 @@ class TestLongPoll:
         ],
     )
     async def test_who_knows_no_set_is_answered_at_once(
-        self, desk: Desk, header: dict[str, str], status: int
+        self, api: ServedApi, header: dict[str, str], status: int
     ) -> None:
         """A long poll without the current ETag is answered at once."""
         async with asyncio.timeout(PATIENCE):
-            answer = await desk.get(f"{BLOCKED}?wait=60", **header)
+            answer = await api.get(f"{BLOCKED}?wait=60", **header)
 
         assert answer.status == status
 
-    async def test_who_has_gone_is_not_kept(self, desk: Desk) -> None:
+    async def test_who_has_gone_is_not_kept(self, api: ServedApi) -> None:
         """When a client disconnects, its long poll is removed."""
-        etag = (await desk.get(BLOCKED)).headers["ETag"]
-        waiting = asyncio.create_task(waited(desk, etag))
-        await parked(desk)
+        etag = (await api.get(BLOCKED)).headers["ETag"]
+        waiting = asyncio.create_task(waited(api, etag))
+        await parked(api)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         async with asyncio.timeout(PATIENCE):
-            while desk.service.polls.waiting:  # noqa: ASYNC110 (nobody tells)
+            while api.service.polls.waiting:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.005)
 
-        assert desk.counters.requests["blocked_wait"].count == 1
+        assert api.counters.requests["blocked_wait"].count == 1
 
 
 class TestVmi:
@@ -914,10 +914,10 @@ class TestVmi:
             pytest.param("/v1/vmis/shop/%00%0a", id="controls"),
         ],
     )
-    async def test_an_unknown_vmi_is_404(self, desk: Desk, path: str) -> None:
+    async def test_an_unknown_vmi_is_404(self, api: ServedApi, path: str) -> None:
         """An unknown VMI is answered with 404."""
-        desk.cool()
-        answer = await desk.get(path)
+        api.cool()
+        answer = await api.get(path)
 
         assert answer.status == 404
         assert "no VMI" in answer.detail
@@ -926,19 +926,19 @@ class TestVmi:
 class TestEvacuations:
     """GET /v1/evacuations, and the evacuation of one VMI."""
 
-    async def test_none(self, desk: Desk) -> None:
+    async def test_none(self, api: ServedApi) -> None:
         """Without evacuations the list is empty."""
-        desk.cool()
-        answer = await desk.get("/v1/evacuations")
+        api.cool()
+        answer = await api.get("/v1/evacuations")
         assert (answer.status, answer.json["evacuations"]) == (200, [])
         assert answer.json["blindSpots"] == {}
 
-    async def test_one(self, desk: Desk) -> None:
+    async def test_one(self, api: ServedApi) -> None:
         """An evacuation is answered with diagnosis, next step and the request that cancels it."""
-        desk.store.now = NOW
-        desk.store.put(evacuating())
-        desk.store.put(a_pod(eviction_in_progress=True))
-        answer = await desk.get("/v1/evacuations")
+        api.store.now = NOW
+        api.store.put(evacuating())
+        api.store.put(a_pod(eviction_in_progress=True))
+        answer = await api.get("/v1/evacuations")
         (told,) = answer.json["evacuations"]
 
         assert told.pop("nextStep").startswith("Read the VM's events")
@@ -975,19 +975,19 @@ class TestEvacuations:
                 "body": {"evacuationNodeName": "n1"},
             },
         }
-        again = await desk.get("/v1/evacuations")
-        explained = await desk.get("/v1/vmis/shop/db1")
+        again = await api.get("/v1/evacuations")
+        explained = await api.get("/v1/vmis/shop/db1")
         assert explained.json["evacuation"] == again.json["evacuations"][0]
 
     @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
     async def test_hostile_texts_all_the_way(
-        self, desk: Desk, text: str, capsys: pytest.CaptureFixture[str]
+        self, api: ServedApi, text: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Hostile texts of the cluster are cut and escaped in JSON and pages, and never logged."""
-        feed = Feed(desk.store, desk.health.watched[0], desk.clock)
+        feed = Feed(api.store, api.health.watched[0], api.clock)
         for resource, value in objects(text).items():
             feed.put(parse_object(resource, hostile_json(value)), None)
-        answer = await desk.get("/v1/evacuations")
+        answer = await api.get("/v1/evacuations")
         (told,) = answer.json["evacuations"]
 
         assert 0 < len(told["why"]) <= 8
@@ -995,37 +995,37 @@ class TestEvacuations:
             assert len(why["message"]) <= 1024
             assert f"{why['reason']}{why['message']}{told['nextStep']}".isprintable()
         for path in ("/", "/vmis/shop/db1"):
-            page = (await desk.get(path)).body.decode()
+            page = (await api.get(path)).body.decode()
             assert len(page) < 100_000
             assert all(c == "\n" or c.isprintable() for c in page)
             assert "<script>alert" not in page
         logged = capsys.readouterr().out
         assert not [word for word in ("xxxx", "alert", "png.exe", "rich") if word in logged]
 
-    async def test_longest_first(self, desk: Desk) -> None:
+    async def test_longest_first(self, api: ServedApi) -> None:
         """Evacuations are sorted by the time of their request."""
         for age, name in enumerate(("c", "a", "b")):
             vmi = evacuating(name=name, uid=name, eviction_requested_at=NOW - 100 * age)
-            desk.store.put(vmi)
-        answer = await desk.get("/v1/evacuations")
+            api.store.put(vmi)
+        answer = await api.get("/v1/evacuations")
         assert [one["name"] for one in answer.json["evacuations"]] == ["b", "a", "c"]
 
-    async def test_backoff(self, desk: Desk) -> None:
+    async def test_backoff(self, api: ServedApi) -> None:
         """The answer has KubeVirt's backoff, its end and the attempt that waits."""
-        desk.store.put(evacuating())
+        api.store.put(evacuating())
         attempt = {"evacuates": "n1", "trigger": Trigger.EVACUATION}
         failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 5.0}
-        desk.store.put(a_vmim(name="f", uid="f", created=NOW - 60, **attempt, **failed))
-        desk.store.put(a_vmim(name="e", uid="e", created=NOW - 4, **attempt))
-        (told,) = (await desk.get("/v1/evacuations")).json["evacuations"]
+        api.store.put(a_vmim(name="f", uid="f", created=NOW - 60, **attempt, **failed))
+        api.store.put(a_vmim(name="e", uid="e", created=NOW - 4, **attempt))
+        (told,) = (await api.get("/v1/evacuations")).json["evacuations"]
         assert (told["state"], told["failedAttempts"]) == ("backoff", 1)
         assert told["backoff"] == {"seconds": 20.0, "nextTryAt": rfc3339(NOW + 15)}
         assert (told["attempt"]["name"], told["attempt"]["phase"]) == ("e", "Pending")
 
-    async def test_post_copy_is_not_to_be_cancelled(self, desk: Desk) -> None:
+    async def test_post_copy_is_not_to_be_cancelled(self, api: ServedApi) -> None:
         """For a migration in post-copy the answer has no request that cancels it."""
-        desk.store.put(evacuating(migration=a_running_state(mode="PostCopy")))
-        (told,) = (await desk.get("/v1/evacuations")).json["evacuations"]
+        api.store.put(evacuating(migration=a_running_state(mode="PostCopy")))
+        (told,) = (await api.get("/v1/evacuations")).json["evacuations"]
         assert (told["state"], told["cancel"]) == ("migrating", None)
 
 
@@ -1045,7 +1045,7 @@ class TestNodes:
     """GET /v1/nodes and GET /v1/nodes/{node}."""
 
     @pytest.fixture
-    def drained(self, desk: Desk) -> Desk:
+    def drained(self, api: ServedApi) -> ServedApi:
         """Two nodes with VMs of every outcome on the first, and one that has ended."""
         strategies: dict[str, dict[str, Any]] = {
             "leaves": {"eviction_strategy": "LiveMigrate", "migratable": True},
@@ -1056,26 +1056,26 @@ class TestNodes:
         }
         for name, fields in strategies.items():
             state = a_state(uid=f"m-{name}") if name == "leaves" else None
-            desk.store.put(a_vmi(name=name, uid=name, migration=state, **fields))
+            api.store.put(a_vmi(name=name, uid=name, migration=state, **fields))
         stays = a_vmi(name="stays", uid="stays", **strategies["stays"])
         why = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
-        desk.store.put(stays, (why,))
-        desk.store.put(a_vmim(vmi_name="waits", name="of-waits", uid="of-waits"))
-        desk.store.put(a_vmi(name="alone", uid="alone", node="n0"))
+        api.store.put(stays, (why,))
+        api.store.put(a_vmim(vmi_name="waits", name="of-waits", uid="of-waits"))
+        api.store.put(a_vmi(name="alone", uid="alone", node="n0"))
         ended = a_state(uid="of-ended", start=NOW - 9000.0)
         movable = strategies["leaves"]
-        desk.store.put(
+        api.store.put(
             a_vmi(name="ended", uid="ended", phase="Succeeded", migration=ended, **movable)
         )
-        desk.store.put(KubeVirtSettings(eviction_strategy="LiveMigrate"))
-        return desk
+        api.store.put(KubeVirtSettings(eviction_strategy="LiveMigrate"))
+        return api
 
-    async def test_no_vms_no_nodes(self, desk: Desk) -> None:
+    async def test_no_vms_no_nodes(self, api: ServedApi) -> None:
         """Without VMs no node is listed."""
-        answer = await desk.get("/v1/nodes")
+        answer = await api.get("/v1/nodes")
         assert (answer.status, answer.json["nodes"]) == (200, [])
 
-    async def test_answers_as_the_contract_says(self, drained: Desk) -> None:
+    async def test_answers_as_the_contract_says(self, drained: ServedApi) -> None:
         """Every field, sorted by node."""
         answer = await drained.get("/v1/nodes")
 
@@ -1118,20 +1118,20 @@ class TestNodes:
             ],
         }
 
-    async def test_a_vm_that_fails_keeps_its_node(self, desk: Desk) -> None:
+    async def test_a_vm_that_fails_keeps_its_node(self, api: ServedApi) -> None:
         """A VM with a stuck evacuation is counted as one that does not leave its node."""
-        desk.store.put(evacuating())
-        desk.store.put(a_pod(eviction_in_progress=True))
-        desk.store.put(a_vmi(name="theirs", uid="2", node="n2", eviction_strategy="External"))
-        verdict = await desk.verdict(CANDIDATE)
-        failing, theirs = (await desk.get("/v1/nodes")).json["nodes"]
+        api.store.put(evacuating())
+        api.store.put(a_pod(eviction_in_progress=True))
+        api.store.put(a_vmi(name="theirs", uid="2", node="n2", eviction_strategy="External"))
+        verdict = await api.verdict(CANDIDATE)
+        failing, theirs = (await api.get("/v1/nodes")).json["nodes"]
 
         assert verdict["allowed"]
         assert (verdict["evacuating"], verdict["stuck"], verdict["drain"]) == (True, True, "fails")
         assert (failing["canBeEmptied"], failing["dependsOnOthers"]) == (False, False)
         assert (theirs["canBeEmptied"], theirs["dependsOnOthers"]) == (True, True)
 
-    async def test_one_node_has_its_candidates(self, drained: Desk) -> None:
+    async def test_one_node_has_its_candidates(self, drained: ServedApi) -> None:
         """One node is answered with its counts and each of its VMs."""
         (_, listed) = (await drained.get("/v1/nodes")).json["nodes"]
         told = (await drained.get("/v1/nodes/n1")).json
@@ -1158,13 +1158,13 @@ class TestNodes:
         }
 
     @pytest.mark.parametrize("path", ["/v1/nodes/n9", "/v1/nodes/n1%2F", "/v1/nodes/%00"])
-    async def test_a_node_without_vms_is_404(self, drained: Desk, path: str) -> None:
+    async def test_a_node_without_vms_is_404(self, drained: ServedApi, path: str) -> None:
         """A node without VMs is answered with 404, because the exporter does not read nodes."""
         answer = await drained.get(path)
         assert (answer.status, answer.json["title"]) == (404, "No such node")
         assert "no VMI is on" in answer.detail
 
-    async def test_a_name_that_is_too_long_is_422(self, drained: Desk) -> None:
+    async def test_a_name_that_is_too_long_is_422(self, drained: ServedApi) -> None:
         """A node name that Kubernetes does not allow is answered with 422."""
         answer = await drained.get(f"/v1/nodes/{'n' * 254}")
         assert (answer.status, answer.detail) == (422, "node: at most 253 characters")
@@ -1173,18 +1173,18 @@ class TestNodes:
 class TestStatus:
     """GET /v1/status."""
 
-    async def test_is_answered_before_the_sync(self, desk: Desk) -> None:
+    async def test_is_answered_before_the_sync(self, api: ServedApi) -> None:
         """Before the first sync the status says what is waited for."""
-        desk.health.watched[0].synced = False
-        answer = await desk.get("/v1/status")
+        api.health.watched[0].synced = False
+        answer = await api.get("/v1/status")
 
         assert (answer.status, answer.json["ready"], answer.json["vmis"]) == (200, False, None)
         assert answer.json["waitingFor"] == ["virtualmachineinstances"]
 
-    async def test_is_not_ready_while_closing(self, desk: Desk) -> None:
+    async def test_is_not_ready_while_closing(self, api: ServedApi) -> None:
         """During shutdown the status is not ready."""
-        desk.service.closing = True
-        answer = await desk.get("/v1/status")
+        api.service.closing = True
+        answer = await api.get("/v1/status")
 
         assert (answer.json["ready"], answer.json["waitingFor"]) == (False, [])
 
@@ -1196,12 +1196,12 @@ class TestListeners:
     @pytest.mark.parametrize("listener", ["query", "metrics"])
     async def test_serves_its_routes(self, listener: str, route: Route) -> None:
         """The query listener serves everything, the metrics listener metrics, probes and page."""
-        desk = Desk()
-        desk.cool()
+        api = ServedApi()
+        api.cool()
         make = make_query_app if listener == "query" else make_metrics_app
         path = route.path.format(namespace="shop", name="db1", node="n1")
-        async with served(make(desk.service)) as desk.session:
-            answer = await desk.ask(
+        async with served(make(api.service)) as api.session:
+            answer = await api.ask(
                 route.method, path, json={"candidates": []} if route.method == "POST" else None
             )
 
@@ -1222,24 +1222,24 @@ class TestListeners:
             "/openapi.json",
         ],
     )
-    async def test_answers_head(self, desk: Desk, path: str) -> None:
+    async def test_answers_head(self, api: ServedApi, path: str) -> None:
         """HEAD has the headers of GET and no body."""
-        desk.cool()
-        answer = await desk.ask("HEAD", path)
+        api.cool()
+        answer = await api.ask("HEAD", path)
 
         assert answer.status == 200
         assert int(answer.headers["Content-Length"]) > 0
 
     async def test_a_unix_socket_serves_the_same(self, tmp_path: Path) -> None:
         """Over a unix socket the answers are the same."""
-        desk = Desk()
-        desk.cool()
-        async with served(make_query_app(desk.service)) as desk.session:
-            over_tcp = await desk.judge(CANDIDATE, dryRun=True)
-        async with served(make_query_app(desk.service), tmp_path / "query.sock") as desk.session:
-            over_unix = await desk.judge(CANDIDATE, dryRun=True)
-            blocked = await desk.get(BLOCKED)
-            refused = await desk.get("/nothing")
+        api = ServedApi()
+        api.cool()
+        async with served(make_query_app(api.service)) as api.session:
+            over_tcp = await api.judge(CANDIDATE, dryRun=True)
+        async with served(make_query_app(api.service), tmp_path / "query.sock") as api.session:
+            over_unix = await api.judge(CANDIDATE, dryRun=True)
+            blocked = await api.get(BLOCKED)
+            refused = await api.get("/nothing")
 
         assert over_unix.json == over_tcp.json
         assert len(blocked.json["blocked"]) == 1
@@ -1253,21 +1253,21 @@ class TestListeners:
 class TestOthers:
     """The document, the page, the metrics."""
 
-    async def test_the_document_is_the_one_generated(self, desk: Desk) -> None:
+    async def test_the_document_is_the_one_generated(self, api: ServedApi) -> None:
         """/openapi.json is the generated document."""
-        assert (await desk.get("/openapi.json")).json == DOCUMENT
+        assert (await api.get("/openapi.json")).json == DOCUMENT
 
-    async def test_the_page_is_guarded_by_its_headers(self, desk: Desk) -> None:
+    async def test_the_page_is_guarded_by_its_headers(self, api: ServedApi) -> None:
         """The page has its Content-Security-Policy and the other security headers."""
-        answer = await desk.ask("HEAD", "/")
+        answer = await api.ask("HEAD", "/")
 
         assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
         assert {name: answer.headers[name] for name in PAGE_HEADERS} == PAGE_HEADERS
 
-    async def test_the_page_takes_a_filter(self, desk: Desk) -> None:
+    async def test_the_page_takes_a_filter(self, api: ServedApi) -> None:
         """The query filters the page; an invalid value is named on the page, with status 200."""
-        desk.cool()
-        answer = await desk.get("/?namespace=bank&sort=nonsense")
+        api.cool()
+        answer = await api.get("/?namespace=bank&sort=nonsense")
 
         assert answer.status == 200
         assert "None of 1 matches." in answer.body.decode()
@@ -1276,11 +1276,11 @@ class TestOthers:
     @pytest.mark.parametrize("page", [False, True])
     async def test_the_open_page_names_nobody(self, page: bool) -> None:
         """Without authentication the metrics listener's page has no VM names by default."""
-        desk = Desk()
-        desk.cool()
-        async with served(make_metrics_app(desk.service, page=page)) as desk.session:
-            body = (await desk.get("/")).body.decode()
-            single = await desk.get("/vmis/shop/db1")
+        api = ServedApi()
+        api.cool()
+        async with served(make_metrics_app(api.service, page=page)) as api.session:
+            body = (await api.get("/")).body.decode()
+            single = await api.get("/vmis/shop/db1")
 
         assert ('data-name="db1"' in body) is page
         assert ("db1" in body) is page
@@ -1291,12 +1291,12 @@ class TestOthers:
 
     async def test_the_page_tells_all_to_those_who_may_ask(self) -> None:
         """With authentication the metrics listener's page has VM names."""
-        desk = Desk()
-        desk.cool()
-        async with served(make_metrics_app(desk.service, Doorkeeper())) as desk.session:
+        api = ServedApi()
+        api.cool()
+        async with served(make_metrics_app(api.service, Doorkeeper())) as api.session:
             for path in ("/", "/vmis/shop/db1"):
-                answer = await desk.get(path, Authorization="Bearer good")
-                refused = await desk.get(path)
+                answer = await api.get(path, Authorization="Bearer good")
+                refused = await api.get(path)
 
                 assert "db1" in answer.body.decode()
                 assert refused.status == 401
@@ -1315,33 +1315,35 @@ class TestOthers:
             ),
         ],
     )
-    async def test_metrics_are_negotiated(self, desk: Desk, accept: str, content_type: str) -> None:
+    async def test_metrics_are_negotiated(
+        self, api: ServedApi, accept: str, content_type: str
+    ) -> None:
         """A scraper gets the format that it accepts."""
-        desk.store.put(KubeVirtSettings())
-        answer = await desk.get("/metrics", Accept=accept)
+        api.store.put(KubeVirtSettings())
+        answer = await api.get("/metrics", Accept=accept)
 
         assert answer.headers["Content-Type"] == content_type
 
-    async def test_every_endpoint_is_timed_from_the_start(self, desk: Desk) -> None:
+    async def test_every_endpoint_is_timed_from_the_start(self, api: ServedApi) -> None:
         """Each endpoint has a duration histogram before its first request."""
-        before = {name: one.count for name, one in desk.counters.requests.items()}
-        await desk.get("/livez")
-        await desk.judge()
-        await desk.get(f"{BLOCKED}?wait=0")
+        before = {name: one.count for name, one in api.counters.requests.items()}
+        await api.get("/livez")
+        await api.judge()
+        await api.get(f"{BLOCKED}?wait=0")
 
         assert before == dict.fromkeys([*(route.name for route in ROUTES), "blocked_wait"], 0)
-        assert desk.counters.requests["livez"].count == 1
-        assert desk.counters.requests["verdicts"].count == 1
-        assert desk.counters.requests["blocked_wait"].count == 1
+        assert api.counters.requests["livez"].count == 1
+        assert api.counters.requests["verdicts"].count == 1
+        assert api.counters.requests["blocked_wait"].count == 1
 
-    async def test_what_is_logged_of_blocks_is_bounded(self, desk: Desk) -> None:
+    async def test_what_is_logged_of_blocks_is_bounded(self, api: ServedApi) -> None:
         """The same block of a VMI is logged at most once a minute."""
-        desk.cool(left=890.0)
+        api.cool(left=890.0)
         with capture_logs() as logs:
             for passed in (0.0, 30.0, 59.0, 61.0):
-                desk.clock.instant = NOW + passed
-                await desk.verdict(CANDIDATE | {"pod": "p1"})
-                await desk.verdict(dryRun=True)
+                api.clock.instant = NOW + passed
+                await api.verdict(CANDIDATE | {"pod": "p1"})
+                await api.verdict(dryRun=True)
 
         assert [line["event"] for line in logs] == ["eviction_blocked"] * 2
         assert {line["pod"] for line in logs} == {"p1"}

@@ -19,9 +19,9 @@ from tests.unit.server.test_api import served
 async def observing(*, observe: bool = True) -> AsyncIterator[Webhook]:
     """The webhook in mode `enforce`; db1 is not held."""
     webhook = Webhook(AdmissionMode.ENFORCE)
-    webhook.desk.store.put(a_vmi())
+    webhook.api.store.put(a_vmi())
     settings = AdmissionSettings(AdmissionMode.ENFORCE, LISTED, observe=observe)
-    async with served(Admission(webhook.desk.service, settings).make_app()) as session:
+    async with served(Admission(webhook.api.service, settings).make_app()) as session:
         webhook.session = session
         yield webhook
 
@@ -33,8 +33,8 @@ def by(user: str, **request: Any) -> Json:
 
 async def read_requester(webhook: Webhook) -> object:
     """KubeVirt marks db1; `requestedBy` of its evacuation, the same in both answers."""
-    webhook.desk.store.put(a_vmi(evacuation_node="n1"))
-    async with served(make_query_app(webhook.desk.service)) as session:
+    webhook.api.store.put(a_vmi(evacuation_node="n1"))
+    async with served(make_query_app(webhook.api.service)) as session:
         async with session.get("/v1/evacuations") as response:
             (one,) = (await response.json())["evacuations"]
         async with session.get("/v1/vmis/shop/db1") as response:
@@ -54,7 +54,7 @@ async def test_who_requested_an_evacuation(user: str) -> None:
 async def test_users_who_are_not_listed_are_not_denied() -> None:
     """A rule holds db1: the listed user is denied and so asks for nothing, the other passes."""
     async with observing() as webhook:
-        webhook.desk.store.put(a_vmi(migration=a_running_state()))
+        webhook.api.store.put(a_vmi(migration=a_running_state()))
         assert not (await webhook.ask(by(DESCHEDULER)))["allowed"]
         assert (await webhook.ask(by("alice")))["allowed"]
         assert webhook.counted() == {"denied": 1, "unlisted_user": 1}
@@ -78,8 +78,8 @@ async def test_a_name_is_only_text() -> None:
         await webhook.ask(by("<b>\n" + "x" * 9000))
         requester = await read_requester(webhook)
         assert requester == {"user": "<b>\\n" + "x" * 252, "at": "2027-01-15T08:00:00Z"}
-        webhook.desk.clock.instant = NOW + 60
-        async with served(make_metrics_app(webhook.desk.service, page=True)) as session:
+        webhook.api.clock.instant = NOW + 60
+        async with served(make_metrics_app(webhook.api.service, page=True)) as session:
             for path in ("/", "/vmis/shop/db1"):
                 async with session.get(path) as response:
                     assert 'data-field="requestedBy">&lt;b&gt;\\nxxx' in await response.text()
