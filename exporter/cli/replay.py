@@ -45,7 +45,7 @@ class CannotReplay(Exception):
 
 
 @dataclass
-class Source:
+class Input:
     """Where events come from.
 
     For the progress bar: `whole` is its size and `done` how much of that has been played at an
@@ -134,7 +134,7 @@ def choose_contenders(names: Sequence[str]) -> list[Contender]:
 
 
 @contextmanager
-def open_recording(path: Path) -> Iterator[Source]:
+def open_recording(path: Path) -> Iterator[Input]:
     """Open a recording; `-` is standard input. Progress counts bytes. Raises `CannotReplay`."""
     if str(path) == "-":
         if sys.stdin is None:
@@ -153,12 +153,12 @@ def open_recording(path: Path) -> Iterator[Source]:
         yield source
 
 
-def from_chunks(chunks: Iterable[bytes]) -> Source:
+def from_chunks(chunks: Iterable[bytes]) -> Input:
     """A source from the bytes of a recording."""
-    return Source(lambda faults: recording.read(recording.split(chunks, faults), faults))
+    return Input(lambda faults: recording.read(recording.split(chunks, faults), faults))
 
 
-def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Source:
+def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
     """A source from the metrics in a Prometheus, all read first. Raises `CannotReplay`."""
     from exporter.whatif import prometheus as metrics
 
@@ -178,7 +178,7 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Source:
             )
         except metrics.QueryFailed as trouble:
             raise CannotReplay(str(trouble)) from None
-    return Source(
+    return Input(
         lambda _faults: metrics.to_events(spans, began, ended),
         whole=ended - began,
         done=lambda now: now - began,
@@ -186,7 +186,7 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Source:
     )
 
 
-def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
+def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
     """Play a source, with a progress bar if `errors` is a terminal.
 
     If the recording is truncated, a line there says how far it was read. Raises `CannotReplay` if
@@ -218,7 +218,7 @@ def play(source: Source, contenders: Sequence[Contender], errors: TextIO) -> Com
 
 def show(
     found: Comparison,
-    source: Source,
+    source: Input,
     *,
     as_json: bool,
     screen: Screen,
@@ -292,12 +292,12 @@ def _check_source(arguments: argparse.Namespace) -> None:
 def _open_source(
     arguments: argparse.Namespace,
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
-) -> AbstractContextManager[Source]:
+) -> AbstractContextManager[Input]:
     if arguments.file is not None:
         return open_recording(arguments.file)
     if arguments.scenario is not None:
         lines, began, lasts = simulate()
-        source = Source(
+        source = Input(
             lambda faults: recording.read(lines, faults),
             whole=lasts,
             done=lambda now: now - began,

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET, convert, structs
@@ -66,6 +67,10 @@ from exporter.server.schemas import (
     WhyAnswer,
 )
 from exporter.text import to_datetime, to_optional_datetime, to_release, write_instant, write_span
+
+
+_convert = partial(convert, from_attributes=True, strict=False)
+"""Copies attributes of the same names; instants by our own clock become datetimes."""
 
 
 def write_verdict(
@@ -261,17 +266,8 @@ def explain_vmi(
         ),
         migrations=_write_history(evidence.history, policy, now),
         pending_migrations=[_write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
-        launcher=convert(evidence.launcher, LauncherAnswer | None, from_attributes=True),
-        held_evictions=[
-            HeldEvictionAnswer(
-                user=held.user,
-                at=to_datetime(held.at),
-                times=held.times,
-                reason=held.reason,
-                denied=held.denied,
-            )
-            for held in held_evictions
-        ],
+        launcher=_convert(evidence.launcher, LauncherAnswer | None),
+        held_evictions=[_convert(one, HeldEvictionAnswer) for one in held_evictions],
         policy=PolicyAnswer(
             migration_cooldown_seconds=policy.migration_cooldown,
             max_migration_cooldown_seconds=policy.max_migration_cooldown,
@@ -386,7 +382,7 @@ def _write_evacuation(
     diagnosis, now = conditions.diagnose(evidence), conditions.now
     if diagnosis is None:
         return None
-    vmi, backoff, requester = evidence.vmi, diagnosis.backoff, evidence.requested_by
+    vmi, backoff = evidence.vmi, diagnosis.backoff
     advice = advise(evidence, diagnosis, why)
     return EvacuationAnswer(
         namespace=vmi.namespace,
@@ -397,9 +393,7 @@ def _write_evacuation(
         eviction_strategy=vmi.eviction_strategy,
         source=diagnosis.source,
         requested_at=to_datetime(diagnosis.requested_at),
-        requested_by=None
-        if requester is None
-        else RequesterAnswer(user=requester.user, at=to_datetime(requester.at)),
+        requested_by=_convert(evidence.requested_by, RequesterAnswer | None),
         age_seconds=round(max(0.0, now - diagnosis.requested_at), 3),
         state=diagnosis.state,
         stuck=diagnosis.stuck,
@@ -417,13 +411,7 @@ def _write_evacuation(
         next_step=advice.sentence,
         command=advice.command,
         runbook=advice.runbook,
-        last_seen=None
-        if diagnosis.last_seen is None
-        else LastSeenAnswer(
-            at=to_datetime(diagnosis.last_seen.at),
-            state=diagnosis.last_seen.state,
-            stuck=diagnosis.last_seen.stuck,
-        ),
+        last_seen=_convert(diagnosis.last_seen, LastSeenAnswer | None),
         cancel=CancelAnswer(
             method="PUT",
             path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"

@@ -50,8 +50,7 @@ class VerdictRequest(Struct, rename="camel"):
     """
 
     candidates: Annotated[
-        list[Candidate] | None,
-        means("the VMIs to judge, at most limits.candidates; null: none"),
+        list[Candidate] | None, means("the VMIs to judge, at most limits.candidates; null: none")
     ]
     checkpoint: Annotated[
         Checkpoint | None,

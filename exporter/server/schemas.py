@@ -69,8 +69,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     ]
     reason: Annotated[Reason | None, means("why it is blocked; null: it is allowed")]
     not_before: Annotated[
-        Timestamp | None,
-        means("under cooldown: when it is allowed, if nothing else happens"),
+        Timestamp | None, means("under cooldown: when it is allowed, if nothing else happens")
     ]
     retry_after_seconds: Annotated[
         float | None,
@@ -84,12 +83,10 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         means("the cooldown after its last migration, even if it is over; null: none has ended"),
     ]
     migrations_in_window: Annotated[
-        int,
-        means("ended migrations that count; each after the first doubles the cooldown"),
+        int, means("ended migrations that count; each after the first doubles the cooldown")
     ]
     evacuating: Annotated[
-        bool,
-        means("whether KubeVirt is to move it off a node already; false if it is unknown"),
+        bool, means("whether KubeVirt is to move it off a node already; false if it is unknown")
     ]
     stuck: Annotated[bool, means("whether that evacuation is stuck and needs a person")]
     drain: Annotated[
@@ -128,8 +125,7 @@ class BlockedAnswer(Struct, rename="camel", kw_only=True):
     as_of: AsOf
     stale: Stale
     max_age_seconds: Annotated[
-        float,
-        means("how long a caller may treat VMIs outside the set as allowed"),
+        float, means("how long a caller may treat VMIs outside the set as allowed")
     ]
     blocked: Annotated[
         list[BlockedVmi],
@@ -145,8 +141,7 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
     reason: Annotated[Reason, means("the reason it gives if it blocks")]
     enabled: Annotated[bool, means("false: policy.guards switches it off")]
     silenced: Annotated[
-        bool,
-        means("true: it cannot block, because the watch of a resource it needs is dead"),
+        bool, means("true: it cannot block, because the watch of a resource it needs is dead")
     ]
     blocks: Annotated[bool, means("whether it blocks now")]
     why: Annotated[str, means("what it found, in words")]
@@ -160,8 +155,7 @@ class CooldownAnswer(Struct, rename="camel", kw_only=True):
     migrations_in_window: Annotated[int, means("how many ended migrations count")]
     base_seconds: Annotated[float, means("the longer of the floor and the duration")]
     backed_off_seconds: Annotated[
-        float,
-        means("the base, doubled for each further migration in the window"),
+        float, means("the base, doubled for each further migration in the window")
     ]
     effective_seconds: Annotated[float, means("the same, at most the cap")]
     not_before: Annotated[
@@ -181,8 +175,7 @@ class MigrationAnswer(Struct, rename="camel", kw_only=True):
         bool, means("whether it reached a target pod; only such migrations count")
     ]
     in_window: Annotated[
-        bool,
-        means("whether it counts: handed off, and ended within policy.migrationHistoryWindow"),
+        bool, means("whether it counts: handed off, and ended within policy.migrationHistoryWindow")
     ]
 
 
@@ -205,8 +198,7 @@ class LauncherAnswer(Struct, rename="camel", kw_only=True):
     ready: Annotated[bool, means("its condition Ready")]
     scheduled: Annotated[bool, means("its condition PodScheduled")]
     eviction_in_progress: Annotated[
-        bool,
-        means("whether it has the annotation eviction-in-progress: the descheduler counts it"),
+        bool, means("whether it has the annotation eviction-in-progress: the descheduler counts it")
     ]
 
 
@@ -215,15 +207,11 @@ class PolicyAnswer(Struct, rename="camel", kw_only=True):
 
     migration_cooldown_seconds: Annotated[float, means("the floor of a cooldown")]
     max_migration_cooldown_seconds: Annotated[float, means("the cap of a cooldown")]
-    migration_history_window_seconds: Annotated[
-        float,
-        means("how long an ended migration counts"),
-    ]
+    migration_history_window_seconds: Annotated[float, means("how long an ended migration counts")]
     count_failed_migrations: Annotated[bool, means("whether failed migrations count too")]
     guard_pending_migrations: Annotated[bool, means("whether an unfinished VMIM blocks")]
     guard_evacuations: Annotated[
-        bool,
-        means("whether an evacuation that the descheduler does not count blocks"),
+        bool, means("whether an evacuation that the descheduler does not count blocks")
     ]
     override: Annotated[
         str | UnsetType,
@@ -300,8 +288,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     ]
     requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
     requested_by: Annotated[
-        RequesterAnswer | None,
-        means("who requested it, with `admission.observe`; null: unknown"),
+        RequesterAnswer | None, means("who requested it, with `admission.observe`; null: unknown")
     ]
     age_seconds: Annotated[float, means("from requestedAt to asOf")]
     state: Annotated[State, means("what holds it up")]
@@ -309,8 +296,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     stuck_by: Annotated[list[Cause], means("why it counts as stuck; empty: it does not")]
     failed_attempts: Annotated[int, means("failed migrations since the request; a lower bound")]
     backoff: Annotated[
-        BackoffAnswer | None,
-        means("KubeVirt's present pause; null: none, or unknown"),
+        BackoffAnswer | None, means("KubeVirt's present pause; null: none, or unknown")
     ]
     leftover: Annotated[
         bool,
@@ -320,8 +306,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     diverged: Annotated[
-        bool,
-        means("KubeVirt still evacuates it, but the descheduler thinks it is over"),
+        bool, means("KubeVirt still evacuates it, but the descheduler thinks it is over")
     ]
     attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
     mode: Annotated[
@@ -332,8 +317,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     why: Annotated[
-        list[WhyAnswer],
-        means("what the cluster itself says about it, newest first; at most eight"),
+        list[WhyAnswer], means("what the cluster itself says about it, newest first; at most eight")
     ]
     cause: Annotated[
         WhyAnswer | None,
@@ -347,8 +331,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         means("what it was when its VMI could last be seen; null: the VMI is seen"),
     ]
     cancel: Annotated[
-        CancelAnswer | None,
-        means("the request that cancels it; null if that could harm the VM"),
+        CancelAnswer | None, means("the request that cancels it; null if that could harm the VM")
     ]
 
 
@@ -388,8 +371,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     vmis: Annotated[int, means("VMs on it; the six counts below add up to this")]
     leaves: Annotated[int, means("VMs that would be migrated")]
     waits: Annotated[
-        int,
-        means("VMs whose migration is in progress, or KubeVirt's migration limits are reached"),
+        int, means("VMs whose migration is in progress, or KubeVirt's migration limits are reached")
     ]
     fails: Annotated[
         int,
@@ -403,8 +385,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         means("VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"),
     ]
     stays: Annotated[
-        int,
-        means("VMs that would never leave: strategy LiveMigrate, and not migratable"),
+        int, means("VMs that would never leave: strategy LiveMigrate, and not migratable")
     ]
     external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
     can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
@@ -457,8 +438,7 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
         ),
     ]
     last_duration_seconds: Annotated[
-        float | None,
-        means("how long its last successful migration took; null: not known"),
+        float | None, means("how long its last successful migration took; null: not known")
     ]
 
 

@@ -13,12 +13,14 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from exporter.text import write_instant
-from exporter.whatif.account import Comparison, Distribution, TimeSeries
+from exporter.whatif.account import Comparison, TimeSeries
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """By Okabe and Ito: distinct for people with any colour vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
+MAX_STEPS = 168
+"""The most steps of the line of VMs under cooldown."""
 LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 """Matplotlib's dates end with the year 9999, and an axis extends beyond its data."""
 
@@ -83,7 +85,10 @@ def _draw_cooling(axes: Axes, comparison: Comparison) -> None:
     axes.set_title("VMs under cooldown", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, _, width = _style(number, comparison)
-        series = _coarser(account.cooling_over_time, bins=168)
+        fine = account.cooling_over_time
+        together = -(-len(fine.bins) // MAX_STEPS) or 1
+        sums = [sum(fine.bins[at : at + together]) for at in range(0, len(fine.bins), together)]
+        series = TimeSeries(fine.began, fine.width * together, sums)
         axes.step(
             _days(series),
             [seconds / series.width for seconds in series.bins],
@@ -105,7 +110,9 @@ def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
     axes.set_title("VMs that migrated at least so many times", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, mark, width = _style(number, comparison)
-        times, vms = _at_least(account.migrations.per_vm)
+        per_vm = account.migrations.per_vm
+        times = sorted(per_vm)
+        vms = [sum(n for moves, n in per_vm.items() if moves >= least) for least in times]
         axes.step(
             times,
             vms,
@@ -141,19 +148,3 @@ def _style(number: int, comparison: Comparison) -> tuple[str, str, float]:
 def _days(series: TimeSeries) -> list[float]:
     """When each bin begins, in Matplotlib's unit: days since 1970."""
     return [(series.began + number * series.width) / 86_400 for number in range(len(series.bins))]
-
-
-def _coarser(series: TimeSeries, *, bins: int) -> TimeSeries:
-    """The same series in at most `bins` bins."""
-    together = -(-len(series.bins) // bins) or 1
-    sums = [
-        sum(series.bins[first : first + together]) for first in range(0, len(series.bins), together)
-    ]
-    return TimeSeries(series.began, series.width * together, sums)
-
-
-def _at_least(observed: Distribution) -> tuple[list[int], list[int]]:
-    """Each value, and how many observations are at least that."""
-    values = sorted(observed)
-    from_above = list(accumulate(observed[value] for value in reversed(values)))
-    return values, from_above[::-1]

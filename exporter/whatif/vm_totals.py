@@ -37,7 +37,10 @@ class VmTotals:
     def count_migration(self, before: Vmi | None, vmi: Vmi) -> None:
         """Count a migration that ended between `before` and now."""
         state = vmi.migration
-        if before is None or state is None or not _has_ended(before.migration, state):
+        if before is None or state is None or not state.ended:
+            return
+        known = before.migration
+        if known and known.ended and (known.uid, known.start) == (state.uid, state.start):
             return
         self._of(vmi).migrations += 1
         self._account.migrations.ended += 1
@@ -90,11 +93,3 @@ class VmTotals:
         if until > totals.since:
             self._account.cooldown_seconds += until - totals.since
             self._account.cooling_over_time.spread(totals.since, until)
-
-
-def _has_ended(before: MigrationState | None, state: MigrationState) -> bool:
-    """Whether a migration has ended that had not ended before."""
-    if not state.ended:
-        return False
-    is_same = before is not None and (before.uid, before.start) == (state.uid, state.start)
-    return not (is_same and before is not None and before.ended)

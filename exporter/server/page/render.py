@@ -104,6 +104,11 @@ def render_page(page: PageModel, *, linked: bool) -> str:
     for one in page.status.resources:
         watched.setdefault(one.resource, []).append(one)
     axis = measure_axis(shown, page.status.as_of, page.policy.migration_history_window)
+    title = "not ready"
+    if page.status.vmis is not None and page.status.ready:
+        title = f"{page.status.vmis.known - page.status.vmis.allowed} blocked"
+        if page.stuck_evacuations:
+            title = f"{page.stuck_evacuations} stuck"
     return _PAGE.render(
         page=page,
         status=page.status,
@@ -113,7 +118,7 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         filters=page.filters,
         linked=linked,
         verdict=describe_health(page),
-        title=_title(page),
+        title=title,
         states=list(State),
         reasons=page.policy.reasons,
         until=UNTIL,
@@ -272,14 +277,6 @@ def _bar(axis: Axis, begin: datetime, end: datetime, kind: str) -> Bar:
 def _ago(past: timedelta) -> str:
     seconds = past.total_seconds()
     return "now" if seconds < 1 else f"{write_duration(seconds)} ago"
-
-
-def _title(page: PageModel) -> str:
-    if page.status.vmis is None or not page.status.ready:
-        return "not ready"
-    if page.stuck_evacuations:
-        return f"{page.stuck_evacuations} stuck"
-    return f"{page.status.vmis.known - page.status.vmis.allowed} blocked"
 
 
 def _read(name: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
-from exporter.cli.replay import CannotReplay, Source, choose_contenders, open_recording, play
+from exporter.cli.replay import CannotReplay, Input, choose_contenders, open_recording, play
 from exporter.engine.model import Policy, Resource, StuckPolicy, Vmi
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
@@ -202,7 +202,7 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     body, errors = a_recording(), Terminal()
     events = list(recording.read(recording.split([body]), Faults()))
-    source = Source(lambda _faults: events, whole=HOUR, done=lambda now: now - events[0].at)
+    source = Input(lambda _faults: events, whole=HOUR, done=lambda now: now - events[0].at)
     play(source, [BUILTIN["ours"]], errors)
 
     assert "playing" in errors.getvalue()
