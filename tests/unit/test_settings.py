@@ -1,10 +1,12 @@
 """What can be configured, and the errors for wrong configurations."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given
@@ -14,16 +16,8 @@ from exporter.engine.model import Policy, StuckPolicy
 from exporter.engine.overrides import OverrideChooser
 from exporter.settings import (
     Address,
-    AdmissionMode,
-    AdmissionSettings,
-    Authentication,
-    AuthSettings,
     ConfigMaps,
     InvalidSettings,
-    KubeSettings,
-    Limits,
-    Listen,
-    LogSettings,
     Settings,
     Tls,
     load_settings,
@@ -88,7 +82,7 @@ policy:
   maxMigrationCooldown: 5h
   migrationHistoryWindow: 48h
   countFailedMigrations: false
-  guards: {pendingMigrations: false, evacuations: false}
+  guards: {pendingMigrations: false, evacuations: false, platformUpdate: true}
 stuck: {after: 1h, failedAttempts: 5, migrationTimeout: 3h, external: 12h}
 listen:
   query: [127.0.0.1:1, unix:/run/q.sock]
@@ -97,7 +91,8 @@ listen:
   page: true
   admission: "[::1]:3"
   local: unix:/run/l.sock
-history: none
+history: file:/history
+events: true
 namespaces: [b, a, b]
 kube:
   syncTimeout: 10s
@@ -107,7 +102,7 @@ kube:
   readTimeout: 3m
   watchTimeout: 4m
   pageSize: 7
-  refusedRetry: 5m
+  refusedRetry: 6m
   retryBackoff: 2s
   historyInterval: 8s
   leaseDuration: 9s
@@ -122,7 +117,12 @@ tls:
   query: {certFile: /c, keyFile: /k, clientCAFile: /a}
   metrics: {certFile: /c2, keyFile: /k2}
   admission: {certFile: /c3, keyFile: /k3, clientCAFile: /a3}
-admission: {mode: enforce, users: [descheduler, descheduler], groups: [evictors]}
+admission:
+  mode: enforce
+  users: [descheduler, descheduler]
+  groups: [evictors]
+  maxHold: 1h
+  observe: true
 auth:
   query: kubernetes
   metrics: kubernetes
@@ -134,69 +134,37 @@ log: {format: json, level: debug}
 """
 
 
+def flatten(settings: object, path: str = "") -> dict[str, object]:
+    """Each value of the settings by its path."""
+    if isinstance(settings, Address | ConfigMaps | Path):
+        return {path: settings}
+    if isinstance(settings, msgspec.Struct):
+        values = msgspec.structs.asdict(settings)
+    elif dataclasses.is_dataclass(settings):
+        values = vars(settings)
+    else:
+        return {path: settings}
+    found: dict[str, object] = {}
+    for name, value in values.items():
+        found |= flatten(value, f"{path}.{name}".lstrip("."))
+    return found
+
+
 def test_every_key(tmp_path: Path) -> None:
-    """Every key of the contract is read."""
+    """Every key is read: no field has its default, but for what has no key."""
     settings = load_settings(written(tmp_path, WHOLE))
-    assert settings.policy == Policy(
-        migration_cooldown=1_200.0,
-        max_migration_cooldown=18_000.0,
-        migration_history_window=172_800.0,
-        count_failed_migrations=False,
-        guard_pending_migrations=False,
-        guard_evacuations=False,
-    )
-    assert settings.stuck == StuckPolicy(
-        after=3_600.0,
-        failed_attempts=5,
-        migration_timeout=10_800.0,
-        external=43_200.0,
-        retry_backoff=2.0,
-    )
-    assert settings.listen == Listen(
-        query=(Address("127.0.0.1", 1), Address(path="/run/q.sock")),
-        metrics=(Address("::", 2),),
-        hosts=("b", "a"),
-        page=True,
-        admission=(Address("::1", 3),),
-        local=Address(path="/run/l.sock"),
-    )
-    assert settings.namespaces == ("b", "a")
-    assert settings.kube == KubeSettings(
-        sync_timeout=10.0,
-        wait_for_kubevirt=True,
-        stale_after=60.0,
-        dead_after=120.0,
-        read_timeout=180.0,
-        watch_timeout=240.0,
-        page_size=7,
-        refused_retry=300.0,
-        history_interval=8.0,
-        lease_duration=9.0,
-    )
-    assert settings.limits == Limits(
-        body_bytes=1_000,
-        candidates=10,
-        vmi_series=30,
-        connections=40,
-        request_timeout=5.0,
-        idle_timeout=6.0,
-    )
+    found, defaults = flatten(settings), flatten(Settings())
+    assert {path for path, value in found.items() if value == defaults[path]} == {
+        "policy.block",
+        "policy.overrides",
+        "tls_metrics.client_ca_file",
+        "remarks",
+    }
+    assert settings.listen.query == (Address("127.0.0.1", 1), Address(path="/run/q.sock"))
+    assert settings.listen.hosts == settings.namespaces == ("b", "a")
     assert settings.tls_query == Tls(Path("/c"), Path("/k"), Path("/a"))
-    assert settings.tls_metrics == Tls(Path("/c2"), Path("/k2"))
-    assert settings.tls_admission == Tls(Path("/c3"), Path("/k3"), Path("/a3"))
-    assert settings.admission == AdmissionSettings(
-        AdmissionMode.ENFORCE, ("descheduler",), ("evictors",)
-    )
-    assert settings.auth == AuthSettings(
-        query=Authentication.KUBERNETES,
-        metrics=Authentication.KUBERNETES,
-        allow_insecure_query=True,
-        cache=7.0,
-        socket_mode=0o600,
-        socket_group="7",
-    )
-    assert settings.log == LogSettings(format="json", level="debug")
-    assert settings.remarks == ()
+    assert settings.admission.users == ("descheduler",)
+    assert (settings.auth.socket_mode, settings.auth.socket_group) == (0o600, "7")
 
 
 def test_anchors_and_merge_keys(tmp_path: Path) -> None:

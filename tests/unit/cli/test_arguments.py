@@ -13,32 +13,40 @@ from exporter.cli.commands import Exit
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--nonsense"], id="unknown-flag"),
-        pytest.param(["explode"], id="unknown-command"),
-        pytest.param(["check"], id="check-without-file"),
-        pytest.param(["--log-level", "loud"], id="unknown-level"),
-        pytest.param(["--log-format", "xml"], id="unknown-format"),
-        pytest.param(["demo", "--speed", "0"], id="speed-zero"),
-        pytest.param(["demo", "--speed", "fast"], id="speed-in-words"),
-        pytest.param(["demo", "--speed", "nan"], id="speed-nan"),
-        pytest.param(["demo", "--vms", "0"], id="no-vms"),
-        pytest.param(["demo", "--vms", "20001"], id="too-many-vms"),
-        pytest.param(["demo", "--nodes", "-1"], id="negative-nodes"),
-        pytest.param(["--config"], id="flag-without-value"),
-        pytest.param(["record"], id="record-without-file"),
-        pytest.param(["record", "--output", "x", "--for", "soon"], id="for-in-words"),
-        pytest.param(["record", "--output", "x", "--for", "0"], id="for-nothing"),
-        pytest.param(["replay", "--from", "monday"], id="from-in-words"),
-        pytest.param(["replay", "--scenario", "month"], id="unknown-scenario"),
-        pytest.param(["replay", "--scenario", "week-pilot", "--days", "1e300"], id="for-ages"),
+        "--nonsense",
+        "--config",
+        "--log-level loud",
+        "--log-format xml",
+        "explode",
+        "check",
+        "explain db1",
+        "explain a/b/c",
+        "explain /b",
+        "explain a/..",
+        "explain ../status",
+        "explain a/\udcff",
+        "node a/b",
+        "node ..",
+        "demo --speed 0",
+        "demo --speed fast",
+        "demo --speed nan",
+        "demo --vms 0",
+        "demo --vms 20001",
+        "demo --nodes -1",
+        "demo --listen nowhere",
+        "demo --listen unix:/a",
+        "record",
+        "record --output x --for soon",
+        "record --output x --for 0",
+        "replay --from monday",
+        "replay --scenario month",
+        "replay --scenario week-pilot --days 1e300",
     ],
 )
-def test_wrong_arguments_exit_with_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What cannot be understood is told, with the usage."""
+def test_wrong_arguments_exit_with_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Invalid arguments are an error that shows the usage."""
     with pytest.raises(SystemExit) as end:
-        parse(arguments)
+        parse(arguments.split())
 
     assert end.value.code == Exit.USAGE
     assert "usage: python -m exporter" in capsys.readouterr().err
