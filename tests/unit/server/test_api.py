@@ -793,27 +793,6 @@ class TestLongPoll:
         assert [entry["name"] for entry in answer.json["blocked"]] == ["db1"]
         assert answer.headers["ETag"] != etag
 
-    async def test_closing_answers(self, api: ServedApi) -> None:
-        """At shutdown a long poll is answered at once with 304."""
-        etag = (await api.get(BLOCKED)).headers["ETag"]
-        waiting = asyncio.create_task(waited(api, etag))
-        await parked(api)
-        api.service.closing = True
-        api.service.polls.close()
-        answer = await waiting
-
-        assert answer.status == 304
-
-    async def test_the_end_of_the_wait_answers(self, api: ServedApi) -> None:
-        """Without a change a long poll is answered with 304 after the requested seconds."""
-        etag = (await api.get(BLOCKED)).headers["ETag"]
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        answer = await waited(api, etag, "0.2")
-
-        assert answer.status == 304
-        assert loop.time() - began >= 0.19
-
     @pytest.mark.parametrize(
         ("header", "status"),
         [

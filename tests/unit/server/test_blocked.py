@@ -414,13 +414,6 @@ class TestWait:
 
         assert {blocked.etag for blocked in (*answers, late)} == {known}
 
-    async def test_another_etag_is_answered_at_once(self) -> None:
-        """A long poll with an ETag that is not current is answered at once."""
-        async with asyncio.timeout(PATIENCE):
-            blocked = await Scene().polls.wait(None, '"another"', 60.0)
-
-        assert blocked.entries == []
-
     @pytest.mark.parametrize("ticking", [False, True], ids=["clock-stands", "clock-runs"])
     async def test_waits_no_longer_than_asked(self, ticking: bool) -> None:
         """Without a change a long poll ends after its wait, whatever the wall clock does."""
