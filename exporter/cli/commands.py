@@ -18,7 +18,7 @@ from enum import IntEnum
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from exporter.cli.lean_start import lean_imports
 from exporter.engine.model import Instant, Seconds
@@ -31,48 +31,38 @@ if TYPE_CHECKING:
 
 
 class Exit(IntEnum):
-    """Exit codes; a test compares the documented table with these."""
+    """Exit codes, each with its `meaning`."""
 
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    NOT_SYNCED = 3
-    KUBEVIRT_MISSING = 4
-    NO_CREDENTIALS = 5
-    CANNOT_LISTEN = 6
-    UNUSABLE = 7
-    CANNOT_ASK = 8
-    NO_SUCH_VMI = 9
-    CANNOT_RECORD = 10
-    CANNOT_REPLAY = 11
-    CANNOT_BE_EMPTIED = 12
-    NO_SUCH_NODE = 13
-    DEPENDS_ON_OTHERS = 14
-    INTERRUPTED = 130
-    TERMINATED = 143
+    def __new__(cls, code: int, meaning: str) -> Self:
+        """A member: an integer that knows what it means."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+    meaning: str
+
+    OK = 0, "stopped by SIGTERM or Ctrl-C, the configuration is valid, or there was an answer"
+    FAILED = 1, "a fault of the exporter itself; the log ends with a traceback"
+    USAGE = 2, "wrong arguments or configuration; every error is named with its path"
+    NOT_SYNCED = 3, "VMIs could not be listed within kube.syncTimeout"
+    KUBEVIRT_MISSING = 4, "the API server has no VMI resource, and kube.waitForKubeVirt is off"
+    NO_CREDENTIALS = 5, "no service account of a pod and no usable kubeconfig"
+    CANNOT_LISTEN = 6, "a listen address is in use or not allowed"
+    UNUSABLE = 7, "the directory of history: file:... cannot be used"
+    CANNOT_ASK = 8, "no usable answer from the exporter, or to `check --explain` from the cluster"
+    NO_SUCH_VMI = 9, "there is no such VMI"
+    CANNOT_RECORD = 10, "the recording or the plot cannot be written; no recording is overwritten"
+    CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
+    CANNOT_BE_EMPTIED = 12, "`node NAME`: a VM stays or fails to leave; the answer is printed"
+    NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"
+    DEPENDS_ON_OTHERS = 14, "`node NAME`: else, if somebody must move or stop an External VM"
+    INTERRUPTED = 130, "given up at Ctrl-C, before there was an answer or a whole file"
+    TERMINATED = 143, "given up at SIGTERM, before there was an answer or a whole file"
 
 
 WATCHED_EVERY: Seconds = 2.0
 """How often `node NAME --watch` reads the drain."""
-EXIT_MEANINGS = {
-    Exit.OK: "stopped by SIGTERM or Ctrl-C, the configuration is valid, or there was an answer",
-    Exit.FAILED: "a fault of the exporter itself; the log ends with a traceback",
-    Exit.USAGE: "wrong arguments or configuration; every error is named with its path",
-    Exit.NOT_SYNCED: "VMIs could not be listed within kube.syncTimeout",
-    Exit.KUBEVIRT_MISSING: "the API server has no VMI resource, and kube.waitForKubeVirt is off",
-    Exit.NO_CREDENTIALS: "no service account of a pod and no usable kubeconfig",
-    Exit.CANNOT_LISTEN: "a listen address is in use or not allowed",
-    Exit.UNUSABLE: "the directory of history: file:... cannot be used",
-    Exit.CANNOT_ASK: "no usable answer from the exporter, or to `check --explain` from the cluster",
-    Exit.NO_SUCH_VMI: "there is no such VMI",
-    Exit.CANNOT_RECORD: "the recording or the plot cannot be written; no recording is overwritten",
-    Exit.CANNOT_REPLAY: "no recording or an empty one, or the answer cannot be printed",
-    Exit.CANNOT_BE_EMPTIED: "`node NAME`: a VM stays or fails to leave; the answer is printed",
-    Exit.NO_SUCH_NODE: "no VMI is on that node: it is empty, or there is no such node",
-    Exit.DEPENDS_ON_OTHERS: "`node NAME`: else, if somebody must move or stop an External VM",
-    Exit.INTERRUPTED: "given up at Ctrl-C, before there was an answer or a whole file",
-    Exit.TERMINATED: "given up at SIGTERM, before there was an answer or a whole file",
-}
 
 
 def explain(arguments: argparse.Namespace) -> Exit:

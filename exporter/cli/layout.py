@@ -47,11 +47,7 @@ def detect_terminal(stream: TextIO | None, environment: Mapping[str, str]) -> Sc
         return Screen()
     columns = environment.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else 0
-    if not width:
-        try:
-            width = os.get_terminal_size(stream.fileno()).columns
-        except OSError:
-            width = 0
+    width = width or os.get_terminal_size(stream.fileno()).columns
     plain = environment.get("NO_COLOR") or environment.get("TERM", "dumb") == "dumb"
     return Screen(width=max(width or 80, NARROWEST), colored=not plain)
 

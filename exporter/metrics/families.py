@@ -50,17 +50,6 @@ def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sam
     ]
 
 
-def _sample_policies(view: View) -> list[Sample]:
-    policies = {DEFAULT_POLICY: view.policy}
-    policies |= {one.name: one.policy for one in view.policy.overrides}
-    settings = ("migration_cooldown", "max_migration_cooldown", "migration_history_window")
-    return [
-        Sample((name, setting), getattr(policy, setting))
-        for name, policy in policies.items()
-        for setting in settings
-    ]
-
-
 _Part = TypeVar("_Part")
 
 
@@ -299,7 +288,18 @@ EXPORTER: tuple[ViewFamily, ...] = (
         help="Value of each setting of the policy and of each entry of policy.overrides; 0 means"
         " off.",
         labels=("policy", "setting"),
-        sample=_sample_policies,
+        sample=lambda view: [
+            Sample((name, setting), getattr(policy, setting))
+            for name, policy in (
+                (DEFAULT_POLICY, view.policy),
+                *((one.name, one.policy) for one in view.policy.overrides),
+            )
+            for setting in (
+                "migration_cooldown",
+                "max_migration_cooldown",
+                "migration_history_window",
+            )
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_migration_limit",

@@ -59,7 +59,7 @@ class Admission:
             service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
         )
         self._logged = Throttle(REMEMBERED)
-        service.counters.reviews = Counter()
+        self._reviews = service.counters.reviews = Counter[ReviewOutcome]()
 
     def make_app(self) -> web.Application:
         """The application of the admission listener."""
@@ -123,8 +123,7 @@ class Admission:
 
     def _count(self, review: Review, judgement: Judgement, now: Instant) -> None:
         counters, outcome = self._service.counters, judgement.outcome
-        if counters.reviews is not None:
-            counters.reviews[outcome] += 1
+        self._reviews[outcome] += 1
         evidence, verdict = judgement.evidence, judgement.verdict
         if outcome is ReviewOutcome.EVACUATING and evidence is not None:
             counters.holds.end(evidence.vmi)

@@ -21,15 +21,6 @@ from exporter.server.schemas import (
 )
 
 
-class Parameter(Struct, frozen=True, kw_only=True):
-    """A path or query parameter of a route."""
-
-    name: str
-    place: str
-    description: str
-    schema: dict[str, Any]
-
-
 class Route(Struct, frozen=True, kw_only=True):
     """One endpoint: `name` is its metric label and operation id.
 
@@ -42,7 +33,7 @@ class Route(Struct, frozen=True, kw_only=True):
     answer: type[Struct] | tuple[str, ...]
     method: str = "GET"
     request: type[Struct] | None = None
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[dict[str, Any], ...] = ()
     problems: tuple[int, ...] = ()
     not_modified: bool = False
     guarded: bool = True
@@ -67,17 +58,20 @@ _PROBLEMS = {
     503: "Not synced yet, or shutting down; Retry-After says when to ask again.",
 }
 
-_CHECKPOINT_PARAMETER = Parameter(
-    name="checkpoint",
-    place="query",
-    description="Only the entries of this checkpoint, whose rules are not all rules.",
-    schema={"type": "string", "enum": [c.value for c in Checkpoint]},
-)
+
+def _describe(name: str, place: str, description: str, **schema: Any) -> dict[str, Any]:
+    """A parameter of a route."""
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "description": description,
+        "schema": schema,
+    }
 
 
-def _name_in_path(name: str, description: str, longest: int) -> Parameter:
-    schema = {"type": "string", "minLength": 1, "maxLength": longest}
-    return Parameter(name=name, place="path", description=description, schema=schema)
+def _name_in_path(name: str, description: str, longest: int) -> dict[str, Any]:
+    return _describe(name, "path", description, type="string", minLength=1, maxLength=longest)
 
 
 _VMI_PATH = (
@@ -100,19 +94,22 @@ ROUTES: tuple[Route, ...] = (
         summary="Every VMI that is blocked now; with wait and If-None-Match, once the set changes.",
         answer=BlockedAnswer,
         parameters=(
-            _CHECKPOINT_PARAMETER,
-            Parameter(
-                name="wait",
-                place="query",
-                description="With If-None-Match: hold the request until the set changes.",
-                schema={"type": "number", "minimum": 0, "maximum": 60},
+            _describe(
+                "checkpoint",
+                "query",
+                "Only the entries of this checkpoint, whose rules are not all rules.",
+                type="string",
+                enum=[checkpoint.value for checkpoint in Checkpoint],
             ),
-            Parameter(
-                name="If-None-Match",
-                place="header",
-                description="The ETag of the last answer.",
-                schema={"type": "string"},
+            _describe(
+                "wait",
+                "query",
+                "With If-None-Match: hold the request until the set changes.",
+                type="number",
+                minimum=0,
+                maximum=60,
             ),
+            _describe("If-None-Match", "header", "The ETag of the last answer.", type="string"),
         ),
         problems=(422, 503),
         not_modified=True,
@@ -240,16 +237,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {"200": {"description": "The answer.", "content": _content(route.answer)}},
     }
     if route.parameters:
-        operation["parameters"] = [
-            {
-                "name": parameter.name,
-                "in": parameter.place,
-                "required": parameter.place == "path",
-                "description": parameter.description,
-                "schema": parameter.schema,
-            }
-            for parameter in route.parameters
-        ]
+        operation["parameters"] = list(route.parameters)
     if route.request is not None:
         operation["requestBody"] = {"required": True, "content": _content(route.request)}
     responses = operation["responses"]

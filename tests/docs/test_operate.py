@@ -2,7 +2,7 @@
 
 import re
 
-from exporter.cli.commands import EXIT_MEANINGS
+from exporter.cli.commands import Exit
 from exporter.metrics.families import FAMILIES
 from tests.generate.rules import all_alerts, load_groups
 from tests.support.documents import OPERATE, ROOT, table
@@ -48,4 +48,4 @@ def test_every_oddity_is_described_in_the_program_s_words() -> None:
         for metric in re.findall(r"`((?:…|kubevirt|descheduler)_\w+)`", metrics):
             assert metric.replace("…", "kubevirt_eviction_exporter") in METRICS, metric
         for code in re.findall(r"exit (\d)", seen + events):
-            assert int(code) in list(EXIT_MEANINGS)
+            assert int(code) in list(Exit)

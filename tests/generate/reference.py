@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any, TypeAlias
 
-from exporter.cli.commands import EXIT_MEANINGS
+from exporter.cli.commands import Exit
 from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.model import Why, WhySource
 from exporter.metrics.families import FAMILIES
@@ -337,7 +337,7 @@ def _fence(language: str, text: str) -> tuple[str, ...]:
 
 def fill_tables(text: str) -> str:
     """docs/reference.md with the exit codes and metrics that the program has now."""
-    exits = [f"| `{code.value}` | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
+    exits = [f"| `{code.value}` | {code.meaning} |" for code in Exit]
     metrics = [
         f"| `{family.name}` | {family.type}"
         f" | {', '.join(f'`{label}`' for label in family.labels) or 'none'} | {family.help} |"

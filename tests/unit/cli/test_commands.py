@@ -19,7 +19,6 @@ from aiohttp import web
 from exporter.cli.arguments import parse
 from exporter.cli.check import check
 from exporter.cli.commands import (
-    EXIT_MEANINGS,
     Exit,
     read_settings_for,
     write_recording,
@@ -112,13 +111,6 @@ def test_flags_go_before_the_file(
     settings = read_settings_for(parse(["--config", str(path), *arguments]))
 
     assert (settings.log.format, settings.log.level) == (format_, level)
-
-
-def test_every_exit_code_has_a_meaning() -> None:
-    """Each exit code has a meaning of its own."""
-    assert set(EXIT_MEANINGS) == set(Exit)
-    assert len(set(Exit)) == len(Exit.__members__)
-    assert (Exit.OK, Exit.FAILED, Exit.USAGE) == (0, 1, 2)
 
 
 OVERRIDES = """

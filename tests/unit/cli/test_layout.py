@@ -60,16 +60,6 @@ def test_a_pipe_gets_a_line_each() -> None:
     assert step.split(maxsplit=1)[0] == "shop/db1:"
 
 
-def test_colours_say_no_more_than_the_words() -> None:
-    """Without its colours the text is the same; with them there are some."""
-    answer = explained(stuck())
-    colored = show_vmi(answer, COLORED)
-
-    assert "\x1b[" in colored
-    plain = COLORS.sub("", colored)
-    assert [line.rstrip() for line in plain.splitlines()] == show_vmi(answer, NARROW).splitlines()
-
-
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_reason_is_only_text(text: str) -> None:
     """Whatever the cluster says, cleaned or not, it cannot move the cursor or change colours."""

@@ -114,28 +114,11 @@ def test_no_name_is_markup_or_moves_the_cursor() -> None:
     assert "\x1b" not in table
 
 
-def test_a_terminal_s_width_is_kept() -> None:
-    """No line of the table is wider, and no number is cut."""
-    table, _, stuck = shown(a_tale("stuck").played(*BUILTIN.values()), width=80).partition(STUCK)
-
-    assert stuck
-    assert max(map(len, table.splitlines())) <= 80
-    assert cells(table, "Evictions requested") == ["4"] * 4
-
-
 def test_a_narrow_terminal_cuts_no_name() -> None:
     """The list of stuck VMs is complete: the terminal wraps its lines."""
     wide, narrow = shown(a_comparison(), width=200), shown(a_comparison(), width=60)
 
     assert narrow.partition(STUCK)[2] == wide.partition(STUCK)[2]
-
-
-def test_colour_is_for_terminals() -> None:
-    """Headings are bold there, and plain elsewhere."""
-    found = a_comparison()
-
-    assert "\x1b[1m" in shown(found, width=100, colored=True)
-    assert "\x1b[" not in shown(found, width=100)
 
 
 def test_json_is_complete() -> None:
