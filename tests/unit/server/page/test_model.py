@@ -337,7 +337,7 @@ class TestFilters:
 
 
 class TestBounds:
-    """However much there is, a page is a page."""
+    """Tables have a bounded number of rows."""
 
     def test_a_table_has_so_many_rows_and_says_how_many_more(self) -> None:
         """Of more evacuations, blocked VMs and nodes than a table takes, the others are counted."""
@@ -400,7 +400,7 @@ class TestPrivacy:
     """What a listener may tell that asks nobody who they are."""
 
     @pytest.mark.parametrize("synced", [True, False])
-    def test_no_name_is_on_the_board(self, synced: bool) -> None:
+    def test_no_name_is_on_the_page(self, synced: bool) -> None:
         """No name and no namespace of a VM, in whatever state: numbers and nodes only."""
         health = a_health(
             Watched(Resource.VMIS, "secret-ns", synced=synced, contact=NOW),
@@ -438,8 +438,8 @@ class TestPrivacy:
         )
 
 
-def test_a_board_is_for_one_instant() -> None:
-    """What the scene's store hears later does not change a model that is there."""
+def test_a_model_is_for_one_instant() -> None:
+    """A later change of the store does not change a model that exists."""
     service = busy_service()
     model = build_model(service)
     before = msgspec.json.encode(model)
