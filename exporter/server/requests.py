@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -93,18 +92,13 @@ def refuse_unwanted(request: web.Request, hosts: frozenset[str] | None) -> None:
         raise Refusal(403, "Cross-site request", "a web page of another site asks for this")
     if hosts is None or isinstance(request.get_extra_info("sockname"), str):
         return
-    if not _is_expected(host, hosts):
+    name = _PORT.sub("", host).strip("[]").lower()
+    if not (name in hosts or name.endswith(".localhost") or Address(name).is_local):
         raise Refusal(
             403,
             "Unknown host",
             f"Host: expected localhost or one of listen.hosts, got {host[:200]!r}",
         )
-
-
-@lru_cache(maxsize=64)
-def _is_expected(host: str, hosts: frozenset[str]) -> bool:
-    name = _PORT.sub("", host).strip("[]").lower()
-    return name in hosts or name.endswith(".localhost") or Address(name).is_local
 
 
 async def read_body(request: web.Request, limits: Limits) -> bytes:

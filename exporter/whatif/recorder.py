@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -41,6 +41,7 @@ from exporter.whatif.recording import Kind
 
 FLUSHED_EVERY: Seconds = 5.0
 """How much of a recording a crash may lose."""
+Json: TypeAlias = dict[str, dict[str, Any]]
 _RESOURCES: dict[type, Resource] = {
     Vmi: Resource.VMIS,
     Vmim: Resource.VMIMS,
@@ -53,16 +54,6 @@ log = structlog.stdlib.get_logger()
 
 class CannotRecord(Exception):
     """The file cannot be written; the message says why."""
-
-
-class _Matched(NamedTuple):
-    """What overrides match of a VMI."""
-
-    labels: dict[str, object]
-    priority_class: str
-
-
-_UNMATCHED = _Matched({}, "")
 
 
 class LineFile:
@@ -130,19 +121,19 @@ class Recorder(Store):
         self._refused: set[str] = set()
         self._written_at: Instant = 0.0
         self._policy = policy
-        self._matched: _Matched = _UNMATCHED
-        self._matched_of: dict[Key, _Matched] = {}
+        self._matched: Json = {}
+        self._matched_of: dict[Key, Json] = {}
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
         """Note what overrides match of the VMI that is put next."""
         if self._policy.overrides and changed.traits is not None:
             keys, labels = self._policy.matched_labels, changed.traits.read_labels()
-            by_class = any(one.priority_classes for one in self._policy.overrides)
-            self._matched = _Matched(
-                {key: value for key, value in labels.items() if key in keys},
-                changed.traits.priority_class if by_class else "",
-            )
+            found = {key: value for key, value in labels.items() if key in keys}
+            self._matched = {"metadata": {"labels": found}} if found else {}
+            priority_class = changed.traits.priority_class
+            if priority_class and any(one.priority_classes for one in self._policy.overrides):
+                self._matched["spec"] = {"priorityClassName": priority_class}
 
     def apply(self, change: Change, at: Instant) -> int:
         """Apply a change, and record it if it was news."""
@@ -171,22 +162,15 @@ class Recorder(Store):
         resource = _RESOURCES[type(fact)]
         known = self.count(resource)
         changed = super().apply(change, at)
-        matched, self._matched = self._matched, _UNMATCHED
+        matched, self._matched = self._matched, {}
         is_news = bool(changed)
         if isinstance(fact, Vmi) and self._policy.overrides:
             key = (fact.namespace, fact.name)
-            is_news = is_news or self._matched_of.get(key, _UNMATCHED) != matched
+            is_news = is_news or self._matched_of.get(key, {}) != matched
             self._matched_of[key] = matched
         if is_news:
             kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
-            line = recording.write_fact(
-                self._advance(at),
-                kind,
-                resource,
-                fact,
-                labels=matched.labels,
-                priority_class=matched.priority_class,
-            )
+            line = recording.write_fact(self._advance(at), kind, resource, fact, matched)
             self._write(resource, kind, line)
         return changed
 

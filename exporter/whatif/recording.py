@@ -40,7 +40,7 @@ from exporter.text import write_instant
 
 FORMAT = "kubevirt-eviction-exporter/recording"
 VERSION = 1
-NO_LABELS: Mapping[str, object] = {}
+NOTHING: Mapping[str, Mapping[str, object]] = {}
 MAX_MESSAGES = 20
 """How many faults are described; all are counted."""
 LONGEST_LINE = 16 * 2**20
@@ -152,16 +152,12 @@ def write_fact(
     kind: Kind,
     resource: Resource,
     fact: Fact,
-    *,
-    labels: Mapping[str, object] = NO_LABELS,
-    priority_class: str = "",
+    matched: Mapping[str, Mapping[str, object]] = NOTHING,
 ) -> bytes:
-    """The line for an object that exists; a VMI's with these labels and this priority class."""
+    """The line for an object that exists; a VMI's with the fields that overrides match."""
     made = write_object(fact)
-    if labels:
-        made["metadata"]["labels"] = labels
-    if priority_class:
-        made.setdefault("spec", {})["priorityClassName"] = priority_class
+    for part, fields in matched.items():
+        made.setdefault(part, {}).update(fields)
     return _write(at, kind, resource, made)
 
 

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -77,58 +78,28 @@ async def trouble(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("options", "said"),
     [
-        pytest.param("localhost:9810", "expected http://HOST:PORT", id="no-scheme"),
-        pytest.param("ftp://here", "expected http://HOST:PORT", id="other-scheme"),
-        pytest.param("http://", "expected http://HOST:PORT", id="no-host"),
-        pytest.param("http://here:port", "expected http://HOST:PORT", id="no-port"),
-        pytest.param("http://[::1", "expected http://HOST:PORT", id="half-an-address"),
-        pytest.param("unix:query.sock", "expected http://HOST:PORT", id="relative-socket"),
-        pytest.param("http://a..b", "expected http://HOST:PORT", id="empty-label"),
-        pytest.param(f"http://{'a' * 64}", "expected http://HOST:PORT", id="long-label"),
-        pytest.param("http://here/?a=b", "expected http://HOST:PORT", id="query"),
-        pytest.param("http://me:secret@here", "--token-file", id="password"),
-        pytest.param("ftp://me:secret@here", "--token-file", id="password-other-scheme"),
-        pytest.param("http://me:secret@here:port", "--token-file", id="password-no-port"),
+        ({"url": "localhost:9810"}, "expected http://HOST:PORT"),
+        ({"url": "unix:query.sock"}, "expected http://HOST:PORT"),
+        ({"url": "http://me:secret@here"}, "--token-file"),
+        ({"url": "http://10.0.0.1:9810", "token_file": TOKEN}, "https, a unix socket or to this"),
+        ({"key_file": Path("key")}, "--cert-file"),
     ],
 )
-def test_what_is_no_place_is_refused(url: str, said: str) -> None:
-    """The error for an invalid URL says what is expected and repeats no password."""
+def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None:
+    """The error for invalid options says what is expected and repeats no password."""
     with pytest.raises(InvalidEndpoint) as refused:
-        Endpoint(url)
+        Endpoint(**options)
 
     assert said in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
-def test_a_key_alone_is_refused(tmp_path: Path) -> None:
-    """A key without a certificate is an error."""
-    with pytest.raises(InvalidEndpoint, match="--cert-file"):
-        Endpoint(key_file=tmp_path / "key")
-
-
-@pytest.mark.parametrize(
-    ("url", "sent"),
-    [
-        pytest.param("https://exporter.example:9810", True, id="tls"),
-        pytest.param("unix:/run/query.sock", True, id="socket"),
-        pytest.param("http://127.0.0.1:9810", True, id="loopback"),
-        pytest.param("http://[::1]:9810", True, id="loopback-6"),
-        pytest.param("http://localhost:9810", True, id="localhost"),
-        pytest.param("http://exporter.example:9810", False, id="another-host"),
-        pytest.param("http://10.0.0.1:9810", False, id="another-address"),
-        pytest.param("http://localhost.example:9810", False, id="looks-like-localhost"),
-    ],
-)
-def test_a_token_is_never_sent_in_plain_text(url: str, sent: bool) -> None:
-    """A token is sent only over TLS, a socket or loopback."""
-    Endpoint(url)
-    if sent:
-        Endpoint(url, token_file=TOKEN)
-    else:
-        with pytest.raises(InvalidEndpoint, match="https, a unix socket or to this machine"):
-            Endpoint(url, token_file=TOKEN)
+@pytest.mark.parametrize("url", ["https://exporter.example:9810", "unix:/run/query.sock"])
+def test_a_token_may_be_sent_over_tls_and_to_a_socket(url: str) -> None:
+    """A unix socket is no less safe than TLS."""
+    assert Endpoint(url, token_file=TOKEN).url == url
 
 
 @pytest.mark.parametrize("slash", ["", "/"], ids=["bare", "slash"])
@@ -250,42 +221,15 @@ async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        pytest.param(None, "cannot be read: No such file", id="missing"),
-        pytest.param("", "holds no token", id="empty"),
-        pytest.param("a\r\nX-Evil: 1", "holds no token", id="lines"),
-        pytest.param("ä", "cannot be read", id="not-ascii"),
-    ],
-)
-async def test_a_bad_token_file_is_told(tmp_path: Path, content: str | None, said: str) -> None:
-    """The error for an invalid token file names the option and not the content."""
-    file = tmp_path / "token"
-    if content is not None:
-        file.write_text(content, encoding="utf-8")
+async def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    """The error names the option."""
+    missing = tmp_path / "missing"
     async with serving(answering()) as url:
-        told = await trouble(Endpoint(url, token_file=file))
+        no_token = await trouble(Endpoint(url, token_file=missing))
+    no_authority = await trouble(Endpoint("https://localhost:1", ca_file=missing))
 
-    assert f"--token-file {file} {said}" in told
-    assert "Evil" not in told
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        pytest.param(None, "cannot be read: No such file", id="missing"),
-        pytest.param("nonsense", "not in PEM", id="garbage"),
-    ],
-)
-async def test_a_bad_authority_is_told(tmp_path: Path, content: str | None, said: str) -> None:
-    """The error for an invalid CA file names the option."""
-    file = tmp_path / "ca.crt"
-    if content is not None:
-        file.write_text(content)
-    told = await trouble(Endpoint("https://localhost:1", ca_file=file))
-
-    assert f"--ca-file {file}: {said}" in told
+    assert f"--token-file {missing} cannot be read: No such file" in no_token
+    assert f"--ca-file {missing}: cannot be read: No such file" in no_authority
 
 
 async def test_nobody_there_is_told(tmp_path: Path) -> None:
