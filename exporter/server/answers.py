@@ -93,8 +93,9 @@ def write_verdict(
         allowed=reason is None,
         reason=reason,
         not_before=None if end is None else to_release(end),
-        retry_after_seconds=None if end is None else round_up_seconds(max(0.0, end - now)),
-        effective_cooldown_seconds=None if effective is None else round_seconds(effective),
+        # Rounded up, so that waiting that long is enough.
+        retry_after_seconds=None if end is None else math.ceil(max(0.0, end - now) * 1000) / 1000,
+        effective_cooldown_seconds=None if effective is None else _round(effective),
         migrations_in_window=verdict.migrations_in_window,
         evacuating=diagnosis is not None,
         stuck=diagnosis is not None and diagnosis.stuck,
@@ -434,7 +435,7 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
         **{outcome.value: forecast.outcomes.get(outcome, 0) for outcome in DrainOutcome},
         "can_be_emptied": forecast.can_be_emptied,
         "depends_on_others": forecast.depends_on_others,
-        "at_least_seconds": round_seconds(forecast.at_least),
+        "at_least_seconds": _round(forecast.at_least),
         "schedulable": forecast.schedulable,
         "cordoned_at": to_optional_datetime(forecast.cordoned_at),
         "drain": None
@@ -447,8 +448,8 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
             failing=progress.failing,
             external=progress.external,
             last_left_at=to_optional_datetime(progress.last_left_at),
-            seconds_per_vmi=round_seconds(progress.seconds_per_vmi),
-            estimate_seconds=round_seconds(progress.estimate),
+            seconds_per_vmi=_round(progress.seconds_per_vmi),
+            estimate_seconds=_round(progress.estimate),
         ),
     }
 
@@ -462,7 +463,7 @@ def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:
         why=[write_why(why) for why in candidate.reasons],
         cause=None if cause is None else write_why(cause),
         failed_attempts=candidate.failed_attempts,
-        last_duration_seconds=round_seconds(candidate.last_duration),
+        last_duration_seconds=_round(candidate.last_duration),
     )
 
 
@@ -486,11 +487,6 @@ def _write_vmim(vmim: Vmim) -> PendingAnswer:
     )
 
 
-def round_seconds(seconds: Seconds | None) -> Seconds | None:
+def _round(seconds: Seconds | None) -> Seconds | None:
     """Seconds rounded to the millisecond."""
     return None if seconds is None else round(seconds, 3)
-
-
-def round_up_seconds(seconds: Seconds | None) -> Seconds | None:
-    """Seconds rounded up to the millisecond, so that waiting that long is enough."""
-    return None if seconds is None else math.ceil(seconds * 1000) / 1000

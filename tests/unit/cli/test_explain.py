@@ -229,15 +229,6 @@ def test_a_pause_and_a_divergence_are_told() -> None:
     assert "  diverged         the descheduler considers it over, KubeVirt does not\n" in text
 
 
-def test_no_command_where_cancelling_could_harm() -> None:
-    """In post-copy there is none to copy."""
-    state = a_running_state(mode="PostCopy")
-    text = show_vmi(explained(stuck(migration=state)), PIPED)
-
-    assert "Evacuation from n1" in text
-    assert "evacuate/cancel" not in text
-
-
 def test_doubts_come_right_after_the_sentence() -> None:
     """Stale evidence and blind spots are warned of before anything is concluded from them."""
     health = some_health(synced=False, refused="forbidden by RBAC")

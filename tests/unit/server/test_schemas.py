@@ -1,73 +1,10 @@
 """The bodies of the query API and the document that describes them."""
 
-import msgspec
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from openapi_spec_validator import validate
 
 from exporter.engine.diagnosis import Source
 from exporter.engine.model import Checkpoint, Mismatch, Priority, Reason
-from exporter.server.answers import round_up_seconds
 from exporter.server.openapi import ROUTES, write_openapi
-from exporter.server.requests import Candidate, VerdictRequest
-from tests.support.builders import NOW
-
-
-@given(st.floats(0.0, 1e9))
-def test_a_wait_is_never_written_too_short(seconds: float) -> None:
-    """`retryAfterSeconds` is rounded up, by a millisecond at most."""
-    written = round_up_seconds(seconds)
-
-    assert written is not None
-    assert NOW + seconds <= NOW + written <= NOW + seconds + 0.0011
-
-
-@pytest.mark.parametrize(
-    ("candidate", "fault"),
-    [
-        pytest.param('{"name": "a"}', "`namespace`", id="no-namespace"),
-        pytest.param('{"namespace": "a"}', "`name`", id="no-name"),
-        pytest.param('{"namespace": "", "name": "a"}', ".namespace", id="empty-namespace"),
-        pytest.param('{"namespace": "a", "name": ""}', ".name", id="empty-name"),
-        pytest.param(f'{{"namespace": "{"a" * 64}", "name": "a"}}', ".namespace", id="64"),
-        pytest.param(f'{{"namespace": "a", "name": "{"a" * 254}"}}', ".name", id="254"),
-        pytest.param(
-            f'{{"namespace": "a", "name": "a", "vmiUid": "{"a" * 129}"}}', ".vmiUid", id="uid-129"
-        ),
-        pytest.param(
-            f'{{"namespace": "a", "name": "a", "pod": "{"a" * 254}"}}', ".pod", id="pod-254"
-        ),
-        pytest.param(
-            f'{{"namespace": "a", "name": "a", "node": "{"a" * 254}"}}', ".node", id="node-254"
-        ),
-        pytest.param('{"namespace": 1, "name": "a"}', ".namespace", id="number"),
-        pytest.param('{"namespace": null, "name": "a"}', ".namespace", id="null-namespace"),
-    ],
-)
-def test_a_wrong_candidate_is_named(candidate: str, fault: str) -> None:
-    """The error for a candidate has the path of the field."""
-    with pytest.raises(msgspec.ValidationError) as error:
-        msgspec.json.decode(f'{{"candidates": [{candidate}]}}', type=VerdictRequest)
-
-    assert fault in str(error.value)
-    assert "$.candidates[0]" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "candidate",
-    [
-        pytest.param({"vmiUid": None, "node": None, "pod": None}, id="nulls"),
-        pytest.param({"vmiUid": "", "node": "", "pod": ""}, id="empty"),
-        pytest.param({"podUid": "x", "labels": {"a": [1]}}, id="unknown-fields"),
-        pytest.param({"pod": "a" * 253, "vmiUid": "a" * 128}, id="longest"),
-    ],
-)
-def test_optional_fields_may_be_anything_that_is_not_there(candidate: dict[str, object]) -> None:
-    """Optional fields may be null or empty, and unknown fields are ignored."""
-    body = msgspec.json.encode({"namespace": "a" * 63, "name": "b" * 253} | candidate)
-
-    assert msgspec.json.decode(body, type=Candidate).name == "b" * 253
 
 
 class TestOpenApi:
@@ -134,24 +71,6 @@ class TestOpenApi:
         for name, schema in schemas.items():
             silent = {n for n, p in schema.get("properties", {}).items() if "description" not in p}
             assert silent <= plain | made_of, name
-
-    @pytest.mark.parametrize(
-        ("place", "told"),
-        [
-            pytest.param(("VerdictAnswer", "allowed"), "see `evacuating`", id="allowed"),
-            pytest.param(
-                ("VerdictAnswer", "retryAfterSeconds"), "wait on GET /v1/blocked", id="retry"
-            ),
-        ],
-    )
-    def test_says_where_to_look_further(self, place: tuple[str, str], told: str) -> None:
-        """Fields that can mislead say which other field to read."""
-        name, field = place
-
-        assert (
-            told
-            in write_openapi()["components"]["schemas"][name]["properties"][field]["description"]
-        )
 
     def test_says_how_each_source_is_known(self) -> None:
         """The description of `source` says how each value is known."""
