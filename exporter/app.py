@@ -43,7 +43,7 @@ from exporter.server.api import Service
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.blocked import LongPolls
 from exporter.server.blocked_set import BlockedSet
-from exporter.server.budget import Budget
+from exporter.server.budget import ConnectionBudget
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, ConfigMaps, KubeSettings, Settings, Tls
 
@@ -339,7 +339,7 @@ async def _listeners(
 ) -> AsyncIterator[Listening]:
     auth = settings.auth
     access = Access(api, keep=auth.cache, outage=settings.kube.dead_after, clock=time.monotonic)
-    shared = (auth, settings.limits, Budget(service.counters), service.health)
+    shared = (auth, settings.limits, ConnectionBudget(service.counters), service.health)
     own = replace(auth, socket_mode=0o600, socket_group=None)
     query = Listener(
         "query",

@@ -103,16 +103,16 @@ class HeldEvictions:
 
 
 HELD_VMIS = 10_000
-"""How many VMIs `Holds` remembers: more than the VMs of a node that is drained."""
+"""How many VMIs `DenialPeriods` remembers: more than the VMs of a node that is drained."""
 SHORTEST_PAUSE: Seconds = 900.0
-"""A pause in the denials of a VMI that ends its hold at the earliest."""
+"""The shortest pause in the denials of a VMI that ends the period."""
 
 
 @dataclass(slots=True)
-class Hold:
+class DenialPeriod:
     """Evictions of a VMI that the admission webhook has denied without a pause.
 
-    `since` is the first denial. The hold is over at `until` if no other denial follows.
+    `since` is the first denial. The period is over at `until` if no other denial follows.
     """
 
     namespace: str
@@ -123,33 +123,35 @@ class Hold:
     reason: Reason
 
 
-class Holds:
-    """The present hold of each VMI by its UID; the one that was denied longest ago is dropped."""
+class DenialPeriods:
+    """The present period of each VMI by its UID; the one that was denied longest ago is dropped."""
 
     def __init__(self) -> None:
-        self._by_vmi: dict[str, Hold] = {}
+        self._by_vmi: dict[str, DenialPeriod] = {}
 
-    def find(self, vmi: Vmi, now: Instant) -> Hold | None:
-        """The VMI's hold, if it has not ended. It ends when the VMI leaves its node."""
-        hold = self._by_vmi.get(vmi.uid)
-        return hold if hold and hold.node == vmi.node and now <= hold.until else None
+    def find(self, vmi: Vmi, now: Instant) -> DenialPeriod | None:
+        """The VMI's period, if it has not ended. It ends when the VMI leaves its node."""
+        found = self._by_vmi.get(vmi.uid)
+        return found if found and found.node == vmi.node and now <= found.until else None
 
     def extend(self, vmi: Vmi, reason: Reason, cooldown: Seconds, now: Instant) -> None:
-        """Begin or go on with a hold, because an eviction is denied."""
+        """Begin or extend a period, because an eviction is denied."""
         present = self.find(vmi, now)
         since = now if present is None else present.since
         until = now + max(cooldown, SHORTEST_PAUSE)
         self._by_vmi.pop(vmi.uid, None)
-        self._by_vmi[vmi.uid] = Hold(vmi.namespace, vmi.name, vmi.node, since, until, reason)
+        self._by_vmi[vmi.uid] = DenialPeriod(
+            vmi.namespace, vmi.name, vmi.node, since, until, reason
+        )
         if len(self._by_vmi) > HELD_VMIS:
             del self._by_vmi[next(iter(self._by_vmi))]
 
     def end(self, vmi: Vmi) -> None:
-        """End a hold: the VMI is being evacuated."""
+        """End a period: the VMI is being evacuated."""
         self._by_vmi.pop(vmi.uid, None)
 
-    def open(self, now: Instant) -> list[Hold]:
-        """The holds that have not ended; those that have are dropped."""
+    def open(self, now: Instant) -> list[DenialPeriod]:
+        """The periods that have not ended; those that have are dropped."""
         self._by_vmi = {uid: one for uid, one in self._by_vmi.items() if now <= one.until}
         return [*self._by_vmi.values()]
 
@@ -179,7 +181,7 @@ class Counters:
     )
     returned_migrations: int = 0
     held_evictions: HeldEvictions = field(default_factory=HeldEvictions)
-    holds: Holds = field(default_factory=Holds)
+    denial_periods: DenialPeriods = field(default_factory=DenialPeriods)
 
     def count_block(
         self,

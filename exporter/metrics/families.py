@@ -224,7 +224,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         labels=("namespace", "name", "node"),
         sample=lambda view: [
             Sample((one.namespace, one.name, one.node), one.since)
-            for one in view.counters.holds.open(view.now)
+            for one in view.counters.denial_periods.open(view.now)
             if one.reason is Reason.MIGRATION_IN_PROGRESS
             and view.now - one.since > view.stuck.migration_timeout
         ],

@@ -98,7 +98,7 @@ class Admission:
                 health=service.health,
                 now=now,
             )
-            if self._is_held_too_long(judgement, now):
+            if self._is_denied_too_long(judgement, now):
                 judgement = structs.replace(judgement, outcome=ReviewOutcome.HELD_TOO_LONG)
             answer = write_answer(review, judgement, service.policy, now)
             # Anything else than an eviction was not sent by the API server.
@@ -113,20 +113,20 @@ class Admission:
             return write_answer(review, None, service.policy, now)
         return answer
 
-    def _is_held_too_long(self, judgement: Judgement, now: Instant) -> bool:
-        """Whether a denied VMI has been held for `admission.maxHold`."""
+    def _is_denied_too_long(self, judgement: Judgement, now: Instant) -> bool:
+        """Whether a VMI has been denied for `admission.maxHold`."""
         if judgement.outcome is not ReviewOutcome.DENIED or judgement.evidence is None:
             return False
-        hold = self._service.counters.holds.find(judgement.evidence.vmi, now)
+        period = self._service.counters.denial_periods.find(judgement.evidence.vmi, now)
         longest = self._settings.max_hold
-        return hold is not None and longest > 0 and now - hold.since >= longest
+        return period is not None and longest > 0 and now - period.since >= longest
 
     def _count(self, review: Review, judgement: Judgement, now: Instant) -> None:
         counters, outcome = self._service.counters, judgement.outcome
         self._reviews[outcome] += 1
         evidence, verdict = judgement.evidence, judgement.verdict
         if outcome is ReviewOutcome.EVACUATING and evidence is not None:
-            counters.holds.end(evidence.vmi)
+            counters.denial_periods.end(evidence.vmi)
         if evidence is None or verdict is None or verdict.reason is None:
             return
         denied, vmi = outcome is ReviewOutcome.DENIED, evidence.vmi
@@ -134,7 +134,7 @@ class Admission:
             self._service.count_blocked(vmi, verdict, verdict.reason, now)
         if denied or outcome is ReviewOutcome.HELD_TOO_LONG:
             cooldown = verdict.effective_cooldown or self._service.policy.migration_cooldown
-            counters.holds.extend(vmi, verdict.reason, cooldown, now)
+            counters.denial_periods.extend(vmi, verdict.reason, cooldown, now)
         user = escape(review.user[:LONGEST_NAME])
         counters.held_evictions.note(
             vmi.uid, HeldEviction(user=user, at=now, reason=verdict.reason, denied=denied)

@@ -45,7 +45,7 @@ class Connection:
             self.transport.abort()
 
 
-class Budget:
+class ConnectionBudget:
     """The open connections of all listeners, from the first byte of the TLS handshake."""
 
     def __init__(self, counters: Counters) -> None:

@@ -16,7 +16,7 @@ from aiohttp.http import HttpProcessingError, HttpRequestParser, RawRequestMessa
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from exporter.engine.model import Seconds
-from exporter.server.budget import Budget, Connection
+from exporter.server.budget import Connection, ConnectionBudget
 from exporter.server.certificates import Certificates
 from exporter.server.problems import answer_problem
 from exporter.server.schemas import Problem
@@ -53,7 +53,9 @@ class Connections:
     within `limits.requestTimeout`.
     """
 
-    def __init__(self, listener: str, server: web.Server, limits: Limits, budget: Budget) -> None:
+    def __init__(
+        self, listener: str, server: web.Server, limits: Limits, budget: ConnectionBudget
+    ) -> None:
         self._listener = listener
         self._server = server
         self._limits = limits
@@ -182,7 +184,7 @@ class _Handler(web.RequestHandler):
         self,
         server: web.Server,
         limits: Limits,
-        budget: Budget,
+        budget: ConnectionBudget,
         connection: Connection,
     ) -> None:
         loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ from aiohttp import web
 from exporter.engine.model import Seconds
 from exporter.health import Health
 from exporter.logs import Trouble
-from exporter.server.budget import Budget
+from exporter.server.budget import ConnectionBudget
 from exporter.server.certificates import Certificates, UnusableCertificate
 from exporter.server.connections import Connections
 from exporter.settings import Address, AuthSettings, Limits, Tls
@@ -45,7 +45,7 @@ class Listener:
     tls: Tls
     auth: AuthSettings
     limits: Limits
-    budget: Budget
+    budget: ConnectionBudget
     health: Health
 
     @asynccontextmanager

@@ -134,7 +134,7 @@ class _Data(Struct, frozen=True):
     result: list[_Series] = []
 
 
-class _Answer(Struct):
+class _QueryAnswer(Struct):
     status: str
     data: _Data = _Data()
     error: str = ""
@@ -435,7 +435,7 @@ async def _ask(
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise QueryFailed(f"{where}: {str(error) or type(error).__name__}") from error
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = msgspec.json.decode(body, type=_QueryAnswer)
     except msgspec.MsgspecError:
         raise QueryFailed(f"{where}: {response.status}, no answer of Prometheus's API") from None
     if answer.status != "success":

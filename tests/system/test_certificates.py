@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from exporter.counters import Counters
-from exporter.server.budget import Budget
+from exporter.server.budget import ConnectionBudget
 from exporter.server.certificates import Certificates, UnusableCertificate
 from exporter.server.connections import Connections
 from exporter.settings import Limits, Tls
@@ -46,7 +46,7 @@ async def serving(certificates: Certificates) -> AsyncIterator[int]:
         return web.Response(text="ok")
 
     server = web.Server(greet)
-    connections = Connections("query", server, Limits(), Budget(Counters()))
+    connections = Connections("query", server, Limits(), ConnectionBudget(Counters()))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
         accepting = asyncio.create_task(connections.accept(listening, certificates))

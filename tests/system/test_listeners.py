@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from exporter.counters import Counters
 from exporter.health import Health
 from exporter.server import listeners
-from exporter.server.budget import Budget
+from exporter.server.budget import ConnectionBudget
 from exporter.server.connections import Connections
 from exporter.server.listeners import CannotListen, Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
@@ -48,7 +48,7 @@ def a_listener(*addresses: str, **overrides: Any) -> Listener:
         "tls": Tls(),
         "auth": AuthSettings(),
         "limits": Limits(),
-        "budget": Budget(Counters()),
+        "budget": ConnectionBudget(Counters()),
         "health": Health(180.0, 600.0),
     } | overrides
     return Listener(**fields)
@@ -162,7 +162,9 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
 
     answered = asyncio.Event()
     server = web.Server(answer)
-    connections = Connections("query", server, Limits(request_timeout=0.5), Budget(Counters()))
+    connections = Connections(
+        "query", server, Limits(request_timeout=0.5), ConnectionBudget(Counters())
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
         accepting = asyncio.create_task(connections.accept(listening, None))
@@ -246,7 +248,9 @@ async def test_no_more_connections_than_allowed() -> None:
     """For one more, that of the same peer goes whose last whole request is the longest ago."""
     counters = Counters()
     limits = Limits(connections=3)
-    async with a_listener("127.0.0.1:0", limits=limits, budget=Budget(counters)).served() as urls:
+    async with a_listener(
+        "127.0.0.1:0", limits=limits, budget=ConnectionBudget(counters)
+    ).served() as urls:
         url = urls[0]
         async with connected(url) as first, connected(url) as second, connected(url, OTHER) as one:
             first[1].write(REQUEST)

@@ -7,8 +7,8 @@ from exporter.counters import (
     COOLDOWN_BUCKETS,
     HELD_VMIS,
     Counters,
+    DenialPeriods,
     Histogram,
-    Holds,
 )
 from exporter.engine.model import Reason
 from tests.support.builders import NOW, a_vmi
@@ -100,35 +100,35 @@ def test_short_lived_namespaces_leave_no_counts() -> None:
     assert not counters.blocked_at
 
 
-class TestHolds:
+class TestDenialPeriods:
     """How long evictions of a VMI have been denied."""
 
-    def test_a_hold_begins_with_its_first_denial(self) -> None:
+    def test_a_period_begins_with_its_first_denial(self) -> None:
         """Further denials within the cooldown extend it; a longer pause begins a new one."""
-        holds, vmi = Holds(), a_vmi(node="n1")
+        periods, vmi = DenialPeriods(), a_vmi(node="n1")
         for at in (0, 1000, 2500):
-            holds.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + at)
-        found = holds.find(vmi, NOW + 2500 + 1800)
+            periods.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + at)
+        found = periods.find(vmi, NOW + 2500 + 1800)
         assert found is not None
         assert found.since == NOW
 
-        holds.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + 2500 + 1801)
-        found = holds.find(vmi, NOW + 2500 + 1801)
+        periods.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + 2500 + 1801)
+        found = periods.find(vmi, NOW + 2500 + 1801)
         assert found is not None
         assert found.since == NOW + 2500 + 1801
 
-    def test_a_vmi_that_has_moved_is_held_anew(self) -> None:
-        """A hold is of one VMI on one node."""
-        holds = Holds()
-        holds.extend(a_vmi(node="n1"), Reason.COOLDOWN, 1800.0, NOW)
+    def test_a_vmi_that_has_moved_has_a_new_period(self) -> None:
+        """A period is of one VMI on one node."""
+        periods = DenialPeriods()
+        periods.extend(a_vmi(node="n1"), Reason.COOLDOWN, 1800.0, NOW)
 
-        assert holds.find(a_vmi(node="n2"), NOW) is None
+        assert periods.find(a_vmi(node="n2"), NOW) is None
 
-    def test_the_number_of_holds_is_bounded(self) -> None:
+    def test_the_number_of_periods_is_bounded(self) -> None:
         """The VMI that was denied longest ago is forgotten first."""
-        holds = Holds()
+        periods = DenialPeriods()
         for number in range(HELD_VMIS + 1):
-            holds.extend(a_vmi(uid=f"u{number}"), Reason.COOLDOWN, 900.0, NOW)
+            periods.extend(a_vmi(uid=f"u{number}"), Reason.COOLDOWN, 900.0, NOW)
 
-        assert len(holds.open(NOW)) == HELD_VMIS
-        assert holds.find(a_vmi(uid="u0"), NOW) is None
+        assert len(periods.open(NOW)) == HELD_VMIS
+        assert periods.find(a_vmi(uid="u0"), NOW) is None
