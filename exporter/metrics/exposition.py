@@ -176,8 +176,6 @@ def _write_sample(family: Family, one: Sample) -> str:
     names, values = family.labels, one.labels
     if one.le:
         names, values = (*names, "le"), (*values, one.le)
-    if len(names) != len(values):
-        raise ValueError(f"{family.name}: expected values of {names}, got {values}")
     template, order = _find_template(family.name, one.suffix, names)
     value = floatToGoString(one.value)  # type: ignore[no-untyped-call]
     return template % (*[_escape(values[at]) for at in order], value)
