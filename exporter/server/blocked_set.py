@@ -15,6 +15,7 @@ from functools import cached_property
 from time import perf_counter
 
 import msgspec
+from msgspec import structs
 
 from exporter.engine.model import Checkpoint, Instant, Seconds
 from exporter.engine.verdicts import Entry, VerdictView
@@ -111,7 +112,9 @@ class BlockedSet:
                 blocked = _write_entry(entry, one)
                 if blocked is not None:
                     entries.append(blocked)
-                    digest.update(_identify(blocked, entry.verdict(one).released_at))
+                    # Without `not_before`: it moves while an end lies ahead of our clock.
+                    identity = (*structs.astuple(blocked)[:-1], entry.verdict(one).released_at)
+                    digest.update(msgspec.json.encode(identity))
         stale, lost = freshness
         stale = stale or any(entry.namespace in lost for entry in entries)
         digest.update(b"stale" if stale else b"")
@@ -140,12 +143,4 @@ def _write_entry(entry: Entry, checkpoint: Checkpoint) -> BlockedVmi | None:
         checkpoint=checkpoint,
         reason=verdict.reason,
         not_before=None if end is None else to_release(end),
-    )
-
-
-def _identify(entry: BlockedVmi, released_at: Instant | None) -> bytes:
-    """What the ETag covers: not `not_before`, which moves while an end lies ahead of our clock."""
-    e = entry
-    return msgspec.json.encode(
-        (e.namespace, e.name, e.vmi_uid, e.node, e.checkpoint, e.reason, released_at)
     )

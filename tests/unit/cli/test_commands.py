@@ -541,20 +541,23 @@ def test_a_signal_ends_a_replay(
     assert (process.returncode, out, err) == (code, "", f"{message}\n")
 
 
+def demo(
+    tmp_path: Path, *arguments: str, python: tuple[str, ...] = (), out: int = subprocess.DEVNULL
+) -> "subprocess.Popen[str]":
+    """The demo as a process, with listeners of its own."""
+    path = written(tmp_path, "listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
+    return subprocess.Popen(
+        [sys.executable, *python, "-m", "exporter", "demo", "--config", str(path), *arguments],
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.mark.parametrize("module", ["exporter.engine.model", "aiohttp", "exporter.app"])
 def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path) -> None:
     """Neither during the imports nor after them."""
-    config = tmp_path / "config.yaml"
-    config.write_text("listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-X", "importtime"),
-            *("-m", "exporter", "demo", "--config", str(config)),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with demo(tmp_path, python=("-X", "importtime")) as process:
         try:
             assert process.stderr is not None
             while not (line := process.stderr.readline()).endswith(f" {module}\n"):
@@ -570,18 +573,10 @@ def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path
 
 def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
     """As in `demo | head`."""
-    config = tmp_path / "config.yaml"
-    config.write_text("listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "exporter", "demo", "--vms", "12", "--config", str(config)),
-            *("--log-format", "json", "--log-level", "info"),
-        ],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = demo(
+        tmp_path, *("--vms", "12", "--log-format", "json", "--log-level", "info"), out=writer
     )
     os.close(writer)
     assert process.stderr is not None
@@ -596,17 +591,7 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
 
 def test_a_demo_with_listeners_of_its_own_is_as_quiet(tmp_path: Path) -> None:
     """A file that says nothing of the log changes nothing of it; `--log-level info` does."""
-    config = tmp_path / "config.yaml"
-    config.write_text("listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "exporter", "demo", "--vms", "4", "--config", str(config)),
-            *("--log-format", "json"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = demo(tmp_path, "--vms", "4", "--log-format", "json", out=subprocess.PIPE)
     assert process.stdout is not None
     while not (line := process.stdout.readline()).startswith("Ctrl-C ends it."):
         assert line, "it ended"
