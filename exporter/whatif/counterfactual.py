@@ -104,16 +104,14 @@ class Counterfactual:
         if vmi is None or eviction is None:
             self._put(vmim)
             return
-        if not is_new:
-            pass
-        elif not _evacuates(vmim, eviction.node):
+        if is_new and not _evacuates(vmim, eviction.node):
             # It may be hidden, because its VMIM had not said yet that it is no evacuation.
             if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
                 eviction.hidden.discard(vmim.uid)
                 self._put_visible(vmi, eviction)
-        elif vmim.priority is Priority.SYSTEM_CRITICAL and eviction.needs_permission:
+        elif is_new and vmim.priority is Priority.SYSTEM_CRITICAL and eviction.needs_permission:
             self._take_back(vmi, eviction)
-        elif eviction.reason is not None:
+        elif is_new and eviction.reason is not None:
             eviction.hidden.add(migration_id(vmim))
         if not eviction.hides(migration_id(vmim)):
             self._put(vmim)

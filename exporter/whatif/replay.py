@@ -308,11 +308,3 @@ class _World:
         if self._has_begun:
             self._totals.measure_cooldown(evidence, self._now)
             self._timers.check(evidence, self._now)
-
-
-def play(events: Iterable[Recorded], contenders: Iterable[Contender]) -> Comparison:
-    """Play all events and return what each contender would have done."""
-    replay = Replay(contenders)
-    for event in events:
-        replay.take(event)
-    return replay.finish()

@@ -32,10 +32,10 @@ from exporter.whatif.prometheus import (
     to_events,
 )
 from exporter.whatif.recording import Kind, Recorded
-from exporter.whatif.replay import play
 from tests.alerts.live import Prometheus as PrometheusServer
 from tests.cluster import find_binary
 from tests.support.builders import NOW
+from tests.support.replaying import play
 
 
 MINUTE = 60.0

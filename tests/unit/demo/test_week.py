@@ -26,8 +26,8 @@ from exporter.kube.kubevirt import parse_object
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded
-from exporter.whatif.replay import play
 from tests.support.documents import WHAT_IF
+from tests.support.replaying import play
 
 
 RESOURCES = {

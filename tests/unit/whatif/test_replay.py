@@ -39,10 +39,10 @@ from exporter.whatif.account import (
     Touched,
 )
 from exporter.whatif.recording import Kind, Recorded
-from exporter.whatif.replay import play
 from exporter.whatif.stuck_timers import ALERT_FOR
 from tests.generate.rules import all_alerts, load_groups
 from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim, an_ended_vmim
+from tests.support.replaying import play
 
 
 MINUTE = 60.0
@@ -792,7 +792,7 @@ def test_the_reference_is_the_plugin_s_defaults() -> None:
 _PLAY = """
 import sys
 from exporter.whatif.account import BUILTIN
-from exporter.whatif.replay import play
+from tests.support.replaying import play
 from exporter.cli.replay import peak_mebibytes
 from tests.unit.whatif.test_replay import endless
 found = play(endless(int(sys.argv[1])), BUILTIN.values())

@@ -1,0 +1,15 @@
+"""Plays the events of a recording."""
+
+from collections.abc import Iterable
+
+from exporter.whatif.account import Comparison, Contender
+from exporter.whatif.recording import Recorded
+from exporter.whatif.replay import Replay
+
+
+def play(events: Iterable[Recorded], contenders: Iterable[Contender]) -> Comparison:
+    """Play all events and return what each contender would have done."""
+    replay = Replay(contenders)
+    for event in events:
+        replay.take(event)
+    return replay.finish()
