@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.asking import Caller, let_in
-from tests.e2e.cluster import Cluster, Object
+from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.documents import SECTIONS, commands
 from tests.e2e.images import ROOT
 from tests.e2e.node import Node
@@ -88,6 +88,26 @@ def terminal(exporter: tuple[Terminal, Caller]) -> Terminal:
 def caller(exporter: tuple[Terminal, Caller]) -> Caller:
     """Whoever asks it, through the Service."""
     return exporter[1]
+
+
+@pytest.fixture
+def quote(cluster: Cluster, prove: Callable[[str], None]) -> Callable[[Object], str]:
+    """Prints the log's line about the end of a migration, which is waited for; its reason."""
+
+    def show(vmim: Object) -> str:
+        uid = vmim["metadata"]["uid"]
+
+        def find() -> Object | None:
+            ended = (one for one in read_log(cluster) if one["event"] == "migration_ended")
+            return next((one for one in ended if one["kubevirt.migration.uid"] == uid), None)
+
+        line = wait_for(find, f"the end of migration {uid} in the log") or {}
+        phase, reason = line["kubevirt.migration.phase"], str(line["error.type"])
+        words = line["error.message"][:120]
+        prove(f"migration_ended: {reason}: phase {phase!r}, message {words!r}")
+        return reason
+
+    return show
 
 
 def check_out_with(folder: Path, cooldown: float) -> Path:

@@ -157,11 +157,12 @@ class Machine:
         copied: str = "fast",
         requests: Mapping[str, str] = _SMALL,
         image: str = GUEST.name,
+        strategy: str = "LiveMigrate",
     ) -> None:
         """Start it on a node, with so many MiB of its memory filled; wait until that is done."""
         others = [name for name in self.nodes if name != node]
         self.cluster.kubectl("cordon", *others)
-        self.cluster.apply([self._guest(fill, copied, requests, image)])
+        self.cluster.apply([self._guest(fill, copied, requests, image, strategy)])
         self.until(lambda: self.get().get("status", {}).get("phase") == "Running", "running")
         self.cluster.kubectl("uncordon", *others)
         self.until(self._is_filled, "its memory filled")
@@ -258,7 +259,9 @@ class Machine:
         log = ("-n", SPACE, "logs", self.launcher(), "-c", "guest-console-log")
         return "filled" in self.cluster.try_kubectl(*log).stdout
 
-    def _guest(self, fill: int, copied: str, requests: Mapping[str, str], image: str) -> Object:
+    def _guest(
+        self, fill: int, copied: str, requests: Mapping[str, str], image: str, strategy: str
+    ) -> Object:
         boot = {"kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"}
         container = {"image": image, "imagePullPolicy": "Never", **boot}
         return {
@@ -271,7 +274,7 @@ class Machine:
             },
             "spec": {
                 "terminationGracePeriodSeconds": 1,
-                "evictionStrategy": "LiveMigrate",
+                "evictionStrategy": strategy,
                 "domain": {
                     "memory": {"guest": "256Mi"},
                     # With a limit KubeVirt copies on one channel, which keeps to the bandwidth.

@@ -1,7 +1,8 @@
-"""`kubectl drain` of a node with five VMs, beside its forecast; and by a user who is held."""
+"""Drains of a node: their forecast and progress beside what happens, budgets, External VMs."""
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,19 +10,20 @@ from exporter.kube.instants import parse_instant
 from tests.e2e.asking import Caller
 from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.test_webhook import EVICTOR
-from tests.vms.kubevirt import PATIENCE, SPACE, Machine
-from tests.vms.test_migration import look
+from tests.vms.answers import ask_evacuation, ask_node, ask_vmi
+from tests.vms.kubevirt import PATIENCE, SLOW, SPACE, Machine
 
 
 COUNT = 5
 
 
-def forecast(caller: Caller, node: str) -> Object:
-    """What a drain of a node would do."""
-    status, answer = caller.ask("GET", f"/v1/nodes/{node}")
-    assert status == 200, answer
+def progress(caller: Caller, **least: int) -> Object:
+    """The answer about the node n2 if its drain has these counts at least, else an empty one."""
+    status, answer = caller.ask("GET", "/v1/nodes/n2")
     found: Object = answer
-    return found
+    drain = found["drain"] if status == 200 else None
+    is_there = drain and all(drain[name] >= count for name, count in least.items())
+    return found if is_there else {}
 
 
 @pytest.mark.timeout(2400)
@@ -35,21 +37,33 @@ def test_a_drain(
     five = [machine(f"vm{number}") for number in range(COUNT)]
     for one in five:
         one.start("n2", fill=8)
-    wait_for(lambda: forecast(caller, "n2")["leaves"] == COUNT, "the forecast", PATIENCE)
-    expected = forecast(caller, "n2")
+    wait_for(lambda: ask_node(caller, "n2")["leaves"] == COUNT, "the forecast", PATIENCE)
+    expected = ask_node(caller, "n2")
     assert expected["canBeEmptied"]
 
     began = time.monotonic()
     drain = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=600s")
-    cluster.kubectl("drain", "n2", *drain)
+    with ThreadPoolExecutor(1) as pool:
+        draining = pool.submit(cluster.kubectl, "drain", "n2", *drain)
+        asked = wait_for(lambda: progress(caller, asked=COUNT), "all asked to leave", PATIENCE)
+        paced = wait_for(lambda: progress(caller, left=3), "three have left", PATIENCE)
+        estimated_at = time.monotonic() - began
+        draining.result()
     seconds = time.monotonic() - began
+    assert asked["schedulable"] is False
+    assert paced["drain"]["left"] + paced["drain"]["remaining"] == COUNT
+    assert estimated_at + paced["drain"]["estimateSeconds"] < 3 * seconds
     cluster.kubectl("uncordon", "n2")
     assert seconds >= (expected["atLeastSeconds"] or 0)
     for one in five:
         one.until_moved("n2")
         assert [vmim["status"]["phase"] for vmim in one.migrations()] == ["Succeeded"]
         one.until(lambda: len(caller.history(SPACE, one.name)) == 1, "on record")  # noqa: B023
-    prove(f"a drain: {COUNT} of {COUNT} VMs left in {seconds:.0f} s, as forecast")
+    prove(
+        f"a drain: {COUNT} of {COUNT} VMs left in {seconds:.0f} s, as forecast; after"
+        f" {estimated_at:.0f} s {paced['drain']['left']} had left, one each"
+        f" {paced['drain']['secondsPerVmi']:.0f} s, {paced['drain']['estimateSeconds']:.0f} s to go"
+    )
 
     account = f"--user={EVICTOR}"
     cluster.kubectl("create", "clusterrolebinding", "drain", "--clusterrole=cluster-admin", account)
@@ -69,6 +83,68 @@ def test_a_drain(
             held += 1
             assert requested >= (parse_instant(before[one.name]) or 0.0) - 1
             assert f"VMI {SPACE}/{one.name}: cooldown until" in ended.stderr
-            assert {two["user"] for two in look(caller, one.name)["heldEvictions"]} <= {EVICTOR}
+            assert {two["user"] for two in ask_vmi(caller, one.name)["heldEvictions"]} <= {EVICTOR}
     assert held
     prove(f"a drain by a listed user: {held} VMs cooled down, none of them moved before its end")
+
+
+def test_a_budget_of_zero(
+    cluster: Cluster,
+    caller: Caller,
+    machine: Callable[[str], Machine],
+    prove: Callable[[str], None],
+) -> None:
+    """A budget stops the VM that would restart, and not the one that KubeVirt migrates."""
+    restarts, leaves = machine("restarts"), machine("leaves")
+    restarts.start("n2", strategy="None")
+    leaves.start("n2")
+    for one in (restarts, leaves):
+        chosen = {"minAvailable": 1, "selector": {"matchLabels": {"vm": one.name}}}
+        metadata = {"name": one.name, "namespace": SPACE}
+        budget = {"kind": "PodDisruptionBudget", "metadata": metadata, "spec": chosen}
+        cluster.apply([{"apiVersion": "policy/v1", **budget}])
+    try:
+        node = wait_for(lambda: counted(caller, stays=1, leaves=1), "the forecast", PATIENCE)
+        assert not node["canBeEmptied"]
+        (stays,) = (one for one in node["candidates"] if one["outcome"] == "stays")
+        assert stays["name"] == "restarts"
+        assert stays["cause"]["source"] == "PodDisruptionBudget"
+        said = restarts.evict()
+        assert "violate the pod's disruption budget" in said
+        assert "Eviction triggered evacuation" in leaves.evict()
+        leaves.until_moved("n2")
+    finally:
+        cluster.kubectl("-n", SPACE, "delete", "poddisruptionbudgets", "--all")
+    prove("a budget of 0: the VM that would restart stays, the other one is migrated")
+
+
+def counted(caller: Caller, **counts: int) -> Object:
+    """The forecast of the node n2 if it has these counts, else an empty one."""
+    node = ask_node(caller, "n2")
+    return node if all(node[name] == count for name, count in counts.items()) else {}
+
+
+@pytest.mark.timeout(1200)
+def test_an_external_vm_that_somebody_moves(
+    caller: Caller, machine: Callable[[str], Machine], prove: Callable[[str], None]
+) -> None:
+    """Migrations that somebody makes of it are its attempts: two fail, the third ends it."""
+    db = machine("db1")
+    db.start("n1", copied=SLOW, strategy="External")
+    db.evict()
+    states = []
+    for failed in (1, 2):
+        vmim = db.migrate()
+        db.until_copying()
+        states.append(ask_evacuation(caller, "db1")["state"])
+        db.kill_qemu("n2")
+        assert db.until_ended(vmim)["status"]["phase"] == "Failed"
+        db.until(lambda: ask_evacuation(caller, "db1")["failedAttempts"] == failed, "counted")  # noqa: B023
+        db.until(lambda: ask_evacuation(caller, "db1")["state"] == "external", "waits for others")
+        db.until(lambda: len(db.pods()) == 1, "one pod")
+    db.label(copied="fast")
+    db.migrate()
+    db.until_moved("n1")
+    db.until(lambda: not ask_evacuation(caller, "db1"), "over")
+    assert states == ["migrating", "migrating"]
+    prove("an External VM moved by plain migrations: two fail and count, the third ends it")

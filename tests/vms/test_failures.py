@@ -8,6 +8,7 @@ from exporter.kube.instants import parse_instant
 from tests.e2e.asking import Caller
 from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.terminal import Terminal
+from tests.vms.answers import ask_evacuation, ask_node
 from tests.vms.kubevirt import (
     LATE,
     SLOW,
@@ -15,33 +16,31 @@ from tests.vms.kubevirt import (
     Machine,
     name_guest_image,
 )
-from tests.vms.test_migration import look
 
 
 SECONDS = 2.0
 """KubeVirt writes whole seconds."""
 
 
-def evacuation(caller: Caller, name: str) -> Object:
-    """The evacuation of a VM; empty if there is none."""
-    found: Object = look(caller, name)["evacuation"] or {}
-    return found
-
-
 def until_paused(caller: Caller, name: str, failed: int) -> Object:
     """Wait until KubeVirt pauses after so many failures; the evacuation."""
 
     def find() -> Object | None:
-        one = evacuation(caller, name)
+        one = ask_evacuation(caller, name)
         is_there = one and one["failedAttempts"] == failed and one["state"] == "backoff"
         return one if is_there else None
 
     return wait_for(find, f"a pause of {name} after {failed} failures") or {}
 
 
+def until_state(caller: Caller, machine: Machine, state: str) -> None:
+    """Wait until the evacuation of a VM is in a state."""
+    machine.until(lambda: ask_evacuation(caller, machine.name).get("state") == state, state)
+
+
 def reasons(caller: Caller, name: str) -> set[str]:
     """The words of an evacuation's reasons."""
-    return {one["reason"] for one in evacuation(caller, name).get("why", [])}
+    return {one["reason"] for one in ask_evacuation(caller, name).get("why", [])}
 
 
 def phases(vmim: Object) -> dict[str, float]:
@@ -52,7 +51,10 @@ def phases(vmim: Object) -> dict[str, float]:
 
 @pytest.mark.timeout(1800)
 def test_a_failing_evacuation(
-    caller: Caller, machine: Callable[[str], Machine], prove: Callable[[str], None]
+    caller: Caller,
+    machine: Callable[[str], Machine],
+    prove: Callable[[str], None],
+    quote: Callable[[Object], str],
 ) -> None:
     """QEMU of the target is killed twice: attempts, pauses and next step are KubeVirt's own."""
     db = machine("db1")
@@ -61,7 +63,7 @@ def test_a_failing_evacuation(
     pauses = []
     for attempt in (1, 2):
         db.until_copying()
-        assert evacuation(caller, "db1")["state"] == "migrating"
+        assert ask_evacuation(caller, "db1")["state"] == "migrating"
         db.kill_qemu("n2")
         now = until_paused(caller, "db1", attempt)
         assert now["cause"]["source"] == "FailedAttempt"
@@ -76,6 +78,7 @@ def test_a_failing_evacuation(
     assert [one["status"]["phase"] for one in (failed, again, last)] == [
         *("Failed", "Failed", "Succeeded")
     ]
+    assert [quote(one) for one in (failed, again, last)] == ["libvirt", "libvirt", "none"]
     assert [one["seconds"] for one in pauses] == [20.0, 40.0]
     waited = []
     for pause, later in zip(pauses, (again, last), strict=True):
@@ -84,7 +87,7 @@ def test_a_failing_evacuation(
         assert announced is not None
         assert left_pending >= announced - SECONDS
         waited.append(f"{left_pending - announced:+.0f}")
-    db.until(lambda: not evacuation(caller, "db1"), "over")
+    db.until(lambda: not ask_evacuation(caller, "db1"), "over")
     outcomes = [one["outcome"] for one in caller.history(SPACE, "db1")]
     assert outcomes == ["failed", "failed", "succeeded"]
     prove(
@@ -92,20 +95,25 @@ def test_a_failing_evacuation(
     )
 
 
-def test_a_timeout(caller: Caller, machine: Callable[[str], Machine]) -> None:
+def test_a_timeout(
+    caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
+) -> None:
     """KubeVirt gives up a migration that takes too long: a failure, with its words."""
     db = machine("db1")
     db.start("n1", copied=LATE)
     vmim = db.until_ended(db.migrate())
     assert vmim["status"]["phase"] == "Failed"
     assert "has been aborted" in db.state()["failureReason"]
+    assert quote(vmim) == "timeout_completion"
     db.until(lambda: caller.history(SPACE, "db1"), "on record")
     (one,) = caller.history(SPACE, "db1")
     assert one["outcome"] == "failed"
     assert one["end"] == db.state()["endTimestamp"]
 
 
-def test_a_target_that_cannot_pull(caller: Caller, machine: Callable[[str], Machine]) -> None:
+def test_a_target_that_cannot_pull(
+    caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
+) -> None:
     """The state names the container's reason; as soon as the image is there, the VM moves."""
     db = machine("db1")
     image = "localhost/rare"
@@ -113,12 +121,15 @@ def test_a_target_that_cannot_pull(caller: Caller, machine: Callable[[str], Mach
     db.start("n1", image=f"{image}:1")
     db.evict()
     db.until(lambda: "ErrImageNeverPull" in reasons(caller, "db1"), "named")
-    now = evacuation(caller, "db1")
+    now = ask_evacuation(caller, "db1")
     assert now["state"] == "target_not_ready"
     assert now["nextStep"].startswith("Repair what keeps the target pod from starting")
+    (vmim,) = db.migrations()
+    db.abort(vmim["metadata"]["name"])
+    assert quote(vmim) == "image"
     name_guest_image(db.nodes["n2"], image)
     db.until_moved("n1")
-    db.until(lambda: not evacuation(caller, "db1"), "over")
+    db.until(lambda: not ask_evacuation(caller, "db1"), "over")
 
 
 def test_an_unschedulable_target_and_the_cancel_line(
@@ -126,22 +137,30 @@ def test_an_unschedulable_target_and_the_cancel_line(
     caller: Caller,
     terminal: Terminal,
     machine: Callable[[str], Machine],
+    quote: Callable[[Object], str],
 ) -> None:
-    """The scheduler's words are named; the line that `explain` prints ends the evacuation."""
+    """The scheduler's words are named; after the uncordon the line of `explain` cancels it."""
     db = machine("db1")
     db.start("n1")
-    cluster.kubectl("cordon", "n2")
+    cluster.kubectl("cordon", "n1", "n2")
     try:
+        db.until(lambda: ask_node(caller, "n1")["schedulable"] is False, "seen as cordoned")
         db.evict()
-        db.until(lambda: evacuation(caller, "db1").get("state") == "target_unschedulable", "named")
-        now = evacuation(caller, "db1")
-        assert "1 node(s) were unschedulable" in now["cause"]["message"]
+        until_state(caller, db, "target_unschedulable")
+        now = ask_evacuation(caller, "db1")
+        assert "node(s) were unschedulable" in now["cause"]["message"]
         assert now["nextStep"].startswith("Make room on another node")
+        assert not now["leftover"]
+        cluster.kubectl("uncordon", "n1")
+        db.until(lambda: ask_evacuation(caller, "db1")["leftover"], "left over")
+        assert ask_evacuation(caller, "db1")["nextStep"].startswith("Cancel the evacuation")
+        (vmim,) = db.migrations()
         cancel(cluster, terminal, db)
     finally:
-        cluster.kubectl("uncordon", "n2")
+        cluster.kubectl("uncordon", "n1", "n2")
+    assert quote(vmim) == "unschedulable"
     db.until(lambda: "evacuationNodeName" not in db.get()["status"], "no longer marked")
-    db.until(lambda: not evacuation(caller, "db1"), "over for the exporter, too")
+    db.until(lambda: not ask_evacuation(caller, "db1"), "over for the exporter, too")
     assert db.node == "n1"
 
 
@@ -153,14 +172,18 @@ def cancel(cluster: Cluster, terminal: Terminal, machine: Machine) -> None:
     terminal.type_unlisted(line.strip().removeprefix("$ "))
 
 
-def test_a_migration_that_is_cancelled(caller: Caller, machine: Callable[[str], Machine]) -> None:
+def test_a_migration_that_is_cancelled(
+    caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
+) -> None:
     """While memory is copied it fails; at the very end it succeeds, and counts as a success."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     vmim = db.migrate()
     db.until_copying()
+    (aborted,) = db.migrations()
     db.abort(vmim)
     db.until(lambda: db.state().get("endTimestamp"), "aborted")
+    assert quote(aborted) == "aborted"
     assert db.node == "n1"
     assert db.state()["failed"]
     db.until(lambda: caller.history(SPACE, "db1"), "on record")
@@ -177,7 +200,10 @@ def test_a_migration_that_is_cancelled(caller: Caller, machine: Callable[[str], 
 
 
 def test_a_target_pod_that_is_deleted_while_memory_is_copied(
-    cluster: Cluster, caller: Caller, machine: Callable[[str], Machine]
+    cluster: Cluster,
+    caller: Caller,
+    machine: Callable[[str], Machine],
+    quote: Callable[[Object], str],
 ) -> None:
     """The migration fails, or the VM dies where it arrives: then its evacuation said so before."""
     db = machine("db1")
@@ -198,3 +224,4 @@ def test_a_target_pod_that_is_deleted_while_memory_is_copied(
         assert "Terminating" in seen
     else:
         assert db.get()["status"]["phase"] == "Running"
+    quote(vmim)

@@ -11,6 +11,7 @@ from tests.e2e.cluster import Cluster, Object
 from tests.e2e.images import EARLIER, EARLIER_COMMIT, EXPORTER, check_out
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import REGISTRY
+from tests.vms.answers import ask_vmi
 from tests.vms.conftest import COOLDOWN, read_log
 from tests.vms.kubevirt import SLOW, SPACE, Machine
 
@@ -24,14 +25,6 @@ def samples(caller: Caller, name: str) -> list[tuple[str, dict[str, str], float]
         for one in family.samples
         if one.labels.get("name") == name
     ]
-
-
-def look(caller: Caller, name: str) -> Object:
-    """Everything about one VM."""
-    status, answer = caller.ask("GET", f"/v1/vmis/{SPACE}/{name}")
-    assert status == 200, answer
-    found: Object = answer
-    return found
 
 
 def seconds_of(state: Object) -> float:
@@ -58,7 +51,7 @@ def test_evict_migrate_cool_down(
     assert "Eviction triggered evacuation" in db.evict()
     db.until_copying()
     assert caller.verdict(SPACE, "db1")["reason"] == "migration_in_progress"
-    evacuation = look(caller, "db1")["evacuation"]
+    evacuation = ask_vmi(caller, "db1")["evacuation"]
     assert (evacuation["state"], evacuation["mode"]) == ("migrating", "PreCopy")
     assert evacuation["nextStep"] == "Wait: KubeVirt is moving the VM."
     states = [labels for name, labels, _ in samples(caller, "db1") if name == "evacuation_state"]
@@ -67,7 +60,7 @@ def test_evict_migrate_cool_down(
 
     db.until_moved("n1")
     state = db.state()
-    db.until(lambda: look(caller, "db1")["evacuation"] is None, "no evacuation any more")
+    db.until(lambda: ask_vmi(caller, "db1")["evacuation"] is None, "no evacuation any more")
     verdict = caller.verdict(SPACE, "db1")
     ended = parse_instant(state["endTimestamp"])
     assert ended is not None

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.asking import Caller
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, Object
+from tests.vms.answers import ask_evacuation, ask_vmi
 from tests.vms.kubevirt import SLOW, Machine
-from tests.vms.test_failures import evacuation
-from tests.vms.test_migration import look
+from tests.vms.test_failures import until_state
 
 
 @pytest.mark.timeout(2400)
@@ -17,6 +17,7 @@ def test_the_node_of_the_target_is_lost(
     caller: Caller,
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
+    quote: Callable[[Object], str],
 ) -> None:
     """The attempt fails when KubeVirt gives it up, and the VM stays.
 
@@ -31,14 +32,10 @@ def test_the_node_of_the_target_is_lost(
     db.until(lambda: db.state().get("failed"), "given up")
     assert db.get()["status"]["phase"] == "Running"
     assert db.node == "n1"
-    db.until(lambda: evacuation(caller, "db1")["failedAttempts"] == 1, "counted")
-    reached(db, caller, "multiple_active_pods")
+    assert quote(db.migrations()[0]) == "target_lost"
+    db.until(lambda: ask_evacuation(caller, "db1")["failedAttempts"] == 1, "counted")
+    until_state(caller, db, "multiple_active_pods")
     cluster.kubectl("delete", "node", "n2")
-    reached(db, caller, "target_unschedulable")
-    assert look(caller, "db1")["node"] == "n1"
+    until_state(caller, db, "target_unschedulable")
+    assert ask_vmi(caller, "db1")["node"] == "n1"
     prove("a lost target: the VM stays, and the next attempt comes once the node is deleted")
-
-
-def reached(machine: Machine, caller: Caller, state: str) -> None:
-    """Wait until the exporter says that a VM's evacuation is in a state."""
-    machine.until(lambda: evacuation(caller, machine.name).get("state") == state, state)

@@ -1,0 +1,27 @@
+"""What the exporter answers about VMs and nodes."""
+
+from tests.e2e.asking import Caller
+from tests.e2e.cluster import Object
+from tests.vms.kubevirt import SPACE
+
+
+def ask_vmi(caller: Caller, name: str) -> Object:
+    """Everything about one VM."""
+    status, answer = caller.ask("GET", f"/v1/vmis/{SPACE}/{name}")
+    assert status == 200, answer
+    found: Object = answer
+    return found
+
+
+def ask_evacuation(caller: Caller, name: str) -> Object:
+    """The evacuation of a VM; empty if there is none."""
+    found: Object = ask_vmi(caller, name)["evacuation"] or {}
+    return found
+
+
+def ask_node(caller: Caller, node: str) -> Object:
+    """What a drain of a node would do, and how far it is."""
+    status, answer = caller.ask("GET", f"/v1/nodes/{node}")
+    assert status == 200, answer
+    found: Object = answer
+    return found
