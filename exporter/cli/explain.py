@@ -71,9 +71,10 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
         if not vmi.evacuation.stuck:
             _list_action(sheet, vmi.evacuation, vmi.as_of)
-        if vmi.evacuation.cancel is not None:
+        cancel = vmi.evacuation.cancel
+        if cancel is not None and cancel.command != vmi.evacuation.command:
             sheet.rows([("to cancel it (KubeVirt 1.7), unless it has turned post-copy, run",)])
-            sheet.command(vmi.evacuation.cancel.command)
+            sheet.command(cancel.command)
         others = [one for one in vmi.evacuation.why if one != vmi.evacuation.cause]
         if others:
             sheet.head("What else the cluster says about it, newest first")

@@ -98,17 +98,26 @@ def test_a_failing_evacuation(
 def test_a_timeout(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """KubeVirt gives up a migration that takes too long: a failure, with its words."""
+    """KubeVirt gives up a migration that takes too long: a failure, with its words.
+
+    Sometimes its own proxy closes the connection first, and libvirt's words are the reason.
+    """
     db = machine("db1")
     db.start("n1", copied=LATE)
-    vmim = db.until_ended(db.migrate())
-    assert vmim["status"]["phase"] == "Failed"
-    assert "has been aborted" in db.state()["failureReason"]
-    assert quote(vmim) == "timeout_completion"
-    db.until(lambda: caller.history(SPACE, "db1"), "on record")
-    (one,) = caller.history(SPACE, "db1")
-    assert one["outcome"] == "failed"
-    assert one["end"] == db.state()["endTimestamp"]
+    said = ""
+    for _ in range(5):
+        vmim = db.until_ended(db.migrate())
+        assert vmim["status"]["phase"] == "Failed"
+        said = db.state()["failureReason"]
+        assert quote(vmim) == ("libvirt" if "virError" in said else "timeout_completion")
+        if "has been aborted" in said:
+            break
+        db.until(lambda: len(db.pods()) == 1, "one pod")
+    assert "has been aborted" in said
+    ends = db.state()["endTimestamp"]
+    db.until(lambda: ends in {one["end"] for one in caller.history(SPACE, "db1")}, "on record")
+    one = caller.history(SPACE, "db1")[-1]
+    assert (one["outcome"], one["end"]) == ("failed", ends)
 
 
 def test_a_target_that_cannot_pull(

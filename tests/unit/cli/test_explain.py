@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.cli.explain import show_vmi, write_arithmetic
 from exporter.counters import HeldEviction
@@ -177,6 +178,17 @@ Evacuation from n1
     echo '{"evacuationNodeName":"n1"}' | kubectl replace --raw /apis/subresources.kubevirt.io/v1"""
         "/namespaces/shop/virtualmachineinstances/db1/evacuate/cancel -f -\n"
     ) in text
+
+
+def test_the_command_that_cancels_is_printed_once() -> None:
+    """Also where it is the next step."""
+    answer = explained(stuck())
+    evacuation = answer.evacuation
+    assert evacuation is not None
+    assert evacuation.cancel is not None
+    left_over = replace(evacuation, command=evacuation.cancel.command)
+
+    assert show_vmi(replace(answer, evacuation=left_over), PIPED).count("evacuate/cancel") == 1
 
 
 def test_who_requested_an_evacuation() -> None:
