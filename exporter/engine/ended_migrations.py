@@ -52,11 +52,16 @@ _IMAGE_WORDS = frozenset(
 _TEXTS = (
     ("stuck for", EndReason.TIMEOUT_PROGRESS),
     ("not completed after", EndReason.TIMEOUT_COMPLETION),
+    ("has been aborted", EndReason.TIMEOUT_COMPLETION),
     ("aborted", EndReason.ABORTED),
     ("virerror", EndReason.LIBVIRT),
     ("target pod is down", EndReason.TARGET_LOST),
 )
-"""Parts of KubeVirt's `failureReason` in small letters; the first that is found counts."""
+"""Parts of KubeVirt's `failureReason` in small letters; the first that is found counts.
+
+KubeVirt 1.9 writes "has been aborted" of a migration that somebody cancels, of one that takes too
+long, and of one that makes no progress.
+"""
 
 
 class EndedMigration(Struct, frozen=True, kw_only=True):
@@ -109,9 +114,9 @@ def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[
     """What can end a migration after its hand-off, and whether it did; the first counts."""
     vmim, text = ended.vmim, ended.message.lower()
     yield ended.mode == "PostCopy", EndReason.POST_COPY_LOST
+    yield vmim.aborted, EndReason.ABORTED
     for part, reason in _TEXTS:
         yield part in text, reason
-    yield vmim.aborted, EndReason.ABORTED
     yield vmi is not None and vmi.finished, EndReason.SOURCE_LOST
     # virt-controller ends a migration whose target pod is gone with an end that equals the start.
     yield vmim.start is not None and vmim.start == vmim.end, EndReason.TARGET_LOST

@@ -124,9 +124,12 @@ def check_out_with(folder: Path, cooldown: float) -> Path:
 
 
 def read_log(cluster: Cluster) -> list[Object]:
-    """The log lines of both replicas."""
+    """The log lines of the replicas whose node can be reached."""
     selected = ("-l", f"app.kubernetes.io/name={NAME}", "-c", "exporter", "--tail=-1")
     return [
         json.loads(line)
-        for line in cluster.kubectl("-n", NAMESPACE, "logs", *selected).splitlines()
+        for line in cluster.kubectl(
+            "-n", NAMESPACE, "logs", "--ignore-errors", *selected
+        ).splitlines()
+        if line.startswith("{")
     ]
