@@ -66,7 +66,8 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
     if answer.schedulable is False:
         at = answer.cordoned_at
         since = "" if at is None else f" since {write_past(at, answer.as_of)}"
-        sheet.say(f"It is cordoned{since}.")
+        also = f": {', '.join(answer.conditions)}" if answer.conditions else ""
+        sheet.say(f"It is cordoned{since}{also}.")
     if answer.drain is not None:
         sheet.say(f"Drain: {write_progress(answer.drain, answer.as_of)}.")
     if answer.can_be_emptied:

@@ -36,6 +36,7 @@ from exporter.engine.model import (
     Instant,
     KubeVirtSettings,
     Mobility,
+    Node,
     Resource,
     Seconds,
     StuckPolicy,
@@ -165,8 +166,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     `at_least` is a lower bound of how long the migrations take, None if nothing is known of that
     or the node cannot be emptied. `progress` is None if no VM is asked to leave the node.
-    `schedulable` is None if that is unknown, `cordoned_at` if it is not cordoned or does not say
-    since when.
+    `schedulable` is None if that is unknown, `cordon` if the node is not cordoned.
     """
 
     node: str
@@ -174,7 +174,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     at_least: Seconds | None
     progress: DrainProgress | None
     schedulable: bool | None
-    cordoned_at: Instant | None
+    cordon: Node | None
 
     @property
     def vmis(self) -> int:
@@ -405,7 +405,7 @@ def _forecast(
         at_least=bound,
         progress=progress,
         schedulable=conditions.is_schedulable(node),
-        cordoned_at=None if conditions.cordons is None else conditions.cordons.cordoned_at(node),
+        cordon=None if conditions.cordons is None else conditions.cordons.find(node),
     )
 
 

@@ -363,11 +363,15 @@ class KubeVirtSettings(Struct, frozen=True, gc=False):
 
 
 class Node(Struct, frozen=True, kw_only=True, gc=False):
-    """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`)."""
+    """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
+
+    `conditions` are those of Kubernetes 1.37 about a drain that are true, by name.
+    """
 
     name: str
     schedulable: bool = True
     cordoned_at: Instant | None = None
+    conditions: tuple[str, ...] = ()
 
 
 class Requirement(NamedTuple):

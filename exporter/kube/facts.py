@@ -41,6 +41,8 @@ CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 """The taint of a node that is unschedulable (`k8s.io/api/core/v1/well_known_taints.go`)."""
+MAINTENANCE = frozenset({"DrainInProgress", "Drained", "MaintenancePlanned"})
+"""A node's conditions in Kubernetes 1.37 that say that it is, was or will be drained (KEP-5683)."""
 HOLDS = {
     "decentralizedMigrationBlocked": Hold.SYNC,
     "migrationRejectedByResourceQuota": Hold.QUOTA,
@@ -259,10 +261,12 @@ def read_node(found: wire.NodeObject) -> Node | str:
     if not name:
         return "metadata.name: expected a name, there is none"
     added = (one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE)
+    met = {c.type for c in (found.status and found.status.conditions) or () if c.status == "True"}
     return Node(
         name=intern(name),
         schedulable=not spec.unschedulable,
         cordoned_at=parse_instant(next(added, None)) if spec.unschedulable else None,
+        conditions=tuple(sorted(MAINTENANCE & met)),
     )
 
 

@@ -187,8 +187,13 @@ class NodeSpec(Struct, gc=False):
     taints: list[Taint] | None = None
 
 
+class NodeStatus(Struct, gc=False):
+    conditions: list[Condition] | None = None
+
+
 class NodeObject(Object, gc=False):
     spec: NodeSpec | None = None
+    status: NodeStatus | None = None
 
 
 class Expression(Struct, gc=False):

@@ -428,7 +428,7 @@ def _write_evacuation(
 
 def _write_forecast(forecast: Forecast) -> dict[str, Any]:
     """The fields of a `NodeAnswer`."""
-    progress = forecast.progress
+    progress, cordon = forecast.progress, forecast.cordon
     return {
         "node": forecast.node,
         "vmis": forecast.vmis,
@@ -437,7 +437,8 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
         "depends_on_others": forecast.depends_on_others,
         "at_least_seconds": _round(forecast.at_least),
         "schedulable": forecast.schedulable,
-        "cordoned_at": to_optional_datetime(forecast.cordoned_at),
+        "cordoned_at": to_optional_datetime(cordon.cordoned_at if cordon else None),
+        "conditions": cordon.conditions if cordon else (),
         "drain": None
         if progress is None
         else DrainProgressAnswer(

@@ -403,6 +403,13 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     cordoned_at: Annotated[
         Timestamp | None, means("since when it is cordoned; null: it is not, or that is not known")
     ]
+    conditions: Annotated[
+        tuple[str, ...],
+        means(
+            "which of the conditions `DrainInProgress`, `Drained` and `MaintenancePlanned` of"
+            " Kubernetes 1.37 are true; read of cordoned nodes only"
+        ),
+    ]
     drain: Annotated[DrainProgressAnswer | None, means("null: no VM is asked to leave it")]
 
 

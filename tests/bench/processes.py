@@ -103,10 +103,11 @@ class Running:
 class Load(Running):
     """`bench-load serve`: the API server of the benchmark."""
 
-    def __init__(self, *, vmis: int, each: int = 3, cooling: int = 100) -> None:
+    def __init__(self, *, vmis: int, each: int = 3, cooling: int = 100, nodes: int = 0) -> None:
         super().__init__(
             tool("bench-load"), "serve",
             *("--vmis", str(vmis), "--vmims-each", str(each), "--cooling", str(cooling)),
+            *("--nodes", str(nodes)),
         )  # fmt: skip
         said = self.line()
         self.url: str = said["url"]

@@ -61,6 +61,7 @@ class Sizes:
     loaded: float = 600.0
     failures: int = 10_000
     storm: float = 60.0
+    nodes: int = 5_000
     steps: tuple[int, ...] = (100, 10, 3, 1)
 
     @property
@@ -72,7 +73,7 @@ class Sizes:
 SMALL = Sizes(
     vmis=200, many=400, repeats=1, asking=0.2, events=400, paced=0.5, series=300, waiting=50,
     held=0.5,
-    quiet=1.0, loaded=2.0, failures=100, storm=1.0, steps=(10, 1),
+    quiet=1.0, loaded=2.0, failures=100, storm=1.0, nodes=100, steps=(10, 1),
 )  # fmt: skip
 
 
@@ -451,6 +452,36 @@ class Bench:
             Row("idle: wake-ups per second", "at most 1", f"{wakes:.2f}", "", "", wakes <= 1.0),
         ]  # fmt: skip
 
+    def nodes(self) -> list[Row]:
+        """Nodes with heartbeats, one of a hundred cordoned, beside none: two exporters at once."""
+        vmis, nodes, quiet = self.sizes.vmis, self.sizes.nodes, self.sizes.quiet
+        with (
+            Load(vmis=vmis) as without, Exporter(without, self._directory) as bare,
+            Load(vmis=vmis, nodes=nodes) as full, Exporter(full, self._directory) as ours,
+        ):  # fmt: skip
+            both = {"none": bare, "nodes": ours}
+            for one in both.values():
+                one.until_ready()
+                self._use(one)
+            time.sleep(min(2.0, quiet))
+            before = {name: one.cpu() for name, one in both.items()}
+            time.sleep(quiet)
+            cpu = {n: (one.cpu() - before[n]) / quiet * 60 for n, one in both.items()}
+            rss = {name: one.status("VmRSS") for name, one in both.items()}
+            body, _ = ours.get("/metrics", metrics=True)
+        cordoned = f'kubevirt_eviction_exporter_objects{{resource="nodes"}} {nodes // 100}.0'
+        assert cordoned in body.decode(), cordoned
+        self.raw["nodes"] = {"cpu": cpu, "rss": rss}
+        what = f"{nodes:,} nodes, {nodes // 100} of them cordoned, a heartbeat each 10 s"
+        grown = rss["nodes"] - rss["none"]
+        return [
+            Row(f"{what}: CPU per minute", "at most 0.1 s more than without",
+                show_seconds(cpu["nodes"]), show_seconds(cpu["none"]), "",
+                cpu["nodes"] - cpu["none"] <= 0.1),
+            Row(f"{what}: RSS", "at most 5 MiB more than without", show_mib(rss["nodes"]),
+                show_mib(rss["none"]), "", grown <= 5 * MIB),
+        ]  # fmt: skip
+
     def pauses(self) -> list[Row]:
         """The longest time that a verdict waits while everything goes on at once, and why.
 
@@ -617,6 +648,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "storm": Bench.storm,
     "standby": Bench.standby,
     "idle": Bench.idle,
+    "nodes": Bench.nodes,
     "pauses": Bench.pauses,
 }
 

@@ -20,7 +20,7 @@ def test_every_row_is_measured_at_a_tiny_size() -> None:
     bench = Bench(SMALL, said.append)
     rows = bench.run()
 
-    assert len(rows) == 34
+    assert len(rows) == 36
     assert all(row.ours and row.target for row in rows)
     assert set(PARTS) < set(bench.raw)
     assert bench.raw["blocked"]["waiting"]["failed"] == 0

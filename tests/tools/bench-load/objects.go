@@ -8,12 +8,15 @@ import (
 )
 
 const (
-	vmis       = "virtualmachineinstances"
-	vmims      = "virtualmachineinstancemigrations"
-	pods       = "pods"
-	kubevirts  = "kubevirts"
-	namespaces = 50
-	nodes      = 100
+	vmis      = "virtualmachineinstances"
+	vmims     = "virtualmachineinstancemigrations"
+	pods      = "pods"
+	kubevirts = "kubevirts"
+	// The watch of the nodes, and the one with fieldSelector=spec.unschedulable=true.
+	allNodes      = "nodes"
+	cordonedNodes = "nodes, cordoned"
+	namespaces    = 50
+	nodes         = 100
 )
 
 // A template is JSON with ${names} in it, cut at these once, so that an object is a few copies.
@@ -61,26 +64,30 @@ type cluster struct {
 	each    int // VMIMs per VMI
 	pods    bool
 	cooling int // of 1,000 VMIs so many migrated in the last ten minutes, the others a week ago and more
+	nodes   int // Node objects, of which the first are cordoned
 	started time.Time
 	version int64
 	turns   []int32 // how often a VMI began or ended a migration since the start
 	bare    [2]template
 	full    [2]template
 	pod     template
+	node    template
 }
 
-func newCluster(count, each, cooling int, withPods bool) *cluster {
+func newCluster(count, each, cooling, nodes int, withPods bool) *cluster {
 	return &cluster{
 		vmis:    count,
 		each:    each,
 		pods:    withPods,
 		cooling: cooling,
+		nodes:   nodes,
 		started: time.Now().UTC(),
 		version: 1_000_000,
 		turns:   make([]int32, count),
 		bare:    [2]template{cut(compact(strings.ReplaceAll(vmiJSON, "${managed}", ""))), cut(compact(strings.ReplaceAll(vmimJSON, "${managed}", "")))},
 		full:    [2]template{cut(compact(strings.ReplaceAll(vmiJSON, "${managed}", vmiManaged))), cut(compact(strings.ReplaceAll(vmimJSON, "${managed}", vmimManaged)))},
 		pod:     cut(compact(podJSON)),
+		node:    cut(compact(nodeJSON)),
 	}
 }
 
@@ -95,6 +102,10 @@ func (c *cluster) count(resource string) int {
 			return c.vmis
 		}
 		return 0
+	case allNodes:
+		return c.nodes
+	case cordonedNodes:
+		return c.nodes / 100
 	default:
 		return 1
 	}
@@ -109,6 +120,8 @@ func (c *cluster) append(to []byte, resource string, i int) []byte {
 		return c.appendVMIM(to, i)
 	case pods:
 		return c.pod.append(to, func(to []byte, name string) []byte { return c.appendValue(to, i, name) })
+	case allNodes, cordonedNodes:
+		return c.node.append(to, func(to []byte, name string) []byte { return c.appendNodeValue(to, i, name) })
 	default:
 		return append(to, compact(kubevirtJSON)...)
 	}
@@ -210,6 +223,25 @@ func (c *cluster) appendFailure(to []byte, i int) []byte {
 	now := time.Now().UTC()
 	ended, began := now.Format(time.RFC3339), now.Add(-20*time.Second).Format(time.RFC3339)
 	return fmt.Appendf(to, failureJSON, uid('c', i), vmi%namespaces, uid('c', i), began, c.version, vmi%nodes, vmi+100_000, began, began, ended)
+}
+
+func (c *cluster) appendNodeValue(to []byte, i int, name string) []byte {
+	switch name {
+	case "node":
+		to = append(to, "worker-"...)
+		return strconv.AppendInt(to, int64(i), 10)
+	case "spec":
+		if i < c.count(cordonedNodes) {
+			to = append(to, `"taints":[{"effect":"NoSchedule","key":"node.kubernetes.io/unschedulable","timeAdded":"`...)
+			to = append(to, c.started.Format(time.RFC3339)...)
+			to = append(to, `"}],"unschedulable":true,`...)
+		}
+		return to
+	case "now":
+		return append(to, time.Now().UTC().Format(time.RFC3339)...)
+	default:
+		return c.appendValue(to, i, name)
+	}
 }
 
 func (c *cluster) appendValue(to []byte, i int, name string) []byte {

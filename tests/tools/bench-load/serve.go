@@ -45,12 +45,13 @@ func serve(arguments []string) error {
 	count := flags.Int("vmis", 10_000, "VMIs")
 	each := flags.Int("vmims-each", 3, "VMIMs of each VMI")
 	cooling := flags.Int("cooling", 100, "of 1,000 VMIs so many have just migrated")
+	nodes := flags.Int("nodes", 0, "nodes with a heartbeat each ten seconds, one of a hundred cordoned")
 	withPods := flags.Bool("pods", false, "a launcher pod for each VMI")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
 	s := &server{
-		cluster:  newCluster(*count, *each, *cooling, *withPods),
+		cluster:  newCluster(*count, *each, *cooling, *nodes, *withPods),
 		watchers: map[*watcher]string{},
 	}
 	mux := http.NewServeMux()
@@ -58,6 +59,7 @@ func serve(arguments []string) error {
 		mux.HandleFunc("GET /apis/kubevirt.io/v1/"+resource, s.get)
 	}
 	mux.HandleFunc("GET /api/v1/pods", s.get)
+	mux.HandleFunc("GET /api/v1/nodes", s.get)
 	mux.HandleFunc("POST /bench/events", s.sendEvents)
 	mux.HandleFunc("POST /bench/failures", s.sendFailures)
 	mux.HandleFunc("POST /bench/turn", s.turn)
@@ -77,12 +79,18 @@ func serve(arguments []string) error {
 	if err := say(map[string]any{"url": "http://" + listener.Addr().String(), "bytes": sizes}); err != nil {
 		return err
 	}
+	if *nodes > 0 {
+		go s.sendHeartbeats()
+	}
 	return http.Serve(listener, mux)
 }
 
 func (s *server) get(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	resource := path.Base(r.URL.Path)
+	if resource == allNodes && query.Get("fieldSelector") == "spec.unschedulable=true" {
+		resource = cordonedNodes
+	}
 	w.Header().Set("Content-Type", "application/json")
 	switch {
 	case query.Get("watch") == "":
@@ -171,6 +179,9 @@ var kinds = map[string]string{
 	vmims:     `"apiVersion":"kubevirt.io/v1","kind":"VirtualMachineInstanceMigration"`,
 	kubevirts: `"apiVersion":"kubevirt.io/v1","kind":"KubeVirt"`,
 	pods:      `"apiVersion":"v1","kind":"Pod"`,
+
+	allNodes:      `"apiVersion":"v1","kind":"Node"`,
+	cordonedNodes: `"apiVersion":"v1","kind":"Node"`,
 }
 
 func (s *server) bookmark(resource string, listed bool) []byte {
@@ -224,6 +235,25 @@ func (s *server) sendFailures(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(time.Until(began.Add(time.Duration(sent+1) * time.Second / time.Duration(max(rate, 1)))))
 	}
 	answer(w, map[string]any{"events": count, "seconds": time.Since(began).Seconds()})
+}
+
+// sendHeartbeats modifies every node each ten seconds, one after another.
+func (s *server) sendHeartbeats() {
+	pause := 10 * time.Second / time.Duration(s.cluster.nodes)
+	began := time.Now()
+	for sent := 0; ; sent++ {
+		i := sent % s.cluster.nodes
+		s.mu.Lock()
+		s.cluster.version++
+		line := append([]byte(`{"type":"MODIFIED","object":`), s.cluster.append(nil, allNodes, i)...)
+		line = append(line, "}\n"...)
+		s.tell(allNodes, line)
+		if i < s.cluster.count(cordonedNodes) {
+			s.tell(cordonedNodes, line)
+		}
+		s.mu.Unlock()
+		time.Sleep(time.Until(began.Add(time.Duration(sent+1) * pause)))
+	}
 }
 
 // turn begins or ends one VMI's migration, and says when that was written.

@@ -1,5 +1,7 @@
 package main
 
+import "strings"
+
 // What KubeVirt 1.8 and the API server write, but for the values; trimmed lines are joined.
 
 const migrationConfiguration = `{"allowAutoConverge":false,"allowPostCopy":false,"allowWorkloadDisruption":false,"bandwidthPerMigration":"0","completionTimeoutPerGiB":150,"nodeDrainTaintKey":"kubevirt.io/drain","parallelMigrationsPerCluster":5,"parallelOutboundMigrationsPerNode":2,"progressTimeout":150,"unsafeMigrationOverride":false}`
@@ -91,3 +93,17 @@ const podJSON = `{"apiVersion":"v1","kind":"Pod","metadata":{"annotations":{"kub
 
 const kubevirtJSON = `{"apiVersion":"kubevirt.io/v1","kind":"KubeVirt","metadata":{"name":"kubevirt","namespace":"kubevirt","resourceVersion":"1","uid":"kv"},
 "spec":{"configuration":{"evictionStrategy":"LiveMigrate","migrations":{"parallelMigrationsPerCluster":5,"parallelOutboundMigrationsPerNode":2}}}}`
+
+// A node as the kubelet writes it, with its fifty largest images.
+var nodeJSON = `{"apiVersion":"v1","kind":"Node","metadata":{"annotations":{"volumes.kubernetes.io/controller-managed-attach-detach":"true"},
+"creationTimestamp":"${created}","labels":{"kubernetes.io/arch":"amd64","kubernetes.io/hostname":"${node}","kubernetes.io/os":"linux","kubevirt.io/schedulable":"true"},
+"name":"${node}","resourceVersion":"${version}","uid":"${uid}"},"spec":{${spec}"podCIDR":"10.244.0.0/24"},
+"status":{"addresses":[{"address":"10.0.0.1","type":"InternalIP"},{"address":"${node}","type":"Hostname"}],
+"allocatable":{"cpu":"95500m","memory":"526000000Ki","pods":"250"},"capacity":{"cpu":"96","memory":"528000000Ki","pods":"250"},
+"conditions":[` + nodeConditionJSON + `DiskPressure"},` + nodeConditionJSON + `MemoryPressure"},` + nodeConditionJSON + `Ready"}],
+"images":[` + strings.Repeat(nodeImageJSON+",", 49) + nodeImageJSON + `],
+"nodeInfo":{"architecture":"amd64","containerRuntimeVersion":"containerd://2.1.4","kernelVersion":"6.12.0","kubeletVersion":"v1.37.2","operatingSystem":"linux"}}}`
+
+const nodeConditionJSON = `{"lastHeartbeatTime":"${now}","lastTransitionTime":"${created}","message":"what the kubelet says of it","reason":"KubeletReady","status":"False","type":"`
+
+const nodeImageJSON = `{"names":["quay.io/kubevirt/part@sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08","quay.io/kubevirt/part:v1.9.0"],"sizeBytes":104857600}`

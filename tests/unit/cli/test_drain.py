@@ -166,14 +166,18 @@ def test_the_bound_says_nothing_that_it_does_not_know() -> None:
 
 
 def test_a_cordoned_node_is_named_so() -> None:
-    """The answer says that a node is cordoned, and since when if that is known."""
+    """The answer says that a node is cordoned, since when if that is known, and its conditions."""
     store = a_mixed_store()
     store.retain(Resource.NODES, {}, None)
     conditions = read_conditions(
         store, StuckPolicy(), ALL_ALIVE, NOW, seen=frozenset({Resource.NODES})
     )
-    for cordoned_at, said in ((NOW - 300.0, " since 2027-01-15T07:55:00Z (5m ago)"), (None, "")):
-        store.put(a_cordon(cordoned_at=cordoned_at))
+    for node, said in (
+        (a_cordon(), " since 2027-01-15T07:55:00Z (5m ago)"),
+        (a_cordon(cordoned_at=None), ""),
+        (a_cordon(cordoned_at=None, conditions=("DrainInProgress",)), ": DrainInProgress"),
+    ):
+        store.put(node)
         answer = describe_drain(*forecast_node(store, "n1", conditions), NOW, some_health())
         assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED, everything=False)
 

@@ -67,7 +67,7 @@ def test_a_node_is_cordoned_until_it_is_not() -> None:
     assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
     store.put(a_cordon())
     forecast = forecast_node(store, "n1", conditions(store))[0]
-    assert (forecast.schedulable, forecast.cordoned_at) == (False, NOW - 300.0)
+    assert (forecast.schedulable, forecast.cordon) == (False, a_cordon())
     assert forecast_nodes(store, conditions(store), {})[0].schedulable is False
     store.put(a_cordon(schedulable=True, cordoned_at=None))
     assert forecast_node(store, "n1", conditions(store))[0].schedulable is True

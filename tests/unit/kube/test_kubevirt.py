@@ -534,6 +534,19 @@ def test_nodes(spec: Json, node: Node) -> None:
     assert read(Resource.NODES, {"metadata": {"name": "n1"}, "spec": spec}) == node
 
 
+def test_conditions_of_a_drained_node() -> None:
+    """Of a node's conditions those about a drain are read, if they are true."""
+    conditions = [
+        {"type": "Ready", "status": "True"},
+        {"type": "MaintenancePlanned", "status": "True"},
+        {"type": "DrainInProgress", "status": "True"},
+        {"type": "Drained", "status": "False"},
+    ]
+    status = {"conditions": conditions}
+    node = read(Resource.NODES, {"metadata": {"name": "n1"}, "status": status})
+    assert node == Node(name="n1", conditions=("DrainInProgress", "MaintenancePlanned"))
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "budget"),
     [

@@ -993,6 +993,7 @@ class TestNodes:
                     "atLeastSeconds": None,
                     "schedulable": True,
                     "cordonedAt": None,
+                    "conditions": [],
                     "drain": None,
                 },
                 {
@@ -1009,6 +1010,7 @@ class TestNodes:
                     "atLeastSeconds": None,
                     "schedulable": True,
                     "cordonedAt": None,
+                    "conditions": [],
                     "drain": None,
                 },
             ],
