@@ -149,7 +149,19 @@ def describe_drain(
     return DrainAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
-        candidates=[_write_drain_candidate(one) for one in candidates],
+        candidates=[
+            NodeCandidate(
+                namespace=one.evidence.vmi.namespace,
+                name=one.evidence.vmi.name,
+                outcome=one.outcome,
+                why=[write_why(why) for why in one.reasons],
+                cause=None if cause is None else write_why(cause),
+                failed_attempts=one.failed_attempts,
+                last_duration_seconds=_round(one.last_duration),
+            )
+            for one in candidates
+            for cause in [find_blocker(one.reasons)]
+        ],
         **_write_forecast(forecast),
     )
 
@@ -453,19 +465,6 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
             estimate_seconds=_round(progress.estimate),
         ),
     }
-
-
-def _write_drain_candidate(candidate: DrainCandidate) -> NodeCandidate:
-    vmi, cause = candidate.evidence.vmi, find_blocker(candidate.reasons)
-    return NodeCandidate(
-        namespace=vmi.namespace,
-        name=vmi.name,
-        outcome=candidate.outcome,
-        why=[write_why(why) for why in candidate.reasons],
-        cause=None if cause is None else write_why(cause),
-        failed_attempts=candidate.failed_attempts,
-        last_duration_seconds=_round(candidate.last_duration),
-    )
 
 
 def write_why(why: Why) -> WhyAnswer:

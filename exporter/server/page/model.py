@@ -222,8 +222,28 @@ def build_page(
     forecasts = forecast_nodes(service.store, service.read_conditions(now), durations={})
     outcomes = {one.node: one.outcomes for one in forecasts}
     status = service.describe_status(blocked.reasons, outcomes, now)
+    shown = status
+    if not named:
+        # No namespaces, and no errors, which may name some.
+        waiting = dict.fromkeys(
+            one.resource for one in status.resources if not (one.synced or one.refused)
+        )
+        shown = structs.replace(
+            status,
+            waiting_for=list(waiting or status.waiting_for),
+            resources=[
+                structs.replace(
+                    one,
+                    namespace=None,
+                    refused=one.refused and "see the log",
+                    trouble=one.trouble and "failing: see the log",
+                )
+                for one in status.resources
+            ],
+            blind_spots={},
+        )
     page = PageModel(
-        status=status if named else _hide_names(status),
+        status=shown,
         objects={one.resource: service.store.count(one.resource) for one in status.resources},
         dies_at=to_optional_datetime(service.health.dies_at(now)),
         closing=service.closing,
@@ -248,27 +268,6 @@ def build_page(
         if named and filters.node in outcomes
         else None,
         vms=_list_vms(service, blocked, filters, now, evacuations) if named else None,
-    )
-
-
-def _hide_names(status: StatusAnswer) -> StatusAnswer:
-    """The same without namespaces, and without the errors, which may name some."""
-    waiting = dict.fromkeys(
-        one.resource for one in status.resources if not (one.synced or one.refused)
-    )
-    return structs.replace(
-        status,
-        waiting_for=list(waiting or status.waiting_for),
-        resources=[
-            structs.replace(
-                one,
-                namespace=None,
-                refused=one.refused and "see the log",
-                trouble=one.trouble and "failing: see the log",
-            )
-            for one in status.resources
-        ],
-        blind_spots={},
     )
 
 
