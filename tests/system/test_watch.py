@@ -20,6 +20,7 @@ from exporter.kube.recovery import ExponentialBackoff
 from exporter.kube.reflector import FUTILE_TRIES, KubeVirtMissing, Reflector
 from exporter.kube.sink import Listing
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
+from tests.cluster.resources import NODES
 from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.relay import Gate
 from tests.support.watching import Paging, following
@@ -265,6 +266,28 @@ class TestOnBothServers:
             await watch.ready()
             assert watch.names(other) == set()
             assert watch.names(mine) == {"a"}
+
+    async def test_is_not_sent_heartbeats_of_schedulable_nodes(self, stage: Stage) -> None:
+        """The API server sends a heartbeat of a cordoned node, and none of another node."""
+        for name in ("schedulable", "cordoned"):
+            node = {"metadata": {"name": name}, "spec": {"unschedulable": name == "cordoned"}}
+            await stage.admin.create(NODES, {"apiVersion": "v1", "kind": "Node"} | node)
+        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": rfc3339(time.time())}
+        try:
+            async with ApiServer(stage.login, read_timeout=20.0) as api:
+                listed = json.loads(await api.list_page(Resource.NODES, None, limit=9, token=""))
+                for name in ("schedulable", "cordoned"):
+                    await stage.admin.merge_status(NODES, None, name, {"conditions": [ready]})
+                version = listed["metadata"]["resourceVersion"]
+                async with (
+                    asyncio.timeout(20.0),
+                    api.watch(Resource.NODES, None, resource_version=version, seconds=20) as sent,
+                ):
+                    first = json.loads((await anext(sent))[0])
+        finally:
+            for name in ("schedulable", "cordoned"):
+                await stage.admin.delete(NODES, None, name)
+        assert (first["type"], first["object"]["metadata"]["name"]) == ("MODIFIED", "cordoned")
 
     async def test_reads_kubevirts_migration_limits(self, stage: Stage) -> None:
         """The limits of the KubeVirt object are read, with KubeVirt's defaults beside them."""
