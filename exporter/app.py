@@ -95,18 +95,12 @@ async def run(
             dead_after=kube.dead_after,
         )
         view = VerdictView(store, policy)
-        place = settings.history
-        if isinstance(place, ConfigMaps) and not place.namespace:
-            place = replace(place, namespace=find_namespace(login))
+        place = _find_place(settings, login)
         history = None
         if place is not None:
             changes = PendingChanges(store, policy.longest_window)
             history = _build_history(place, changes, kube, api, clock=clock, rng=rng)
-        watches = list_watches(settings.namespaces)
-        if history is not None and isinstance(history.place, _Shared):
-            watches.insert(0, history.place.watched)
-        status = None if history is None else history.health
-        health = Health(kube.stale_after, kube.dead_after, watches, status)
+        health = _build_health(settings, history)
         counters = Counters(events=Counter() if settings.events else None)
         events = None if counters.events is None else EventQueue(counters.events)
         service = _build_service(
@@ -114,19 +108,8 @@ async def run(
         )
         store.subscribe(view.note_change, *ANSWER_KINDS)
         store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)
-        watch = Informers(
-            api,
-            store,
-            health,
-            kube,
-            clock=clock,
-            settled=service.polls.note_change,
-            rng=rng,
-            reflector=reflector,
-            listener=MigrationLog(
-                store, counters, started_at=clock(), window=policy.longest_window
-            ),
-            policy=policy,
+        watch = _build_watch(
+            settings, api, store, health, service, clock=clock, rng=rng, reflector=reflector
         )
         jobs: list[Job] = [watch.run]
         closing: list[Job] = []
@@ -143,17 +126,7 @@ async def run(
             )
             jobs.append(reporter.run)
         async with _listeners(settings, service, api) as listening:
-            log.info(
-                "started",
-                version=__version__,
-                query=listening.query,
-                metrics=listening.metrics,
-                admission=listening.admission,
-                local=listening.local,
-                namespaces=settings.namespaces or "all",
-                history=str(place or "none"),
-                policy=to_builtins(policy),
-            )
+            _log_start(settings, place, listening)
             if on_listening is not None:
                 on_listening(listening)
             try:
@@ -165,6 +138,65 @@ async def run(
                 # another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
+
+
+def _find_place(settings: Settings, login: Login) -> Path | ConfigMaps | None:
+    """Where the history is stored: ConfigMaps without a namespace are in the exporter's own."""
+    place = settings.history
+    if isinstance(place, ConfigMaps) and not place.namespace:
+        return replace(place, namespace=find_namespace(login))
+    return place
+
+
+def _build_health(settings: Settings, history: "_History | None") -> Health:
+    watches = list_watches(settings.namespaces)
+    if history is not None and isinstance(history.place, _Shared):
+        watches.insert(0, history.place.watched)
+    kube, status = settings.kube, None if history is None else history.health
+    return Health(kube.stale_after, kube.dead_after, watches, status)
+
+
+def _build_watch(
+    settings: Settings,
+    api: ApiServer,
+    store: Store,
+    health: Health,
+    service: Service,
+    *,
+    clock: Callable[[], Instant],
+    rng: random.Random,
+    reflector: type[Reflector],
+) -> Informers:
+    policy = settings.policy
+    migrations = MigrationLog(
+        store, service.counters, started_at=clock(), window=policy.longest_window
+    )
+    return Informers(
+        api,
+        store,
+        health,
+        settings.kube,
+        clock=clock,
+        settled=service.polls.note_change,
+        rng=rng,
+        reflector=reflector,
+        listener=migrations,
+        policy=policy,
+    )
+
+
+def _log_start(settings: Settings, place: Path | ConfigMaps | None, listening: Listening) -> None:
+    log.info(
+        "started",
+        version=__version__,
+        query=listening.query,
+        metrics=listening.metrics,
+        admission=listening.admission,
+        local=listening.local,
+        namespaces=settings.namespaces or "all",
+        history=str(place or "none"),
+        policy=to_builtins(settings.policy),
+    )
 
 
 def _build_service(

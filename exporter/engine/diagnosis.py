@@ -213,7 +213,11 @@ def diagnose(
         state = _find_state(
             evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
         )
-    leftover = source is Source.OTHER and _is_uncordoned(marker, cordons)
+    # Of a request that is older than our watch of the nodes, it is not known whether its node was
+    # cordoned when it was made.
+    since = None if cordons is None else cordons.schedulable_since(marker.node)
+    is_uncordoned = since is not None and marker.requested_at <= since
+    leftover = source is Source.OTHER and is_uncordoned
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
     return Diagnosis(
@@ -238,15 +242,6 @@ def diagnose(
         missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),
         last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
     )
-
-
-def _is_uncordoned(marker: Marker, cordons: Cordons | None) -> bool:
-    """Whether a node is schedulable, and was not when its evacuation was requested.
-
-    Of a request that is older than our watch of the nodes it is not known whether it was cordoned.
-    """
-    since = None if cordons is None else cordons.schedulable_since(marker.node)
-    return since is not None and marker.requested_at <= since
 
 
 def _find_last_seen(
@@ -328,7 +323,10 @@ def _find_state(
         return State.STALE_MARKER
     if _is_stalled(evidence, attempt, stuck, now):
         return State.MIGRATION_STALLED
-    if _is_migrating(evidence, attempt, now):
+    state = vmi.migration
+    if state is not None and state.running and not evidence.is_contradicted(now):
+        return State.MIGRATING
+    if attempt is not None and attempt.phase in _COPYING_PHASES:
         return State.MIGRATING
     hand_off = _judge_hand_off(evidence, now, contacts)
     if hand_off is not None:
@@ -354,20 +352,13 @@ def _why_waiting(
         return State.MULTIPLE_ACTIVE_PODS
     pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
     if attempt is None:
-        return _why_no_attempt(evidence, load, pods_seen=pods_seen)
+        # Up to 1.8, KubeVirt creates none while its limits are reached (`evacuation.go`, with the
+        # gate MigrationPriorityQueue off, which is the default).
+        if not pods_seen:
+            return State.UNKNOWN
+        is_full = load is not None and load.is_full(evidence.vmi.node)
+        return State.CAPACITY if is_full else State.NO_MIGRATION
     return _why_no_progress(evidence, attempt, load, backoff, pods_seen=pods_seen)
-
-
-def _why_no_attempt(evidence: Evidence, load: Load | None, *, pods_seen: bool) -> State:
-    """Why there is no attempt: up to 1.8, KubeVirt creates none while its limits are reached.
-
-    (`evacuation.go`, with the gate MigrationPriorityQueue off, which is the default.)
-    """
-    if not pods_seen:
-        return State.UNKNOWN
-    if load is not None and load.is_full(evidence.vmi.node):
-        return State.CAPACITY
-    return State.NO_MIGRATION
 
 
 def _why_no_progress(
@@ -409,13 +400,6 @@ def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, no
         and end is not None
         and now - end > stuck.migration_timeout
     )
-
-
-def _is_migrating(evidence: Evidence, attempt: Vmim | None, now: Instant) -> bool:
-    state = evidence.vmi.migration
-    if state is not None and state.running and not evidence.is_contradicted(now):
-        return True
-    return attempt is not None and attempt.phase in _COPYING_PHASES
 
 
 def _judge_hand_off(
@@ -511,7 +495,9 @@ def _find_due(
     moved: Instant | None = None
     allowed = stuck.after
     if state is State.STALE_MARKER:
-        moved, allowed = _find_departure(evidence), NEXT_ATTEMPT
+        left = evidence.vmi.migration
+        if left is not None and left.outcome is Outcome.SUCCEEDED:
+            moved, allowed = evidence.migration_end, NEXT_ATTEMPT
     elif state is State.CAPACITY and load is not None:
         moved = load.moved_at(evidence.vmi.node)
     elif state in _IN_TURN and load is not None and load.newest_success is not None:
@@ -528,13 +514,6 @@ def _was_attempted(evidence: Evidence, marker: Marker) -> bool:
     since = marker.requested_at - SAME_REQUEST
     made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
     return made or marker.failed_since_request() > 0
-
-
-def _find_departure(evidence: Evidence) -> Instant | None:
-    """When a VMI left the node that it was to leave, if its last migration succeeded."""
-    state = evidence.vmi.migration
-    is_success = state is not None and state.outcome is Outcome.SUCCEEDED
-    return evidence.migration_end if is_success else None
 
 
 def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Instant | None:

@@ -68,12 +68,12 @@ class LauncherIndex:
         if not pods or not vmi.node:
             return None
         on_node = (pod for pod in pods.values() if pod.node == vmi.node)
-        return max(on_node, default=None, key=_recency)
+        return max(
+            on_node,
+            default=None,
+            key=lambda pod: (pod.created or 0.0, not pod.finished, pod.name),
+        )
 
     def has_target(self, namespace: str, migration_uid: str) -> bool:
         """Whether a migration has a target pod."""
         return (namespace, migration_uid) in self._targets
-
-
-def _recency(pod: Pod) -> tuple[float, bool, str]:
-    return (pod.created or 0.0, not pod.finished, pod.name)

@@ -93,7 +93,12 @@ class VmimIndex:
         else:
             del self._by_vmi[vmi_key]
         if vmim.handed_off and not binding.proven:
-            self._let_wait(binding)
+            waiting = self._waiting.setdefault(vmi_key, {})
+            waiting[vmim.uid or vmim.name] = binding
+            if len(waiting) > self._keep:
+                del waiting[next(iter(waiting))]
+            if len(self._waiting) > WAITING_LIMIT:
+                del self._waiting[next(iter(self._waiting))]
 
     @property
     def unfinished(self) -> Collection[Binding]:
@@ -144,14 +149,6 @@ class VmimIndex:
             if vmi is not None:
                 outbound.update(_source_nodes(vmi))
         return running, outbound
-
-    def _let_wait(self, binding: Binding) -> None:
-        waiting = self._waiting.setdefault(binding.vmi_key, {})
-        waiting[binding.vmim.uid or binding.vmim.name] = binding
-        if len(waiting) > self._keep:
-            del waiting[next(iter(waiting))]
-        if len(self._waiting) > WAITING_LIMIT:
-            del self._waiting[next(iter(self._waiting))]
 
 
 def bind(binding: Binding, record: VmiRecord) -> bool:

@@ -488,14 +488,11 @@ class Policy(Struct, frozen=True, kw_only=True):
 
         `ceil(log2(cap / floor)) + 1`, at least 16; 64 without a floor or cap.
         """
-        return max(map(_count_endings, self.all))
-
-
-def _count_endings(policy: Policy) -> int:
-    floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
-    if not floor or not cap:
-        return 64
-    return max(16, math.ceil(math.log2(cap / floor)) + 1)
+        kept = 16
+        for policy in self.all:
+            floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
+            kept = max(kept, math.ceil(math.log2(cap / floor)) + 1 if floor and cap else 64)
+        return kept
 
 
 class Override(Struct, frozen=True, kw_only=True):

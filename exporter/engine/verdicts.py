@@ -230,19 +230,17 @@ class VerdictView:
         if entry.moves:
             self._moving.add(key)
         if entry.until < math.inf:
-            self._push_expiry(entry.until, key)
+            # The heap also holds expiries of replaced entries, until there are too many.
+            heappush(self._expiries, (entry.until, key))
+            if len(self._expiries) > 2 * len(self._entries) + SPARE:
+                entries = self._entries.items()
+                self._expiries = [(e.until, k) for k, e in entries if e.until < math.inf]
+                heapify(self._expiries)
 
     def _count(self, reason: Reason, node: str, vmis: int) -> None:
         self._counts[reason, node] += vmis
         if not self._counts[reason, node]:
             del self._counts[reason, node]
-
-    def _push_expiry(self, until: Instant, key: Key) -> None:
-        """Add to the heap; it also holds expiries of replaced entries until there are too many."""
-        heappush(self._expiries, (until, key))
-        if len(self._expiries) > 2 * len(self._entries) + SPARE:
-            self._expiries = [(e.until, k) for k, e in self._entries.items() if e.until < math.inf]
-            heapify(self._expiries)
 
 
 def evaluate(

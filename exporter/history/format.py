@@ -143,7 +143,9 @@ def seal(entries: Iterable[bytes]) -> bytes:
 
 def unseal(raw: bytes) -> list[bytes]:
     """The encoded entries of a sealed shard. Raises `Damaged` or `UnknownVersion`."""
-    magic, version, length, digest = _read_head(raw)
+    if len(raw) < _HEAD.size:
+        raise Damaged(f"expected a head of {_HEAD.size} bytes, got {len(raw)}")
+    magic, version, length, digest = _HEAD.unpack_from(raw)
     if magic != _MAGIC:
         raise Damaged(f"expected a stored history, which begins with {_MAGIC!r}, got {magic!r}")
     payload = raw[_HEAD.size :]
@@ -218,13 +220,6 @@ def _end_of_whole(raw: bytes, position: int) -> int | None:
     payload = raw[begin : begin + length]
     is_whole = len(payload) == length and _digest(version, payload) == digest
     return begin + length if is_whole else None
-
-
-def _read_head(raw: bytes) -> tuple[bytes, int, int, bytes]:
-    if len(raw) < _HEAD.size:
-        raise Damaged(f"expected a head of {_HEAD.size} bytes, got {len(raw)}")
-    magic, version, length, digest = _HEAD.unpack_from(raw)
-    return magic, version, length, digest
 
 
 def _digest(version: int, payload: bytes) -> bytes:

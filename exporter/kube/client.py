@@ -308,18 +308,16 @@ class ApiServer:
     async def _current(self) -> _Session:
         async with self._lock:
             if self._session is None:
-                self._session = _Session(await self._log_in())
+                try:
+                    client = _make_client(await log_in(self._login), self._login)
+                except NoCredentials as error:
+                    if self._logged_in:
+                        # They may be missing for a moment, so the request is tried again.
+                        raise Unreachable(str(error)) from error
+                    raise
+                self._session = _Session(client)
                 self._logged_in = True
             return self._session
-
-    async def _log_in(self) -> ApiClient:
-        """Credentials that have worked once may be missing for a moment, which is retried."""
-        try:
-            return _make_client(await log_in(self._login), self._login)
-        except NoCredentials as error:
-            if self._logged_in:
-                raise Unreachable(str(error)) from error
-            raise
 
     async def _leave(self, session: _Session) -> None:
         if session.replaced and not session.users:
@@ -405,7 +403,9 @@ async def _failure(response: aiohttp.ClientResponse) -> ApiError:
     except (aiohttp.ClientError, TimeoutError, OSError):
         message = ""
     why = message or response.reason or ""
-    return error_of(response.status, why, retry_after=_retry_after(response))
+    value = response.headers.get("Retry-After", "")
+    seconds = float(value) if value.isascii() and value.isdigit() else 0.0
+    return error_of(response.status, why, retry_after=min(seconds, LONGEST_RETRY_AFTER))
 
 
 def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError:
@@ -424,12 +424,6 @@ _ERRORS: Mapping[int, type[ApiError]] = {
     404: Absent,
     409: Conflict,
 } | dict.fromkeys((400, 405, 406, 413, 415, 422), Unsupported)
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> Seconds:
-    value = response.headers.get("Retry-After", "")
-    seconds = float(value) if value.isascii() and value.isdigit() else 0.0
-    return min(seconds, LONGEST_RETRY_AFTER)
 
 
 @contextmanager

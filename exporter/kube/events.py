@@ -181,6 +181,9 @@ def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> 
     key = f"{vmi.uid} {episode.reason} {episode.identify(now)}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     kind, action = TYPES_AND_ACTIONS[episode.reason]
+    encoded = note.encode()
+    if len(encoded) > LONGEST_NOTE:
+        note = encoded[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"
     event = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -192,7 +195,7 @@ def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> 
         "type": kind,
         "reason": episode.reason,
         "action": action,
-        "note": _cut(note),
+        "note": note,
         "regarding": {
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
@@ -247,10 +250,3 @@ def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:
         f"Evacuation from {diagnosis.node} ended after {age}, failed attempts:"
         f" {diagnosis.failed_attempts}: {'the VM has stopped' if vmi.finished else outcome}"
     )
-
-
-def _cut(note: str) -> str:
-    encoded = note.encode()
-    if len(encoded) <= LONGEST_NOTE:
-        return note
-    return encoded[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"

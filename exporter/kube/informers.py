@@ -76,22 +76,21 @@ class Informers:
                 async with asyncio.timeout(self._settings.sync_timeout):
                     await self._synced.wait()
             except TimeoutError:
-                self._check_delay()
+                vmis = self._health.of(Resource.VMIS)
+                is_absent = any(one.restarts[Restart.ABSENT] for one in vmis)
+                if is_absent and self._settings.wait_for_kubevirt:
+                    continue
+                troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
+                raise NotSynced(
+                    f"virtualmachineinstances were not synced within"
+                    f" {self._settings.sync_timeout:g} s (kube.syncTimeout):"
+                    f" {'; '.join(troubles) or 'the list did not end'}"
+                ) from None
 
     def _is_seen_elsewhere(self, watched: Watched) -> bool:
         """Whether the same resource is visible in another namespace."""
         others = (one for one in self._health.of(watched.resource) if one is not watched)
         return any(one.synced and not one.refused for one in others)
-
-    def _check_delay(self) -> None:
-        vmis = self._health.of(Resource.VMIS)
-        if self._settings.wait_for_kubevirt and any(one.restarts[Restart.ABSENT] for one in vmis):
-            return
-        troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
-        raise NotSynced(
-            f"virtualmachineinstances were not synced within {self._settings.sync_timeout:g} s"
-            f" (kube.syncTimeout): {'; '.join(troubles) or 'the list did not end'}"
-        )
 
     def _update_visibility(self) -> None:
         """Update the store's visibility, whenever a resource was listed or refused."""

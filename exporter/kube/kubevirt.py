@@ -205,7 +205,11 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
         raise Refused(f"not a watch event: {broken}") from None
     if envelope.type == "ERROR":
-        return _parse_failure(envelope.object)
+        try:
+            status = msgspec.json.decode(envelope.object, type=_ErrorStatus)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            status = _ErrorStatus()
+        return Failed(status.code or 0, status.reason or "", status.message or "")
     if envelope.type not in ("DELETED", "BOOKMARK"):
         if error is not None:
             raise _refusal(envelope.object, error)
@@ -228,14 +232,6 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
         uid=text_of(metadata.uid),
         resource_version=text_of(metadata.resourceVersion),
     )
-
-
-def _parse_failure(raw: msgspec.Raw) -> Failed:
-    try:
-        status = msgspec.json.decode(raw, type=_ErrorStatus)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        status = _ErrorStatus()
-    return Failed(code=status.code or 0, reason=status.reason or "", message=status.message or "")
 
 
 def _refusal(raw: bytes | msgspec.Raw, error: Exception) -> Refused:
@@ -261,7 +257,7 @@ class _Decoder(Generic[_Object, _Fact]):
         self,
         wire: type[_Object],
         read: Callable[[_Object], _Fact | str],
-        explain: Callable[[_Object, _Fact], tuple[Why, ...]],
+        explain: Callable[[_Object, _Fact], tuple[Why, ...]] = lambda *_: (),
         read_end: Callable[[_Object, _Fact], EndedMigration | None] = lambda *_: None,
         read_traits: Callable[[_Object], Traits | None] = lambda _: None,
     ) -> None:
@@ -290,10 +286,6 @@ class _Decoder(Generic[_Object, _Fact]):
         )
 
 
-def _unexplained(_found: wire.Object, _fact: Fact) -> tuple[Why, ...]:
-    return ()
-
-
 def _read_traits(found: wire.VmiObject) -> Traits:
     priority_class = found.spec.priorityClassName if found.spec else None
     return Traits(found.metadata.labels, priority_class or "")
@@ -305,8 +297,8 @@ _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
     ),
     Resource.VMIMS: _Decoder(wire.VmimObject, facts.read_vmim, reasons.of_vmim, reasons.read_end),
     Resource.PODS: _Decoder(wire.PodObject, facts.read_pod, reasons.of_pod),
-    Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt, _unexplained),
-    Resource.NODES: _Decoder(wire.NodeObject, facts.read_node, _unexplained),
-    Resource.BUDGETS: _Decoder(wire.BudgetObject, facts.read_budget, _unexplained),
-    Resource.CONFIGMAPS: _Decoder(wire.ConfigMapObject, facts.read_config_map, _unexplained),
+    Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt),
+    Resource.NODES: _Decoder(wire.NodeObject, facts.read_node),
+    Resource.BUDGETS: _Decoder(wire.BudgetObject, facts.read_budget),
+    Resource.CONFIGMAPS: _Decoder(wire.ConfigMapObject, facts.read_config_map),
 }

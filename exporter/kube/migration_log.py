@@ -15,7 +15,6 @@ from exporter.engine.evidence import Evidence
 from exporter.engine.history import correct_end
 from exporter.engine.model import (
     Instant,
-    MigrationState,
     Outcome,
     Pod,
     Seconds,
@@ -73,15 +72,24 @@ class MigrationLog:
                 self._note_begin(vmi)
             case Vmim() as vmim:
                 self._note_vmim(vmim, changed.ended)
+            case Pod() as pod if pod.migration_uid and pod.ready:
+                self._targets.pop(pod.migration_uid, None)
             case Pod() as pod if pod.migration_uid:
-                self._note_target(pod, changed.reasons)
+                _remember(self._targets, pod.migration_uid, (pod.node, changed.reasons))
 
     def _note_begin(self, vmi: Vmi) -> None:
         state = vmi.migration
         if state is None or not state.running:
             return
         before = self._find_vmi(vmi.namespace, vmi.name)
-        if before is None or (before.uid == vmi.uid and _has_begun(before.migration, state.uid)):
+        if before is None:
+            return
+        known = before.migration if before.uid == vmi.uid else None
+        if (
+            known is not None
+            and known.uid == state.uid
+            and (known.start is not None or known.ended)
+        ):
             return
         log.info(
             "migration_began",
@@ -92,12 +100,6 @@ class MigrationLog:
                 "kubevirt.migration.source_node": vmi.node,
             },
         )
-
-    def _note_target(self, pod: Pod, reasons: tuple[Why, ...]) -> None:
-        if pod.ready:
-            self._targets.pop(pod.migration_uid, None)
-        else:
-            _remember(self._targets, pod.migration_uid, (pod.node, reasons))
 
     def _note_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
         if ended is None:
@@ -178,10 +180,6 @@ class MigrationLog:
     def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
         evidence = self._known.evidence(namespace, name)
         return None if evidence is None else evidence.vmi
-
-
-def _has_begun(state: MigrationState | None, uid: str) -> bool:
-    return state is not None and state.uid == uid and (state.start is not None or state.ended)
 
 
 def _remember(known: dict[str, _Value], uid: str, value: _Value) -> None:

@@ -13,7 +13,6 @@ from exporter.kube.client import (
     Overloaded,
     Silent,
     Unconnected,
-    Unreachable,
     Unsupported,
     error_of,
 )
@@ -94,8 +93,3 @@ def error_of_status(failed: Failed) -> ApiError:
 def unexpected_in_list(event: str) -> Unsupported:
     """The error for an event that cannot occur before the end of a streamed list."""
     return Unsupported(f"a {event} before the list's end: sendInitialEvents was ignored")
-
-
-def incomplete_list() -> Unreachable:
-    """The error for a streamed list without an end."""
-    return Unreachable("the server ended the streamed list before it was complete")

@@ -36,7 +36,6 @@ from exporter.kube.kubevirt import (
 from exporter.kube.recovery import (
     ExponentialBackoff,
     error_of_status,
-    incomplete_list,
     recovery_from,
     shorten,
     unexpected_in_list,
@@ -122,30 +121,20 @@ class Reflector:
             await asyncio.sleep(pause)
 
     async def _list_and_watch(self) -> None:
-        if self._version is None:
-            if self._streams_lists:
-                await self._stream_list_and_watch()
-                return
+        if self._version is None and not self._streams_lists:
             await self._list_pages()
-        async with self._api.watch(
-            self._watched.resource,
-            self._watched.namespace,
-            resource_version=self._version,
-            seconds=self._watch_seconds(),
-        ) as batches:
-            await self._read_events(batches, None)
-
-    async def _stream_list_and_watch(self) -> None:
-        listing = Listing(began=self._clock())
+        listing = Listing(began=self._clock()) if self._version is None else None
         try:
             async with self._api.watch(
                 self._watched.resource,
                 self._watched.namespace,
-                resource_version=None,
+                resource_version=self._version,
                 seconds=self._watch_seconds(),
             ) as batches:
                 await self._read_events(batches, listing)
         except Unsupported as refusal:
+            if listing is None:
+                raise
             self._streams_lists = False
             self._log.info("streaming_list_refused", why=str(refusal))
             await self._list_pages()
@@ -200,7 +189,7 @@ class Reflector:
             self._end_batch(listing)
         if listing is not None:
             self._streams_lists = False
-            raise incomplete_list()
+            raise Unreachable("the server ended the streamed list before it was complete")
 
     def _end_batch(self, listing: Listing | None) -> None:
         """Note progress, unless a list is unfinished.
@@ -282,10 +271,11 @@ class Reflector:
         recovery = recovery_from(error)
         restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
-            self._forget_version()
+            self._version = None
         if recovery.log_in:
             await self._api.renew()
-            if self._is_final():
+            self._refusals += 1
+            if self._refusals >= (FINAL_AFTER_SYNC if self._watched.synced else FINAL_AFTER):
                 if self._can_do_without(error):
                     return self._go_without(error)
                 if isinstance(error, Absent) and not self._watched.synced:
@@ -302,19 +292,11 @@ class Reflector:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0
-                self._forget_version()
+                self._version = None
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
         self._watched.restarts[why] += 1
         return why
-
-    def _forget_version(self) -> None:
-        self._version = None
-
-    def _is_final(self) -> bool:
-        """Count a 401, 403 or 404; whether there were enough of them in a row."""
-        self._refusals += 1
-        return self._refusals >= (FINAL_AFTER_SYNC if self._watched.synced else FINAL_AFTER)
 
     def _can_do_without(self, error: ApiError) -> bool:
         """VMIs are required, unless forbidden here and visible in another namespace."""
@@ -324,7 +306,7 @@ class Reflector:
 
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
-        self._forget_version()
+        self._version = None
         if not self._watched.refused:
             self._log.warning(
                 "resource_refused",
