@@ -45,7 +45,7 @@ from exporter.server.blocked import LongPolls
 from exporter.server.blocked_set import BlockedSet
 from exporter.server.budget import ConnectionBudget
 from exporter.server.listeners import DRAIN, Listener
-from exporter.settings import Authentication, ConfigMaps, KubeSettings, Settings, Tls
+from exporter.settings import Authentication, ConfigMaps, Settings, Tls
 
 
 Job: TypeAlias = Callable[[], Coroutine[None, None, None]]
@@ -96,10 +96,7 @@ async def run(
         )
         view = VerdictView(store, policy)
         place = _find_place(settings, login)
-        history = None
-        if place is not None:
-            changes = PendingChanges(store, policy.longest_window)
-            history = _build_history(place, changes, kube, api, clock=clock, rng=rng)
+        history = _build_history(place, settings, store, api, clock=clock, rng=rng)
         health = _build_health(settings, history)
         counters = Counters(events=Counter() if settings.events else None)
         events = None if counters.events is None else EventQueue(counters.events)
@@ -258,14 +255,17 @@ class _History:
 
 
 def _build_history(
-    place: Path | ConfigMaps,
-    changes: PendingChanges,
-    kube: KubeSettings,
+    place: Path | ConfigMaps | None,
+    settings: Settings,
+    store: Store,
     api: ApiServer,
     *,
     clock: Callable[[], Instant],
     rng: random.Random,
-) -> _History:
+) -> _History | None:
+    if place is None:
+        return None
+    changes = PendingChanges(store, settings.policy.longest_window)
     health = HistoryHealth(
         find_unwritten=lambda: changes.unwritten_since, has_outdated=lambda: changes.has_outdated
     )
@@ -277,7 +277,7 @@ def _build_history(
         place.namespace,
         place.name,
         identity=f"{socket.gethostname()}_{uuid.uuid4()}",
-        duration=kube.lease_duration,
+        duration=settings.kube.lease_duration,
         rng=rng,
         wall=clock,
         changed=signal.hurry,
