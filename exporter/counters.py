@@ -18,6 +18,7 @@ from exporter.engine.model import (
     Trigger,
     Vmi,
 )
+from exporter.engine.newest import put_newest
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
@@ -86,16 +87,12 @@ class HeldEvictions:
 
     def note(self, vmi_uid: str, held: HeldEviction) -> None:
         """Add a held eviction."""
-        users = self._by_vmi.pop(vmi_uid, {})
-        before = users.pop(held.user, None)
+        users = self._by_vmi.get(vmi_uid, {})
+        before = users.get(held.user)
         if before is not None:
             held.times += before.times
-        users[held.user] = held
-        self._by_vmi[vmi_uid] = users
-        if len(users) > USERS_ASKING:
-            del users[next(iter(users))]
-        if len(self._by_vmi) > VMIS_ASKED_FOR:
-            del self._by_vmi[next(iter(self._by_vmi))]
+        put_newest(users, held.user, held, most=USERS_ASKING)
+        put_newest(self._by_vmi, vmi_uid, users, most=VMIS_ASKED_FOR)
 
     def of(self, vmi_uid: str) -> list[HeldEviction]:
         """The held evictions of one VMI, newest first."""
@@ -139,12 +136,8 @@ class DenialPeriods:
         present = self.find(vmi, now)
         since = now if present is None else present.since
         until = now + max(cooldown, SHORTEST_PAUSE)
-        self._by_vmi.pop(vmi.uid, None)
-        self._by_vmi[vmi.uid] = DenialPeriod(
-            vmi.namespace, vmi.name, vmi.node, since, until, reason
-        )
-        if len(self._by_vmi) > HELD_VMIS:
-            del self._by_vmi[next(iter(self._by_vmi))]
+        period = DenialPeriod(vmi.namespace, vmi.name, vmi.node, since, until, reason)
+        put_newest(self._by_vmi, vmi.uid, period, most=HELD_VMIS)
 
     def end(self, vmi: Vmi) -> None:
         """End a period: the VMI is being evacuated."""

@@ -9,6 +9,7 @@ from typing import TextIO
 import structlog
 
 from exporter.engine.model import Instant, Seconds
+from exporter.engine.newest import put_newest
 
 
 LOGGED_EVERY: Seconds = 60.0
@@ -105,10 +106,7 @@ class Throttle:
         """Whether the event of this key is due at `now`; if so, it counts as logged."""
         if 0.0 <= now - self._logged_at.get(key, -math.inf) < LOGGED_EVERY:
             return False
-        self._logged_at.pop(key, None)
-        self._logged_at[key] = now
-        if len(self._logged_at) > self._most:
-            del self._logged_at[next(iter(self._logged_at))]
+        put_newest(self._logged_at, key, now, most=self._most)
         return True
 
 

@@ -4,6 +4,7 @@ Only cordoned nodes are watched: a node that is not listed, or not any more, is 
 """
 
 from exporter.engine.model import Instant, Node
+from exporter.engine.newest import put_newest
 
 
 NODES_KEPT = 10_000
@@ -46,9 +47,7 @@ class Cordons:
         if node not in self._cordoned:
             return False
         del self._cordoned[node]
-        self._ended[node] = at
-        if len(self._ended) > NODES_KEPT:
-            del self._ended[next(iter(self._ended))]
+        put_newest(self._ended, node, at, most=NODES_KEPT)
         return True
 
     def find(self, node: str) -> Node | None:

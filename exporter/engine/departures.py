@@ -2,6 +2,7 @@
 
 from exporter.engine.history import settle
 from exporter.engine.model import Instant
+from exporter.engine.newest import put_newest
 
 
 NODES_KEPT = 10_000
@@ -17,9 +18,5 @@ class Departures:
     def note(self, node: str, end: Instant | None, now: Instant) -> None:
         """Apply a success out of this node, which was read at `now`; None is an unknown end."""
         end = settle(end, now)
-        if end is None or end <= self.latest.get(node, 0.0):
-            return
-        self.latest.pop(node, None)
-        self.latest[node] = end
-        if len(self.latest) > NODES_KEPT:
-            del self.latest[next(iter(self.latest))]
+        if end is not None and end > self.latest.get(node, 0.0):
+            put_newest(self.latest, node, end, most=NODES_KEPT)

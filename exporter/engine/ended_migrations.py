@@ -20,6 +20,7 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
+from exporter.engine.newest import put_newest
 
 
 class EndReason(StrEnum):
@@ -148,9 +149,7 @@ class NodesLeft:
         """Add a move; True if the VMI had left the target node within the window before."""
         if not vmi_uid or not source or not target:
             return False
-        left = self._left.pop(vmi_uid, {})
+        left = self._left.get(vmi_uid, {})
         recent = {node: instant for node, instant in left.items() if at - instant <= window}
-        self._left[vmi_uid] = recent | {source: at}
-        if len(self._left) > VMIS_KEPT:
-            del self._left[next(iter(self._left))]
+        put_newest(self._left, vmi_uid, recent | {source: at}, most=VMIS_KEPT)
         return target in recent

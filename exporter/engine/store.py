@@ -206,8 +206,15 @@ class Store:
 
     def load(self) -> Load | None:
         """How many migrations run, or None if not all of them are visible."""
-        if not self._load_is_known:
-            self._load, self._load_is_known = self._measure_load(), True
+        if self._load_is_known:
+            return self._load
+        self._load, self._load_is_known = None, True
+        visible = self.visibility
+        if self._sees_all and visible.vmims and visible.pods and self.kubevirt is not None:
+            running, outbound = self._vmims.count_running(self._launchers, self.vmi)
+            departures = self._merger.departures.latest.copy()
+            newest = max(departures.values(), default=None)
+            self._load = Load(running, outbound, self.kubevirt.limits, departures, newest)
         return self._load
 
     def remember(self, uid: str) -> Remembered | None:
@@ -229,15 +236,6 @@ class Store:
         return self._objects.gather_evidence(
             record, self.visibility, self.kubevirt, self._dead_after
         )
-
-    def _measure_load(self) -> Load | None:
-        visible = self.visibility
-        if not (self._sees_all and visible.vmims and visible.pods) or self.kubevirt is None:
-            return None
-        running, outbound = self._vmims.count_running(self._launchers, self.vmi)
-        departures = self._merger.departures.latest.copy()
-        newest = max(departures.values(), default=None)
-        return Load(running, outbound, self.kubevirt.limits, departures, newest)
 
     # Changes
 

@@ -202,11 +202,14 @@ def read_pod(found: wire.PodObject) -> Pod | str:
     if not metadata.name:
         return "metadata.name: expected a name, there is none"
     met = {c.type: c.status for c in status.conditions or []}
+    owners = (
+        one.uid for one in metadata.ownerReferences or () if one.kind == _VMI_KIND and one.uid
+    )
     return Pod(
         namespace=intern(metadata.namespace or ""),
         name=metadata.name,
         uid=metadata.uid or "",
-        vmi_uid=_owner_uid(metadata) or text_of(labels.get(CREATED_BY)),
+        vmi_uid=next(owners, None) or text_of(labels.get(CREATED_BY)),
         node=intern((found.spec.nodeName if found.spec else None) or ""),
         phase=intern(status.phase or ""),
         created=parse_instant(metadata.creationTimestamp),
@@ -229,12 +232,6 @@ def read_pod(found: wire.PodObject) -> Pod | str:
 def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """The same labels of many pods are kept once."""
     return labels
-
-
-def _owner_uid(metadata: wire.PodMetadata) -> str:
-    """The UID of the VMI that owns the pod, or ""."""
-    owners = metadata.ownerReferences or ()
-    return next((one.uid for one in owners if one.kind == _VMI_KIND and one.uid), "")
 
 
 def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:

@@ -4,7 +4,7 @@ The names of the last line's fields follow OpenTelemetry, as KubeVirt's VEP 373 
 """
 
 import asyncio
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
+from exporter.engine.newest import put_newest
 from exporter.kube.kubevirt import Changed
 
 
@@ -31,8 +32,6 @@ WAIT_FOR_STATE: Seconds = 10.0
 takes one more write, and never comes if the VMI has another migration by then."""
 MIGRATIONS_KEPT = 10_000
 """Of how many migrations the target pod is remembered until they end; the oldest are dropped."""
-
-_Value = TypeVar("_Value")
 
 log = structlog.stdlib.get_logger()
 
@@ -75,7 +74,12 @@ class MigrationLog:
             case Pod() as pod if pod.migration_uid and pod.ready:
                 self._targets.pop(pod.migration_uid, None)
             case Pod() as pod if pod.migration_uid:
-                _remember(self._targets, pod.migration_uid, (pod.node, changed.reasons))
+                put_newest(
+                    self._targets,
+                    pod.migration_uid,
+                    (pod.node, changed.reasons),
+                    most=MIGRATIONS_KEPT,
+                )
 
     def _note_begin(self, vmi: Vmi) -> None:
         state = vmi.migration
@@ -105,7 +109,7 @@ class MigrationLog:
         if ended is None:
             vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
             if vmim.trigger is Trigger.WORKLOAD_UPDATE and vmi is not None and vmi.hotplugs:
-                _remember(self._hotplugs, vmim.uid, None)
+                put_newest(self._hotplugs, vmim.uid, None, most=MIGRATIONS_KEPT)
             return
         if vmim.uid in self._waiting:
             _, timer = self._waiting.pop(vmim.uid)
@@ -180,10 +184,3 @@ class MigrationLog:
     def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
         evidence = self._known.evidence(namespace, name)
         return None if evidence is None else evidence.vmi
-
-
-def _remember(known: dict[str, _Value], uid: str, value: _Value) -> None:
-    known.pop(uid, None)
-    known[uid] = value
-    if len(known) > MIGRATIONS_KEPT:
-        del known[next(iter(known))]
