@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from exporter.engine.diagnosis import Cause, Source, State
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import Instant, Policy, Reason, Seconds, StuckPolicy
 
 
@@ -106,10 +107,15 @@ class TimeSeries(Struct):
 
 
 class MigrationCounts(Struct):
-    """The migrations that happened; `per_vm` counts only VMs that moved."""
+    """The migrations that happened; `per_vm` counts only VMs that moved.
+
+    `reasons` are those of the VMIMs that failed, also before their hand-off. A recording has no
+    texts of KubeVirt, so that what only a text says is `other`.
+    """
 
     ended: int = 0
     failed: int = 0
+    reasons: Counter[EndReason] = field(default_factory=Counter)
     per_vm: Distribution = field(default_factory=Distribution)
 
 

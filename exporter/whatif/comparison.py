@@ -9,6 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import Instant, Policy, Reason, Seconds
 from exporter.text import escape, format_duration, split_span, write_instant, write_optional_instant
 from exporter.whatif.account import (
@@ -127,7 +128,13 @@ def _rows(comparison: Comparison) -> Iterator[_Row]:
     yield "Evictions always allowed", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
     yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
-    yield "  VMs that migrated", each(lambda a: f"{a.migrations.per_vm.total():,}")
+    failed = {reason for account in accounts for reason in account.migrations.reasons}
+    if failed:
+        yield "Attempts that failed", each(lambda a: f"{a.migrations.reasons.total():,}")
+    for cause in EndReason:
+        if cause in failed:
+            yield f"  {cause}", each(lambda a, c=cause: f"{a.migrations.reasons[c]:,}")
+    yield "VMs that migrated", each(lambda a: f"{a.migrations.per_vm.total():,}")
     yield "  per VM: mean", each(lambda a: f"{a.migrations.per_vm.mean:.1f}")
     for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
         yield f"  per VM: {name}", each(lambda a, s=share: f"{a.migrations.per_vm.quantile(s):,}")
@@ -234,6 +241,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
         "migrations": {
             "ended": migrations.ended,
             "failed": migrations.failed,
+            "failedAttempts": dict(sorted(migrations.reasons.items())),
             "perVm": _distribution_json(migrations.per_vm),
         },
         "cooldown": {

@@ -16,11 +16,13 @@ from typing import Any, TypeAlias
 import structlog
 
 from exporter.engine.changes import Change, Key, Listed, Observed, Removed
+from exporter.engine.ended_migrations import EndReason, find_reason
 from exporter.engine.model import (
     EVIDENCE_RESOURCES,
     Fact,
     Instant,
     KubeVirtSettings,
+    Outcome,
     Pod,
     Policy,
     Resource,
@@ -122,11 +124,16 @@ class Recorder(Store):
         self._written_at: Instant = 0.0
         self._policy = policy
         self._matched: Json = {}
+        self._reason = EndReason.OTHER
         self._matched_of: dict[Key, Json] = {}
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
-        """Note what overrides match of the VMI that is put next."""
+        """Note what overrides match of the VMI that is put next, and why the next VMIM failed."""
+        ended = changed.ended
+        self._reason = EndReason.OTHER
+        if ended and ended.vmim.handed_off and ended.vmim.outcome is Outcome.FAILED:
+            self._reason = find_reason(ended, None, ())
         if self._policy.overrides and changed.traits is not None:
             keys, labels = self._policy.matched_labels, changed.traits.read_labels()
             found = {key: value for key, value in labels.items() if key in keys}
@@ -170,7 +177,10 @@ class Recorder(Store):
             self._matched_of[key] = matched
         if is_news:
             kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
-            line = recording.write_fact(self._advance(at), kind, resource, fact, matched)
+            reason = self._reason if isinstance(fact, Vmim) else EndReason.OTHER
+            line = recording.write_fact(
+                self._advance(at), kind, resource, fact, matched, reason=reason
+            )
             self._write(resource, kind, line)
         return changed
 

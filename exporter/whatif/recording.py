@@ -9,7 +9,9 @@ The first line is a header, each further one an event:
 (objects missing from it were DELETED before). REFUSED means that the resource may not be listed.
 ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
 uses: no cloud-init password, no image, no volume. It has those labels and the priority class of a
-VMI that the recorder's `policy.overrides` match. Gzip is recognized by its first bytes.
+VMI that the recorder's `policy.overrides` match. `reason` is why a migration failed after its
+hand-off, as one of `EndReason`: KubeVirt's own text is not recorded. Gzip is recognized by its
+first bytes.
 
 The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. Its resource
 is the object's kind, its instant the latest one in the object's metadata or status, annotations
@@ -25,6 +27,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
 from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import (
@@ -51,6 +54,7 @@ _KINDS = {
     "Pod": Resource.PODS,
     "KubeVirt": Resource.KUBEVIRTS,
 }
+_REASONS = {str(reason): reason for reason in EndReason}
 _RESOURCES = {str(resource): resource for resource in EVIDENCE_RESOURCES}
 
 
@@ -68,7 +72,8 @@ class Kind(StrEnum):
 class Recorded(Struct, frozen=True, gc=False):
     """One event: with `fact` if the object exists, with its names if it was deleted.
 
-    `traits` choose the policy of a VMI; None if it has none.
+    `traits` choose the policy of a VMI; None if it has none. `reason` is why a VMIM failed; OTHER
+    if the line does not say.
     """
 
     at: Instant
@@ -79,6 +84,7 @@ class Recorded(Struct, frozen=True, gc=False):
     name: str = ""
     uid: str = ""
     traits: Traits | None = None
+    reason: EndReason = EndReason.OTHER
 
 
 class UnknownFormat(Exception):
@@ -112,6 +118,7 @@ class _Line(Struct, gc=False):
     at: Any = None
     type: Any = None
     resource: Any = None
+    reason: Any = None
     format: Any = None
     version: Any = None
     object: _KindOf | None = None
@@ -153,12 +160,14 @@ def write_fact(
     resource: Resource,
     fact: Fact,
     matched: Mapping[str, Mapping[str, object]] = NOTHING,
+    *,
+    reason: EndReason = EndReason.OTHER,
 ) -> bytes:
     """The line for an object that exists; a VMI's with the fields that overrides match."""
     made = write_object(fact)
     for part, fields in matched.items():
         made.setdefault(part, {}).update(fields)
-    return _write(at, kind, resource, made)
+    return _write(at, kind, resource, made, reason)
 
 
 def write_deletion(
@@ -174,10 +183,18 @@ def write_note(at: Instant, kind: Kind, resource: Resource | None = None) -> byt
     return _write(at, kind, resource, None)
 
 
-def _write(at: Instant, kind: Kind, resource: Resource | None, made: object) -> bytes:
+def _write(
+    at: Instant,
+    kind: Kind,
+    resource: Resource | None,
+    made: object,
+    reason: EndReason = EndReason.OTHER,
+) -> bytes:
     line: dict[str, object] = {"at": write_instant(round(at, 3)), "type": kind}
     if resource is not None:
         line["resource"] = resource
+    if reason is not EndReason.OTHER:
+        line["reason"] = reason
     if made is not None:
         line["object"] = made
     return _encode(line) + b"\n"
@@ -256,7 +273,8 @@ def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
             kind = Kind.MODIFIED if modified else Kind.ADDED
             if traits is not None and not (bytes(traits.labels) or traits.priority_class):
                 traits = None
-            return Recorded(at, kind, resource, fact, traits=traits)
+            reason = _REASONS.get(str(head.reason), EndReason.OTHER)
+            return Recorded(at, kind, resource, fact, traits=traits, reason=reason)
         case Deleted(namespace=namespace, name=name, uid=uid):
             return Recorded(at, Kind.DELETED, resource, namespace=namespace, name=name, uid=uid)
         case _:

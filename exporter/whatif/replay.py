@@ -34,7 +34,19 @@ from exporter.engine.changes import (
     Removed,
     Visibility,
 )
-from exporter.engine.model import Instant, KubeVirtSettings, Pod, Resource, Seconds, Vmi, Vmim
+from exporter.engine.ended_migrations import EndedMigration, EndReason, find_reason
+from exporter.engine.model import (
+    Instant,
+    KubeVirtSettings,
+    Outcome,
+    Pod,
+    Resource,
+    Seconds,
+    Vmi,
+    Vmim,
+    Why,
+    WhySource,
+)
 from exporter.engine.overrides import OverrideChooser
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import Traits
@@ -43,6 +55,9 @@ from exporter.whatif.counterfactual import Counterfactual, migration_id
 from exporter.whatif.recording import Kind, Recorded
 from exporter.whatif.stuck_timers import StuckTimers
 from exporter.whatif.vm_totals import VmTotals
+
+
+_UNSCHEDULABLE = Why(WhySource.POD_SCHEDULED, "Unschedulable")
 
 
 class _Life(Struct):
@@ -61,6 +76,7 @@ class Replay:
     def __init__(self, contenders: Iterable[Contender]) -> None:
         self._lives: dict[Key, _Life] = {}
         self._vmims: dict[Key, Vmim] = {}
+        self._unschedulable: set[str] = set()
         self._vmims_by_vmi: dict[Key, dict[str, Vmim]] = {}
         self.now: Instant = 0.0
         self.events = 0
@@ -82,8 +98,10 @@ class Replay:
             case Vmi() as vmi:
                 self._put_vmi(vmi, event.traits)
             case Vmim() as vmim:
-                self._put_vmim(vmim)
+                self._put_vmim(vmim, event.reason)
             case Pod() | KubeVirtSettings() as fact:
+                if isinstance(fact, Pod) and fact.migration_uid and fact.unschedulable:
+                    self._unschedulable.add(fact.migration_uid)
                 for world in self._worlds:
                     world.apply(Observed(fact))
             case _:
@@ -139,7 +157,7 @@ class Replay:
         for world in self._worlds:
             world.put_vmi(vmi, before, traits)
 
-    def _put_vmim(self, vmim: Vmim) -> None:
+    def _put_vmim(self, vmim: Vmim, recorded: EndReason) -> None:
         key = (vmim.namespace, vmim.name)
         before = self._vmims.get(key)
         is_new = before is None or before.uid != vmim.uid
@@ -151,6 +169,13 @@ class Replay:
         vmi = self._find_vmi(owner)
         for world in self._worlds:
             world.put_vmim(vmim, vmi, is_new=is_new)
+        if vmim.finished and vmim.outcome is Outcome.FAILED:
+            why = [_UNSCHEDULABLE] if vmim.uid in self._unschedulable else []
+            reason = find_reason(EndedMigration(vmim=vmim), vmi, why)
+            if vmim.handed_off and recorded is not EndReason.OTHER:
+                reason = recorded
+            for world in self._worlds:
+                world.count_failure(vmim, reason)
 
     def _remove(self, event: Recorded) -> None:
         if event.kind is not Kind.DELETED or event.resource is None:
@@ -164,6 +189,7 @@ class Replay:
             vmim = self._vmims.pop(key, None)
             if vmim is not None:
                 self._forget_vmim(vmim)
+                self._unschedulable.discard(vmim.uid)
             vmi = None if vmim is None else self._find_vmi((vmim.namespace, vmim.vmi_name))
             for world in self._worlds:
                 world.remove_vmim(*key, event.uid, vmi)
@@ -212,6 +238,7 @@ class _World:
         self._policy = contender.policy
         self._chooser = OverrideChooser(contender.policy)
         self._overrides: dict[str, str] = {}
+        self._reasons: dict[str, EndReason] = {}
         self._has_begun = False
         self._now: Instant = 0.0
         self._notices: list[Notice] = []
@@ -250,8 +277,22 @@ class _World:
         with self._counting(vmi):
             self._counterfactual.put_vmim(vmim, vmi, is_new=is_new)
 
+    def count_failure(self, vmim: Vmim, reason: EndReason) -> None:
+        """A recorded VMIM has failed; the last reason counts, if it existed under this policy."""
+        known = self._reasons.get(vmim.uid)
+        if known is None and (
+            not self._has_begun or self._store.vmim(vmim.namespace, vmim.name) is None
+        ):
+            return
+        counted = self._account.migrations.reasons
+        if known is not None:
+            counted[known] -= 1
+        self._reasons[vmim.uid] = reason
+        counted[reason] += 1
+
     def remove_vmim(self, namespace: str, name: str, uid: str, vmi: Vmi | None) -> None:
         """A recorded VMIM of `vmi` was deleted."""
+        self._reasons.pop(uid, None)
         vmi = None if vmi is None else self._override(vmi)
         with self._counting(vmi):
             self._counterfactual.remove_vmim(namespace, name, uid, vmi)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from exporter.engine.changes import Observed, Removed
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import EVIDENCE_RESOURCES, Resource, Vmi
 from exporter.health import Health, Watched
 from exporter.kube.client import Login, NoCredentials
@@ -23,7 +24,17 @@ from exporter.whatif.recorder import CannotRecord, LineFile, Recorder, record
 from exporter.whatif.recording import Faults, Kind, Recorded
 from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import Stage
-from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_vmi, a_vmi_json
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    a_state_json,
+    a_vmi,
+    a_vmi_json,
+    a_vmim_json,
+    transitions_json,
+)
 from tests.support.relay import Gate
 from tests.support.watching import QUICK
 
@@ -252,6 +263,23 @@ def test_a_repetition_is_no_line(tmp_path: Path) -> None:
     file.close()
 
     assert file.lines == 3
+
+
+def test_why_a_migration_failed_is_in_the_file(tmp_path: Path) -> None:
+    """As one word; KubeVirt's own text is not."""
+    file = LineFile(tmp_path / "cluster.ndjson")
+    recorder = Recorder(file)
+    state = a_state_json(failed=True, failureReason="virError(Code=9, Message='of shop')")
+    entered = transitions_json(Scheduled=NOW - 700.0, Failed=NOW - 600.0)
+    made = a_vmim_json(phase="Failed", migrationState=state, phaseTransitionTimestamps=entered)
+    changed = parse_object(Resource.VMIMS, msgspec.json.encode(made))
+    recorder.note(changed)
+    recorder.apply(Observed(changed.fact), NOW)
+    file.close()
+
+    (event,) = read(tmp_path / "cluster.ndjson")
+    assert event.reason is EndReason.LIBVIRT
+    assert b"of shop" not in (tmp_path / "cluster.ndjson").read_bytes()
 
 
 def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
+    Outcome,
     Resource,
     Vmi,
 )
@@ -90,6 +92,15 @@ def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> Non
     written = recording.write_fact(NOW + 0.125, Kind.MODIFIED, resource, fact)
 
     assert read(written) == ([Recorded(NOW + 0.125, Kind.MODIFIED, resource, fact)], Faults())
+
+
+def test_why_a_migration_failed_is_read_as_it_was_written() -> None:
+    """The reason is there; a line without one has OTHER."""
+    failed = an_ended_vmim(phase="Failed", outcome=Outcome.FAILED)
+    for reason in (EndReason.LIBVIRT, EndReason.OTHER):
+        written = recording.write_fact(NOW, Kind.MODIFIED, Resource.VMIMS, failed, reason=reason)
+        (event,), _ = read(written)
+        assert event.reason is reason
 
 
 def test_deletions_and_notes_are_read_as_they_were_written() -> None:

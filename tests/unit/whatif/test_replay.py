@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine.diagnosis import Cause, State
+from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     Fact,
     Hold,
@@ -174,6 +175,30 @@ class TestEvictions:
         assert ours.refused == {Reason.COOLDOWN: 1}
         assert (ours.allowed, ours.migrations.ended) == (1, 1)
         assert (none.allowed, none.migrations.ended) == (2, 2)
+
+    def test_failed_attempts_are_counted_by_reason(self) -> None:
+        """By the recorded reason, else by what the objects show; a refused one is not counted."""
+        tale = Tale()
+        tale.evict(10)
+        tale.evict(10 * MINUTE, fails=True)
+        tale.change(20 * MINUTE, evacuation_node="")
+        tale.evict(HOUR, fails=True)
+        tale.events[-1] = replace(tale.events[-1], reason=EndReason.LIBVIRT)
+        tale.change(2 * HOUR, evacuation_node="")
+        target = a_pod(
+            name="target", vmi_uid=f"uid-{NAME}", migration_uid="late", unschedulable=True
+        )
+        waiting = a_vmim(name="late", uid="late", created=NOW + 8 * HOUR)
+        for fact in (waiting, target):
+            tale.tell(8 * HOUR, fact, Kind.ADDED)
+        failed = {"phase": "Failed", "finished": True, "outcome": Outcome.FAILED}
+        tale.tell(8 * HOUR + MINUTE, replace(waiting, **failed))
+        tale.end(9 * HOUR)
+        ours, none = tale.played(OURS, NONE).accounts
+
+        seen = {EndReason.LIBVIRT: 1, EndReason.UNSCHEDULABLE: 1}
+        assert ours.migrations.reasons == seen
+        assert none.migrations.reasons == seen | {EndReason.OTHER: 1}
 
     def test_an_exception_has_its_own_cooldown(self) -> None:
         """Its VMs are counted with their evictions, and take no more time than it says."""
