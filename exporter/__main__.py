@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exporter.settings import Settings
 
 
-class Terminated(KeyboardInterrupt):
+class TerminatedBySignal(KeyboardInterrupt):
     """SIGTERM; before a command has a handler of its own, it ends like Ctrl-C."""
 
 
@@ -29,7 +29,7 @@ def main() -> int:
     try:
         return run()
     except KeyboardInterrupt as interrupt:
-        by_sigterm = isinstance(interrupt, Terminated)
+        by_sigterm = isinstance(interrupt, TerminatedBySignal)
         print(f"given up at {'SIGTERM' if by_sigterm else 'Ctrl-C'}", file=sys.stderr)
         return 128 + (signal.SIGTERM if by_sigterm else signal.SIGINT)
 
@@ -181,7 +181,7 @@ def show_progress(built: int, vms: int) -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated
+    raise TerminatedBySignal
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
     )
 
 
-def _read_state(state: wire.State) -> MigrationState:
+def _read_state(state: wire.ReportedState) -> MigrationState:
     end = state.endTimestamp
     return MigrationState(
         uid=state.migrationUid or "",
@@ -110,14 +110,14 @@ def _read_state(state: wire.State) -> MigrationState:
     )
 
 
-def _state_outcome(state: wire.State) -> Outcome:
+def _state_outcome(state: wire.ReportedState) -> Outcome:
     """`completed` means ended, not succeeded: a failed migration has it too."""
     if state.failed:
         return Outcome.FAILED
     return Outcome.SUCCEEDED if state.completed else Outcome.UNKNOWN
 
 
-def _other_uids(state: wire.State) -> tuple[str, ...]:
+def _other_uids(state: wire.ReportedState) -> tuple[str, ...]:
     halves = (state.sourceState, state.targetState)
     uids = (half.migrationUID for half in halves if half is not None and half.migrationUID)
     return tuple(uid for uid in uids if uid != state.migrationUid)
@@ -131,7 +131,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
     if not spec.vmiName:
         return "spec.vmiName: expected the name of a VMI, there is none"
     status = found.status or wire.VmimStatus()
-    state = status.migrationState or wire.State()
+    state = status.migrationState or wire.ReportedState()
     phase = status.phase or ""
     # The first transition to a phase counts.
     transitions = reversed(status.phaseTransitionTimestamps or ())
@@ -176,7 +176,7 @@ def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigge
     return Trigger.WORKLOAD_UPDATE if WORKLOAD_UPDATE in annotations else Trigger.MANUAL
 
 
-def _was_handed_off(uid: str | None, phases: set[str | None], state: wire.State) -> bool:
+def _was_handed_off(uid: str | None, phases: set[str | None], state: wire.ReportedState) -> bool:
     """A VMIM's `migrationState` is copied from the VMI's, which exists after hand-off."""
     if not _HANDED_OFF_PHASES.isdisjoint(phases):
         return True

@@ -11,7 +11,7 @@ from exporter.engine.store import Store
 from exporter.health import Health, Restart, Watched
 from exporter.kube.client import ApiServer
 from exporter.kube.reflector import KubeVirtMissing, Reflector
-from exporter.kube.sink import NO_OVERRIDES, Listener
+from exporter.kube.sink import NO_OVERRIDES, ChangeListener
 from exporter.settings import KubeSettings
 
 
@@ -33,7 +33,7 @@ class Informers:
         rng: random.Random,
         settled: Callable[[], None] = lambda: None,
         reflector: type[Reflector] = Reflector,
-        listener: Listener | None = None,
+        listener: ChangeListener | None = None,
         policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._store = store

@@ -36,7 +36,7 @@ MIGRATIONS_KEPT = 10_000
 log = structlog.stdlib.get_logger()
 
 
-class Migrations(Protocol):
+class KnownMigrations(Protocol):
     """What is known of VMIs and VMIMs; the `Store` is one."""
 
     def evidence(self, namespace: str, name: str) -> Evidence | None:
@@ -53,7 +53,7 @@ class MigrationLog:
     """
 
     def __init__(
-        self, known: Migrations, counters: Counters, *, started_at: Instant, window: Seconds
+        self, known: KnownMigrations, counters: Counters, *, started_at: Instant, window: Seconds
     ) -> None:
         self._known = known
         self._counters = counters

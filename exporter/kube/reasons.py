@@ -71,7 +71,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         if condition.type in HOLDS and condition.status == "True"
     ]
     if vmim.finished:
-        state = status.migrationState or wire.State()
+        state = status.migrationState or wire.ReportedState()
         phases = _time_phases(status)
         reason = _abort_status(state) or (phases[-1][0] if phases else "")
         after = ", ".join(f"{phase} {write_span(seconds)}" for phase, seconds in phases)
@@ -91,7 +91,7 @@ def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
     if not vmim.finished:
         return None
     status = found.status or wire.VmimStatus()
-    state = status.migrationState or wire.State()
+    state = status.migrationState or wire.ReportedState()
     return EndedMigration(
         vmim=vmim,
         source_node=clean(state.sourceNode or "", NODE_LIMIT),
@@ -165,7 +165,7 @@ def _containers(raw: msgspec.Raw) -> list[wire.Container]:
         return []
 
 
-def _abort_status(state: wire.State) -> str:
+def _abort_status(state: wire.ReportedState) -> str:
     status = _word(state.abortStatus)
     return f"Abort{status}" if status else ""
 

@@ -40,7 +40,7 @@ from exporter.kube.recovery import (
     shorten,
     unexpected_in_list,
 )
-from exporter.kube.sink import NO_OVERRIDES, FactSink, Feed, Listener, Listing
+from exporter.kube.sink import NO_OVERRIDES, ChangeListener, FactSink, Feed, Listing
 from exporter.settings import KubeSettings
 
 
@@ -84,7 +84,7 @@ class Reflector:
         rng: random.Random,
         settled: Callable[[], None] = lambda: None,
         is_optional: Callable[[], bool] = lambda: True,
-        listener: Listener | None = None,
+        listener: ChangeListener | None = None,
         policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._api = api

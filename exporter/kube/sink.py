@@ -30,7 +30,7 @@ class FactSink(Protocol):
         """
 
 
-class Listener(Protocol):
+class ChangeListener(Protocol):
     """Notes each object that is read, before the sink has it."""
 
     def note(self, changed: Changed) -> None:
@@ -60,7 +60,7 @@ class Feed:
         sink: FactSink,
         watched: Watched,
         clock: Callable[[], Instant],
-        listener: Listener | None = None,
+        listener: ChangeListener | None = None,
         policy: Policy = NO_OVERRIDES,
     ) -> None:
         self._sink = sink

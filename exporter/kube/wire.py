@@ -55,7 +55,7 @@ class HalfState(Struct, gc=False):
     migrationUID: str | None = None
 
 
-class State(Struct, gc=False):
+class ReportedState(Struct, gc=False):
     migrationUid: str | None = None
     startTimestamp: Any = None
     endTimestamp: Any = None
@@ -93,7 +93,7 @@ class VmiStatus(Struct, gc=False):
     phase: str | None = None
     nodeName: str | None = None
     evacuationNodeName: str | None = None
-    migrationState: State | None = None
+    migrationState: ReportedState | None = None
     conditions: list[Condition] | None = None
 
 
@@ -110,7 +110,7 @@ class PhaseTransition(Struct, gc=False):
 
 class VmimStatus(Struct, gc=False):
     phase: str | None = None
-    migrationState: State | None = None
+    migrationState: ReportedState | None = None
     phaseTransitionTimestamps: list[PhaseTransition] | None = None
     conditions: list[Condition] | None = None
 

@@ -97,7 +97,7 @@ ROUTES: tuple[Route, ...] = (
             _describe(
                 "checkpoint",
                 "query",
-                "Only the entries of this checkpoint, whose rules are not all rules.",
+                "Only the VMIs that this checkpoint blocks; it checks a part of the rules.",
                 type="string",
                 enum=[checkpoint.value for checkpoint in Checkpoint],
             ),
