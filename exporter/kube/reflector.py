@@ -271,7 +271,7 @@ class Reflector:
         recovery = recovery_from(error)
         restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
-            self._version = None
+            self._forget_version()
         if recovery.log_in:
             await self._api.renew()
             self._refusals += 1
@@ -292,11 +292,14 @@ class Reflector:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0
-                self._version = None
+                self._forget_version()
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
         self._watched.restarts[why] += 1
         return why
+
+    def _forget_version(self) -> None:
+        self._version = None
 
     def _can_do_without(self, error: ApiError) -> bool:
         """VMIs are required, unless forbidden here and visible in another namespace."""
@@ -306,7 +309,7 @@ class Reflector:
 
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
-        self._version = None
+        self._forget_version()
         if not self._watched.refused:
             self._log.warning(
                 "resource_refused",

@@ -164,8 +164,13 @@ async def test_every_verb_is_needed(
         async with program(tmp_path, "--kubeconfig", kubeconfig) as exporter:
             await exporter.ready()
             missing = "kubevirt_eviction_exporter_permission_missing"
-            seen = {one: await exporter.sample(missing, resource=one) for _, one in READS}
-            assert seen == {one: float(one in OPTIONAL) for _, one in READS}
+
+            async def find_missing() -> bool:
+                seen = {one: await exporter.sample(missing, resource=one) for _, one in READS}
+                return seen == {one: float(one in OPTIONAL) for _, one in READS}
+
+            # It may be ready before it knows what it may see of the nodes and budgets.
+            await poll(find_missing, what="every optional resource missing")
 
     config = {"kube": {"syncTimeout": "2s"}}
     async with account(server, "base", without=(verb, ("virtualmachineinstances",))) as user:
