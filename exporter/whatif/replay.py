@@ -100,13 +100,19 @@ class Replay:
             case Vmim() as vmim:
                 self._put_vmim(vmim, event.reason)
             case Pod() | KubeVirtSettings() as fact:
-                if isinstance(fact, Pod) and fact.migration_uid and fact.unschedulable:
-                    self._unschedulable.add(fact.migration_uid)
+                if isinstance(fact, Pod) and fact.migration_uid:
+                    self._note_target(fact)
                 for world in self._worlds:
                     world.apply(Observed(fact))
             case _:
                 self._remove(event)
         self._note_visibility(event)
+
+    def _note_target(self, pod: Pod) -> None:
+        if pod.unschedulable:
+            self._unschedulable.add(pod.migration_uid)
+        elif pod.scheduled:
+            self._unschedulable.discard(pod.migration_uid)
 
     def _note_visibility(self, event: Recorded) -> None:
         """What is recorded at all was visible, until it was refused."""
@@ -190,6 +196,8 @@ class Replay:
             if vmim is not None:
                 self._forget_vmim(vmim)
                 self._unschedulable.discard(vmim.uid)
+                for world in self._worlds:
+                    world.forget_failure(vmim)
             vmi = None if vmim is None else self._find_vmi((vmim.namespace, vmim.vmi_name))
             for world in self._worlds:
                 world.remove_vmim(*key, event.uid, vmi)
@@ -279,7 +287,8 @@ class _World:
 
     def count_failure(self, vmim: Vmim, reason: EndReason) -> None:
         """A recorded VMIM has failed; the last reason counts, if it existed under this policy."""
-        known = self._reasons.get(vmim.uid)
+        migration = migration_id(vmim)
+        known = self._reasons.get(migration)
         if known is None and (
             not self._has_begun or self._store.vmim(vmim.namespace, vmim.name) is None
         ):
@@ -287,12 +296,15 @@ class _World:
         counted = self._account.migrations.reasons
         if known is not None:
             counted[known] -= 1
-        self._reasons[vmim.uid] = reason
+        self._reasons[migration] = reason
         counted[reason] += 1
+
+    def forget_failure(self, vmim: Vmim) -> None:
+        """A recorded VMIM was deleted: its failure stays counted as it is."""
+        self._reasons.pop(migration_id(vmim), None)
 
     def remove_vmim(self, namespace: str, name: str, uid: str, vmi: Vmi | None) -> None:
         """A recorded VMIM of `vmi` was deleted."""
-        self._reasons.pop(uid, None)
         vmi = None if vmi is None else self._override(vmi)
         with self._counting(vmi):
             self._counterfactual.remove_vmim(namespace, name, uid, vmi)

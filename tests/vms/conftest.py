@@ -92,7 +92,7 @@ def caller(exporter: tuple[Terminal, Caller]) -> Caller:
 
 @pytest.fixture
 def quote(cluster: Cluster, prove: Callable[[str], None]) -> Callable[[Object], str]:
-    """Prints the log's line about the end of a migration, which is waited for; its reason."""
+    """Waits for the log's line about the end of a migration, prints it, and returns the reason."""
 
     def show(vmim: Object) -> str:
         uid = vmim["metadata"]["uid"]

@@ -200,6 +200,25 @@ class TestEvictions:
         assert ours.migrations.reasons == seen
         assert none.migrations.reasons == seen | {EndReason.OTHER: 1}
 
+    def test_attempts_without_a_uid_are_counted_each(self) -> None:
+        """A target that was scheduled after a while is not why its migration failed."""
+        tale = Tale()
+        failed = {"phase": "Failed", "finished": True, "outcome": Outcome.FAILED}
+        for name in ("first", "second"):
+            waiting = a_vmim(name=name, uid="", created=NOW + MINUTE)
+            tale.tell(MINUTE, waiting, Kind.ADDED)
+            tale.tell(2 * MINUTE, replace(waiting, **failed))
+        uid = tale.vmis[NAME].uid
+        target = a_pod(name="target", vmi_uid=uid, migration_uid="late", unschedulable=True)
+        tale.tell(3 * MINUTE, target, Kind.ADDED)
+        tale.tell(4 * MINUTE, replace(target, unschedulable=False, scheduled=True))
+        late = a_vmim(name="late", uid="late", created=NOW + 3 * MINUTE)
+        tale.tell(3 * MINUTE, late, Kind.ADDED)
+        tale.tell(5 * MINUTE, replace(late, **failed))
+        tale.end(HOUR)
+
+        assert tale.account().migrations.reasons == {EndReason.OTHER: 3}
+
     def test_an_exception_has_its_own_cooldown(self) -> None:
         """Its VMs are counted with their evictions, and take no more time than it says."""
         own = Policy(migration_cooldown=MINUTE)

@@ -264,7 +264,7 @@ class TestRows:
         )
 
     def test_a_blocked_vm_has_its_row(self) -> None:
-        """By what it is blocked, until when, how far the cooldown has run, and why."""
+        """What blocks it, until when, how far the cooldown has run, and why."""
         page = shown(busy_service())
 
         assert page.text("b-uid-of-soon").startswith(
