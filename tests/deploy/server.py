@@ -12,8 +12,13 @@ from tests.generate.manifests import NAME, NAMESPACE, Object, render
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 RBAC = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-_ABOUT_ONESELF = ("selfsubjectreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews")
-"""What every account may ask."""
+_OF_EVERYBODY = (
+    "selfsubjectreviews",
+    "selfsubjectaccessreviews",
+    "selfsubjectrulesreviews",
+    "clustertrustbundles",
+)
+"""What every service account may ask, and from Kubernetes 1.37 on read."""
 
 Grants: TypeAlias = set[tuple[str, str, str, str]]
 """Verb, group, resource and name (or none)."""
@@ -92,7 +97,7 @@ async def account(
 
             async def in_force() -> bool:
                 may = await granted(client)
-                return {one for one in may if one[2] not in _ABOUT_ONESELF} == wanted
+                return {one for one in may if one[2] not in _OF_EVERYBODY} == wanted
 
             await poll(in_force, what="roles in force")
         yield user

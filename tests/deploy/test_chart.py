@@ -28,7 +28,7 @@ from tests.generate.rules import all_alerts, load_groups
 from tests.support.program import ROOT
 
 
-KUBERNETES = "1.36.3"
+KUBERNETES = "1.37.2"
 CI = sorted((CHART / "ci").glob("*-values.yaml"))
 TOOL_LABELS = {"helm.sh/chart", "app.kubernetes.io/managed-by"}
 MONITORING = {

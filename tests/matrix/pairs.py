@@ -45,14 +45,14 @@ class Pair:
 
 PAIRS = (
     Pair.of(),
-    Pair.of(kubevirt="1.8.4"),
-    Pair.of(kubevirt="1.7.0"),
-    Pair.of(kubevirt="1.6.0"),
-    Pair.of(kubevirt="1.5.0"),
-    Pair.of("rig", "watch", "webhook", kube_apiserver="1.37.2"),
+    Pair.of(kube_apiserver="1.36.3"),
+    Pair.of(kubevirt="1.8.4", kube_apiserver="1.36.3"),
+    Pair.of(kubevirt="1.7.0", kube_apiserver="1.36.3"),
+    Pair.of(kubevirt="1.6.0", kube_apiserver="1.36.3"),
+    Pair.of(kubevirt="1.5.0", kube_apiserver="1.36.3"),
     Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.35.4"),
     Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.34.4"),
-    Pair.of("descheduler's scenes", descheduler="0.33.0"),
+    Pair.of("descheduler's scenes", kube_apiserver="1.36.3", descheduler="0.33.0"),
 )
 """Each part in each version that can be had, beside the newest of the others."""
 

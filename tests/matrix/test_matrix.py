@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.matrix.__main__ import read_report, reason
-from tests.matrix.pairs import Pair, Result, keep, read_results
+from tests.matrix.pairs import PAIRS, Result, keep, read_results
 
 
 REPORT = """<testsuites><testsuite>
@@ -22,7 +22,7 @@ REPORT = """<testsuites><testsuite>
 def test_a_run_replaces_the_last_one_of_its_pair(tmp_path: Path) -> None:
     """The other results stay, in the order of the pairs."""
     path = tmp_path / "results.json"
-    old, new = Pair.of(kubevirt="1.7.0").versions, Pair.of().versions
+    old, new = PAIRS[1].versions, PAIRS[0].versions
     for result in (Result(old, failed=["a"]), Result(new), Result(old, passed={"rig": 2})):
         keep(result, path)
 
