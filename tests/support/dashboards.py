@@ -50,10 +50,17 @@ def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]
                 yield Query(dashboard["uid"], panel["title"], target["refId"], expression)
 
 
-def perses_panels(values: Mapping[str, str], uid: str) -> Iterator[Query]:
-    """Every query of every panel of one dashboard of Perses, its variables filled in."""
-    board = json.loads((FOLDER / "perses" / f"{uid}.json").read_text())
-    for panel in board["spec"]["config"]["panels"].values():
+def perses_dashboards() -> dict[str, dict[str, Any]]:
+    """What Perses stores of the committed dashboards for it, by file name."""
+    paths = sorted((FOLDER / "perses").glob("*.json"))
+    return {path.stem: json.loads(path.read_text())["spec"]["config"] for path in paths}
+
+
+def perses_panels(
+    values: Mapping[str, str], uid: str, config: Mapping[str, Any]
+) -> Iterator[Query]:
+    """Every query of every panel of a dashboard of Perses, its variables filled in."""
+    for panel in config["panels"].values():
         for number, query in enumerate(panel["spec"]["queries"], 1):
             expression = fill(query["spec"]["plugin"]["spec"]["query"], values)
             yield Query(uid, panel["spec"]["display"]["name"], f"{number}", expression)

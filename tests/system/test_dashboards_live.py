@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from exporter.demo.store import PODS
 from tests.alerts.scaling import scale
 from tests.cluster import find_binary, poll
 from tests.cluster.cluster import write_certificates
+from tests.cluster.perses import serve_perses
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.users import open_kubeconfig
 from tests.generate.rules import load_groups
-from tests.support.dashboards import Query, panels, perses_panels, variables
+from tests.support.dashboards import Query, panels, perses_dashboards, perses_panels, variables
 from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.other_programs import OtherPrograms
 from tests.support.program import ANYWHERE, Program, program
@@ -162,21 +163,33 @@ async def test_every_query_of_every_panel_shows_something(
 
 
 @pytest.mark.timeout(600)
-async def test_every_query_of_perses_shows_something(
-    watched: Watched, prove: Callable[[str], None]
+async def test_a_perses_server_shows_every_query(
+    watched: Watched, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """Each query of the dashboards of Perses has a value other than 0 and NaN too."""
+    """A Perses server stores its dashboards as they are, and shows a value for each query."""
     namespace, name = watched.vm
-    queries = [
-        *perses_panels(watched.values(HONORED), OVERVIEW),
-        *perses_panels(watched.values(HONORED, namespace=namespace, name=name), ONE_VM),
-    ]
-    shown = {query: _first_telling(await watched.ask(query)) for query in queries}
-    prove(f"{len(shown)} queries of Perses's dashboards")
-    for query, value in shown.items():
-        prove(f"  {query.dashboard}: {query.panel} [{query.ref}] = {value}")
+    values = {
+        OVERVIEW: watched.values(HONORED),
+        ONE_VM: watched.values(HONORED, namespace=namespace, name=name),
+    }
+    committed = perses_dashboards()
+    async with serve_perses(tmp_path) as url:
+        perses = Perses(watched.session, url)
+        proxied = replace(watched, url=await perses.add_prometheus(watched.url))
+        stored = {uid: await perses.store(uid, config) for uid, config in committed.items()}
+        shown = {
+            query: _first_telling(await proxied.ask(query))
+            for uid, config in stored.items()
+            for query in perses_panels(values[uid], uid, config)
+        }
+    for uid, config in stored.items():
+        queries = [query for query in shown if query.dashboard == uid]
+        prove(f"Perses stored {uid}: {len(config['panels'])} panels, {len(queries)} queries")
+        for query in queries:
+            prove(f"  {query.panel} [{query.ref}] = {shown[query]}")
 
-    assert all(shown.values())
+    assert stored == committed
+    assert [query for query, value in shown.items() if value is None] == []
 
 
 @pytest.mark.timeout(600)
@@ -246,6 +259,41 @@ async def test_every_variable_offers_what_is_there(watched: Watched, job: str) -
         offered = {series["metric"].get(label) for series in await watched.ask(query)}
         assert there[label] in offered
         assert SCRAPE_LABELS["namespace"] not in offered
+
+
+@dataclass(frozen=True)
+class Perses:
+    """The API of a Perses server."""
+
+    session: aiohttp.ClientSession
+    url: str
+
+    async def add_prometheus(self, url: str) -> str:
+        """Add the default data source; returns its URL behind Perses's proxy."""
+        proxy = {"kind": "HTTPProxy", "spec": {"url": url}}
+        plugin = {"kind": "PrometheusDatasource", "spec": {"proxy": proxy}}
+        spec = {"default": True, "plugin": plugin}
+        await self._create("globaldatasources", "GlobalDatasource", {"name": "prometheus"}, spec)
+        return f"{self.url}/proxy/globaldatasources/prometheus"
+
+    async def store(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a dashboard in a project of its own; returns what the server then has."""
+        await self._create("projects", "Project", {"name": name}, {})
+        path = f"projects/{name}/dashboards"
+        await self._create(path, "Dashboard", {"name": name, "project": name}, config)
+        async with self.session.get(f"{self.url}/api/v1/{path}/{name}") as response:
+            stored: dict[str, Any] = (await response.json())["spec"]
+        for variable in stored["variables"]:
+            # The server adds this default.
+            assert variable["spec"]["display"].pop("hidden") is False
+        return stored
+
+    async def _create(
+        self, path: str, kind: str, metadata: Mapping[str, str], spec: Mapping[str, Any]
+    ) -> None:
+        made = {"kind": kind, "metadata": metadata, "spec": spec}
+        async with self.session.post(f"{self.url}/api/v1/{path}", json=made) as response:
+            assert response.ok, (path, await response.text())
 
 
 def _first_telling(matrix: list[dict[str, Any]]) -> str | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.binaries import find_binary, find_perses_plugins
+from tests.cluster.binaries import find_binary
+from tests.cluster.perses import write_plugins
 from tests.support.dashboards import FOLDER
 
 
@@ -17,12 +18,7 @@ BOARDS = sorted((FOLDER / "perses").glob("*.json"))
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plugin folder of a Perses."""
-    folder = tmp_path_factory.mktemp("plugins")
-    for name, text in json.loads(find_perses_plugins().read_text()).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+    return write_plugins(tmp_path_factory.mktemp("plugins"))
 
 
 def lint(config: dict[str, Any], plugins: Path, place: Path) -> subprocess.CompletedProcess[str]:
