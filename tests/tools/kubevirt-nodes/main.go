@@ -34,7 +34,8 @@ func main() {
 	operator := components.NewOperatorDeployment(namespace, registry, "", version, "2", version, "",
 		asUser, asUser, asRoot, asRoot, asUser, asUser, asUser, asUser, asUser, asUser, asUser, asUser, asUser,
 		corev1.PullNever)
-	operator.Spec.Replicas = new(int32(1))
+	replicas := int32(1)
+	operator.Spec.Replicas = &replicas
 	objects := []any{
 		&corev1.Namespace{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
