@@ -141,7 +141,7 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
     from dataclasses import replace
 
     from exporter.demo import USER, shorten_settings
-    from exporter.engine.model import Policy, StuckPolicy
+    from exporter.engine.policy import Policy, StuckPolicy
     from exporter.settings import (
         Address,
         AdmissionMode,

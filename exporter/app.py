@@ -103,16 +103,12 @@ async def run(
         service = _build_service(
             settings, store, view, health, counters=counters, events=events, clock=clock
         )
-        store.subscribe(view.note_change, *ANSWER_KINDS)
-        store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)
         watch = _build_watch(
             settings, api, store, health, service, clock=clock, rng=rng, reflector=reflector
         )
         jobs: list[Job] = [watch.run]
         closing: list[Job] = []
         if history is not None:
-            store.subscribe(history.changes.note_change, NoticeKind.MEMORY)
-            store.subscribe(lambda _: history.signal.wake(), NoticeKind.MEMORY)
             writer, its_jobs = _build_writer(history, settings, api, health, clock=clock, rng=rng)
             jobs += its_jobs
             closing.append(partial(_close_history, history, writer))
@@ -129,12 +125,7 @@ async def run(
             try:
                 await _until_stopped([job() for job in jobs], stop)
             finally:
-                log.info("stopping")
-                service.close()
-                # Meanwhile each answer closes its connection, so that the API server moves to
-                # another replica before its idle connections are closed.
-                linger = LINGER if settings.listen.admission else 0.0
-                await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
+                await _close(service, closing, LINGER if settings.listen.admission else 0.0)
 
 
 def _find_place(settings: Settings, login: Login) -> Path | ConfigMaps | None:
@@ -219,6 +210,9 @@ def _build_service(
         )
     )
     blocked = BlockedSet(view, health, clock)
+    polls = LongPolls(blocked)
+    store.subscribe(view.note_change, *ANSWER_KINDS)
+    store.subscribe(lambda _: polls.note_change(), *ANSWER_KINDS)
     return Service(
         store=store,
         view=view,
@@ -228,7 +222,7 @@ def _build_service(
         stuck=settings.stuck,
         limits=settings.limits,
         blocked=blocked,
-        polls=LongPolls(blocked),
+        polls=polls,
         clock=clock,
         render_metrics=exposition.render,
         note_blocked=None if events is None else events.note_blocked,
@@ -270,6 +264,8 @@ def _build_history(
         find_unwritten=lambda: changes.unwritten_since, has_outdated=lambda: changes.has_outdated
     )
     signal = WriteSignal()
+    store.subscribe(changes.note_change, NoticeKind.MEMORY)
+    store.subscribe(lambda _: signal.wake(), NoticeKind.MEMORY)
     if isinstance(place, Path):
         return _History(changes, replace(health, may_write=lambda: True), signal, place)
     lease = Lease(
@@ -324,6 +320,14 @@ def _build_writer(
     )
     watch = Reflector(api, place.watched, reader, settings.kube, clock=clock, rng=rng)
     return writer, [lease.run, watch.run, reader.run, writer.run]
+
+
+async def _close(service: Service, closing: Iterable[Job], linger: Seconds) -> None:
+    log.info("stopping")
+    service.close()
+    # Meanwhile each answer closes its connection, so that the API server moves to another replica
+    # before its idle connections are closed.
+    await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
 
 
 async def _close_history(history: _History, writer: HistoryWriter) -> None:

@@ -88,7 +88,8 @@ def status(arguments: argparse.Namespace) -> Exit:
     from exporter.cli.client import decode
     from exporter.cli.layout import detect_terminal
     from exporter.cli.status import show_status
-    from exporter.server.schemas import BlockedAnswer, EvacuationsAnswer, StatusAnswer
+    from exporter.server.evacuation_schemas import EvacuationsAnswer
+    from exporter.server.schemas import BlockedAnswer, StatusAnswer
 
     async def ask(exporter: "Exporter") -> str:
         body = await exporter.read("/v1/status")
@@ -117,7 +118,7 @@ def node(arguments: argparse.Namespace) -> Exit:
     from exporter.cli.client import decode
     from exporter.cli.drain import follow_drain, show_drain, show_nodes
     from exporter.cli.layout import detect_terminal
-    from exporter.server.schemas import DrainAnswer, NodesAnswer
+    from exporter.server.evacuation_schemas import DrainAnswer, NodesAnswer
 
     if arguments.watch and arguments.node is None:
         return complain(Exit.USAGE, "--watch needs the NAME of a node")

@@ -4,18 +4,17 @@ from datetime import datetime
 
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
-from exporter.engine.drain import DrainOutcome
-from exporter.engine.model import DEFAULT_POLICY, Reason
+from exporter.engine.drain_outcomes import DrainOutcome
+from exporter.engine.model import Reason
+from exporter.engine.policy import DEFAULT_POLICY
+from exporter.server.evacuation_schemas import EvacuationAnswer, PendingAnswer, WhyAnswer
 from exporter.server.schemas import (
     CooldownAnswer,
-    EvacuationAnswer,
     HeldEvictionAnswer,
     MigrationAnswer,
-    PendingAnswer,
     PolicyAnswer,
     RuleAnswer,
     VmiAnswer,
-    WhyAnswer,
 )
 from exporter.text import write_span
 

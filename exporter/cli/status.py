@@ -7,14 +7,13 @@ from itertools import groupby
 from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, ROWS, Cell, Screen, Sheet
-from exporter.engine.drain import GRAVEST
+from exporter.engine.drain_outcomes import GRAVEST
 from exporter.engine.rules import UNTIL
 from exporter.health import Staleness
+from exporter.server.evacuation_schemas import EvacuationAnswer, EvacuationsAnswer
 from exporter.server.schemas import (
     BlockedAnswer,
     BlockedVmi,
-    EvacuationAnswer,
-    EvacuationsAnswer,
     HistoryStatus,
     ResourceAnswer,
     StatusAnswer,

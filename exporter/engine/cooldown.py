@@ -22,12 +22,8 @@ from msgspec import Struct
 
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import Ending, settle
-from exporter.engine.model import (
-    Instant,
-    Outcome,
-    Policy,
-    Seconds,
-)
+from exporter.engine.model import Instant, Outcome, Seconds
+from exporter.engine.policy import Policy
 
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)

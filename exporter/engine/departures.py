@@ -13,10 +13,14 @@ class Departures:
     """The end of the newest successful migration out of each node; "" is an unknown node."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, Instant] = {}
+        self._latest: dict[str, Instant] = {}
 
     def note(self, node: str, end: Instant | None, now: Instant) -> None:
         """Apply a success out of this node, which was read at `now`; None is an unknown end."""
         end = settle(end, now)
-        if end is not None and end > self.latest.get(node, 0.0):
-            put_newest(self.latest, node, end, most=NODES_KEPT)
+        if end is not None and end > self._latest.get(node, 0.0):
+            put_newest(self._latest, node, end, most=NODES_KEPT)
+
+    def read_newest(self) -> tuple[dict[str, Instant], Instant | None]:
+        """The newest end by node, and the newest of all; None without any."""
+        return self._latest.copy(), max(self._latest.values(), default=None)

@@ -3,9 +3,7 @@
 `status.evacuationNodeName` makes KubeVirt move a VMI off its node. KubeVirt then creates
 evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
 forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the VMI, its VMIMs and
-its pods to one `State`, the first that applies in the order of the enum.
-
-The order of the states:
+its pods to one `State`, the first that applies in the order of the enum:
 
 1. KubeVirt does not retry: somebody else has to act, or the VMI has left already.
 2. A migration is running.
@@ -27,10 +25,6 @@ attempts. As long as there is none, it is stuck only if `stuck.external` sets an
 A VM that waits for KubeVirt's migration limits is in a queue, which is not stuck while it moves:
 its age counts from the newest success out of its node, or of any migration where the limit of the
 cluster is reached. When its turn has come, its age counts from the newest success before that.
-
-Retry backoff (`migration.go: handleMigrationBackoff`): the newest evacuation or workload-update
-VMIM of a VMI stays Pending for 20 s * 2^(n-1) after the last failure, with n failures since the
-last success.
 """
 
 from collections.abc import Mapping
@@ -39,32 +33,28 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from exporter.engine.backoff import Backoff, compute_backoff
 from exporter.engine.cordons import Cordons
 from exporter.engine.evidence import Evidence, Marker
+from exporter.engine.load import RUNNING_PHASES, Load
 from exporter.engine.model import (
     Hold,
     Instant,
-    MigrationLimits,
     Outcome,
     Pod,
-    Priority,
     Resource,
     Seconds,
-    StuckPolicy,
     Vmim,
 )
+from exporter.engine.policy import StuckPolicy
+from exporter.engine.requesters import SAME_REQUEST, Source, find_source
 
 
 DIVERGED_AFTER: Seconds = 120.0
 """How long marker and annotation may differ: KubeVirt writes them one after the other."""
-SAME_REQUEST: Seconds = 5.0
-"""An attempt that is up to this much older than the request still belongs to it: KubeVirt writes
-whole seconds, and may create the VMIM before it sets the condition EvictionRequested."""
 NEXT_ATTEMPT: Seconds = 120.0
 """KubeVirt may take this long to use a place that a finished migration has left, or to clear the
 marker of a VMI that has left its node."""
-RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
-"""The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
 _NO_CONTACTS: Mapping[Resource, Instant] = {}
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
@@ -91,56 +81,11 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Source(StrEnum):
-    """Who requested an evacuation: by its VMIM's priority, else by an annotation of the VMI."""
-
-    DESCHEDULER = "descheduler"
-    """Priority system-maintenance; without one, the annotation kubevirt.io/eviction-source."""
-    OTHER = "other"
-    """Priority system-critical: a drain, or an eviction by anybody else."""
-    UNKNOWN = "unknown"
-    """Neither is present, as always before KubeVirt 1.7."""
-
-
 class Cause(StrEnum):
     """Why an evacuation counts as stuck."""
 
     AGE = "age"
     FAILURES = "failures"
-
-
-class Load(Struct, frozen=True):
-    """The running migrations in the cluster and out of each node, and their limits.
-
-    A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. Known
-    only if every VMIM of the cluster and the KubeVirt object are visible. `departures` has when the
-    newest successful migration out of each node ended, and `newest_success` when that of any did.
-    """
-
-    running: int
-    outbound: Mapping[str, int]
-    limits: MigrationLimits
-    departures: Mapping[str, Instant] = {}
-    newest_success: Instant | None = None
-
-    def is_full(self, node: str) -> bool:
-        """Whether KubeVirt would start no migration out of this node now."""
-        return (
-            self.running >= self.limits.cluster
-            or self.outbound.get(node, 0) >= self.limits.outbound_per_node
-        )
-
-    def moved_at(self, node: str) -> Instant | None:
-        """When the queue of this node's VMs last moved, or None if that is unknown."""
-        cluster_full = self.running >= self.limits.cluster
-        return self.newest_success if cluster_full else self.departures.get(node)
-
-
-class Backoff(Struct, frozen=True):
-    """KubeVirt's current pause before the next attempt."""
-
-    seconds: Seconds
-    next_try: Instant
 
 
 class LastSeen(Struct, frozen=True):
@@ -203,7 +148,7 @@ def diagnose(
     if marker is None:
         return None
     dead = dead | evidence.dead_at(now)
-    source = _find_source(evidence, marker)
+    source = find_source(evidence, marker)
     seen, evidence = evidence, evidence.without(dead)
     attempt = evidence.unfinished()
     backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
@@ -278,32 +223,6 @@ def _is_behind(
 ) -> bool:
     """Whether the watch of a resource has had no contact since the VMI changed."""
     return contacts.get(resource, changed_at) < changed_at
-
-
-def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
-    """The backoff of a Pending attempt, even if it has passed already.
-
-    `first` is KubeVirt's first pause (20 s). None if the newest attempt is not Pending, none failed
-    before it, or the time of the failure is unknown.
-    """
-    eligible = sorted(
-        (vmim for vmim in vmims if vmim.retried),
-        key=lambda vmim: (vmim.created or 0.0, vmim.name),
-        reverse=True,
-    )
-    if len(eligible) < 2 or eligible[0].phase != "Pending":
-        return None
-    failures = 0
-    for vmim in eligible[1:]:
-        if vmim.phase == "Succeeded":
-            break
-        if vmim.phase == "Failed" and not vmim.deleting:
-            failures += 1
-    last = eligible[1]
-    if not failures or last.phase != "Failed" or last.finished_at is None:
-        return None
-    seconds = first * 2.0 ** min(failures - 1, 32)
-    return Backoff(seconds=seconds, next_try=last.finished_at + seconds)
 
 
 def _find_state(
@@ -425,39 +344,13 @@ def _judge_hand_off(
 
 def _has_more_active_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
     target = "" if attempt is None else attempt.uid
-    active = [
-        pod
-        for pod in evidence.pods
-        if not pod.finished and not (target and pod.migration_uid == target)
-    ]
-    return len(active) > 1
+    active = (pod for pod in evidence.pods if not pod.finished)
+    return sum(not target or pod.migration_uid != target for pod in active) > 1
 
 
 def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
     mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
     return next(mine, None)
-
-
-def _find_source(evidence: Evidence, marker: Marker) -> Source:
-    """By the priority of the newest attempt, because the annotation may be of an older request.
-
-    Attempts older than this request do not count.
-    """
-    since = marker.requested_at - SAME_REQUEST
-    attempts = [
-        v
-        for v in evidence.vmims
-        if v.evacuates == marker.node
-        and v.priority is not None
-        and v.created is not None
-        and v.created >= since
-    ]
-    newest = max(attempts, key=lambda v: (v.created or 0.0, v.name), default=None)
-    if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
-        return Source.DESCHEDULER
-    if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
-        return Source.OTHER
-    return Source.DESCHEDULER if evidence.vmi.evicted_by_descheduler else Source.UNKNOWN
 
 
 def _find_causes(

@@ -1,18 +1,6 @@
 """Forecasts the drain of a node: what would happen to each VM if the node were drained now.
 
-A drain evicts every launcher pod of the node. What KubeVirt makes of an eviction
-(`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
-KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first that applies:
-
-- `stays`: LiveMigrate, and not migratable. KubeVirt refuses the eviction for ever. Or the pod would
-  be evicted (`restarts`), and a PodDisruptionBudget forbids it.
-- `external`: External. Somebody else must move or stop the VM.
-- `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.
-- `restarts`: None (or a value that KubeVirt does not know), or LiveMigrateIfPossible and not
-  migratable. The pod is evicted and the VM goes down.
-- `waits`: a migration of it is in progress, KubeVirt's migration limits are reached, or it has no
-  condition LiveMigratable yet.
-- `leaves`: it is migrated.
+`drain_outcomes` has what a drain does to one VM.
 
 The counts of all nodes come from totals that the store updates with each change, so only VMIs with
 an unfinished VMIM or an evacuation are visited.
@@ -21,15 +9,22 @@ an unfinished VMIM or an evacuation are visited.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from enum import StrEnum
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from exporter.engine.budgets import Budgets
 from exporter.engine.cordons import Cordons
-from exporter.engine.diagnosis import Diagnosis, Load, Source, diagnose
+from exporter.engine.diagnosis import Diagnosis, diagnose
+from exporter.engine.drain_outcomes import (
+    KEPT,
+    MOVED,
+    DrainOutcome,
+    decide_outcome,
+    measure_mobility,
+)
 from exporter.engine.evidence import Evidence
+from exporter.engine.load import Load
 from exporter.engine.model import (
     Contacts,
     DeadResources,
@@ -39,40 +34,15 @@ from exporter.engine.model import (
     Node,
     Resource,
     Seconds,
-    StuckPolicy,
     Vmi,
     Why,
     WhySource,
 )
 from exporter.engine.node_drains import Departed, DrainProgress, measure_progress
+from exporter.engine.policy import StuckPolicy
 from exporter.engine.reasons import REASONS_SHOWN
+from exporter.engine.requesters import Source
 from exporter.engine.store import Store
-
-
-class DrainOutcome(StrEnum):
-    """What a drain of its node would do to a VM; the value in JSON and metrics."""
-
-    LEAVES = "leaves"
-    WAITS = "waits"
-    FAILS = "fails"
-    RESTARTS = "restarts"
-    STAYS = "stays"
-    EXTERNAL = "external"
-
-
-GRAVEST = (
-    DrainOutcome.STAYS,
-    DrainOutcome.FAILS,
-    DrainOutcome.EXTERNAL,
-    DrainOutcome.RESTARTS,
-    DrainOutcome.WAITS,
-    DrainOutcome.LEAVES,
-)
-"""The outcomes, the gravest first."""
-MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
-"""The outcomes of VMs that are migrated."""
-KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
-"""The outcomes of VMs that keep their node from being emptied."""
 
 
 _NO_CONTACTS = Contacts()
@@ -207,7 +177,7 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
     full = {node for node in counts if conditions.is_full(node)}
 
     def outcome(node: str, mobility: Mobility) -> DrainOutcome:
-        return _find_outcome(mobility, conditions.kubevirt, full=node in full, fails=False)
+        return decide_outcome(mobility, conditions.kubevirt, full=node in full, fails=False)
 
     for (node, mobility), vmis in store.mobilities.items():
         if node:
@@ -370,8 +340,8 @@ def _find_own_outcome(
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts
         fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
-    return _find_outcome(
-        _measure_mobility(evidence.without(dead)),
+    return decide_outcome(
+        measure_mobility(evidence.without(dead)),
         conditions.kubevirt,
         full=conditions.is_full(evidence.vmi.node),
         fails=fails,
@@ -384,11 +354,25 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
     None if that is unknown, if the drain does not migrate it, or if it is migrating already (how
     far that has got is unknown).
     """
-    mobility = _measure_mobility(evidence)
-    outcome = _find_outcome(mobility, settings, full=False, fails=False)
+    mobility = measure_mobility(evidence)
+    outcome = decide_outcome(mobility, settings, full=False, fails=False)
     if mobility.migrating or outcome not in MOVED:
         return None
     return evidence.history.last_duration()
+
+
+def _bound(durations: Iterable[Seconds], settings: KubeVirtSettings | None) -> Seconds | None:
+    """A lower bound of the time for migrations of these durations; None without any.
+
+    The longest, or the sum divided by KubeVirt's parallel limit if that is more.
+    """
+    known = tuple(durations)
+    if not known:
+        return None
+    if settings is None:
+        return max(known)
+    parallel = max(1, min(settings.limits.cluster, settings.limits.outbound_per_node))
+    return max(*known, sum(known) / parallel)
 
 
 def _forecast(
@@ -411,45 +395,6 @@ def _forecast(
 
 def _can_be_emptied(outcomes: Mapping[DrainOutcome, int]) -> bool:
     return not any(outcomes.get(outcome) for outcome in KEPT)
-
-
-def _bound(durations: Iterable[Seconds], settings: KubeVirtSettings | None) -> Seconds | None:
-    """A lower bound of the time for migrations of these durations; None without any.
-
-    The longest, or the sum divided by KubeVirt's parallel limit if that is more.
-    """
-    known = tuple(durations)
-    if not known:
-        return None
-    if settings is None:
-        return max(known)
-    parallel = max(1, min(settings.limits.cluster, settings.limits.outbound_per_node))
-    return max(*known, sum(known) / parallel)
-
-
-def _measure_mobility(evidence: Evidence) -> Mobility:
-    mobility = evidence.vmi.mobility
-    return mobility if evidence.unfinished() is None else mobility._replace(migrating=True)
-
-
-def _find_outcome(
-    mobility: Mobility, settings: KubeVirtSettings | None, *, full: bool, fails: bool
-) -> DrainOutcome:
-    strategy = mobility.strategy or ("" if settings is None else settings.eviction_strategy)
-    match strategy:
-        case "External":
-            return DrainOutcome.EXTERNAL
-        case "LiveMigrate" if not mobility.migratable:
-            return DrainOutcome.STAYS
-        case _ if fails:
-            return DrainOutcome.FAILS
-        case "LiveMigrate":
-            pass
-        case "LiveMigrateIfPossible" if mobility.migratable:
-            pass
-        case _:
-            return DrainOutcome.RESTARTS
-    return DrainOutcome.WAITS if mobility.migrating or full else DrainOutcome.LEAVES
 
 
 def _count_failures(evidence: Evidence) -> int:

@@ -10,10 +10,15 @@ from exporter.engine.vmi_record import VmiRecord
 
 
 class HistoryMerger:
-    """Keeps the newest `keep` endings of each VMI. `departures`: when VMs last left each node."""
+    """Keeps the newest `keep` endings of each VMI.
+
+    `departures`: when VMs last left each node; `unseen`: what a stored history says, by the UIDs of
+    VMIs that have not been seen yet.
+    """
 
     def __init__(self, vmims: VmimIndex, evacuations: EvacuationTracker, *, keep: int) -> None:
         self.departures = Departures()
+        self.unseen: dict[str, Remembered] = {}
         self._vmims = vmims
         self._evacuations = evacuations
         self._keep = keep
@@ -72,6 +77,18 @@ class HistoryMerger:
         self._evacuations.note_success(record, at)
         self._evacuations.note_attempts(record, at)
         return True
+
+    def merge_unseen(self, record: VmiRecord, at: Instant) -> None:
+        """Merge what a stored history says of a VMI that is seen for the first time."""
+        remembered = self.unseen.pop(record.vmi.uid, None)
+        if remembered is not None:
+            self.merge_remembered(record, remembered, at)
+
+    def keep_unseen(self, remembered: Remembered) -> bool:
+        """Keep what a stored history says until its VMI is seen; True if it is news."""
+        known = self.unseen.get(remembered.uid)
+        self.unseen[remembered.uid] = remembered if known is None else known.join(remembered)
+        return self.unseen[remembered.uid] != known
 
     def _bind_all(self, record: VmiRecord, at: Instant) -> None:
         """Bind and merge all VMIMs that belong to this VMI."""

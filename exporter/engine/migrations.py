@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.diagnosis import RUNNING_PHASES
 from exporter.engine.launchers import LauncherIndex
+from exporter.engine.load import RUNNING_PHASES
 from exporter.engine.model import Vmi, Vmim
 from exporter.engine.vmi_record import VmiRecord
 

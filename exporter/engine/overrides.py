@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from exporter.engine.model import Policy
+from exporter.engine.policy import Policy
 
 
 KEPT = 2**14

@@ -1,12 +1,16 @@
-"""Who asked for the eviction of a VMI, until the evacuation appears."""
+"""Who asked for the eviction of a VMI: before the evacuation appears, and as far as it shows."""
 
 from collections import OrderedDict
+from enum import StrEnum
 
-from exporter.engine.evidence import ASKED_WITHIN, Requester
-from exporter.engine.model import Instant
+from exporter.engine.evidence import ASKED_WITHIN, Evidence, Marker, Requester
+from exporter.engine.model import Instant, Priority, Seconds
 
 
 VMIS_KEPT = 5_000
+SAME_REQUEST: Seconds = 5.0
+"""An attempt that is up to this much older than the request still belongs to it: KubeVirt writes
+whole seconds, and may create the VMIM before it sets the condition EvictionRequested."""
 
 
 class Requesters:
@@ -33,3 +37,36 @@ class Requesters:
     def _prune(self, now: Instant) -> None:
         while self._first and not 0 <= now - next(iter(self._first.values())).at <= ASKED_WITHIN:
             self._first.popitem(last=False)
+
+
+class Source(StrEnum):
+    """Who requested an evacuation: by its VMIM's priority, else by an annotation of the VMI."""
+
+    DESCHEDULER = "descheduler"
+    """Priority system-maintenance; without one, the annotation kubevirt.io/eviction-source."""
+    OTHER = "other"
+    """Priority system-critical: a drain, or an eviction by anybody else."""
+    UNKNOWN = "unknown"
+    """Neither is present, as always before KubeVirt 1.7."""
+
+
+def find_source(evidence: Evidence, marker: Marker) -> Source:
+    """By the priority of the newest attempt, because the annotation may be of an older request.
+
+    Attempts older than this request do not count.
+    """
+    since = marker.requested_at - SAME_REQUEST
+    attempts = [
+        v
+        for v in evidence.vmims
+        if v.evacuates == marker.node
+        and v.priority is not None
+        and v.created is not None
+        and v.created >= since
+    ]
+    newest = max(attempts, key=lambda v: (v.created or 0.0, v.name), default=None)
+    if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
+        return Source.DESCHEDULER
+    if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
+        return Source.OTHER
+    return Source.DESCHEDULER if evidence.vmi.evicted_by_descheduler else Source.UNKNOWN

@@ -38,7 +38,8 @@ from msgspec import Struct
 
 from exporter.engine.cooldown import Cooldown, count_migrations, measure_cooldown
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Instant, Mismatch, Policy, Reason, Resource, Verdict
+from exporter.engine.model import Checkpoint, Instant, Mismatch, Reason, Resource, Verdict
+from exporter.engine.policy import Policy
 
 
 class Rule(Struct, frozen=True, kw_only=True):

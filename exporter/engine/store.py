@@ -24,9 +24,9 @@ from exporter.engine.changes import (
     Unreadable,
     Visibility,
 )
-from exporter.engine.diagnosis import Load
 from exporter.engine.evacuations import EvacuationTracker
 from exporter.engine.evidence import DEAD_AFTER, Evidence, Remembered, Requester
+from exporter.engine.load import Load
 from exporter.engine.merging import HistoryMerger
 from exporter.engine.migrations import bind
 from exporter.engine.model import (
@@ -75,10 +75,8 @@ class Store:
         self._subscribers: dict[NoticeKind, list[Callable[[Notice], None]]] = {}
         self._load: Load | None = None
         self._load_is_known = False
-        self._remembered: dict[str, Remembered] = {}
         self._objects = objects = ClusterObjects(keep=endings_kept)
         self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
-        self._unreadable = objects.unreadable
         self._evacuations = EvacuationTracker(self._vmims, self._launchers)
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
         self.drains = self._evacuations.drains
@@ -86,9 +84,6 @@ class Store:
         self.budgets = objects.budgets
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
-
-    def __len__(self) -> int:
-        return len(self._vmis.by_key)
 
     def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
         """Call this with every notice of these kinds, while the change is applied."""
@@ -141,9 +136,8 @@ class Store:
 
     def count(self, resource: Resource) -> int:
         """The number of objects of a resource."""
-        if resource is Resource.KUBEVIRTS:
-            return int(self.kubevirt is not None)
-        return self._objects.count(resource)
+        is_kubevirt = resource is Resource.KUBEVIRTS and self.kubevirt is not None
+        return int(is_kubevirt) or self._objects.count(resource)
 
     def vmi(self, key: Key) -> Vmi | None:
         """A VMI, or None if there is none of that name."""
@@ -192,9 +186,7 @@ class Store:
         """The evidence about every VMI with an unfinished VMIM, without ended ones."""
         for key in {binding.vmi_key for binding in self._vmims.unfinished}:
             evidence = self.evidence(*key)
-            if evidence is None or evidence.vmi.finished:
-                continue
-            if evidence.unfinished() is not None:
+            if evidence is not None and not evidence.vmi.finished and evidence.unfinished():
                 yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
@@ -211,26 +203,19 @@ class Store:
         self._load, self._load_is_known = None, True
         visible = self.visibility
         if self._sees_all and visible.vmims and visible.pods and self.kubevirt is not None:
-            running, outbound = self._vmims.count_running(self._launchers, self.vmi)
-            departures = self._merger.departures.latest.copy()
-            newest = max(departures.values(), default=None)
-            self._load = Load(running, outbound, self.kubevirt.limits, departures, newest)
+            counts = self._vmims.count_running(self._launchers, self.vmi)
+            departures = self._merger.departures.read_newest()
+            self._load = Load(*counts, self.kubevirt.limits, *departures)
         return self._load
 
     def remember(self, uid: str) -> Remembered | None:
         """What the stored history has to store of a VMI, or None if there is nothing."""
         record = self._vmis.by_uid.get(uid)
-        if record is None:
-            return self._remembered.get(uid)
-        migrations = record.history.records()
-        if not migrations and record.marker is None:
-            return None
-        namespace = record.vmi.namespace
-        return Remembered(uid=uid, namespace=namespace, migrations=migrations, marker=record.marker)
+        return self.unseen(uid) if record is None else record.remember()
 
     def unseen(self, uid: str) -> Remembered | None:
         """What a stored history says of a VMI that has not been seen yet."""
-        return self._remembered.get(uid)
+        return self._merger.unseen.get(uid)
 
     def _gather(self, record: VmiRecord) -> Evidence:
         return self._objects.gather_evidence(
@@ -249,14 +234,12 @@ class Store:
                 resource, changed = Resource.PODS, self._put_pod(fact, at)
             case KubeVirtSettings():
                 return self._set_kubevirt(fact)
-            case Node():
-                return self.cordons.put(fact, at)
-            case Budget():
-                return self.budgets.put(fact)
+            case Node() | Budget():
+                return self._objects.put(fact, at)
             case _:
                 raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
         key = (fact.namespace, fact.name)
-        if self._unreadable.forget(resource, *key) and not changed:
+        if self._objects.unreadable.forget(resource, *key) and not changed:
             _, record = self._objects.find(resource, key)
             self._note_evidence(record)
             changed = True
@@ -283,9 +266,7 @@ class Store:
         if was_evacuating and record.marker is None:
             self._reasons.end(vmi)
         record.seen_at = at
-        remembered = self._remembered.pop(vmi.uid, None)
-        if remembered is not None:
-            self._merger.merge_remembered(record, remembered, at)
+        self._merger.merge_unseen(record, at)
         self._note_evidence(record)
         self._notify(NoticeKind.MEMORY, uid=vmi.uid)
         return True
@@ -345,10 +326,8 @@ class Store:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
         if resource is Resource.KUBEVIRTS:
             return self._set_kubevirt(None)
-        if resource is Resource.NODES:
-            return self.cordons.remove(removed.name, at)
-        if resource is Resource.BUDGETS:
-            return self.budgets.remove(*key)
+        if resource in (Resource.NODES, Resource.BUDGETS):
+            return self._objects.remove(removed, at)
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
         pod = self._launchers.pods.get(key)
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
@@ -364,7 +343,7 @@ class Store:
             self._note_pod(pod, at)
         else:
             return False
-        self._unreadable.forget(resource, *key)
+        self._objects.unreadable.forget(resource, *key)
         return True
 
     def _end(self, record: VmiRecord, at: Instant) -> None:
@@ -380,7 +359,7 @@ class Store:
         """The last version of a known object still counts; a new VMI is stored without facts."""
         resource, key = change.resource, (change.namespace, change.name)
         is_known, record = self._objects.find(resource, key)
-        is_news = is_known and self._unreadable.note(resource, *key, at)
+        is_news = is_known and self._objects.unreadable.note(resource, *key, at)
         if is_news:
             self._note_evidence(record)
         is_new_vmi = change.uid and (record is None or record.vmi.uid != change.uid)
@@ -392,23 +371,18 @@ class Store:
 
     def _note_admitted(self, change: EvictionAdmitted, at: Instant) -> None:
         """Note who asked, if KubeVirt may mark the VMI (`pod-eviction-admitter.go`)."""
-        found = self.find_pod(change.namespace, change.pod)
-        if found is None:
-            return
-        pod, vmi = found
-        if not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
+        pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
+        if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
             self._evacuations.requesters.note(vmi.uid, Requester(at, change.user))
 
     def _remember(self, remembered: Remembered, at: Instant) -> bool:
         """Merge what a stored history says of a VMI, at the latest when that VMI is seen."""
         uid = remembered.uid
-        record, known = self._vmis.by_uid.get(uid), self._remembered.get(uid)
-        if record is not None:
-            changed = self._merger.merge_remembered(record, remembered, at)
+        record = self._vmis.by_uid.get(uid)
+        if record is None:
+            changed = self._merger.keep_unseen(remembered)
         else:
-            joined = remembered if known is None else known.join(remembered)
-            changed = joined != known
-            self._remembered[uid] = joined
+            changed = self._merger.merge_remembered(record, remembered, at)
         if changed:
             self._note_evidence(record)
             self._notify(NoticeKind.MEMORY, uid=uid)
@@ -416,7 +390,7 @@ class Store:
 
     def _forget(self, uid: str) -> bool:
         """Drop what a stored history says of a VMI that has not been seen."""
-        if self._remembered.pop(uid, None) is None:
+        if self._merger.unseen.pop(uid, None) is None:
             return False
         self._notify(NoticeKind.MEMORY, uid=uid)
         return True

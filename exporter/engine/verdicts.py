@@ -29,11 +29,11 @@ from exporter.engine.model import (
     Checkpoint,
     DeadResources,
     Instant,
-    Policy,
     Reason,
     Resource,
     Verdict,
 )
+from exporter.engine.policy import Policy
 from exporter.engine.rules import decide_both
 from exporter.engine.store import Store
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from exporter.engine.evidence import Marker
+from exporter.engine.evidence import Marker, Remembered
 from exporter.engine.history import History
 from exporter.engine.model import Instant, Mobility, Pod, Vmi
 
@@ -37,6 +37,16 @@ class VmiRecord(Struct, gc=False):
             proofs.pop(uid, None)
             proofs[uid] = None
         self.proofs = tuple(proofs)[-keep:]
+
+    def remember(self) -> Remembered | None:
+        """What the stored history has to store of it, or None if there is nothing."""
+        migrations = self.history.records()
+        if not migrations and self.marker is None:
+            return None
+        vmi = self.vmi
+        return Remembered(
+            uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=self.marker
+        )
 
 
 class VmiIndex:

@@ -20,16 +20,8 @@ from exporter.engine.advice import advise
 from exporter.engine.drain import read_conditions
 from exporter.engine.events import Episode, EvacuationEpisode, EventQueue, HeldEpisode
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import (
-    EventOutcome,
-    EventReason,
-    Instant,
-    Reason,
-    Seconds,
-    StuckPolicy,
-    Verdict,
-    Why,
-)
+from exporter.engine.model import EventOutcome, EventReason, Instant, Reason, Seconds, Verdict, Why
+from exporter.engine.policy import StuckPolicy
 from exporter.engine.rules import UNTIL
 from exporter.engine.store import Store
 from exporter.health import Health

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from exporter.engine.changes import Visibility
-from exporter.engine.model import CLUSTER_RESOURCES, Instant, Policy, Resource
+from exporter.engine.model import CLUSTER_RESOURCES, Instant, Resource
+from exporter.engine.policy import Policy
 from exporter.engine.store import Store
 from exporter.health import Health, Restart, Watched
 from exporter.kube.client import ApiServer

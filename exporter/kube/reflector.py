@@ -11,7 +11,8 @@ import random
 from collections.abc import AsyncIterator, Callable
 from typing import assert_never
 
-from exporter.engine.model import Instant, Policy, Resource, Seconds
+from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.policy import Policy
 from exporter.health import Restart, Watched
 from exporter.kube.client import (
     Absent,

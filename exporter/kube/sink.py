@@ -9,8 +9,9 @@ import structlog
 from msgspec.structs import replace
 
 from exporter.engine.changes import Change, Listed, Observed, Removed, Unreadable
-from exporter.engine.model import Instant, Policy, Seconds, Vmi
+from exporter.engine.model import Instant, Seconds, Vmi
 from exporter.engine.overrides import OverrideChooser
+from exporter.engine.policy import Policy
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
 

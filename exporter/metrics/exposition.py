@@ -18,12 +18,12 @@ from prometheus_client.utils import floatToGoString
 from exporter.engine.drain import (
     Conditions,
     Diagnosed,
-    DrainOutcome,
     count_undiagnosed,
     follow_drains,
     read_conditions,
     recount,
 )
+from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.evidence import Evidence
 from exporter.engine.node_drains import Departed
 from exporter.engine.verdicts import Entry, VerdictSummary
@@ -39,11 +39,9 @@ from exporter.metrics.families import (
     RETURNED,
     STUCK_EVACUATIONS,
     VMIS,
-    sample_drains,
-    sample_stuck,
-    sample_verdicts,
 )
 from exporter.metrics.family import CoolingFamily, Family, Sample, View
+from exporter.metrics.samples import sample_drains, sample_stuck, sample_verdicts
 
 
 SLICE = 100

@@ -3,18 +3,10 @@
 To add a metric, add an entry to the table of its data source.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
-
 from exporter import __version__
-from exporter.counters import Histogram
-from exporter.engine.diagnosis import Diagnosis, Source, State
-from exporter.engine.drain import DrainOutcome
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
-    DEFAULT_POLICY,
     EventOutcome,
     EventReason,
     Mismatch,
@@ -23,53 +15,17 @@ from exporter.engine.model import (
     ReviewOutcome,
     Trigger,
 )
-from exporter.engine.verdicts import ALLOWED
-from exporter.health import HistoryFault, HistoryHealth, Restart
+from exporter.engine.policy import DEFAULT_POLICY
+from exporter.health import HistoryFault, Restart
 from exporter.metrics.family import (
     CoolingFamily,
     DrainFamily,
     EvacuationFamily,
     Family,
     Sample,
-    View,
     ViewFamily,
 )
-
-
-def _sample_blocks(view: View) -> list[Sample]:
-    view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
-    return [Sample(key, value) for key, value in sorted(view.counters.blocks.items())]
-
-
-def _sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sample]:
-    buckets = [Sample(labels, count, "_bucket", le) for le, count in histogram.cumulative()]
-    return [
-        *buckets,
-        Sample(labels, histogram.count, "_count"),
-        Sample(labels, histogram.total, "_sum"),
-    ]
-
-
-_Part = TypeVar("_Part")
-
-
-def _sample_part(
-    find: Callable[[View], _Part | None], sample: Callable[[View, _Part], list[Sample]]
-) -> Callable[[View], list[Sample]]:
-    """A sampler of a part that may be off or invisible: then it has no samples, so none alerts."""
-
-    def sample_part(view: View) -> list[Sample]:
-        part = find(view)
-        return [] if part is None else sample(view, part)
-
-    return sample_part
-
-
-def _sample_history(
-    read: Callable[[View, HistoryHealth], float],
-) -> Callable[[View], list[Sample]]:
-    """A sampler of one value of the stored history."""
-    return _sample_part(lambda view: view.health.history, lambda v, h: [Sample((), read(v, h))])
+from exporter.metrics.samples import sample_blocks, sample_histogram, sample_history, sample_part
 
 
 _EVACUATION = ("namespace", "name", "node")
@@ -79,7 +35,7 @@ BLOCKS = ViewFamily(
     type="counter",
     help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
-    sample=_sample_blocks,
+    sample=sample_blocks,
 )
 EXPORTER: tuple[ViewFamily, ...] = (
     BLOCKS,
@@ -87,7 +43,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="descheduler_kubevirt_effective_cooldown_seconds",
         type="histogram",
         help="Effective cooldown of the VMI, for each answer or eviction that a cooldown blocked.",
-        sample=lambda view: _sample_histogram((), view.counters.cooldowns),
+        sample=lambda view: sample_histogram((), view.counters.cooldowns),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_build_info",
@@ -173,7 +129,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         sample=lambda view: [
             one
             for endpoint, histogram in sorted(view.counters.requests.items())
-            for one in _sample_histogram((endpoint,), histogram)
+            for one in sample_histogram((endpoint,), histogram)
         ],
     ),
     ViewFamily(
@@ -210,7 +166,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         type="counter",
         help="Evictions that the admission webhook reviewed, by outcome, without dry runs.",
         labels=("outcome",),
-        sample=_sample_part(
+        sample=sample_part(
             lambda view: view.counters.reviews,
             lambda _view, reviews: [Sample((one,), reviews[one]) for one in ReviewOutcome],
         ),
@@ -234,7 +190,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         type="counter",
         help="Kubernetes Events about VMIs, by reason and outcome; absent if events are off.",
         labels=("reason", "outcome"),
-        sample=_sample_part(
+        sample=sample_part(
             lambda view: view.counters.events,
             lambda _view, events: [
                 Sample((reason, outcome), events[reason, outcome])
@@ -246,18 +202,18 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_history_writer",
         help="1 if this replica writes the stored history; with several, the holder of the Lease.",
-        sample=_sample_history(lambda _view, history: float(history.writes)),
+        sample=sample_history(lambda _view, history: float(history.writes)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
         help="Time at which the stored history was last complete; 0 if another replica writes it.",
-        sample=_sample_history(lambda _view, history: history.written_at or 0.0),
+        sample=sample_history(lambda _view, history: history.written_at or 0.0),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_unwritten_timestamp_seconds",
         help="Time of the oldest change that is not written to the stored history; 0 if none.",
         # Changes that the writer has not collected yet are unwritten too.
-        sample=_sample_history(
+        sample=sample_history(
             lambda view, history: (
                 history.unwritten_since or (view.now if history.has_outdated() else 0.0)
             )
@@ -266,19 +222,19 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
         help="VMIs with history to store in the stored history.",
-        sample=_sample_history(lambda _view, history: history.vmis),
+        sample=sample_history(lambda _view, history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
         help="Size of the history to store in the stored history.",
-        sample=_sample_history(lambda _view, history: history.size),
+        sample=sample_history(lambda _view, history: history.size),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_faults_total",
         type="counter",
         help="Errors of the stored history, such as damaged shards and failed writes, by kind.",
         labels=("fault",),
-        sample=_sample_part(
+        sample=sample_part(
             lambda view: view.health.history,
             lambda _view, history: [Sample((f,), history.faults[f]) for f in HistoryFault],
         ),
@@ -305,7 +261,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_migration_limit",
         help="Parallel migrations that KubeVirt allows; absent without permission for kubevirts.",
         labels=("scope",),
-        sample=_sample_part(
+        sample=sample_part(
             lambda view: view.store.kubevirt,
             lambda _view, kubevirt: [
                 Sample(("cluster",), kubevirt.limits.cluster),
@@ -452,7 +408,7 @@ DURATIONS = ViewFamily(
     sample=lambda view: [
         sample
         for trigger, durations in view.counters.migration_durations.items()
-        for sample in _sample_histogram((trigger,), durations)
+        for sample in sample_histogram((trigger,), durations)
     ],
 )
 RETURNED = ViewFamily(
@@ -476,31 +432,3 @@ FAMILIES: tuple[Family, ...] = (
     RETURNED,
 )
 """Every metric, in the order of the exposition."""
-
-
-def sample_verdicts(
-    verdicts: Mapping[tuple[str, str], int], reasons: Iterable[Reason]
-) -> list[Sample]:
-    """The samples of `VMIS`, from the counts by verdict and node, for these reasons."""
-    possible = (ALLOWED, *reasons)
-    nodes = sorted({node for _, node in verdicts if node})
-    return [
-        Sample((verdict, node), verdicts.get((verdict, node), 0))
-        for node in nodes
-        for verdict in possible
-    ]
-
-
-def sample_drains(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> list[Sample]:
-    """The samples of `DRAINS`."""
-    return [
-        Sample((node, outcome), outcomes.get(outcome, 0))
-        for node, outcomes in counts.items()
-        for outcome in DrainOutcome
-    ]
-
-
-def sample_stuck(diagnoses: Iterable[Diagnosis]) -> list[Sample]:
-    """The samples of `STUCK_EVACUATIONS`."""
-    stuck = Counter((one.source, one.state) for one in diagnoses if one.stuck)
-    return [Sample((source, state), stuck[source, state]) for source in Source for state in State]

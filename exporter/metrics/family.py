@@ -8,16 +8,9 @@ from msgspec import Struct
 from exporter.counters import Counters
 from exporter.engine.cooldown import Cooldown
 from exporter.engine.diagnosis import Diagnosis
-from exporter.engine.model import (
-    CLUSTER_RESOURCES,
-    DeadResources,
-    Instant,
-    Policy,
-    Resource,
-    StuckPolicy,
-    Vmi,
-)
+from exporter.engine.model import CLUSTER_RESOURCES, DeadResources, Instant, Resource, Vmi
 from exporter.engine.node_drains import DrainProgress
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
 from exporter.health import Health

@@ -1,75 +1,54 @@
 """Builds the API's answers from verdicts, rules and history. Pure."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, convert, structs
+from msgspec import convert
 
 from exporter import __version__
-from exporter.counters import HeldEviction
 from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
-from exporter.engine.cooldown import Cooldown, count_in_window
 from exporter.engine.diagnosis import Diagnosis
-from exporter.engine.drain import (
-    Conditions,
-    DrainCandidate,
-    DrainOutcome,
-    Forecast,
-    find_outcome,
-)
+from exporter.engine.drain import Conditions, DrainCandidate, Forecast
+from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.evidence import Evidence
-from exporter.engine.history import History
 from exporter.engine.model import (
-    Checkpoint,
     Instant,
-    Outcome,
-    Policy,
     Reason,
-    Resource,
     Seconds,
     Verdict,
     Vmi,
     Vmim,
     Why,
 )
-from exporter.engine.rules import RuleResult, explain
-from exporter.engine.verdicts import Entry
 from exporter.health import Health
-from exporter.server.schemas import (
+from exporter.server.evacuation_schemas import (
     BackoffAnswer,
     CancelAnswer,
-    CheckpointVerdicts,
-    CooldownAnswer,
     DrainAnswer,
     DrainProgressAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
-    HeldEvictionAnswer,
-    HistoryStatus,
     LastSeenAnswer,
-    LauncherAnswer,
-    MigrationAnswer,
     NodeAnswer,
     NodeCandidate,
     NodesAnswer,
     PendingAnswer,
-    PolicyAnswer,
     RequesterAnswer,
-    ResourceAnswer,
-    RuleAnswer,
-    StatusAnswer,
-    VerdictAnswer,
-    VmiAnswer,
-    VmiCounts,
     WhyAnswer,
 )
-from exporter.text import to_datetime, to_optional_datetime, to_release, write_instant, write_span
+from exporter.server.schemas import (
+    HistoryStatus,
+    ResourceAnswer,
+    StatusAnswer,
+    VerdictAnswer,
+    VmiCounts,
+)
+from exporter.text import to_datetime, to_optional_datetime, to_release
 
 
-_convert = partial(convert, from_attributes=True, strict=False)
+convert_attributes = partial(convert, from_attributes=True, strict=False)
 """Copies attributes of the same names; instants by our own clock become datetimes."""
 
 
@@ -113,7 +92,7 @@ def list_evacuations(
     """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
     now = conditions.now
     answers = [
-        _write_evacuation(evidence, conditions, reasons(evidence.vmi)) for evidence in evacuating
+        write_evacuation(evidence, conditions, reasons(evidence.vmi)) for evidence in evacuating
     ]
     found = [answer for answer in answers if answer is not None]
     found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
@@ -222,176 +201,10 @@ def describe_status(
     )
 
 
-def explain_vmi(
-    entry: Entry,
-    policy: Policy,
-    conditions: Conditions,
-    health: Health,
-    *,
-    why: tuple[Why, ...] = (),
-    held_evictions: Iterable[HeldEviction] = (),
-) -> VmiAnswer:
-    """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
-    evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
-    vmi = evidence.vmi
-    policy = policy.of(vmi)
-    dead = conditions.dead.of(vmi.namespace)
-    diagnosis = conditions.diagnose(evidence)
-    drain = find_outcome(evidence, conditions, diagnosis)
-
-    def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
-        answer = entry.verdict(checkpoint)
-        return write_verdict(vmi.namespace, vmi.name, answer, now, diagnosis=diagnosis, drain=drain)
-
-    return VmiAnswer(
-        as_of=to_datetime(now),
-        observed_at=to_optional_datetime(health.seen_through(Resource.VMIS, vmi.namespace)),
-        stale=health.is_stale(now, (vmi.namespace,)),
-        unreadable_since=to_optional_datetime(
-            min((since for _, since in evidence.refused), default=None)
-        ),
-        namespace=vmi.namespace,
-        name=vmi.name,
-        vmi_uid=vmi.uid,
-        node=vmi.node,
-        phase=vmi.phase,
-        created_at=to_optional_datetime(vmi.created),
-        evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=_write_evacuation(evidence, conditions, why),
-        drain=drain,
-        verdicts=CheckpointVerdicts(
-            filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
-        ),
-        rules=[
-            RuleAnswer(**structs.asdict(result), why=_explain_rule(result, evidence, cooldown))
-            for result in explain(evidence, policy, now, dead=dead)
-        ],
-        cooldown=None
-        if cooldown is None
-        else CooldownAnswer(
-            ended_at=to_datetime(cooldown.end),
-            duration_seconds=round(cooldown.duration, 3),
-            migrations_in_window=cooldown.migrations_in_window,
-            base_seconds=round(cooldown.base, 3),
-            backed_off_seconds=round(cooldown.backed, 3),
-            effective_seconds=round(cooldown.effective, 3),
-            not_before=to_release(cooldown.not_before),
-        ),
-        migrations=_write_history(evidence.history, policy, now),
-        pending_migrations=[_write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
-        launcher=_convert(evidence.launcher, LauncherAnswer | None),
-        held_evictions=[_convert(one, HeldEvictionAnswer) for one in held_evictions],
-        policy=PolicyAnswer(
-            migration_cooldown_seconds=policy.migration_cooldown,
-            max_migration_cooldown_seconds=policy.max_migration_cooldown,
-            migration_history_window_seconds=policy.migration_history_window,
-            count_failed_migrations=policy.count_failed_migrations,
-            guard_pending_migrations=policy.guard_pending_migrations,
-            guard_evacuations=policy.guard_evacuations,
-            override=vmi.override or UNSET,
-        ),
-        blind_spots=health.refused_resources(),
-    )
-
-
-def _explain_rule(result: RuleResult, evidence: Evidence, cooldown: Cooldown | None) -> str:
-    if not result.enabled:
-        return "switched off by policy.guards"
-    if result.silenced:
-        return "a watch it needs is dead, or an object cannot be read, so this rule cannot block"
-    if evidence.vmi.finished:
-        return f"the VMI has stopped (phase {evidence.vmi.phase}): nothing is left to move"
-    return _WHY[result.rule](evidence, cooldown)
-
-
-def _why_running(evidence: Evidence, _cooldown: Cooldown | None) -> str:
-    state = evidence.vmi.migration
-    if state is None:
-        return "the VMI has no migrationState: it has never migrated"
-    if state.ended:
-        end = "unreadable" if state.end is None else write_instant(state.end)
-        return f"the last migration has ended: endTimestamp is {end}"
-    if state.start is None:
-        return "migrationState has no startTimestamp"
-    return f"startTimestamp is {write_instant(state.start)} and there is no endTimestamp"
-
-
-def _why_pending(evidence: Evidence, _cooldown: Cooldown | None) -> str:
-    if not evidence.vmims_seen:
-        return "VMIMs may not be watched"
-    vmim = evidence.unfinished()
-    if vmim is None:
-        return "no unfinished VMIM belongs to this VMI"
-    return f"VMIM {vmim.name} is {vmim.phase or 'new'}"
-
-
-def _why_requested(evidence: Evidence, _cooldown: Cooldown | None) -> str:
-    vmi, launcher = evidence.vmi, evidence.launcher
-    if not vmi.evacuation_node:
-        return "evacuationNodeName is not set"
-    if vmi.evacuation_node != vmi.node:
-        return f"evacuationNodeName is {vmi.evacuation_node}, the VMI is on {vmi.node}"
-    if launcher is None:
-        return "evacuationNodeName is set, but the launcher pod is unknown"
-    if launcher.eviction_in_progress:
-        return f"pod {launcher.name} has eviction-in-progress: the descheduler counts it"
-    return f"evacuationNodeName is set and pod {launcher.name} lacks eviction-in-progress"
-
-
-def _why_cooldown(_evidence: Evidence, cooldown: Cooldown | None) -> str:
-    if cooldown is None:
-        return "no migration has ended"
-    base, backed, effective = cooldown.base, cooldown.backed, cooldown.effective
-    said = f"{cooldown.migrations_in_window} ended in the window: base {write_span(base)}"
-    if backed > base:
-        said += f", backed off to {write_span(backed)}"
-    if effective < backed:
-        said += f", capped to {write_span(effective)}"
-    return f"{said}, from {write_instant(cooldown.end)} on"
-
-
-_WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
-    "running_migration": _why_running,
-    "pending_migration": _why_pending,
-    "requested_evacuation": _why_requested,
-    "platform_update": lambda evidence, _: (
-        "KubeVirt reports VMs that it has still to update"
-        if evidence.platform_updating
-        else "KubeVirt reports no VM that it has still to update"
-    ),
-    "policy": lambda evidence, _: f"policy.overrides has block: true for {evidence.vmi.override}",
-    "cooldown": _why_cooldown,
-}
-
-
-def _write_history(history: History, policy: Policy, now: Instant) -> list[MigrationAnswer]:
-    endings = history.endings(now, count_failed=policy.count_failed_migrations)
-    counted: Counter[tuple[Instant | None, Instant | None, Outcome]] = Counter(
-        (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
-    )
-    dated = []
-    # Records without a UID come last, so that an end known by UID too counts once.
-    for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
-        end = record.known_end
-        ending = (end, record.start, record.outcome)
-        in_window = record.handed_off and counted[ending] > 0
-        counted[ending] -= in_window
-        answer = MigrationAnswer(
-            uid=None if key.startswith("@") else key,
-            start=to_optional_datetime(record.start),
-            end=to_optional_datetime(end),
-            outcome=record.outcome.name.lower(),
-            handed_off=record.handed_off,
-            in_window=in_window,
-        )
-        dated.append((end or record.start or 0.0, answer))
-    dated.sort(key=lambda one: one[0])
-    return [answer for _, answer in dated]
-
-
-def _write_evacuation(
+def write_evacuation(
     evidence: Evidence, conditions: Conditions, why: tuple[Why, ...]
 ) -> EvacuationAnswer | None:
+    """The evacuation of a VMI, with the reasons in cluster objects; None if there is none."""
     diagnosis, now = conditions.diagnose(evidence), conditions.now
     if diagnosis is None:
         return None
@@ -406,7 +219,7 @@ def _write_evacuation(
         eviction_strategy=vmi.eviction_strategy,
         source=diagnosis.source,
         requested_at=to_datetime(diagnosis.requested_at),
-        requested_by=_convert(evidence.requested_by, RequesterAnswer | None),
+        requested_by=convert_attributes(evidence.requested_by, RequesterAnswer | None),
         age_seconds=round(max(0.0, now - diagnosis.requested_at), 3),
         state=diagnosis.state,
         stuck=diagnosis.stuck,
@@ -417,14 +230,14 @@ def _write_evacuation(
         else BackoffAnswer(seconds=backoff.seconds, next_try_at=to_datetime(backoff.next_try)),
         leftover=diagnosis.leftover,
         diverged=diagnosis.diverged,
-        attempt=None if diagnosis.attempt is None else _write_vmim(diagnosis.attempt),
+        attempt=None if diagnosis.attempt is None else write_vmim(diagnosis.attempt),
         mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
         why=[write_why(one) for one in why],
         cause=None if advice.cause is None else write_why(advice.cause),
         next_step=advice.sentence,
         command=advice.command,
         runbook=advice.runbook,
-        last_seen=_convert(diagnosis.last_seen, LastSeenAnswer | None),
+        last_seen=convert_attributes(diagnosis.last_seen, LastSeenAnswer | None),
         cancel=CancelAnswer(
             method="PUT",
             path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
@@ -467,6 +280,17 @@ def _write_forecast(forecast: Forecast) -> dict[str, Any]:
     }
 
 
+def write_vmim(vmim: Vmim) -> PendingAnswer:
+    """An unfinished VMIM."""
+    return PendingAnswer(
+        name=vmim.name,
+        uid=vmim.uid,
+        phase=vmim.phase,
+        created_at=to_optional_datetime(vmim.created),
+        handed_off=vmim.handed_off,
+    )
+
+
 def write_why(why: Why) -> WhyAnswer:
     """The API's form of a reason."""
     return WhyAnswer(
@@ -474,16 +298,6 @@ def write_why(why: Why) -> WhyAnswer:
         reason=why.reason,
         message=why.message,
         at=to_optional_datetime(why.at),
-    )
-
-
-def _write_vmim(vmim: Vmim) -> PendingAnswer:
-    return PendingAnswer(
-        name=vmim.name,
-        uid=vmim.uid,
-        phase=vmim.phase,
-        created_at=to_optional_datetime(vmim.created),
-        handed_off=vmim.handed_off,
     )
 
 

@@ -18,7 +18,6 @@ from aiohttp.payload import Payload
 from exporter.counters import Counters
 from exporter.engine.drain import (
     Conditions,
-    DrainOutcome,
     count_outcomes,
     find_duration,
     find_outcome,
@@ -27,16 +26,9 @@ from exporter.engine.drain import (
     read_conditions,
     sum_outcomes,
 )
-from exporter.engine.model import (
-    Instant,
-    Mismatch,
-    Policy,
-    Reason,
-    Seconds,
-    StuckPolicy,
-    Verdict,
-    Vmi,
-)
+from exporter.engine.drain_outcomes import DrainOutcome
+from exporter.engine.model import Instant, Mismatch, Reason, Seconds, Verdict, Vmi
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.engine.rules import not_ours
 from exporter.engine.store import Store
 from exporter.engine.verdicts import Entry, VerdictView
@@ -45,13 +37,14 @@ from exporter.logs import Throttle
 from exporter.server.answers import (
     describe_drain,
     describe_status,
-    explain_vmi,
     list_evacuations,
     list_nodes,
     write_verdict,
 )
 from exporter.server.blocked import LongPolls
 from exporter.server.blocked_set import BlockedSet
+from exporter.server.evacuation_schemas import DrainAnswer, EvacuationsAnswer
+from exporter.server.explanation import explain_vmi
 from exporter.server.openapi import write_openapi
 from exporter.server.requests import (
     RETRY_AFTER,
@@ -66,8 +59,6 @@ from exporter.server.requests import (
 )
 from exporter.server.schemas import (
     BlockedAnswer,
-    DrainAnswer,
-    EvacuationsAnswer,
     StatusAnswer,
     VerdictAnswer,
     VerdictsAnswer,

@@ -8,17 +8,9 @@ from msgspec import Struct
 
 from exporter import __version__
 from exporter.engine.model import Checkpoint
+from exporter.server.evacuation_schemas import DrainAnswer, EvacuationsAnswer, NodesAnswer
 from exporter.server.requests import VerdictRequest
-from exporter.server.schemas import (
-    BlockedAnswer,
-    DrainAnswer,
-    EvacuationsAnswer,
-    NodesAnswer,
-    Problem,
-    StatusAnswer,
-    VerdictsAnswer,
-    VmiAnswer,
-)
+from exporter.server.schemas import BlockedAnswer, Problem, StatusAnswer, VerdictsAnswer, VmiAnswer
 
 
 class Route(Struct, frozen=True, kw_only=True):

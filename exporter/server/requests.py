@@ -10,7 +10,8 @@ from aiohttp import hdrs, web
 from msgspec import Struct
 
 from exporter.engine.model import Checkpoint, Seconds
-from exporter.server.schemas import Name, Namespace, Problem, Remark, Uid, means
+from exporter.server.fields import Name, Namespace, Remark, Uid, means
+from exporter.server.schemas import Problem
 from exporter.settings import LONGEST_WAIT, Address, Limits
 
 

@@ -13,16 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import (
-    Instant,
-    Pod,
-    Policy,
-    Reason,
-    Resource,
-    ReviewOutcome,
-    Seconds,
-    Verdict,
-)
+from exporter.engine.model import Instant, Pod, Reason, Resource, ReviewOutcome, Seconds, Verdict
+from exporter.engine.policy import Policy
 from exporter.engine.rules import UNTIL
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import Instant, Policy, Reason, Seconds
+from exporter.engine.model import Instant, Reason, Seconds
+from exporter.engine.policy import Policy
 from exporter.text import escape, format_duration, split_span, write_instant, write_optional_instant
 from exporter.whatif.account import (
     Account,

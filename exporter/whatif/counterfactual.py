@@ -23,17 +23,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.changes import Key, Observed, Removed
-from exporter.engine.model import (
-    Fact,
-    Instant,
-    Policy,
-    Priority,
-    Reason,
-    Resource,
-    Trigger,
-    Vmi,
-    Vmim,
-)
+from exporter.engine.model import Fact, Instant, Priority, Reason, Resource, Trigger, Vmi, Vmim
+from exporter.engine.policy import Policy
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.whatif.account import Account

@@ -24,12 +24,12 @@ from exporter.engine.model import (
     KubeVirtSettings,
     Outcome,
     Pod,
-    Policy,
     Resource,
     Seconds,
     Vmi,
     Vmim,
 )
+from exporter.engine.policy import Policy
 from exporter.engine.store import Store
 from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer, Login

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from exporter.engine.diagnosis import Diagnosis, diagnose
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, Seconds, StuckPolicy, Vmi
+from exporter.engine.model import Instant, Seconds, Vmi
+from exporter.engine.policy import StuckPolicy
 from exporter.engine.store import Store
 from exporter.whatif.account import Stuck, StuckEvacuation
 

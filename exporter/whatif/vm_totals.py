@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from exporter.engine.cooldown import measure_cooldown
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, MigrationState, Outcome, Policy, Vmi
+from exporter.engine.model import Instant, MigrationState, Outcome, Vmi
+from exporter.engine.policy import Policy
 from exporter.whatif.account import Account
 
 

@@ -29,16 +29,8 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 
 from exporter.counters import Counters
 from exporter.engine.changes import Observed
-from exporter.engine.model import (
-    CLUSTER_RESOURCES,
-    ConfigMap,
-    Outcome,
-    Policy,
-    Resource,
-    StuckPolicy,
-    Vmi,
-    Vmim,
-)
+from exporter.engine.model import CLUSTER_RESOURCES, ConfigMap, Outcome, Resource, Vmi, Vmim
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.reader import DATA_KEY, ConfigMapReader, name_of
@@ -105,7 +97,7 @@ def sync(url: str) -> None:
     before = resident()
     with Timed() as timed:
         store = asyncio.run(follow(url, Resource.VMIS))
-    say(wall=timed.wall, cpu=timed.cpu, objects=len(store), grown=resident() - before)
+    say(wall=timed.wall, cpu=timed.cpu, objects=len(store.keys()), grown=resident() - before)
 
 
 class _FloorState(Struct, gc=False):

@@ -10,7 +10,7 @@ import yaml
 
 from exporter.cli.commands import Exit
 from exporter.engine.diagnosis import State
-from exporter.engine.drain import DrainOutcome
+from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.events import BURST, MOST_HELD, PER_SECOND, PER_VMI, REPEATED_AFTER
 from exporter.engine.model import EventOutcome, EventReason, Reason

@@ -8,17 +8,8 @@ from typing import Any, TypeAlias
 
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History, Migration
-from exporter.engine.model import (
-    Fact,
-    Instant,
-    MigrationState,
-    Node,
-    Outcome,
-    Pod,
-    Policy,
-    Vmi,
-    Vmim,
-)
+from exporter.engine.model import Fact, Instant, MigrationState, Node, Outcome, Pod, Vmi, Vmim
+from exporter.engine.policy import Policy
 from tests.support.stores import ClockedStore
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from exporter.engine.model import Checkpoint, Policy, Resource
+from exporter.engine.model import Checkpoint, Resource
+from exporter.engine.policy import Policy
 from exporter.engine.rules import decide, explain
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import parse_object

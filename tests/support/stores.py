@@ -14,7 +14,8 @@ from exporter.engine.changes import (
     Visibility,
 )
 from exporter.engine.evidence import Remembered
-from exporter.engine.model import Fact, Instant, Policy, Resource, Why
+from exporter.engine.model import Fact, Instant, Resource, Why
+from exporter.engine.policy import Policy
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
 from exporter.history.changes import PendingChanges

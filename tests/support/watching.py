@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exporter.engine.changes import NoticeKind
-from exporter.engine.model import Instant, Policy, Resource, Verdict
+from exporter.engine.model import Instant, Resource, Verdict
+from exporter.engine.policy import Policy
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health, list_watches

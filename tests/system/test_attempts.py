@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from exporter.demo import Demo
 from exporter.engine.diagnosis import diagnose
-from exporter.engine.model import Resource, StuckPolicy
+from exporter.engine.model import Resource
+from exporter.engine.policy import StuckPolicy
 from exporter.engine.store import Store
 from exporter.kube.client import Login
 from tests.support.watching import following

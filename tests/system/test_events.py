@@ -19,11 +19,11 @@ from exporter.engine.model import (
     EventReason,
     Reason,
     Resource,
-    StuckPolicy,
     Verdict,
     Why,
     WhySource,
 )
+from exporter.engine.policy import StuckPolicy
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.events import EventWriter

@@ -5,7 +5,8 @@ import pytest
 
 from exporter.cli.explain import show_vmi
 from exporter.cli.status import show_status
-from exporter.engine.model import Fact, KubeVirtSettings, Override, Reason
+from exporter.engine.model import Fact, KubeVirtSettings, Reason
+from exporter.engine.policy import Override
 from exporter.server.reviews import write_message
 from exporter.server.schemas import BlockedAnswer, StatusAnswer, VmiAnswer
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_policy, a_running_state, a_state, a_vmi

@@ -16,17 +16,12 @@ from msgspec import Struct, structs
 
 from exporter.engine.diagnosis import State
 from exporter.engine.drain import forecast_nodes
-from exporter.engine.model import Instant, Policy, Reason, Resource, StuckPolicy
+from exporter.engine.model import Instant, Reason, Resource
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.server.answers import write_node
 from exporter.server.api import Service
-from exporter.server.schemas import (
-    BlockedVmi,
-    DrainAnswer,
-    EvacuationAnswer,
-    NodeAnswer,
-    StatusAnswer,
-    VmiAnswer,
-)
+from exporter.server.evacuation_schemas import DrainAnswer, EvacuationAnswer, NodeAnswer
+from exporter.server.schemas import BlockedVmi, StatusAnswer, VmiAnswer
 from exporter.text import to_optional_datetime
 
 
@@ -298,7 +293,7 @@ def _list_vms(
         found = Rows(
             shown=tuple(explained(nsmallest(ROWS, keys))),
             matching=len(keys),
-            total=len(service.store),
+            total=service.store.count(Resource.VMIS),
         )
     return Vms(
         found=found,

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from exporter.engine.diagnosis import State
-from exporter.engine.drain import GRAVEST, KEPT, DrainOutcome
+from exporter.engine.drain_outcomes import GRAVEST, KEPT, DrainOutcome
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.engine.rules import UNTIL
 from exporter.health import Staleness

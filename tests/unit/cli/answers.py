@@ -6,9 +6,11 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
-from exporter.engine.drain import Conditions, DrainOutcome
+from exporter.engine.drain import Conditions
+from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Hold, Policy, Reason, StuckPolicy, Why
+from exporter.engine.model import Checkpoint, Hold, Reason, Why
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.health import Health
 from exporter.server.answers import describe_status, list_evacuations
 from exporter.server.schemas import (

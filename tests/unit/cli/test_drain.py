@@ -14,12 +14,12 @@ from exporter.engine.model import (
     KubeVirtSettings,
     MigrationLimits,
     Resource,
-    StuckPolicy,
     Why,
     WhySource,
 )
+from exporter.engine.policy import StuckPolicy
 from exporter.server.answers import describe_drain, list_nodes
-from exporter.server.schemas import DrainAnswer
+from exporter.server.evacuation_schemas import DrainAnswer
 from tests.support.builders import NOW, a_cordon, a_running_state, a_store, a_vmim
 from tests.support.stores import ClockedStore
 from tests.unit.cli.answers import PIPED

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from exporter.cli.explain import show_vmi, write_arithmetic
 from exporter.counters import HeldEviction
 from exporter.engine.evidence import Evidence, Requester
-from exporter.engine.model import Override, Reason, Why, WhySource
+from exporter.engine.model import Reason, Why, WhySource
+from exporter.engine.policy import Override
 from exporter.text import to_datetime
 from tests.support.builders import (
     NOW,

@@ -13,7 +13,8 @@ import pytest
 from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
 from exporter.cli.replay import CannotReplay, Input, choose_contenders, open_recording, play
-from exporter.engine.model import Policy, Resource, StuckPolicy, Vmi
+from exporter.engine.model import Resource, Vmi
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording

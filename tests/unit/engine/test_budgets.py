@@ -4,23 +4,10 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.drain import (
-    Conditions,
-    DrainOutcome,
-    count_outcomes,
-    forecast_node,
-    read_conditions,
-)
-from exporter.engine.model import (
-    ALL_ALIVE,
-    Budget,
-    Pod,
-    Requirement,
-    Resource,
-    StuckPolicy,
-    Why,
-    WhySource,
-)
+from exporter.engine.drain import Conditions, count_outcomes, forecast_node, read_conditions
+from exporter.engine.drain_outcomes import DrainOutcome
+from exporter.engine.model import ALL_ALIVE, Budget, Pod, Requirement, Resource, Why, WhySource
+from exporter.engine.policy import StuckPolicy
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_store, a_vmim
 from tests.support.stores import ClockedStore
 from tests.unit.engine.test_drain import a_movable

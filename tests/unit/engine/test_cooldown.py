@@ -24,13 +24,12 @@ from exporter.engine.model import (
     MigrationState,
     Mismatch,
     Outcome,
-    Override,
-    Policy,
     Reason,
     Resource,
     Seconds,
     Verdict,
 )
+from exporter.engine.policy import Override, Policy
 from exporter.engine.rules import RULES, decide, explain, not_ours
 from tests.support.builders import (
     NOW,

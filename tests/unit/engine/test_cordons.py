@@ -9,7 +9,8 @@ from exporter.engine.advice import advise
 from exporter.engine.cordons import Cordons
 from exporter.engine.diagnosis import Diagnosis
 from exporter.engine.drain import Conditions, forecast_node, forecast_nodes, read_conditions
-from exporter.engine.model import ALL_ALIVE, Outcome, Priority, Resource, StuckPolicy
+from exporter.engine.model import ALL_ALIVE, Outcome, Priority, Resource
+from exporter.engine.policy import StuckPolicy
 from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
 from tests.support.stores import ClockedStore
 from tests.unit.engine.test_drain import a_movable

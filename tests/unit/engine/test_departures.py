@@ -12,7 +12,7 @@ def test_the_newest_departure_of_each_node_counts() -> None:
     noted = Departures()
     for node, end in (("n1", NOW - 50.0), ("n1", NOW - 90.0), ("n2", None), ("n2", NOW - 10.0)):
         noted.note(node, end, NOW)
-    assert noted.latest == {"n1": NOW - 50.0, "n2": NOW - 10.0}
+    assert noted.read_newest()[0] == {"n1": NOW - 50.0, "n2": NOW - 10.0}
 
 
 def test_the_node_that_was_left_the_longest_ago_is_forgotten(
@@ -23,7 +23,7 @@ def test_the_node_that_was_left_the_longest_ago_is_forgotten(
     noted = Departures()
     for seconds, node in enumerate(("n1", "n2", "n1", "n3")):
         noted.note(node, NOW + seconds - 9.0, NOW)
-    assert list(noted.latest) == ["n1", "n3"]
+    assert list(noted.read_newest()[0]) == ["n1", "n3"]
     noted.note("n1", NOW - 7.0, NOW)  # no news, so the node is still the oldest
     noted.note("n4", NOW, NOW)
-    assert list(noted.latest) == ["n3", "n4"]
+    assert list(noted.read_newest()[0]) == ["n3", "n4"]

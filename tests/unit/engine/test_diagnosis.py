@@ -6,29 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.diagnosis import (
-    Backoff,
-    Cause,
-    Diagnosis,
-    LastSeen,
-    Load,
-    Source,
-    State,
-    compute_backoff,
-    diagnose,
-)
+from exporter.engine.backoff import Backoff, compute_backoff
+from exporter.engine.diagnosis import Cause, Diagnosis, LastSeen, State, diagnose
 from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
 from exporter.engine.history import Migration
-from exporter.engine.model import (
-    Hold,
-    MigrationLimits,
-    Outcome,
-    Priority,
-    Resource,
-    StuckPolicy,
-    Trigger,
-    Vmim,
-)
+from exporter.engine.load import Load
+from exporter.engine.model import Hold, MigrationLimits, Outcome, Priority, Resource, Trigger, Vmim
+from exporter.engine.policy import StuckPolicy
+from exporter.engine.requesters import Source
 from tests.support.builders import (
     NOW,
     a_history,

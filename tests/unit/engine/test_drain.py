@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from exporter.engine.drain import (
     Conditions,
-    DrainOutcome,
     count_outcomes,
     find_duration,
     forecast_node,
@@ -17,6 +16,7 @@ from exporter.engine.drain import (
     read_conditions,
     sum_outcomes,
 )
+from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.model import (
     ALL_ALIVE,
     Contacts,
@@ -26,10 +26,10 @@ from exporter.engine.model import (
     MigrationLimits,
     Outcome,
     Resource,
-    StuckPolicy,
     Vmi,
     Vmim,
 )
+from exporter.engine.policy import StuckPolicy
 from tests.support.builders import (
     NAMESPACE,
     NOW,

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from exporter.engine.diagnosis import Diagnosis, Source, State
+from exporter.engine.diagnosis import Diagnosis, State
 from exporter.engine.events import (
     BURST,
     MOST_HELD,
@@ -16,6 +16,7 @@ from exporter.engine.events import (
     EventQueue,
 )
 from exporter.engine.model import EventOutcome, EventReason, Reason, Verdict, Vmi
+from exporter.engine.requesters import Source
 from tests.support.builders import NOW, a_vmi
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.diagnosis import Load
 from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker, Remembered
 from exporter.engine.history import Migration
+from exporter.engine.load import Load
 from exporter.engine.model import (
     CLOCK_SKEW,
     Fact,

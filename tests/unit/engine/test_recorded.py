@@ -13,7 +13,8 @@ import pytest
 
 from exporter.engine.diagnosis import State, diagnose
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Resource, StuckPolicy
+from exporter.engine.model import Resource
+from exporter.engine.policy import StuckPolicy
 from exporter.kube.instants import parse_instant
 from exporter.kube.kubevirt import parse_object
 from tests.support.stores import ClockedStore

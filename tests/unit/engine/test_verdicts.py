@@ -24,13 +24,12 @@ from exporter.engine.model import (
     KubeVirtSettings,
     MigrationState,
     Outcome,
-    Override,
-    Policy,
     Reason,
     Resource,
     Seconds,
     Vmi,
 )
+from exporter.engine.policy import Override, Policy
 from exporter.engine.rules import decide
 from exporter.engine.verdicts import ALLOWED, SPARE, Tally, VerdictView
 from tests.support.builders import (

@@ -6,17 +6,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from exporter.engine.diagnosis import diagnose
-from exporter.engine.model import (
-    Checkpoint,
-    Fact,
-    MigrationState,
-    Outcome,
-    Policy,
-    Resource,
-    StuckPolicy,
-    Trigger,
-    Vmim,
-)
+from exporter.engine.model import Checkpoint, Fact, MigrationState, Outcome, Resource, Trigger, Vmim
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim

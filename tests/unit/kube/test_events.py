@@ -12,12 +12,12 @@ from exporter.engine.model import (
     EventReason,
     Reason,
     Resource,
-    StuckPolicy,
     Verdict,
     Vmi,
     Why,
     WhySource,
 )
+from exporter.engine.policy import StuckPolicy
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.kube.client import (
     Absent,

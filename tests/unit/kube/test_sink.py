@@ -6,7 +6,8 @@ import sys
 import msgspec
 import pytest
 
-from exporter.engine.model import Policy, Resource
+from exporter.engine.model import Resource
+from exporter.engine.policy import Policy
 from exporter.engine.store import Store
 from exporter.health import Watched
 from exporter.kube.kubevirt import parse_event

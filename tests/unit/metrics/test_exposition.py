@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from exporter import __version__
 from exporter.counters import BLOCKS_KEPT_FOR, Counters
-from exporter.engine.diagnosis import Source, State
+from exporter.engine.diagnosis import State
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
@@ -28,13 +28,13 @@ from exporter.engine.model import (
     KubeVirtSettings,
     MigrationLimits,
     Mismatch,
-    Override,
     Reason,
     Resource,
     ReviewOutcome,
-    StuckPolicy,
     Trigger,
 )
+from exporter.engine.policy import Override, StuckPolicy
+from exporter.engine.requesters import Source
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, sample
 from exporter.metrics.families import BLOCKS, COOLING, FAMILIES

@@ -16,17 +16,17 @@ from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
     Outcome,
-    Policy,
     Reason,
     Resource,
-    StuckPolicy,
     Vmim,
     Why,
 )
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.engine.rules import decide
 from exporter.engine.verdicts import evaluate
 from exporter.health import Health, HistoryFault, HistoryHealth, Staleness, Watched
-from exporter.server.answers import describe_status, explain_vmi, write_verdict
+from exporter.server.answers import describe_status, write_verdict
+from exporter.server.explanation import explain_vmi
 from exporter.server.schemas import (
     HistoryStatus,
     ResourceAnswer,

@@ -24,15 +24,14 @@ from exporter.counters import Counters
 from exporter.engine.model import (
     CLUSTER_RESOURCES,
     KubeVirtSettings,
-    Policy,
     Reason,
     Resource,
-    StuckPolicy,
     Trigger,
     Vmi,
     Why,
     WhySource,
 )
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.health import Health, Watched
 from exporter.kube.kubevirt import parse_object
 from exporter.kube.sink import Feed

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Policy, Resource
+from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Resource
+from exporter.engine.policy import Policy
 from exporter.health import Health, Watched
 from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, LongPolls
 from exporter.server.blocked_set import MOVES_EVERY, SLICE, Blocked, BlockedSet

@@ -2,8 +2,8 @@
 
 from openapi_spec_validator import validate
 
-from exporter.engine.diagnosis import Source
 from exporter.engine.model import Checkpoint, Mismatch, Priority, Reason
+from exporter.engine.requesters import Source
 from exporter.server.openapi import ROUTES, write_openapi
 
 

@@ -6,7 +6,8 @@ from io import StringIO
 
 import pytest
 
-from exporter.engine.model import Override, Policy, Reason, StuckPolicy
+from exporter.engine.model import Reason
+from exporter.engine.policy import Override, Policy, StuckPolicy
 from exporter.whatif import comparison
 from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.comparison import to_json

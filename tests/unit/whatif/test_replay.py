@@ -18,17 +18,15 @@ from exporter.engine.model import (
     KubeVirtSettings,
     MigrationState,
     Outcome,
-    Override,
     Pod,
-    Policy,
     Priority,
     Reason,
     Resource,
-    StuckPolicy,
     Trigger,
     Vmi,
     Vmim,
 )
+from exporter.engine.policy import Override, Policy, StuckPolicy
 from exporter.whatif.account import (
     BUILTIN,
     MAX_BINS,

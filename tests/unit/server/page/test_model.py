@@ -10,7 +10,8 @@ import pytest
 
 from exporter.counters import Counters
 from exporter.engine.diagnosis import State
-from exporter.engine.drain import DrainOutcome, count_outcomes
+from exporter.engine.drain import count_outcomes
+from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.model import (
     ALL_ALIVE,
     CLUSTER_RESOURCES,
@@ -18,12 +19,11 @@ from exporter.engine.model import (
     Fact,
     Instant,
     KubeVirtSettings,
-    Policy,
     Reason,
     Resource,
-    StuckPolicy,
     Vmi,
 )
+from exporter.engine.policy import Policy, StuckPolicy
 from exporter.engine.rules import decide
 from exporter.health import Health, Staleness, Watched
 from exporter.server.api import Service

@@ -3,7 +3,8 @@
 import pytest
 
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Override, Why, WhySource
+from exporter.engine.model import Why, WhySource
+from exporter.engine.policy import Override
 from exporter.server.page.render import render_vm
 from tests.support.builders import NOW, a_policy, a_running_state, a_vmi, some_evidence
 from tests.support.hostile import HOSTILE

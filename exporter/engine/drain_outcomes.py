@@ -1,0 +1,78 @@
+"""What a drain of its node does to one VM.
+
+A drain evicts every launcher pod of the node. What KubeVirt makes of an eviction
+(`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
+KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first that applies:
+
+- `stays`: LiveMigrate, and not migratable. KubeVirt refuses the eviction for ever. Or the pod would
+  be evicted (`restarts`), and a PodDisruptionBudget forbids it.
+- `external`: External. Somebody else must move or stop the VM.
+- `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.
+- `restarts`: None (or a value that KubeVirt does not know), or LiveMigrateIfPossible and not
+  migratable. The pod is evicted and the VM goes down.
+- `waits`: a migration of it is in progress, KubeVirt's migration limits are reached, or it has no
+  condition LiveMigratable yet.
+- `leaves`: it is migrated.
+"""
+
+from enum import StrEnum
+
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import KubeVirtSettings, Mobility
+
+
+class DrainOutcome(StrEnum):
+    """What a drain of its node would do to a VM; the value in JSON and metrics."""
+
+    LEAVES = "leaves"
+    WAITS = "waits"
+    FAILS = "fails"
+    RESTARTS = "restarts"
+    STAYS = "stays"
+    EXTERNAL = "external"
+
+
+GRAVEST = (
+    DrainOutcome.STAYS,
+    DrainOutcome.FAILS,
+    DrainOutcome.EXTERNAL,
+    DrainOutcome.RESTARTS,
+    DrainOutcome.WAITS,
+    DrainOutcome.LEAVES,
+)
+"""The outcomes, the gravest first."""
+
+
+MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
+"""The outcomes of VMs that are migrated."""
+
+
+KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
+"""The outcomes of VMs that keep their node from being emptied."""
+
+
+def measure_mobility(evidence: Evidence) -> Mobility:
+    """The mobility of a VMI, which is migrating if it has an unfinished VMIM."""
+    mobility = evidence.vmi.mobility
+    return mobility if evidence.unfinished() is None else mobility._replace(migrating=True)
+
+
+def decide_outcome(
+    mobility: Mobility, settings: KubeVirtSettings | None, *, full: bool, fails: bool
+) -> DrainOutcome:
+    """The outcome without budgets; `full`: KubeVirt starts no migration out of the node now."""
+    strategy = mobility.strategy or ("" if settings is None else settings.eviction_strategy)
+    match strategy:
+        case "External":
+            return DrainOutcome.EXTERNAL
+        case "LiveMigrate" if not mobility.migratable:
+            return DrainOutcome.STAYS
+        case _ if fails:
+            return DrainOutcome.FAILS
+        case "LiveMigrate":
+            pass
+        case "LiveMigrateIfPossible" if mobility.migratable:
+            pass
+        case _:
+            return DrainOutcome.RESTARTS
+    return DrainOutcome.WAITS if mobility.migrating or full else DrainOutcome.LEAVES

@@ -1,0 +1,36 @@
+"""Fields that several of the query API's answers and requests have."""
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta
+
+
+Namespace = Annotated[str, Meta(min_length=1, max_length=63)]
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Uid = Annotated[str, Meta(max_length=128)]
+Remark = Annotated[str, Meta(max_length=253)]
+Timestamp = Annotated[datetime, Meta(tz=True)]
+"""Written as RFC 3339 in UTC, with microseconds unless the second is whole."""
+
+
+def means(text: str) -> Meta:
+    """A field's description in the OpenAPI document."""
+    return Meta(description=text)
+
+
+AsOf = Annotated[Timestamp, means("the instant of the answer, by the exporter's clock")]
+ObservedAt = Annotated[
+    Timestamp | None,
+    means("the last proof of contact with the API server; null before the first"),
+]
+Stale = Annotated[
+    bool,
+    means(
+        "no contact with the API server for kube.staleAfter, or one of these VMIs is in a"
+        " namespace that the exporter may no longer read"
+    ),
+]
+BlindSpots = Annotated[
+    dict[str, str], means("the resources that the exporter may not read, and why")
+]
