@@ -159,10 +159,11 @@ def diagnose(
             evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
         )
     # Of a request that is older than our watch of the nodes, it is not known whether its node was
-    # cordoned when it was made.
+    # cordoned when it was made. An unknown source is a drain's only if the uncordon was seen.
     since = None if cordons is None else cordons.schedulable_since(marker.node)
-    is_uncordoned = since is not None and marker.requested_at <= since
-    leftover = source is Source.OTHER and is_uncordoned
+    was_seen = cordons is not None and cordons.uncordoned_at(marker.node) is not None
+    is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
+    leftover = is_drain and since is not None and marker.requested_at <= since
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
     return Diagnosis(
@@ -179,9 +180,7 @@ def diagnose(
         failed_attempts=failed,
         backoff=holds,
         leftover=leftover,
-        given_up=leftover
-        and cordons is not None
-        and cordons.uncordoned_at(marker.node) is not None,
+        given_up=leftover and was_seen,
         diverged=_is_diverged(evidence, marker, now),
         attempt=attempt,
         missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),

@@ -19,7 +19,7 @@ from tests.unit.engine.test_drain import a_movable
 REQUESTED = NOW - 3600.0
 
 
-def drained(number: int, *, by: Priority = Priority.SYSTEM_CRITICAL) -> tuple[Any, ...]:
+def drained(number: int, *, by: Priority | None = Priority.SYSTEM_CRITICAL) -> tuple[Any, ...]:
     """A VM of n1 whose evacuation was requested an hour ago, and its unfinished VMIM."""
     vmi = a_movable(number, evacuation_node="n1", eviction_requested_at=REQUESTED)
     vmim = a_vmim(
@@ -109,6 +109,17 @@ def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None
     (evidence,) = store.evacuating()
     assert diagnosis_of(store).leftover
     assert "Cancel" not in advise(evidence, diagnosis_of(store)).sentence
+
+
+def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
+    """KubeVirt 1.7 sets no priority; a cordon that ended after the request is enough."""
+    store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1, by=None))
+    assert not diagnosis_of(store).leftover
+    store.now = NOW - 60.0
+    store.put(a_cordon(schedulable=True, cordoned_at=None))
+    assert diagnosis_of(store).leftover
+    assert diagnosis_of(store).given_up
+    assert not diagnosis_of(a_listed_store(*drained(1, by=None), at=NOW)).leftover
 
 
 def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
