@@ -10,14 +10,13 @@ import msgspec
 
 from exporter.demo import status
 from exporter.demo.objects import Object
-from exporter.demo.requests import RequestInfo, parse_revision, parse_selector, validate_list
+from exporter.demo.requests import RequestInfo, parse_revision, parse_selector
 from exporter.demo.status import Resource
 from exporter.demo.store import Entry, Store
 
 
 def render_list(store: Store, request: RequestInfo) -> bytes:
     """The body of the answer to a list request."""
-    validate_list(request.query)
     resource, selector = request.resource, parse_selector(request)
     entries, revision = _find_entries(store, request)
     limit = int(request.query.get("limit") or 0)
@@ -48,10 +47,8 @@ def _find_entries(store: Store, request: RequestInfo) -> tuple[Sequence[Entry], 
     revision = parse_revision(query)
     if revision is not None and revision > store.revision:
         raise status.too_large(revision, store.revision)
-    match = query.get("resourceVersionMatch")
-    # With a limit, a version without a match means exactly that version
-    # (`cacher/delegator: ShouldDelegateList`).
-    if revision and (match == "Exact" or (not match and query.get("limit"))):
+    # With a limit, a version means exactly that version (`cacher/delegator: ShouldDelegateList`).
+    if revision and query.get("limit"):
         entries = store.snapshot(resource, revision)
         if entries is None:
             raise status.expired(status.TOO_OLD_LIST)

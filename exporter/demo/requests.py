@@ -146,33 +146,8 @@ def parse_revision(query: Mapping[str, str]) -> int | None:
     if not given:
         return None
     if not given.isdecimal():
-        message = f'Invalid value: "{given}": strconv.ParseUint: parsing "{given}": invalid syntax'
-        raise status.bad_version(f"resourceVersion: {message}", watch=is_true(query.get("watch")))
+        raise status.bad_request(f"invalid resource version: {given}")
     return int(given)
-
-
-def validate_list(query: Mapping[str, str]) -> None:
-    """`metainternalversion/validation: ValidateListOptions`."""
-    causes: list[tuple[str, str]] = []
-    if query.get("resourceVersionMatch") and not query.get("resourceVersion"):
-        message = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-        causes.append(("resourceVersionMatch", message))
-    if "sendInitialEvents" in query:
-        causes.append(("sendInitialEvents", "sendInitialEvents is forbidden for list"))
-    if causes:
-        raise status.invalid_options(causes)
-
-
-def validate_watch(query: Mapping[str, str]) -> None:
-    """`metainternalversion/validation: validateWatchOptions`, with the WatchList feature on."""
-    match = query.get("resourceVersionMatch", "")
-    if "sendInitialEvents" in query:
-        if match != "NotOlderThan":
-            message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-            raise status.invalid_options([("resourceVersionMatch", message)])
-    elif match:
-        message = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
-        raise status.invalid_options([("resourceVersionMatch", message)])
 
 
 def is_true(value: str | None) -> bool:

@@ -129,15 +129,6 @@ def bad_request(message: str) -> StatusError:
     return StatusError(failure(400, "BadRequest", message))
 
 
-def bad_version(message: str, *, watch: bool) -> StatusError:
-    """A resourceVersion that is not a number: 400 for a list, and 500 for a watch."""
-    if not watch:
-        return bad_request(f"invalid resource version: {message}")
-    status = failure(500, "", message)
-    del status["reason"]
-    return StatusError(status)
-
-
 def expired(message: str, continue_token: str = "") -> StatusError:
     """410: the requested version has been compacted."""
     status = failure(410, "Expired", message)
@@ -179,14 +170,6 @@ def invalid(
     return StatusError(
         failure(422, "Invalid", f'{qualified} "{name}" is invalid: {joined}', details)
     )
-
-
-def invalid_options(causes: Sequence[tuple[str, str]]) -> StatusError:
-    """422 for list options (`metainternalversion/validation`); causes are (field, message)."""
-    forbidden_fields = [
-        ("FieldValueForbidden", field, f"Forbidden: {message}") for field, message in causes
-    ]
-    return invalid("meta.k8s.io", "ListOptions", "", forbidden_fields)
 
 
 def success(resource: Resource, name: str, uid: str) -> Object:

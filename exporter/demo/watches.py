@@ -16,7 +16,6 @@ from exporter.demo.requests import (
     is_true,
     parse_revision,
     parse_selector,
-    validate_watch,
 )
 from exporter.demo.status import Resource, StatusError
 from exporter.demo.store import PODS, Change, Store, encode, encode_deleted
@@ -36,7 +35,6 @@ class Stream:
 
     def __init__(self, http: web.Request, request: RequestInfo) -> None:
         query = request.query
-        validate_watch(query)
         self.http = http
         self.resource = request.resource
         self.changed = asyncio.Event()

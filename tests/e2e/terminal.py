@@ -63,7 +63,8 @@ class Terminal:
         while code is None or (is_forward and not any("Forwarding from" in one for one in printed)):
             line = self._shell.stdout.readline()
             assert line, f"{command}: the shell ended\n{''.join(printed)}"
-            assert not line.startswith("error: "), f"{command}: {line}"
+            # An earlier port-forward may end meanwhile, because its pod was replaced.
+            assert not (is_forward and line.startswith("error: ")), f"{command}: {line}"
             if line.startswith(_DONE):
                 code = int(line.split()[1])
             else:

@@ -124,10 +124,11 @@ class FaultyApiServer(SimulatedApiServer):
             return _refuse(fault, request)
         if "sendInitialEvents" in request.query and not self._serves_streaming_lists:
             message = (
-                "sendInitialEvents is forbidden for watch unless the WatchList feature gate "
-                "is enabled"
+                "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature"
+                " gate is enabled"
             )
-            raise status.invalid_options([("sendInitialEvents", message)])
+            causes = [("FieldValueForbidden", "sendInitialEvents", message)]
+            raise status.invalid("meta.k8s.io", "ListOptions", "", causes)
         return await super().respond(http, request)
 
     async def events(self, stream: Stream) -> AsyncGenerator[bytes]:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,16 +9,11 @@ import yaml
 
 from dashboards.build import FLEET, OVERVIEW, render
 from exporter.metrics.families import FAMILIES
-from exporter.settings import Settings
-from tests.cluster.binaries import find_binary
 from tests.generate.rules import RUNBOOK_BASE, all_rules, load_groups
 from tests.support.dashboards import (
-    EVERYTHING,
     FOLDER,
     load_dashboards,
-    panels,
     used_variables,
-    variables,
 )
 from tests.support.documents import REFERENCE, bare, table
 from tests.support.foreign_metrics import FOREIGN, Foreign
@@ -75,7 +68,6 @@ SELECTORS = [
 ]
 
 NO_METRIC = Foreign("gauge", ())
-POLICY_FIELDS = ("migration_cooldown", "max_migration_cooldown", "migration_history_window")
 
 each_dashboard = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS)
 each_panel = pytest.mark.parametrize("panel", PANELS, ids=[panel.title for panel in PANELS])
@@ -134,14 +126,6 @@ def test_titles_and_ids_are_unique() -> None:
         assert 0 not in ids
 
 
-@each_panel
-def test_a_panel_explains_itself(panel: Panel) -> None:
-    """Each panel has a description and a unit."""
-    assert panel.json["description"].endswith(".")
-    assert panel.json["fieldConfig"]["defaults"]["unit"]
-    assert panel.queries
-
-
 def test_the_overview_is_short() -> None:
     """The overview has at most 20 panels."""
     assert sum(panel.dashboard == OVERVIEW for panel in PANELS) <= 20
@@ -162,49 +146,6 @@ def test_variables_are_defined_and_used(board: dict[str, Any]) -> None:
     # A link names the variables of the dashboard that it leads to.
     assert used - BUILT_IN <= defined
     assert defined <= used
-
-
-@each_dashboard
-def test_variables_can_be_chosen(board: dict[str, Any]) -> None:
-    """Every variable has a label and uses the chosen data source."""
-    for variable in board["templating"]["list"]:
-        assert variable["label"]
-        if variable["type"] == "query":
-            assert variable["datasource"] == DATASOURCE
-            assert variable["refresh"] == 2
-            assert variable["description"]
-
-
-def test_promtool_reads_every_query(tmp_path: Path) -> None:
-    """Promtool accepts every query of a panel or a variable."""
-    queries = [*panels(EVERYTHING), *variables(EVERYTHING)]
-    rules = [
-        {"record": f"panel:query{number}:value", "expr": query.expression}
-        for number, query in enumerate(queries)
-    ]
-    file = tmp_path / "rules.yaml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    checked = subprocess.run(
-        [find_binary("promtool"), "check", "rules", file],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert f"{len(queries)} rules found" in checked.stdout
-
-
-@each_panel
-def test_a_query_names_metrics_that_exist(panel: Panel) -> None:
-    """Queries only use metrics and labels that exist."""
-    for query in panel.queries:
-        found = list(SELECTOR.finditer(query))
-        assert found
-        for match in found:
-            _, labels = _family(match["metric"])
-            for label, _, _ in MATCHER.findall(match["matchers"]):
-                known = labels | {"job", "cluster", "kubernetes_operator_component"}
-                assert label.removeprefix("exported_") in known, match[0]
 
 
 @each_panel
@@ -283,18 +224,6 @@ def test_the_cluster_is_shown_for_a_fleet() -> None:
         assert shown["templating"]["list"][1].pop("hide", 0) == 0
         assert hidden["templating"]["list"][1].pop("hide") == 2
         assert shown == hidden
-
-
-@each_panel
-def test_no_number_of_the_policy_is_written_down(panel: Panel) -> None:
-    """No query and no text contains a number of the policy."""
-    policy = Settings().policy
-    seconds = {int(getattr(policy, field)) for field in POLICY_FIELDS}
-    queries = " ".join(panel.queries).replace("86400 * avg_over_time(", "per day: (")
-    numbers = {int(one) for one in re.findall(r"\b\d+\b", queries)}
-    assert not numbers & {*seconds, 14400}
-    words = {text for one in seconds for text in (f"{one / 60:g} min", f"{one / 3600:g} h")}
-    assert not [one for one in words if one in panel.json["description"].replace("\u00a0", " ")]
 
 
 @each_panel
