@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.cluster import namespace
 from tests.cluster.binaries import find_operator
+from tests.cluster.versions import is_kubevirt_at_least
 from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.node import Node, inside_network, joined, prepare, running
 from tests.vms.images import GUEST, IMAGES, digest_name
@@ -66,6 +67,11 @@ def install(cluster: Cluster) -> None:
 
 def _kubevirt() -> Object:
     migrations = {"bandwidthPerMigration": "64Mi", "parallelMigrationsPerCluster": 5}
+    # On by default in 1.9: containerd 1.6 has no image volumes, and there are no modules to build
+    # virt-template from. KubeVirt 1.7 does not know the field.
+    disabled = {"disabledFeatureGates": ["ImageVolume", "Template"]}
+    if not is_kubevirt_at_least("1.8"):
+        disabled = {}
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "KubeVirt",
@@ -76,12 +82,7 @@ def _kubevirt() -> Object:
             "configuration": {
                 "imagePullPolicy": "Never",
                 "evictionStrategy": "LiveMigrate",
-                "developerConfiguration": {
-                    "useEmulation": True,
-                    # On by default in 1.9: containerd 1.6 has no image volumes, and there are no
-                    # modules to build virt-template from.
-                    "disabledFeatureGates": ["ImageVolume", "Template"],
-                },
+                "developerConfiguration": {"useEmulation": True, **disabled},
                 "migrations": migrations,
             },
         },
