@@ -60,14 +60,14 @@ class Histogram:
 
 
 VMIS_ASKED_FOR = 1_000
-"""How many VMIs `HeldEvictions` remembers."""
+"""How many VMIs `BlockedEvictions` remembers."""
 USERS_ASKING = 4
 """How many users it remembers per VMI."""
 
 
 @dataclass(slots=True)
-class HeldEviction:
-    """An eviction that the admission webhook held (`denied`), or in mode `warn` would have held.
+class BlockedEviction:
+    """An eviction that the admission webhook denied (`denied`), or would have in mode `warn`.
 
     `at` is the last of `times` requests by this user.
     """
@@ -79,23 +79,23 @@ class HeldEviction:
     times: int = 1
 
 
-class HeldEvictions:
-    """The last held evictions of each VMI, by its UID; the oldest are dropped."""
+class BlockedEvictions:
+    """The last blocked evictions of each VMI, by its UID; the oldest are dropped."""
 
     def __init__(self) -> None:
-        self._by_vmi: dict[str, dict[str, HeldEviction]] = {}
+        self._by_vmi: dict[str, dict[str, BlockedEviction]] = {}
 
-    def note(self, vmi_uid: str, held: HeldEviction) -> None:
-        """Add a held eviction."""
+    def note(self, vmi_uid: str, blocked: BlockedEviction) -> None:
+        """Add a blocked eviction."""
         users = self._by_vmi.get(vmi_uid, {})
-        before = users.get(held.user)
+        before = users.get(blocked.user)
         if before is not None:
-            held.times += before.times
-        put_newest(users, held.user, held, most=USERS_ASKING)
+            blocked.times += before.times
+        put_newest(users, blocked.user, blocked, most=USERS_ASKING)
         put_newest(self._by_vmi, vmi_uid, users, most=VMIS_ASKED_FOR)
 
-    def of(self, vmi_uid: str) -> list[HeldEviction]:
-        """The held evictions of one VMI, newest first."""
+    def of(self, vmi_uid: str) -> list[BlockedEviction]:
+        """The blocked evictions of one VMI, newest first."""
         return [*reversed(self._by_vmi.get(vmi_uid, {}).values())]
 
 
@@ -173,7 +173,7 @@ class Counters:
         default_factory=lambda: {trigger: Histogram(MIGRATION_BUCKETS) for trigger in Trigger}
     )
     returned_migrations: int = 0
-    held_evictions: HeldEvictions = field(default_factory=HeldEvictions)
+    blocked_evictions: BlockedEvictions = field(default_factory=BlockedEvictions)
     denial_periods: DenialPeriods = field(default_factory=DenialPeriods)
 
     def count_block(

@@ -41,7 +41,10 @@ def make_parser() -> argparse.ArgumentParser:
         commands, "explain", "Why may this VM not be moved now?", "explain bank/churn-1"
     ).add_argument("vmi", type=_vmi, metavar="NAMESPACE/NAME", help="the VMI's, not its pod's")
     _add_asking(
-        commands, "status", "Does this exporter work, what is stuck, which VMs are held?", "status"
+        commands,
+        "status",
+        "Does this exporter work, what is stuck, which VMs are blocked?",
+        "status",
     ).add_argument("--all", action="store_true", help="every row of each list, not 20")
     node = _add_asking(
         commands, "node", "Can this node be emptied, and what would a drain do?", "node node-1"
@@ -96,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--evictor",
         choices=("plugin", "webhook", "none"),
         default="plugin",
-        help="its descheduler asks for verdicts, is held by the admission webhook, or by nobody"
+        help="its descheduler asks for verdicts, is denied by the admission webhook, or by nobody"
         " (default: plugin)",
     )
     return parser

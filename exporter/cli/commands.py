@@ -84,7 +84,7 @@ def explain(arguments: argparse.Namespace) -> Exit:
 
 
 def status(arguments: argparse.Namespace) -> Exit:
-    """`status`: print whether the exporter works, what is stuck and which VMs are held."""
+    """`status`: print whether the exporter works, what is stuck and which VMs are blocked."""
     from exporter.cli.client import decode
     from exporter.cli.layout import detect_terminal
     from exporter.cli.status import show_status

@@ -9,8 +9,8 @@ from exporter.engine.model import Reason
 from exporter.engine.policy import DEFAULT_POLICY
 from exporter.server.evacuation_schemas import EvacuationAnswer, PendingAnswer, WhyAnswer
 from exporter.server.schemas import (
+    BlockedEvictionAnswer,
     CooldownAnswer,
-    HeldEvictionAnswer,
     MigrationAnswer,
     PolicyAnswer,
     RuleAnswer,
@@ -34,7 +34,7 @@ _UNMOVED = {
     DrainOutcome.EXTERNAL: "KubeVirt does not move it: its strategy is External",
     DrainOutcome.RESTARTS: "an eviction would take it down: KubeVirt would not migrate it",
 }
-"""Why a VM that no rule holds does not move all the same."""
+"""Why a VM that no rule blocks does not move all the same."""
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
@@ -78,9 +78,9 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         if others:
             sheet.head("What else the cluster says about it, newest first")
             sheet.rows([_why(one, vmi.as_of) for one in others])
-    if vmi.held_evictions:
+    if vmi.blocked_evictions:
         sheet.head("Requested evictions")
-        sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.held_evictions])
+        sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.blocked_evictions])
     sheet.head("Based on")
     launcher, pod = "unknown", vmi.launcher
     if pod is not None:
@@ -125,13 +125,13 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
             return [name, f" has ended ({vmi.phase}): there is nothing to move."]
         if vmi.evacuation is not None:
             node = vmi.evacuation.evacuation_node_name
-            return [name, f" is already being evacuated from {node}, and no rule holds it."]
+            return [name, f" is already being evacuated from {node}, and no rule blocks it."]
         if vmi.drain in _UNMOVED:
-            return [name, (" is held by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
+            return [name, (" is blocked by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
         why = "it has no known migration to cool down from"
         if vmi.cooldown is not None:
             why = f"its last cooldown ended {write_distance(vmi.cooldown.not_before, vmi.as_of)}"
-        return [name, (" may be moved now", GOOD), f": no rule holds it, and {why}."]
+        return [name, (" may be moved now", GOOD), f": no rule blocks it, and {why}."]
     why = _HELD[verdict.reason]
     until = ""
     if verdict.not_before is not None:
@@ -156,10 +156,10 @@ def _doubts(vmi: VmiAnswer) -> list[str]:
 
 def _judge_rule(rule: RuleAnswer) -> Cell:
     if rule.blocks:
-        return ("holds it", BAD)
+        return ("blocks it", BAD)
     if not rule.enabled:
         return ("is off", FAINT)
-    return ("is silent", BAD) if rule.silenced else ("lets it go", GOOD)
+    return ("is silent", BAD) if rule.silenced else ("allows it", GOOD)
 
 
 def _cooldown(
@@ -256,7 +256,7 @@ def _why(one: WhyAnswer, as_of: datetime) -> tuple[str, str, str]:
     return one.source, when, write_reason(one)
 
 
-def _held_eviction(one: HeldEvictionAnswer, as_of: datetime) -> list[Cell]:
+def _held_eviction(one: BlockedEvictionAnswer, as_of: datetime) -> list[Cell]:
     outcome: Cell = ("denied", BAD) if one.denied else "would be denied"
     times = "once" if one.times == 1 else f"{one.times} times, last"
     return [f"by {one.user}", f"{times} {write_past(one.at, as_of)}", outcome, str(one.reason)]

@@ -1,4 +1,4 @@
-"""The command `status`: whether the exporter works, what is stuck, and which VMs are held."""
+"""The command `status`: whether the exporter works, what is stuck, and which VMs are blocked."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -29,7 +29,7 @@ def show_status(
     *,
     everything: bool,
 ) -> str:
-    """Whether the exporter works, which evacuations are stuck, and which VMs are held until when.
+    """Whether the exporter works, what is stuck, and which VMs are blocked until when.
 
     Before the exporter is ready, the other answers are None. `everything` shows every row.
     """
@@ -46,12 +46,14 @@ def show_status(
     )
     if status.vmis is not None:
         sheet.head(f"VMs: {status.vmis.known}")
-        held = [(f"held: {reason}", str(n)) for reason, n in status.vmis.held.items() if n]
-        sheet.rows([("no rule holds", str(status.vmis.allowed)), *held])
+        by_reason = [
+            (f"blocked: {reason}", str(n)) for reason, n in status.vmis.blocked.items() if n
+        ]
+        sheet.rows([("no rule blocks", str(status.vmis.allowed)), *by_reason])
         counts = [(one, status.vmis.drain.get(one, 0)) for one in GRAVEST]
         drained = ", ".join(f"{one} {count}" for one, count in counts if count)
         if drained:
-            sheet.rows([("held or not, a drain of their nodes", drained)])
+            sheet.rows([("blocked or not, a drain of their nodes", drained)])
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]
         others = [one for one in evacuations.evacuations if not one.stuck]
@@ -59,7 +61,7 @@ def show_status(
         _list_evacuations(sheet, f"Other evacuations: {len(others)}", others, everything=everything)
     if blocked is not None:
         rows = _held_vms(blocked)
-        sheet.head(f"Held VMs: {len(rows)}")
+        sheet.head(f"Blocked VMs: {len(rows)}")
         sheet.table(("VM", "ON", "BECAUSE", "UNTIL"), rows, everything=everything)
     return sheet.text()
 
@@ -82,7 +84,7 @@ def _judge(status: StatusAnswer) -> list[Cell]:
         case Staleness.STALE:
             return [("Stale: ", BAD), f"{contact}; its answers may be out of date."]
         case Staleness.DEAD:
-            return [("Dead: ", BAD), f"{contact}; only cooldowns still hold VMs."]
+            return [("Dead: ", BAD), f"{contact}; only cooldowns still block VMs."]
 
 
 def _warnings(status: StatusAnswer) -> list[str]:

@@ -12,7 +12,7 @@ import structlog
 from aiohttp import hdrs, web
 from msgspec import structs
 
-from exporter.counters import HeldEviction
+from exporter.counters import BlockedEviction
 from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
@@ -136,8 +136,8 @@ class Admission:
             cooldown = verdict.effective_cooldown or self._service.policy.migration_cooldown
             counters.denial_periods.extend(vmi, verdict.reason, cooldown, now)
         user = escape(review.user[:LONGEST_NAME])
-        counters.held_evictions.note(
-            vmi.uid, HeldEviction(user=user, at=now, reason=verdict.reason, denied=denied)
+        counters.blocked_evictions.note(
+            vmi.uid, BlockedEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )
         if self._logged.lets_through((vmi.uid, user, verdict.reason), now):
             log.info(

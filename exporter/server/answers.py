@@ -193,7 +193,7 @@ def describe_status(
         vmis=VmiCounts(
             known=vmis,
             allowed=vmis - sum(blocked.values()),
-            held={reason: blocked.get(reason, 0) for reason in reasons},
+            blocked={reason: blocked.get(reason, 0) for reason in reasons},
             drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
         )
         if health.ready

@@ -209,7 +209,7 @@ class Service:
             conditions,
             self.health,
             why=self.store.reasons(vmi),
-            held_evictions=self.counters.held_evictions.of(vmi.uid),
+            blocked_evictions=self.counters.blocked_evictions.of(vmi.uid),
         )
 
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
@@ -369,7 +369,7 @@ class Service:
         return answers
 
     def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
-        """Count an eviction that was held for this reason, by a blocked answer or a denial."""
+        """Count an eviction that was blocked for this reason, by a blocked answer or a denial."""
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import UNSET, structs
 
-from exporter.counters import HeldEviction
+from exporter.counters import BlockedEviction
 from exporter.engine.cooldown import Cooldown, count_in_window
 from exporter.engine.drain import Conditions, find_outcome
 from exporter.engine.evidence import Evidence
@@ -17,9 +17,9 @@ from exporter.engine.verdicts import Entry
 from exporter.health import Health
 from exporter.server.answers import convert_attributes, write_evacuation, write_verdict, write_vmim
 from exporter.server.schemas import (
+    BlockedEvictionAnswer,
     CheckpointVerdicts,
     CooldownAnswer,
-    HeldEvictionAnswer,
     LauncherAnswer,
     MigrationAnswer,
     PolicyAnswer,
@@ -37,7 +37,7 @@ def explain_vmi(
     health: Health,
     *,
     why: tuple[Why, ...] = (),
-    held_evictions: Iterable[HeldEviction] = (),
+    blocked_evictions: Iterable[BlockedEviction] = (),
 ) -> VmiAnswer:
     """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
@@ -88,7 +88,9 @@ def explain_vmi(
         migrations=_write_history(evidence.history, policy, now),
         pending_migrations=[write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
         launcher=convert_attributes(evidence.launcher, LauncherAnswer | None),
-        held_evictions=[convert_attributes(one, HeldEvictionAnswer) for one in held_evictions],
+        blocked_evictions=[
+            convert_attributes(one, BlockedEvictionAnswer) for one in blocked_evictions
+        ],
         policy=PolicyAnswer(
             migration_cooldown_seconds=policy.migration_cooldown,
             max_migration_cooldown_seconds=policy.max_migration_cooldown,

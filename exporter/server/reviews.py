@@ -204,7 +204,7 @@ def write_answer(
 
 
 def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Instant) -> str:
-    """Which VMI is held, why and until when."""
+    """Which VMI is blocked, why and until when."""
     vmi = evidence.vmi
     text = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
     if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:

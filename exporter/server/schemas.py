@@ -185,13 +185,13 @@ class CheckpointVerdicts(Struct, rename="camel", kw_only=True):
     pre_eviction: Annotated[VerdictAnswer, means("may it be evicted now?")]
 
 
-class HeldEvictionAnswer(Struct, rename="camel", kw_only=True):
+class BlockedEvictionAnswer(Struct, rename="camel", kw_only=True):
     """An eviction that the admission webhook denied, or in mode `warn` would have denied."""
 
     user: Annotated[str, means("the user that requested it")]
     at: Annotated[Timestamp, means("when it was last requested")]
-    times: Annotated[int, means("how often this user's evictions of the VMI were held")]
-    reason: Annotated[Reason, means("why it was last held")]
+    times: Annotated[int, means("how often this user's evictions of the VMI were blocked")]
+    reason: Annotated[Reason, means("why it was last blocked")]
     denied: Annotated[bool, means("false: admission.mode is warn, so the eviction was let through")]
 
 
@@ -236,10 +236,10 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     ]
     pending_migrations: Annotated[list[PendingAnswer], means("its unfinished VMIMs")]
     launcher: Annotated[LauncherAnswer | None, means("null: not found, or pods may not be read")]
-    held_evictions: Annotated[
-        list[HeldEvictionAnswer],
+    blocked_evictions: Annotated[
+        list[BlockedEvictionAnswer],
         means(
-            "the last evictions of this VMI that this replica's admission webhook held, newest"
+            "the last evictions of this VMI that this replica's admission webhook blocked, newest"
             " first, one per user; lost at a restart"
         ),
     ]
@@ -280,7 +280,7 @@ class VmiCounts(Struct, rename="camel", kw_only=True):
 
     known: Annotated[int, means("VMIs, without those in phase Succeeded or Failed")]
     allowed: Annotated[int, means("VMIs that no rule blocks at either checkpoint")]
-    held: Annotated[dict[Reason, int], means("blocked VMIs, by their first reason")]
+    blocked: Annotated[dict[Reason, int], means("blocked VMIs, by their first reason")]
     drain: Annotated[
         dict[DrainOutcome, int],
         means("VMIs with a node, blocked or not, by what a drain of it would do to them"),

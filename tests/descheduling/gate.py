@@ -42,7 +42,7 @@ def fill_table(text: str) -> str:
     rows = [Row(**one) for one in json.loads(RESULTS.read_bytes())]
     head = [
         "gate",
-        "held by",
+        "blocked by",
         "VMs evicted in the first cycle",
         "VMs moved",
         "migrations",

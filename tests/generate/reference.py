@@ -114,7 +114,7 @@ A copy older than `maxAgeSeconds` says nothing; ask `POST /v1/verdicts` then.
 ```python
 import json, os, time, urllib.error, urllib.request
 
-copy = {"held": set(), "stale": False, "etag": "", "age": 0.0, "until": 0.0}
+copy = {"blocked": set(), "stale": False, "etag": "", "age": 0.0, "until": 0.0}
 
 
 def renew(wait=60, pause=5):  # call it again and again, in a thread of its own
@@ -123,8 +123,8 @@ def renew(wait=60, pause=5):  # call it again and again, in a thread of its own
     try:
         with urllib.request.urlopen(request, timeout=wait + 10) as answer:
             found = json.load(answer)
-        held = {(one["namespace"], one["name"]) for one in found["blocked"]}
-        copy.update(held=held, stale=found["stale"], age=found["maxAgeSeconds"])
+        blocked = {(one["namespace"], one["name"]) for one in found["blocked"]}
+        copy.update(blocked=blocked, stale=found["stale"], age=found["maxAgeSeconds"])
         copy["etag"] = answer.headers["ETag"]
     except urllib.error.HTTPError as error:
         if error.code == 503:  # it starts or shuts down
@@ -137,7 +137,7 @@ def renew(wait=60, pause=5):  # call it again and again, in a thread of its own
 
 
 def may_evict(namespace, name):  # None: the copy is too old
-    return (namespace, name) not in copy["held"] if time.monotonic() < copy["until"] else None
+    return (namespace, name) not in copy["blocked"] if time.monotonic() < copy["until"] else None
 ```
 """
 

@@ -347,7 +347,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
         told = await forge()
         assert f"VMI {namespace}/forged: cooldown until" in told["status"]["message"]
         _, shown = await exporter.get(f"/v1/vmis/{namespace}/forged")
-        assert [one["user"] for one in shown["heldEvictions"]] == [user["username"]]
+        assert [one["user"] for one in shown["blockedEvictions"]] == [user["username"]]
         assert '"event": "eviction_denied"' in exporter.output
         assert await exporter.sample(REVIEWS, outcome="denied") == 1
         assert await versions(admin, namespace) == before
@@ -659,4 +659,4 @@ async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:
         namespace, name = said.partition("VMI ")[2].partition(":")[0].split("/")
         _, vmi = await demo.get(f"/v1/vmis/{namespace}/{name}")
     assert said.startswith("denied by the webhook: kubevirt-eviction-exporter: VMI")
-    assert vmi["heldEvictions"][0]["denied"]
+    assert vmi["blockedEvictions"][0]["denied"]

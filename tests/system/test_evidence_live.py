@@ -55,7 +55,7 @@ async def until_evacuation(exporter: Program, key: str, **fields: object) -> dic
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 async def test_a_vmi_that_ends_while_it_evacuates(stage: Stage, tmp_path: Path, phase: str) -> None:
-    """It is no evacuation any more, in no series, on no node, and no rule holds it."""
+    """It is no evacuation any more, in no series, on no node, and no rule blocks it."""
     namespace = await stage.make_namespace()
     node = f"node-of-{namespace}"
     admin = stage.admin

@@ -61,7 +61,7 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
         PIPED,
         everything=False,
     )
-    assert f"held: {reason}" in held
+    assert f"blocked: {reason}" in held
     evidence = api.store.evidence(NAMESPACE, "db1")
     assert evidence is not None
     judged = api.service.view.find(evidence.vmi.namespace, evidence.vmi.name)

@@ -186,7 +186,7 @@ def render(found: dict[str, Moves], minutes: float) -> str:
         f"Three VMs on two nodes, a cycle of 60 s, {minutes:g} minutes for each row, a cooldown of",
         f"{minutes / 2:g} minutes, which doubles with each migration:",
         "",
-        "| evictions held by | migrations of each VM | all | requested inside a cooldown |",
+        "| evictions blocked by | migrations of each VM | all | requested inside a cooldown |",
         "|---|---|---|---|",
     ]
     for way, moves in found.items():

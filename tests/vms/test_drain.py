@@ -83,7 +83,9 @@ def test_a_drain(
             held += 1
             assert requested >= (parse_instant(before[one.name]) or 0.0) - 1
             assert f"VMI {SPACE}/{one.name}: cooldown until" in ended.stderr
-            assert {two["user"] for two in ask_vmi(caller, one.name)["heldEvictions"]} <= {EVICTOR}
+            assert {two["user"] for two in ask_vmi(caller, one.name)["blockedEvictions"]} <= {
+                EVICTOR
+            }
     assert held
     prove(f"a drain by a listed user: {held} VMs cooled down, none of them moved before its end")
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.cli.explain import show_vmi, write_arithmetic
-from exporter.counters import HeldEviction
+from exporter.counters import BlockedEviction
 from exporter.engine.evidence import Evidence, Requester
 from exporter.engine.model import Reason, Why, WhySource
 from exporter.engine.policy import Override
@@ -45,11 +45,11 @@ shop/db1 may not be moved now: it is cooling down after its last migration, unti
 2027-01-15T08:20:00Z (in 20m).
 
 Rules, in the order in which they are checked
-  running_migration     lets it go  the last migration has ended: endTimestamp is \
+  running_migration     allows it  the last migration has ended: endTimestamp is \
 2027-01-15T07:50:00Z (filter)
-  pending_migration     lets it go  no unfinished VMIM belongs to this VMI (filter)
-  requested_evacuation  lets it go  evacuationNodeName is not set (filter)
-  cooldown              holds it    2 ended in the window: base 15m, backed off to 30m, from \
+  pending_migration     allows it  no unfinished VMIM belongs to this VMI (filter)
+  requested_evacuation  allows it  evacuationNodeName is not set (filter)
+  cooldown              blocks it  2 ended in the window: base 15m, backed off to 30m, from \
 2027-01-15T07:50:00Z on (preEviction)
 
 Cooldown
@@ -88,9 +88,9 @@ def test_who_asked_for_its_eviction() -> None:
     """Each user whose eviction was held, how often, when last, and whether it was denied."""
     vmi = explained(
         cooling(),
-        held_evictions=(
-            HeldEviction("descheduler", NOW - 7.0, Reason.COOLDOWN, denied=True, times=3),
-            HeldEviction("autoscaler", NOW - 70.0, Reason.COOLDOWN, denied=False),
+        blocked_evictions=(
+            BlockedEviction("descheduler", NOW - 7.0, Reason.COOLDOWN, denied=True, times=3),
+            BlockedEviction("autoscaler", NOW - 70.0, Reason.COOLDOWN, denied=False),
         ),
     )
     section = show_vmi(vmi, PIPED).partition("Requested evictions\n")[2].splitlines()[:2]
@@ -105,7 +105,7 @@ def test_who_asked_for_its_eviction() -> None:
     [
         pytest.param(
             some_evidence(vmi=a_vmi(**MIGRATABLE)),
-            "shop/db1 may be moved now: no rule holds it, and it has no known migration to cool"
+            "shop/db1 may be moved now: no rule blocks it, and it has no known migration to cool"
             " down from.",
             id="never-moved",
         ),
@@ -113,24 +113,25 @@ def test_who_asked_for_its_eviction() -> None:
             some_evidence(
                 vmi=a_vmi(**MIGRATABLE, migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))
             ),
-            "shop/db1 may be moved now: no rule holds it, and its last cooldown ended 1h45m ago.",
+            "shop/db1 may be moved now: no rule blocks it, and its last cooldown ended 1h45m ago.",
             id="cooled-down",
         ),
         pytest.param(
             some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
-            "shop/db1 is held by no rule, but KubeVirt cannot move it: it is not migratable, and"
+            "shop/db1 is blocked by no rule, but KubeVirt cannot move it: it is not migratable, and"
             " its strategy is LiveMigrate.",
             id="not-migratable",
         ),
         pytest.param(
             some_evidence(vmi=a_vmi(eviction_strategy="None")),
-            "shop/db1 is held by no rule, but an eviction would take it down: KubeVirt would not"
+            "shop/db1 is blocked by no rule, but an eviction would take it down: KubeVirt would not"
             " migrate it.",
             id="goes-down",
         ),
         pytest.param(
             some_evidence(vmi=a_vmi(eviction_strategy="External")),
-            "shop/db1 is held by no rule, but KubeVirt does not move it: its strategy is External.",
+            "shop/db1 is blocked by no rule, but KubeVirt does not move it: its strategy is"
+            " External.",
             id="external",
         ),
         pytest.param(
@@ -145,7 +146,7 @@ def test_who_asked_for_its_eviction() -> None:
         ),
         pytest.param(
             an_evacuation(launcher=None),
-            "shop/db1 is already being evacuated from n1, and no rule holds it.",
+            "shop/db1 is already being evacuated from n1, and no rule blocks it.",
             id="evacuated-unseen",
         ),
     ],
@@ -259,12 +260,12 @@ def test_doubts_come_right_after_the_sentence() -> None:
 
 
 def test_rules_that_are_off_or_silent_are_told() -> None:
-    """Neither is taken for one that lets it go."""
+    """Neither is taken for one that allows it."""
     off = explained(cooling(), policy=a_policy(guard_evacuations=False))
     dead = explained(cooling(), now=NOW + 3000.0)
 
-    assert "\n  requested_evacuation  is off      " in show_vmi(off, PIPED)
-    assert "\n  running_migration     is silent   " in show_vmi(dead, PIPED)
+    assert "\n  requested_evacuation  is off     " in show_vmi(off, PIPED)
+    assert "\n  running_migration     is silent  " in show_vmi(dead, PIPED)
 
 
 @pytest.mark.parametrize(

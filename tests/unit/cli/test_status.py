@@ -42,7 +42,7 @@ from tests.unit.server.test_answers import some_health
         pytest.param(
             some_health(),
             NOW + 2000.0,
-            "Dead: last contact 33m22s ago; only cooldowns still hold VMs.",
+            "Dead: last contact 33m22s ago; only cooldowns still block VMs.",
             id="dead",
         ),
         pytest.param(
@@ -97,10 +97,10 @@ Based on
   poddisruptionbudgets              synced, last contact 2s ago
 
 VMs: 100
-  no rule holds                97
-  held: migration_in_progress  1
-  held: cooldown               2
-  held or not, a drain of their nodes  stays 2, leaves 98
+  no rule blocks                  97
+  blocked: migration_in_progress  1
+  blocked: cooldown               2
+  blocked or not, a drain of their nodes  stays 2, leaves 98
 
 Stuck evacuations: 1
   VM         FROM  AGE  STATE  FAILED
@@ -114,7 +114,7 @@ Other evacuations: 1
   shop/web1  n1    1m   migrating  0
   shop/web1:  Wait: KubeVirt is moving the VM.
 
-Held VMs: 3
+Blocked VMs: 3
   VM      ON  BECAUSE                UNTIL
   shop/c  n1  cooldown               2027-01-15T08:01:01Z (in 1m1s)
   shop/a  n1  cooldown               2027-01-15T08:10:00Z (in 10m)
@@ -136,7 +136,7 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
     assert text.count("  shop/web3:  Read the VM's events: ") == 1
 
 
-def test_a_vm_held_twice_is_one_row() -> None:
+def test_a_vm_blocked_twice_is_one_row() -> None:
     """With both reasons: its cooldown's end alone would not release it."""
     blocked = (held("a", Reason.MIGRATION_IN_PROGRESS), held("a", until=NOW + 600.0))
 

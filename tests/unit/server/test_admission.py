@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, HeldEviction, HeldEvictions
+from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, BlockedEviction, BlockedEvictions
 from exporter.engine.model import Reason, ReviewOutcome
 from exporter.server import admission as door
 from exporter.server.admission import PATH, REVIEW_BYTES, Admission
@@ -114,7 +114,7 @@ async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook, review: Jso
         assert (await webhook.ask(review))["allowed"] is False
     assert webhook.counted() == {}
     assert not webhook.api.counters.blocks
-    assert not webhook.api.counters.held_evictions.of(UID)
+    assert not webhook.api.counters.blocked_evictions.of(UID)
     assert logs == []
 
 
@@ -240,7 +240,7 @@ async def test_the_vmi_tells_who_asked(webhook: Webhook) -> None:
     async with served(make_query_app(webhook.api.service)) as session:
         webhook.session = session
         _, vmi = await webhook.send(b"", method="GET", path="/v1/vmis/shop/db1")
-    assert vmi["heldEvictions"] == [
+    assert vmi["blockedEvictions"] == [
         {
             "user": "autoscaler",
             "at": "2027-01-15T08:00:07Z",
@@ -258,12 +258,12 @@ async def test_the_vmi_tells_who_asked(webhook: Webhook) -> None:
     ]
 
 
-def test_held_evictions_are_bounded() -> None:
+def test_blocked_evictions_are_bounded() -> None:
     """The list of blocked evictions has a maximum length; the oldest are dropped."""
-    held = HeldEvictions()
+    held = BlockedEvictions()
     for vmi in range(VMIS_ASKED_FOR + 10):
         for user in range(USERS_ASKING + 3):
-            held.note(f"v{vmi}", HeldEviction(f"u{user}", NOW, Reason.COOLDOWN, denied=True))
+            held.note(f"v{vmi}", BlockedEviction(f"u{user}", NOW, Reason.COOLDOWN, denied=True))
     assert held.of("v9") == []
     assert [one.user for one in held.of("v10")] == ["u6", "u5", "u4", "u3"]
 

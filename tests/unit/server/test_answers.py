@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.counters import HeldEviction
+from exporter.counters import BlockedEviction
 from exporter.engine.drain import Conditions
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History
@@ -65,7 +65,7 @@ def explained(
     now: float = NOW,
     health: Health | None = None,
     why: tuple[Why, ...] = (),
-    held_evictions: Iterable[HeldEviction] = (),
+    blocked_evictions: Iterable[BlockedEviction] = (),
 ) -> VmiAnswer:
     """The explanation under the default policy, of fresh evidence."""
     policy, health = policy or a_policy(), health or some_health()
@@ -83,7 +83,7 @@ def explained(
         ),
         health,
         why=why,
-        held_evictions=held_evictions,
+        blocked_evictions=blocked_evictions,
     )
 
 
@@ -483,7 +483,7 @@ class TestStatus:
 
         assert counts is not None
         assert (counts.known, counts.allowed) == (5, 3)
-        assert counts.held == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
+        assert counts.blocked == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
 
     def test_the_state_of_the_stored_history(self) -> None:
         """Where one is kept: who writes it, since when something waits, what went wrong."""

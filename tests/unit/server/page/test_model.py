@@ -163,7 +163,7 @@ class TestTheSame:
         assert (sum(model.states.values()), model.stuck_evacuations) == (3, 1)
 
     def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
-        """Neither the model nor the status takes it for one that no rule holds."""
+        """Neither the model nor the status takes it for one that no rule blocks."""
         service = busy_service()
         before = build_model(service)
         put(service.store, evacuating("gone", node="n7", phase="Failed"))

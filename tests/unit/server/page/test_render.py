@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from exporter.counters import Counters, HeldEviction
+from exporter.counters import BlockedEviction, Counters
 from exporter.engine.changes import Observed
 from exporter.engine.diagnosis import State
 from exporter.engine.model import (
@@ -283,9 +283,9 @@ class TestRows:
     def test_who_asked_for_its_eviction_is_told(self) -> None:
         """Beside what holds it: the user, how long ago, and whether it was denied."""
         counters = Counters()
-        asked = counters.held_evictions
+        asked = counters.blocked_evictions
         for user, denied in (("autoscaler", False), ("descheduler", True)):
-            asked.note("uid-of-db1", HeldEviction(user, NOW - 7, Reason.COOLDOWN, denied))
+            asked.note("uid-of-db1", BlockedEviction(user, NOW - 7, Reason.COOLDOWN, denied))
         page = shown(make_service(cooling("db1"), counters=counters))
 
         assert "eviction requested by descheduler 7 s ago" in page.text("b-uid-of-db1")
@@ -300,7 +300,7 @@ class TestRows:
         assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("b-uid-of-db1"))
 
     def test_a_node_has_its_row(self) -> None:
-        """Its VMs, how many of them no rule holds, the others by reason; drain outcomes."""
+        """Its VMs, how many of them no rule blocks, the others by reason; drain outcomes."""
         page = shown(busy_service())
 
         assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0"
@@ -324,7 +324,7 @@ class TestRows:
             assert 'id="drain"' not in html
 
     def test_what_an_eviction_would_do_is_counted(self) -> None:
-        """A VM that no rule holds may still be one that cannot move."""
+        """A VM that no rule blocks may still be one that cannot move."""
         text = shown(draining_service()).text("drain-totals")
 
         assert text == (
