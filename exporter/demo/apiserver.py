@@ -1,6 +1,6 @@
 """The simulated API server: get, list, watch and write over real HTTP.
 
-Where it must choose, it does what kube-apiserver 1.36 does. Comments name the functions of
+Where it must choose, it does what kube-apiserver 1.37 does. Comments name the functions of
 `k8s.io/apiserver` that define the behaviour.
 """
 
@@ -217,7 +217,7 @@ def respond_not_found() -> web.Response:
 def _respond_without_resource(path: str) -> web.Response:
     """Answer on a path that names no resource: version, health checks, or 404."""
     if path == "/version":
-        return web.json_response({"major": "1", "minor": "36", "gitVersion": "v1.36.3"})
+        return web.json_response({"major": "1", "minor": "37", "gitVersion": "v1.37.2"})
     if path in ("/readyz", "/livez", "/healthz"):
         return web.Response(text="ok")
     if path.startswith("/api/v1/"):

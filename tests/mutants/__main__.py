@@ -92,6 +92,7 @@ MODULES = {
     ),
     "exporter/engine/objects.py": (
         "engine/test_store",
+        "engine/test_cordons",
         "engine/test_evidence",
         "engine/test_budgets",
         "engine/test_evacuations",
