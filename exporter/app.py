@@ -77,7 +77,7 @@ async def run(
     clock: Callable[[], Instant] = time.time,
     rng: random.Random | None = None,
     reflector: type[Reflector] = Reflector,
-    on_listening: Callable[[Listening], None] | None = None,
+    on_listening: Callable[[Listening], None] = lambda _: None,
 ) -> None:
     """Watch and serve until `stop` is set.
 
@@ -103,15 +103,9 @@ async def run(
         service = _build_service(
             settings, store, view, health, counters=counters, events=events, clock=clock
         )
-        watch = _build_watch(
-            settings, api, store, health, service, clock=clock, rng=rng, reflector=reflector
-        )
-        jobs: list[Job] = [watch.run]
-        closing: list[Job] = []
-        if history is not None:
-            writer, its_jobs = _build_writer(history, settings, api, health, clock=clock, rng=rng)
-            jobs += its_jobs
-            closing.append(partial(_close_history, history, writer))
+        watch = _build_watch(settings, api, service, rng=rng, reflector=reflector)
+        saving, closing = _build_writer(history, settings, api, health, clock=clock, rng=rng)
+        jobs = [watch.run, *saving]
         if events is not None:
             name = socket.gethostname()
             reporter = EventWriter(
@@ -120,8 +114,7 @@ async def run(
             jobs.append(reporter.run)
         async with _listeners(settings, service, api) as listening:
             _log_start(settings, place, listening)
-            if on_listening is not None:
-                on_listening(listening)
+            on_listening(listening)
             try:
                 await _until_stopped([job() for job in jobs], stop)
             finally:
@@ -147,22 +140,19 @@ def _build_health(settings: Settings, history: "_History | None") -> Health:
 def _build_watch(
     settings: Settings,
     api: ApiServer,
-    store: Store,
-    health: Health,
     service: Service,
     *,
-    clock: Callable[[], Instant],
     rng: random.Random,
     reflector: type[Reflector],
 ) -> Informers:
-    policy = settings.policy
+    policy, clock = settings.policy, service.clock
     migrations = MigrationLog(
-        store, service.counters, started_at=clock(), window=policy.longest_window
+        service.store, service.counters, started_at=clock(), window=policy.longest_window
     )
     return Informers(
         api,
-        store,
-        health,
+        service.store,
+        service.health,
         settings.kube,
         clock=clock,
         settled=service.polls.note_change,
@@ -284,18 +274,20 @@ def _build_history(
 
 
 def _build_writer(
-    history: _History,
+    history: _History | None,
     settings: Settings,
     api: ApiServer,
     health: Health,
     *,
     clock: Callable[[], Instant],
     rng: random.Random,
-) -> tuple[HistoryWriter, list[Job]]:
-    """The writer and the jobs of the stored history; a file is read at once.
+) -> tuple[list[Job], list[Job]]:
+    """The jobs of the stored history, and those that close it; a file is read at once.
 
     Raises `HistoryUnwritable`.
     """
+    if history is None:
+        return [], []
     place, changes, status, signal = history.place, history.changes, history.health, history.signal
     interval = settings.kube.history_interval
     if isinstance(place, Path):
@@ -304,7 +296,7 @@ def _build_writer(
         file = FileWriter(
             changes, health, status, signal, place, others=others, interval=interval, clock=clock
         )
-        return file, [file.run]
+        return [file.run], [partial(_close_history, history, file)]
     lease = place.lease
     reader = ConfigMapReader(changes, place.watched, status, signal, place.place, clock=clock)
     writer = ConfigMapWriter(
@@ -319,7 +311,8 @@ def _build_writer(
         clock=clock,
     )
     watch = Reflector(api, place.watched, reader, settings.kube, clock=clock, rng=rng)
-    return writer, [lease.run, watch.run, reader.run, writer.run]
+    jobs = [lease.run, watch.run, reader.run, writer.run]
+    return jobs, [partial(_close_history, history, writer)]
 
 
 async def _close(service: Service, closing: Iterable[Job], linger: Seconds) -> None:

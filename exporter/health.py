@@ -105,7 +105,8 @@ class HistoryHealth:
     """The state of the stored history.
 
     `may_write`: whether this process writes it. `loaded`: what was stored at our start has been
-    merged. `find_unwritten`: when the oldest unwritten change was made. `has_outdated`: whether
+    merged. `find_unwritten`: when the oldest unwritten change was made, None if all is written.
+    `has_outdated`: whether
     there are changes that have not been compared with what is stored yet. `written_at`: when this
     process last saw it fully written. It holds `vmis` VMIs in `size` bytes.
     """
@@ -118,16 +119,6 @@ class HistoryHealth:
     vmis: int = 0
     size: int = 0
     faults: Counter[HistoryFault] = field(default_factory=Counter)
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes it now."""
-        return self.may_write()
-
-    @property
-    def unwritten_since(self) -> Instant | None:
-        """When the oldest unwritten change was made; None: everything is written."""
-        return self.find_unwritten()
 
 
 @dataclass

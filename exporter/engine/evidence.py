@@ -64,12 +64,10 @@ class Marker(Struct, kw_only=True):
         self.requested_at, self.not_before, self.dated = instant, None, True
         return is_news
 
-    def note_request(self, instant: Instant) -> bool:
-        """The evacuation was requested at this instant or earlier; True if this is news."""
-        if self.dated or instant >= self.requested_at:
-            return False
-        self.requested_at = instant
-        return True
+    def note_request(self, instant: Instant) -> None:
+        """The evacuation was requested at this instant or earlier."""
+        if not self.dated:
+            self.requested_at = min(self.requested_at, instant)
 
     def note_success(self, end: Instant) -> bool:
         """A migration succeeded: a request before its end belonged to an earlier evacuation.
@@ -81,17 +79,16 @@ class Marker(Struct, kw_only=True):
         self.requested_at = self.seen_at
         return True
 
-    def note_failure(self, uid: str, end: Instant) -> bool:
-        """Record a failed attempt; True if it was not recorded before."""
+    def note_failure(self, uid: str, end: Instant) -> None:
+        """Record a failed attempt, unless it is recorded already."""
         if uid in self.failed or not self._is_ours(end):
-            return False
+            return
         if len(self.failed) >= FAILURES_KEPT:
             oldest = min(self.failed, key=self.failed.__getitem__)
             if end < self.failed[oldest]:
-                return False
+                return
             self.forgotten += self.failed.pop(oldest) >= self.requested_at
         self.failed[uid] = end
-        return True
 
     def join(self, other: "Marker") -> bool:
         """Merge what another replica, or an earlier run, recorded about the same evacuation.

@@ -88,7 +88,7 @@ class HistoryWriter:
         await self._write()
         self._status.vmis = len(changes)
         self._status.size = changes.size
-        if self._status.writes and not changes.unwritten:
+        if self._status.may_write() and not changes.unwritten:
             self._status.written_at = now
 
     async def close(self) -> None:

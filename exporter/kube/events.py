@@ -92,7 +92,7 @@ class EventWriter:
         now, health = self._clock(), self._health
         for _ in self._queue.prune(now):
             await asyncio.sleep(0)
-        if health.history is not None and not health.history.writes:
+        if health.history is not None and not health.history.may_write():
             self._queue.forget_evacuations()
             return
         if not health.ready:

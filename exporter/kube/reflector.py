@@ -125,12 +125,14 @@ class Reflector:
         if self._version is None and not self._streams_lists:
             await self._list_pages()
         listing = Listing(began=self._clock()) if self._version is None else None
+        bound = self._settings.watch_timeout
         try:
             async with self._api.watch(
                 self._watched.resource,
                 self._watched.namespace,
                 resource_version=self._version,
-                seconds=self._watch_seconds(),
+                # Random, so that watches do not end together.
+                seconds=max(1, int(self._rng.uniform(bound / 2, bound))),
             ) as batches:
                 await self._read_events(batches, listing)
         except Unsupported as refusal:
@@ -335,11 +337,6 @@ class Reflector:
         self._watched.contact = self._clock()
         self._watched.trouble = ""
         self._refusals = self._futile = 0
-
-    def _watch_seconds(self) -> int:
-        """Random within the second half of the limit, so that watches do not end together."""
-        bound = self._settings.watch_timeout
-        return max(1, int(self._rng.uniform(bound / 2, bound)))
 
 
 _CONSEQUENCES = {

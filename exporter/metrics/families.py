@@ -202,7 +202,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_history_writer",
         help="1 if this replica writes the stored history; with several, the holder of the Lease.",
-        sample=sample_history(lambda _view, history: float(history.writes)),
+        sample=sample_history(lambda _view, history: float(history.may_write())),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
@@ -215,7 +215,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         # Changes that the writer has not collected yet are unwritten too.
         sample=sample_history(
             lambda view, history: (
-                history.unwritten_since or (view.now if history.has_outdated() else 0.0)
+                history.find_unwritten() or (view.now if history.has_outdated() else 0.0)
             )
         ),
     ),

@@ -399,7 +399,5 @@ class Service:
         )
 
 
-def _json(answer: object, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(answer), content_type="application/json", headers=headers
-    )
+def _json(answer: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

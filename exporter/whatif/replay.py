@@ -101,18 +101,15 @@ class Replay:
                 self._put_vmim(vmim, event.reason)
             case Pod() | KubeVirtSettings() as fact:
                 if isinstance(fact, Pod) and fact.migration_uid:
-                    self._note_target(fact)
+                    if fact.unschedulable:
+                        self._unschedulable.add(fact.migration_uid)
+                    elif fact.scheduled:
+                        self._unschedulable.discard(fact.migration_uid)
                 for world in self._worlds:
                     world.apply(Observed(fact))
             case _:
                 self._remove(event)
         self._note_visibility(event)
-
-    def _note_target(self, pod: Pod) -> None:
-        if pod.unschedulable:
-            self._unschedulable.add(pod.migration_uid)
-        elif pod.scheduled:
-            self._unschedulable.discard(pod.migration_uid)
 
     def _note_visibility(self, event: Recorded) -> None:
         """What is recorded at all was visible, until it was refused."""

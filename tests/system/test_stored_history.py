@@ -317,7 +317,7 @@ async def test_an_answer_that_is_no_config_map() -> None:
     assert api.applied == 1
     assert told.faults == {HistoryFault.NOT_WRITTEN: 1}
     assert changes.unwritten == [shard_of(UID)]
-    assert told.unwritten_since == NOW
+    assert told.find_unwritten() == NOW
 
 
 async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:

@@ -224,16 +224,8 @@ def test_what_has_not_begun() -> None:
     """Nothing is synced or counted of a watch that was just made, and no history is written."""
     fresh, kept = Watched(Resource.VMIS, None), HistoryHealth()
     assert (fresh.synced, fresh.settled, fresh.lists, fresh.refused_objects) == (False, False, 0, 0)
-    assert kept.writes is False
-    assert (kept.unwritten_since, kept.vmis, kept.size) == (None, 0, 0)
-
-
-def test_the_history_is_asked_each_time() -> None:
-    """Whether this process writes it, and since when something is not written, may change."""
-    answers = [True, False]
-    kept = HistoryHealth(may_write=lambda: answers.pop(0), find_unwritten=lambda: NOW)
-    assert (kept.writes, kept.writes) == (True, False)
-    assert kept.unwritten_since == NOW
+    assert kept.may_write() is False
+    assert (kept.find_unwritten(), kept.vmis, kept.size) == (None, 0, 0)
 
 
 @pytest.mark.parametrize(
