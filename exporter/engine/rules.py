@@ -66,24 +66,6 @@ class RuleResult(Struct, frozen=True, kw_only=True):
     blocks: bool
 
 
-def decide(
-    evidence: Evidence,
-    policy: Policy,
-    now: Instant,
-    *,
-    checkpoint: Checkpoint | None = None,
-    dead: frozenset[Resource] = frozenset(),
-) -> Verdict:
-    """The verdict at `now`, for one checkpoint or (None) for both.
-
-    `dead` holds the resources that are dead in the VMI's namespace.
-    """
-    filtered, pre_eviction, _ = decide_both(evidence, policy, now, dead=dead)
-    if checkpoint is None:
-        return pre_eviction if filtered.allowed else filtered
-    return filtered if checkpoint is Checkpoint.FILTER else pre_eviction
-
-
 def decide_both(
     evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
 ) -> tuple[Verdict, Verdict, Cooldown | None]:

@@ -61,6 +61,7 @@ _HANDED_OFF_PHASES = frozenset(
 """The phases that a VMIM reaches only after `handleTargetPodHandoff`."""
 _SYNC_PHASES = frozenset({"WaitingForSync", "Synchronizing"})
 """The phases in which the halves of a decentralised migration wait for each other."""
+_OUTCOMES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
@@ -151,7 +152,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         handed_off=_was_handed_off(metadata.uid, {phase, *entered}, state),
         start=parse_instant(state.startTimestamp),
         end=parse_instant(state.endTimestamp),
-        outcome=max(_state_outcome(state), _phase_outcome(phase)),
+        outcome=max(_state_outcome(state), _OUTCOMES.get(phase, Outcome.UNKNOWN)),
         evacuates=intern(text_of(annotations.get(EVACUATION))),
         trigger=_read_trigger(annotations, metadata.labels or {}),
         priority=_PRIORITIES.get(spec.priority or ""),
@@ -183,16 +184,6 @@ def _was_handed_off(uid: str | None, phases: set[str | None], state: wire.Report
     if uid and state.migrationUid == uid:
         return True
     return parse_instant(state.endTimestamp) is not None
-
-
-def _phase_outcome(phase: str) -> Outcome:
-    match phase:
-        case "Succeeded":
-            return Outcome.SUCCEEDED
-        case "Failed":
-            return Outcome.FAILED
-        case _:
-            return Outcome.UNKNOWN
 
 
 def read_pod(found: wire.PodObject) -> Pod | str:

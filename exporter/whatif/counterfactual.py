@@ -1,7 +1,7 @@
 """Which of the recorded events would have happened under one policy.
 
-An eviction is a VMI whose `evacuationNodeName` becomes set, or set to another node. `decide` is
-called on the evidence from just before.
+An eviction is a VMI whose `evacuationNodeName` becomes set, or set to another node. The rules
+are applied to the evidence from just before.
 
 Allowed: everything that follows happens as recorded. Refused: the evacuation does not happen. Its
 marker, its VMIMs and the `migrationState` of its migrations are hidden from the policy's store, so
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from exporter.engine.changes import Key, Observed, Removed
 from exporter.engine.model import Fact, Instant, Priority, Reason, Resource, Trigger, Vmi, Vmim
 from exporter.engine.policy import Policy
-from exporter.engine.rules import decide
+from exporter.engine.rules import decide_both
 from exporter.engine.store import Store
 from exporter.whatif.account import Account
 
@@ -143,7 +143,8 @@ class Counterfactual:
             return
         earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
         evidence = replace(evidence, vmims=earlier)
-        eviction.reason = decide(evidence, self._policy, now).reason
+        filtered, pre_eviction, _ = decide_both(evidence, self._policy, now)
+        eviction.reason = filtered.reason or pre_eviction.reason
         eviction.override = evidence.vmi.override
         self._account.count_decision(eviction.reason, now, override=eviction.override)
         if eviction.reason is not None:

@@ -14,13 +14,14 @@ import msgspec
 
 from exporter.engine.model import Checkpoint, Resource
 from exporter.engine.policy import Policy
-from exporter.engine.rules import decide, explain
+from exporter.engine.rules import explain
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import parse_object
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster import Resource as Served
 from tests.support.api_servers import Stage
 from tests.support.stores import ClockedStore
+from tests.support.verdicts import decide
 
 
 Object = dict[str, Any]

@@ -11,7 +11,6 @@ from typing import Any
 from exporter.engine.changes import NoticeKind
 from exporter.engine.model import Instant, Resource, Verdict
 from exporter.engine.policy import Policy
-from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer, Login
@@ -19,6 +18,7 @@ from exporter.kube.informers import Informers
 from exporter.kube.reflector import Reflector
 from exporter.settings import KubeSettings
 from tests.cluster import PATIENCE
+from tests.support.verdicts import decide
 
 
 QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, refused_retry=0.3)

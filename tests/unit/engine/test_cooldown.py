@@ -30,7 +30,7 @@ from exporter.engine.model import (
     Verdict,
 )
 from exporter.engine.policy import Override, Policy
-from exporter.engine.rules import RULES, decide, explain, not_ours
+from exporter.engine.rules import RULES, explain, not_ours
 from tests.support.builders import (
     NOW,
     a_history,
@@ -45,6 +45,7 @@ from tests.support.builders import (
     some_evidence,
 )
 from tests.support.sizes import soaked
+from tests.support.verdicts import decide
 
 
 EMPTIED = MigrationState(uid="m1")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from exporter.engine.cooldown import measure_cooldown
 from exporter.engine.history import Ending, History, Migration, join, settle
 from exporter.engine.model import CLOCK_SKEW, Outcome
-from exporter.engine.rules import decide
 from tests.support.builders import (
     KEEP,
     NOW,
@@ -20,6 +19,7 @@ from tests.support.builders import (
     a_vmi,
     some_evidence,
 )
+from tests.support.verdicts import decide
 
 
 def migrations() -> st.SearchStrategy[Migration]:

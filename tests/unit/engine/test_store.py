@@ -35,7 +35,6 @@ from exporter.engine.model import (
     Vmim,
 )
 from exporter.engine.policy import StuckPolicy
-from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from tests.support.builders import (
     NAME,
@@ -55,6 +54,7 @@ from tests.support.builders import (
 )
 from tests.support.sizes import soaked
 from tests.support.stores import ClockedStore, put
+from tests.support.verdicts import decide
 
 
 OLD = NOW - 86_400.0

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from exporter.engine.model import Checkpoint, Mismatch, Verdict
-from exporter.engine.rules import decide, not_ours
+from exporter.engine.rules import not_ours
 from exporter.kube.kubevirt import Changed, Deleted, parse_event, parse_object
 from exporter.settings import InvalidSettings, read_settings
 from tests.support.builders import NOW
 from tests.support.stores import ClockedStore
+from tests.support.verdicts import decide
 from tests.vectors import Kind, Probe, all_argument_cases, all_probes, render
 
 

@@ -30,7 +30,6 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.policy import Override, Policy
-from exporter.engine.rules import decide
 from exporter.engine.verdicts import ALLOWED, SPARE, Tally, VerdictView
 from tests.support.builders import (
     NAME,
@@ -48,6 +47,7 @@ from tests.support.builders import (
 )
 from tests.support.sizes import soaked
 from tests.support.stores import ClockedStore, a_verdict_view
+from tests.support.verdicts import decide
 
 
 POLICY = a_policy()

@@ -22,7 +22,6 @@ from exporter.engine.model import (
     Why,
 )
 from exporter.engine.policy import Policy, StuckPolicy
-from exporter.engine.rules import decide
 from exporter.engine.verdicts import evaluate
 from exporter.health import Health, HistoryFault, HistoryHealth, Staleness, Watched
 from exporter.server.answers import describe_status, write_verdict
@@ -48,6 +47,7 @@ from tests.support.builders import (
     an_ended_vmim,
     some_evidence,
 )
+from tests.support.verdicts import decide
 
 
 def some_health(**overrides: Any) -> Health:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from exporter.engine.model import CLUSTER_RESOURCES, Outcome, Reason, Resource, ReviewOutcome
-from exporter.engine.rules import decide
 from exporter.engine.store import Store
 from exporter.health import Health, Watched
 from exporter.server.reviews import Judgement, NotAReview, judge, read_review, write_answer
@@ -34,6 +33,7 @@ from tests.support.reviews import (
     a_spoilt_review,
 )
 from tests.support.stores import ClockedStore, a_verdict_view
+from tests.support.verdicts import decide
 
 
 ENFORCE = AdmissionSettings(AdmissionMode.ENFORCE, (DESCHEDULER,), ("evictors",))

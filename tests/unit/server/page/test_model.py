@@ -24,7 +24,6 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.engine.policy import Policy, StuckPolicy
-from exporter.engine.rules import decide
 from exporter.health import Health, Staleness, Watched
 from exporter.server.api import Service
 from exporter.server.blocked import LongPolls
@@ -44,6 +43,7 @@ from exporter.text import to_datetime
 from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_state, a_store, a_vmi, a_vmim
 from tests.support.stores import a_verdict_view, put
+from tests.support.verdicts import decide
 
 
 POLICY = Policy()

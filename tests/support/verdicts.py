@@ -1,0 +1,21 @@
+"""The verdict about one VMI, from the rules alone."""
+
+from exporter.engine.evidence import Evidence
+from exporter.engine.model import Checkpoint, Instant, Resource, Verdict
+from exporter.engine.policy import Policy
+from exporter.engine.rules import decide_both
+
+
+def decide(
+    evidence: Evidence,
+    policy: Policy,
+    now: Instant,
+    *,
+    checkpoint: Checkpoint | None = None,
+    dead: frozenset[Resource] = frozenset(),
+) -> Verdict:
+    """The verdict at one checkpoint, or (None) of the first rule of both that blocks."""
+    filtered, pre_eviction, _ = decide_both(evidence, policy, now, dead=dead)
+    if checkpoint is None:
+        return pre_eviction if filtered.allowed else filtered
+    return filtered if checkpoint is Checkpoint.FILTER else pre_eviction
