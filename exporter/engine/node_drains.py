@@ -127,7 +127,7 @@ def measure_progress(
     failing: int,
     external: int,
     now: Instant,
-    stuck_after: Seconds | None = None,
+    stuck_after: Seconds | None,
 ) -> DrainProgress:
     """The progress of a drain. `requests`: when each VM that remains was asked to leave.
 

@@ -244,7 +244,7 @@ class VerdictView:
 
 
 def evaluate(
-    evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
+    evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource]
 ) -> Entry:
     """The entry of one VMI at `now`; `dead` holds the resources that are dead in its namespace."""
     policy = policy.of(evidence.vmi)

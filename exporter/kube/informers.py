@@ -32,7 +32,7 @@ class Informers:
         *,
         clock: Callable[[], Instant],
         rng: random.Random,
-        settled: Callable[[], None] = lambda: None,
+        settled: Callable[[], None],
         reflector: type[Reflector] = Reflector,
         listener: ChangeListener | None = None,
         policy: Policy = NO_OVERRIDES,

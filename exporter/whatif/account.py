@@ -205,7 +205,7 @@ class Account(Struct, kw_only=True):
         return self.allowed_over_time, self.refused_over_time, self.cooling_over_time
 
     def count_decision(
-        self, reason: Reason | None, at: Instant, times: int = 1, *, override: str = ""
+        self, reason: Reason | None, at: Instant, times: int = 1, *, override: str
     ) -> None:
         """Count an eviction refused for `reason`, or allowed; -1 times takes it back.
 
