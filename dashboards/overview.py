@@ -93,7 +93,7 @@ def _of_drains(metric: str, how: str = "max") -> str:
 
 def _stuck(url: str) -> Section:
     by_descheduler = select(STUCK, 'source="descheduler"')
-    running = each(("node",), select_by("node", VMIS, 'verdict="migration_in_progress"'))
+    migrating = each(("node",), select_by("node", VMIS, 'verdict="migration_in_progress"'))
     return [
         stat_panel(
             "Stuck evacuations",
@@ -120,12 +120,12 @@ def _stuck(url: str) -> Section:
             stacked=True,
         ),
         time_panel(
-            "Running migrations and their limits",
-            "VMs that are migrating away from the chosen nodes, and KubeVirt's limits, if the "
-            "exporter may read the KubeVirt object. At the limit evacuations wait (state "
-            "capacity).",
+            "Migrations and KubeVirt's limits",
+            "VMs of the chosen nodes with a migration that runs or waits, and how many KubeVirt "
+            "runs at once, if the exporter may read the KubeVirt object. Migrations above the "
+            "limit wait (state capacity).",
             {
-                "running": each((), running, "sum"),
+                "running or waiting": each((), migrating, "sum"),
                 "limit: {{scope}}": each(
                     ("scope",), select("kubevirt_eviction_exporter_migration_limit")
                 ),

@@ -26,7 +26,7 @@ PANELS = (
     "Time since the last contact",
     "Stuck evacuations",
     "Stuck evacuations by state",
-    "Running migrations and their limits",
+    "Migrations and KubeVirt's limits",
     "Blocked VMs by reason",
     "VMs that may leave each node",
     "Migrations that ended",
