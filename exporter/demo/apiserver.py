@@ -20,7 +20,7 @@ from exporter.demo.lists import render_list
 from exporter.demo.objects import Object
 from exporter.demo.requests import RequestInfo, parse_request
 from exporter.demo.status import StatusError
-from exporter.demo.store import NAMESPACES, PODS, Store, encode
+from exporter.demo.store import NAMESPACES, PODS, ObjectStore, encode
 from exporter.demo.watches import Stream
 
 
@@ -38,7 +38,7 @@ class SimulatedApiServer:
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         host: str = "127.0.0.1",
         port: int = 0,
         *,

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from exporter.demo import objects
 from exporter.demo.objects import Object
-from exporter.demo.status import Resource
-from exporter.demo.store import MIGRATIONS, PODS, VMIS, Store
+from exporter.demo.status import ApiResource
+from exporter.demo.store import MIGRATIONS, PODS, VMIS, ObjectStore
 
 
 class Client:
     """Reads and writes the store as a controller does; `note` keeps its index up to date."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
         # Dictionaries, not sets: their order is the same in every process.
-        self._keys: dict[Resource, dict[str, dict[str, None]]] = {MIGRATIONS: {}, PODS: {}}
+        self._keys: dict[ApiResource, dict[str, dict[str, None]]] = {MIGRATIONS: {}, PODS: {}}
         """Per resource: the keys of a VMI's objects, by the VMI's key."""
 
-    def note(self, resource: Resource, owner: str, key: str, *, is_gone: bool) -> None:
+    def note(self, resource: ApiResource, owner: str, key: str, *, is_gone: bool) -> None:
         """Add a migration or pod to its VMI's index, or remove it."""
         index = self._keys[resource]
         if not is_gone:
@@ -53,11 +53,11 @@ class Client:
         uid = vmi["metadata"]["uid"]
         return [pod for pod in found if pod and objects.labels(pod)[objects.CREATED_BY] == uid]
 
-    def delete(self, resource: Resource, obj: Object) -> None:
+    def delete(self, resource: ApiResource, obj: Object) -> None:
         """Delete an object."""
         self.store.delete(resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
 
-    def write(self, resource: Resource, before: Object, after: Object) -> None:
+    def write(self, resource: ApiResource, before: Object, after: Object) -> None:
         """Write what differs; a status subresource first and apart, as KubeVirt does."""
         after = objects.changed(after, lambda obj: obj["metadata"].pop("resourceVersion", None))
         if resource.status and after.get("status") != before.get("status"):

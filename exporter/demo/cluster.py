@@ -11,14 +11,14 @@ from collections.abc import Callable
 from datetime import datetime
 
 from exporter.demo import objects, webhooks
+from exporter.demo.actions import Action, ActionQueue
 from exporter.demo.client import Client
 from exporter.demo.controller import Rules
-from exporter.demo.eventqueue import Action, EventQueue
 from exporter.demo.kubelet import Kubelet
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fates, Pace, Plan
-from exporter.demo.status import Resource
-from exporter.demo.store import MIGRATIONS, NODES, PODS, VMIS, Change, Store, decode_body
+from exporter.demo.status import ApiResource
+from exporter.demo.store import MIGRATIONS, NODES, PODS, VMIS, Change, ObjectStore, decode_body
 from exporter.demo.virt_controller import VirtController
 from exporter.demo.virt_handler import VirtHandler
 from exporter.demo.webhooks import Eviction
@@ -42,8 +42,8 @@ class Cluster:
         self.pace = pace or Pace()
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
         self.fates = Fates(plan)
-        self._queue = EventQueue(start, self.pace.speed)
-        self.store = Store(lambda: self.instant, seed, window)
+        self._queue = ActionQueue(start, self.pace.speed)
+        self.store = ObjectStore(lambda: self.instant, seed, window)
         self._client = Client(self.store)
         self._kubelet = Kubelet(self._client, self._queue, self.fates, self.pace, self.nodes)
         self._virt_handler = VirtHandler(
@@ -163,7 +163,7 @@ class Cluster:
                 self._observed[resource] = change.revision
                 self._notice(resource, change)
 
-    def _notice(self, resource: Resource, change: Change) -> None:
+    def _notice(self, resource: ApiResource, change: Change) -> None:
         seen = decode_body(change.body)
         is_gone = change.kind == "DELETED"
         owner = change.key if resource is VMIS else objects.owner_key(seen)

@@ -13,12 +13,12 @@ from exporter.demo import objects, status, webhooks
 from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_json
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
-from exporter.demo.status import Resource, StatusError
+from exporter.demo.status import ApiResource, StatusError
 from exporter.demo.store import MIGRATIONS, NODES, PODS, RESOURCES, VMIS, decode
 
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-EVENTS = Resource("", "v1", "events", "Event")
+EVENTS = ApiResource("", "v1", "events", "Event")
 SHORT_NAMES = {"VirtualMachineInstance": ["vmi"], "VirtualMachineInstanceMigration": ["vmim"]}
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 INTERCEPTOR = "virt-launcher-eviction-interceptor.kubevirt.io"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exporter.demo import node, objects
+from exporter.demo.actions import Action, ActionQueue
 from exporter.demo.client import Client
-from exporter.demo.eventqueue import Action, EventQueue
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fates, Pace
 from exporter.demo.store import NODES, PODS
@@ -16,7 +16,7 @@ class Kubelet:
     """Binds, starts and ends the pods of all nodes."""
 
     def __init__(
-        self, client: Client, queue: EventQueue, fates: Fates, pace: Pace, nodes: Sequence[str]
+        self, client: Client, queue: ActionQueue, fates: Fates, pace: Pace, nodes: Sequence[str]
     ) -> None:
         self._client = client
         self._queue = queue

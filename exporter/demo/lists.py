@@ -11,11 +11,11 @@ import msgspec
 from exporter.demo import status
 from exporter.demo.objects import Object
 from exporter.demo.requests import RequestInfo, parse_revision, parse_selector
-from exporter.demo.status import Resource
-from exporter.demo.store import Entry, Store
+from exporter.demo.status import ApiResource
+from exporter.demo.store import ObjectStore, StoredObject
 
 
-def render_list(store: Store, request: RequestInfo) -> bytes:
+def render_list(store: ObjectStore, request: RequestInfo) -> bytes:
     """The body of the answer to a list request."""
     resource, selector = request.resource, parse_selector(request)
     entries, revision = _find_entries(store, request)
@@ -23,7 +23,7 @@ def render_list(store: Store, request: RequestInfo) -> bytes:
     if request.query.get("resourceVersion") == "0":
         # Served from the watch cache, which does not page (`cacher.go: computeListLimit`).
         limit = 0
-    page: list[Entry] = []
+    page: list[StoredObject] = []
     token, remaining = "", None
     for position, entry in enumerate(entries):
         if not selector.matches_entry(entry):
@@ -39,7 +39,7 @@ def render_list(store: Store, request: RequestInfo) -> bytes:
     return _encode_list(resource, page, revision, token, remaining)
 
 
-def _find_entries(store: Store, request: RequestInfo) -> tuple[Sequence[Entry], int]:
+def _find_entries(store: ObjectStore, request: RequestInfo) -> tuple[Sequence[StoredObject], int]:
     """The objects to list, or those left for the next page, and their revision."""
     query, resource = request.query, request.resource
     if token := query.get("continue"):
@@ -56,7 +56,9 @@ def _find_entries(store: Store, request: RequestInfo) -> tuple[Sequence[Entry], 
     return store.caches[resource].all(), store.revision
 
 
-def _continue(store: Store, resource: Resource, token: str) -> tuple[Sequence[Entry], int]:
+def _continue(
+    store: ObjectStore, resource: ApiResource, token: str
+) -> tuple[Sequence[StoredObject], int]:
     revision, start = _decode_token(token)
     # The answer to an expired token offers a token of revision -1: the rest as it is now.
     if revision == -1:
@@ -82,7 +84,11 @@ def _decode_token(token: str) -> tuple[int, str]:
 
 
 def _encode_list(
-    resource: Resource, page: Iterable[Entry], revision: int, token: str, remaining: int | None
+    resource: ApiResource,
+    page: Iterable[StoredObject],
+    revision: int,
+    token: str,
+    remaining: int | None,
 ) -> bytes:
     metadata: Object = {"resourceVersion": str(revision)}
     if token or resource.custom:

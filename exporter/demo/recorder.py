@@ -14,7 +14,7 @@ import msgspec
 from exporter.demo import objects
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
-from exporter.demo.status import Resource
+from exporter.demo.status import ApiResource
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, PODS, VMIS, decode_body
 
 
@@ -31,7 +31,7 @@ _STATE = dict.fromkeys(
     )
 )
 _CONDITIONS = dict.fromkeys(("type", "status", "lastTransitionTime"))
-_FIELDS: Mapping[Resource, Mapping[str, Any]] = {
+_FIELDS: Mapping[ApiResource, Mapping[str, Any]] = {
     VMIS: {
         "metadata": _METADATA | {"annotations": {objects.EVICTION_SOURCE: None}},
         "spec": {"evictionStrategy": None},
@@ -71,12 +71,12 @@ _FIELDS: Mapping[Resource, Mapping[str, Any]] = {
 """The recorded fields of each resource; None records the whole value."""
 
 
-class Recorder:
+class ChangeRecorder:
     """Turns the store's changes into lines; a change outside the recorded fields has none."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._last: dict[tuple[Resource, str], bytes] = {}
+        self._last: dict[tuple[ApiResource, str], bytes] = {}
         self._vmis: dict[str, Object] = {}
         self._lines: list[bytes] = []
         self._read = dict.fromkeys(_FIELDS, 0)
@@ -116,7 +116,7 @@ class Recorder:
                 self._read[resource] = change.revision
                 self._add(change.kind, resource, change.key, change.body)
 
-    def _add(self, kind: str, resource: Resource, key: str, body: bytes) -> None:
+    def _add(self, kind: str, resource: ApiResource, key: str, body: bytes) -> None:
         obj = decode_body(body)
         selected = _select(obj, _FIELDS[resource])
         if kind == "DELETED":
@@ -134,7 +134,7 @@ class Recorder:
             self._last[resource, key] = encoded
         self._lines.append(self._line(kind, resource, selected))
 
-    def _line(self, kind: str, resource: Resource, obj: object) -> bytes:
+    def _line(self, kind: str, resource: ApiResource, obj: object) -> bytes:
         head = {"at": _stamp(self._cluster.instant), "type": kind, "resource": resource.plural}
         return _encode(head if obj is None else head | {"object": obj})
 

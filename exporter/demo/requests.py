@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from exporter.demo import status
-from exporter.demo.status import Resource
-from exporter.demo.store import NODES, RESOURCES, UNSCHEDULABLE_FIELD, Entry
+from exporter.demo.status import ApiResource
+from exporter.demo.store import NODES, RESOURCES, UNSCHEDULABLE_FIELD, StoredObject
 
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -24,7 +24,7 @@ class RequestInfo:
     """One request for a resource, as parsed from its method, path and query."""
 
     verb: str
-    resource: Resource
+    resource: ApiResource
     namespace: str | None
     name: str
     subresource: str
@@ -57,7 +57,7 @@ class Selector:
             return False
         return all(requirement(labels) for requirement in self.labels)
 
-    def matches_entry(self, entry: Entry) -> bool:
+    def matches_entry(self, entry: StoredObject) -> bool:
         """Whether it selects a stored object."""
         # Reading labels means decoding the object, so only do it for label selectors.
         return self._matches_key(entry.key) and (

@@ -22,7 +22,7 @@ MODIFIED_SINCE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ApiResource:
     """A resource of the API, named as in its path and in errors."""
 
     group: str
@@ -89,7 +89,7 @@ def failure(code: int, reason: str, message: str, details: Object | None = None)
     return status
 
 
-def details_of(resource: Resource, name: str = "") -> Object:
+def details_of(resource: ApiResource, name: str = "") -> Object:
     """The `details` of a Status about a resource or an object."""
     details: Object = {}
     if name:
@@ -100,19 +100,19 @@ def details_of(resource: Resource, name: str = "") -> Object:
     return details
 
 
-def not_found(resource: Resource, name: str) -> StatusError:
+def not_found(resource: ApiResource, name: str) -> StatusError:
     """404: the object does not exist."""
     message = f'{resource.qualified} "{name}" not found'
     return StatusError(failure(404, "NotFound", message, details_of(resource, name)))
 
 
-def already_exists(resource: Resource, name: str) -> StatusError:
+def already_exists(resource: ApiResource, name: str) -> StatusError:
     """409: an object with this name exists."""
     message = f'{resource.qualified} "{name}" already exists'
     return StatusError(failure(409, "AlreadyExists", message, details_of(resource, name)))
 
 
-def conflict(resource: Resource, name: str, why: str = MODIFIED_SINCE) -> StatusError:
+def conflict(resource: ApiResource, name: str, why: str = MODIFIED_SINCE) -> StatusError:
     """409: the object has changed, or a precondition failed."""
     message = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {why}'
     return StatusError(failure(409, "Conflict", message, details_of(resource, name)))
@@ -172,7 +172,7 @@ def invalid(
     )
 
 
-def success(resource: Resource, name: str, uid: str) -> Object:
+def success(resource: ApiResource, name: str, uid: str) -> Object:
     """The answer to a completed deletion."""
     details = details_of(resource, name) | {"uid": uid}
     return {

@@ -19,22 +19,22 @@ import msgspec
 
 from exporter.demo import status
 from exporter.demo.objects import Object, format_time
-from exporter.demo.status import Resource
+from exporter.demo.status import ApiResource
 
 
-VMIS = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
-MIGRATIONS = Resource(
+VMIS = ApiResource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+MIGRATIONS = ApiResource(
     "kubevirt.io",
     "v1",
     "virtualmachineinstancemigrations",
     "VirtualMachineInstanceMigration",
     status=True,
 )
-KUBEVIRTS = Resource("kubevirt.io", "v1", "kubevirts", "KubeVirt", status=True)
-PODS = Resource("", "v1", "pods", "Pod", status=True)
-NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False, status=True)
-NODES = Resource("", "v1", "nodes", "Node", namespaced=False, status=True)
-BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True)
+KUBEVIRTS = ApiResource("kubevirt.io", "v1", "kubevirts", "KubeVirt", status=True)
+PODS = ApiResource("", "v1", "pods", "Pod", status=True)
+NAMESPACES = ApiResource("", "v1", "namespaces", "Namespace", namespaced=False, status=True)
+NODES = ApiResource("", "v1", "nodes", "Node", namespaced=False, status=True)
+BUDGETS = ApiResource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True)
 RESOURCES = (VMIS, MIGRATIONS, KUBEVIRTS, PODS, NAMESPACES, NODES, BUDGETS)
 
 NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
@@ -64,7 +64,7 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredObject:
     """A stored object; keys sort as in etcd."""
 
     key: str
@@ -90,7 +90,7 @@ class Change:
     body: bytes
     labels: Mapping[str, str] | None
     """None if the object was deleted."""
-    before: Entry | None
+    before: StoredObject | None
     labels_before: Mapping[str, str] | None
 
 
@@ -99,7 +99,7 @@ class WatchCache:
 
     def __init__(self, window: int) -> None:
         self.keys: list[str] = []
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, StoredObject] = {}
         self.changes: list[Change] = []
         self.oldest = 0
         """The oldest revision from which a watch may start."""
@@ -107,7 +107,7 @@ class WatchCache:
         """The newest revision whose change has left the window, for open watches too."""
         self._window = window
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: StoredObject) -> None:
         """Add or replace an object."""
         if entry.key not in self.entries:
             bisect.insort(self.keys, entry.key)
@@ -142,7 +142,7 @@ class WatchCache:
             return None
         return self.changes[bisect.bisect(self.changes, revision, key=_revision) :]
 
-    def all(self) -> tuple[Entry, ...]:
+    def all(self) -> tuple[StoredObject, ...]:
         """Every object, sorted by key."""
         return tuple(self.entries[key] for key in self.keys)
 
@@ -151,7 +151,7 @@ def _revision(change: Change) -> int:
     return change.revision
 
 
-class Store:
+class ObjectStore:
     """All objects of the cluster, for the API server and the simulated controllers."""
 
     def __init__(
@@ -166,40 +166,42 @@ class Store:
         self.caches = {resource: WatchCache(window) for resource in RESOURCES}
         self.listeners: set[Callable[[], None]] = set()
         self._random = random.Random(seed)
-        self._snapshots: OrderedDict[tuple[Resource, int], tuple[Entry, ...]] = OrderedDict()
+        self._snapshots: OrderedDict[tuple[ApiResource, int], tuple[StoredObject, ...]] = (
+            OrderedDict()
+        )
         self._snapshots_kept = snapshots
 
     # Reading
 
-    def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+    def get(self, resource: ApiResource, namespace: str | None, name: str) -> Object:
         """Get an object; 404 if it does not exist."""
         return decode(self.entry(resource, namespace, name))
 
-    def find(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
+    def find(self, resource: ApiResource, namespace: str | None, name: str) -> Object | None:
         """Get an object, or None."""
         entry = self.caches[resource].entries.get(key_of(namespace, name))
         return None if entry is None else decode(entry)
 
-    def entry(self, resource: Resource, namespace: str | None, name: str) -> Entry:
+    def entry(self, resource: ApiResource, namespace: str | None, name: str) -> StoredObject:
         """Get a stored object; 404 if it does not exist."""
         entry = self.caches[resource].entries.get(key_of(namespace, name))
         if entry is None:
             raise status.not_found(resource, name)
         return entry
 
-    def objects(self, resource: Resource, namespace: str | None = None) -> Iterator[Object]:
+    def objects(self, resource: ApiResource, namespace: str | None = None) -> Iterator[Object]:
         """Every object of a resource, or of one namespace."""
         for entry in self.caches[resource].all():
             if namespace is None or entry.key.startswith(f"{namespace}/"):
                 yield decode(entry)
 
-    def keep_snapshot(self, resource: Resource) -> None:
+    def keep_snapshot(self, resource: ApiResource) -> None:
         """Keep the objects as they are now, so that later pages show the same list."""
         self._snapshots[resource, self.revision] = self.caches[resource].all()
         if len(self._snapshots) > self._snapshots_kept:
             self._snapshots.popitem(last=False)
 
-    def snapshot(self, resource: Resource, revision: int) -> tuple[Entry, ...] | None:
+    def snapshot(self, resource: ApiResource, revision: int) -> tuple[StoredObject, ...] | None:
         """The objects at a revision; None if it is neither the present nor a kept one."""
         if revision == self.revision:
             return self.caches[resource].all()
@@ -207,7 +209,7 @@ class Store:
 
     # Writing
 
-    def create(self, resource: Resource, given: Object) -> Object:
+    def create(self, resource: ApiResource, given: Object) -> Object:
         """Create an object; the server sets uid, timestamps, version and generation."""
         metadata = dict(given.get("metadata") or {})
         namespace = metadata.get("namespace") if resource.namespaced else None
@@ -232,7 +234,7 @@ class Store:
             obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
         return self._write(resource, obj, None)
 
-    def update(self, resource: Resource, given: Object, *, subresource: bool = False) -> Object:
+    def update(self, resource: ApiResource, given: Object, *, subresource: bool = False) -> Object:
         """Replace an object as PUT does; with `subresource` only its status."""
         metadata = given.get("metadata") or {}
         namespace = metadata.get("namespace") if resource.namespaced else None
@@ -259,7 +261,7 @@ class Store:
 
     def patch(
         self,
-        resource: Resource,
+        resource: ApiResource,
         namespace: str | None,
         name: str,
         changes: Object,
@@ -274,7 +276,7 @@ class Store:
         return self.update(resource, merged, subresource=subresource)
 
     def delete(
-        self, resource: Resource, namespace: str | None, name: str, grace: int | None = None
+        self, resource: ApiResource, namespace: str | None, name: str, grace: int | None = None
     ) -> Object | None:
         """Delete an object; returns it if finalizers or the kubelet still hold it."""
         old = self.entry(resource, namespace, name)
@@ -292,23 +294,23 @@ class Store:
         self._remove(resource, old, now)
         return None
 
-    def expire(self, resource: Resource | None = None) -> None:
+    def expire(self, resource: ApiResource | None = None) -> None:
         """Refuse new watches from before now, as a fresh watch cache does."""
         for cached, cache in self.caches.items():
             if resource in (None, cached):
                 cache.expire(self.revision)
 
-    def compact(self, resource: Resource | None = None) -> None:
+    def compact(self, resource: ApiResource | None = None) -> None:
         """Expire watches and paged lists from before now, as etcd's compaction does."""
         self.expire(resource)
         for snapshot in list(self._snapshots):
             if resource in (None, snapshot[0]):
                 del self._snapshots[snapshot]
 
-    def _write(self, resource: Resource, obj: Object, old: Entry | None) -> Object:
+    def _write(self, resource: ApiResource, obj: Object, old: StoredObject | None) -> Object:
         self.revision += 1
         obj["metadata"]["resourceVersion"] = str(self.revision)
-        entry = Entry(
+        entry = StoredObject(
             key_of(obj["metadata"].get("namespace"), obj["metadata"]["name"]),
             self.revision,
             encode(resource, obj),
@@ -320,7 +322,7 @@ class Store:
         self._publish(resource, change)
         return decode(entry)
 
-    def _remove(self, resource: Resource, old: Entry, last: Object) -> Object:
+    def _remove(self, resource: ApiResource, old: StoredObject, last: Object) -> Object:
         self.revision += 1
         self.caches[resource].remove(old.key)
         body = encode_deleted(resource, old, self.revision)
@@ -328,13 +330,13 @@ class Store:
         self._publish(resource, change)
         return last
 
-    def _publish(self, resource: Resource, change: Change) -> None:
+    def _publish(self, resource: ApiResource, change: Change) -> None:
         self.caches[resource].record(change)
         for listener in tuple(self.listeners):
             listener()
 
 
-def encode_deleted(resource: Resource, entry: Entry, revision: int) -> bytes:
+def encode_deleted(resource: ApiResource, entry: StoredObject, revision: int) -> bytes:
     """The last state of an object, with the version of its deletion.
 
     As `storage/cacher: convertToWatchEvent`.
@@ -349,7 +351,7 @@ def key_of(namespace: str | None, name: str) -> str:
     return f"{namespace}/{name}" if namespace else name
 
 
-def encode(resource: Resource, obj: Object) -> bytes:
+def encode(resource: ApiResource, obj: Object) -> bytes:
     """Encode an object for the wire; built-in kinds start with kind and version.
 
     Lists of built-in kinds cut that prefix off.
@@ -360,7 +362,7 @@ def encode(resource: Resource, obj: Object) -> bytes:
     return _encode({"kind": resource.kind, "apiVersion": resource.api_version} | bare)
 
 
-def decode(entry: Entry) -> Object:
+def decode(entry: StoredObject) -> Object:
     """Decode a stored object."""
     return decode_body(entry.body)
 
@@ -385,7 +387,7 @@ def merge(target: Any, changes: Any) -> Any:
 
 
 def _merge_update(
-    resource: Resource, before: Object, given: Object, *, subresource: bool
+    resource: ApiResource, before: Object, given: Object, *, subresource: bool
 ) -> Object:
     """The object after an update; with a status subresource, status and the rest are apart."""
     if subresource:
@@ -407,13 +409,13 @@ def _merge_update(
     return after
 
 
-def _spec(resource: Resource, obj: Object) -> Object:
+def _spec(resource: ApiResource, obj: Object) -> Object:
     """The fields whose changes count as a new generation."""
     left_out = {"metadata", "status"} if resource.status else {"metadata"}
     return {field: value for field, value in obj.items() if field not in left_out}
 
 
-def _grace(resource: Resource, obj: Object, asked: int | None) -> int:
+def _grace(resource: ApiResource, obj: Object, asked: int | None) -> int:
     """Seconds a deletion waits: none but for a running pod on a node (`pod/strategy.go`)."""
     if resource is not PODS or not obj.get("spec", {}).get("nodeName"):
         return 0

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from exporter.demo import controller, objects, webhooks
+from exporter.demo.actions import ActionQueue
 from exporter.demo.client import Client
 from exporter.demo.controller import MigrationView, Rules, Writes
-from exporter.demo.eventqueue import EventQueue
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fates, Pace
 from exporter.demo.store import MIGRATIONS, PODS, VMIS
@@ -22,7 +22,7 @@ class VirtController:
     """Reconciles VMIs and migrations."""
 
     def __init__(
-        self, client: Client, queue: EventQueue, fates: Fates, pace: Pace, rules: Rules
+        self, client: Client, queue: ActionQueue, fates: Fates, pace: Pace, rules: Rules
     ) -> None:
         self._client = client
         self._queue = queue

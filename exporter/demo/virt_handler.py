@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 
 from exporter.demo import node, objects
+from exporter.demo.actions import ActionQueue
 from exporter.demo.client import Client
-from exporter.demo.eventqueue import EventQueue
 from exporter.demo.kubelet import Kubelet
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Fates, Pace
@@ -20,7 +20,7 @@ class VirtHandler:
     def __init__(
         self,
         client: Client,
-        queue: EventQueue,
+        queue: ActionQueue,
         fates: Fates,
         pace: Pace,
         kubelet: Kubelet,

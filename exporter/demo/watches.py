@@ -17,8 +17,8 @@ from exporter.demo.requests import (
     parse_revision,
     parse_selector,
 )
-from exporter.demo.status import Resource, StatusError
-from exporter.demo.store import PODS, Change, Store, encode, encode_deleted
+from exporter.demo.status import ApiResource, StatusError
+from exporter.demo.store import PODS, Change, ObjectStore, encode, encode_deleted
 
 
 INITIAL_EVENTS_END = {"k8s.io/initial-events-end": "true"}
@@ -57,7 +57,7 @@ class Stream:
         if self.http.transport is not None:
             self.http.transport.abort()
 
-    async def events(self, store: Store, bookmark_seconds: float) -> AsyncGenerator[bytes]:
+    async def events(self, store: ObjectStore, bookmark_seconds: float) -> AsyncGenerator[bytes]:
         """Everything to write to the client, until the watch ends."""
         deadline = asyncio.get_running_loop().time() + self._seconds
         try:
@@ -80,7 +80,7 @@ class Stream:
         async for data in self._follow(store, start, deadline, bookmark_seconds):
             yield data
 
-    def _check_start(self, store: Store) -> int:
+    def _check_start(self, store: ObjectStore) -> int:
         """The revision to watch from, unless it is too old or not reached yet."""
         if not self._sends_initial:
             revision = self._revision or store.revision
@@ -91,7 +91,7 @@ class Stream:
         return store.revision
 
     async def _follow(
-        self, store: Store, start: int, deadline: float, bookmark_seconds: float
+        self, store: ObjectStore, start: int, deadline: float, bookmark_seconds: float
     ) -> AsyncGenerator[bytes]:
         """The changes after a revision as they come, and bookmarks in quiet times."""
         clock = asyncio.get_running_loop().time
@@ -120,7 +120,7 @@ class Stream:
 
 
 def _encode_changes(
-    resource: Resource, changes: Iterable[Change], selector: Selector
+    resource: ApiResource, changes: Iterable[Change], selector: Selector
 ) -> Iterable[bytes]:
     """Changes as events for one selector (`cache_watcher.go: convertToWatchEvent`)."""
     for change in changes:
@@ -138,7 +138,7 @@ def _encode_event(kind: str, body: bytes) -> bytes:
     return b'{"type":"%s","object":%s}\n' % (kind.encode(), body)
 
 
-def _encode_bookmark(resource: Resource, revision: int, *, ends_initial: bool = False) -> bytes:
+def _encode_bookmark(resource: ApiResource, revision: int, *, ends_initial: bool = False) -> bytes:
     metadata: Object = {"resourceVersion": str(revision)}
     if ends_initial:
         metadata["annotations"] = INITIAL_EVENTS_END

@@ -24,7 +24,7 @@ from exporter.demo import objects, webhooks
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate
-from exporter.demo.recorder import Recorder
+from exporter.demo.recorder import ChangeRecorder
 from exporter.demo.scenario import BROKEN
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
 
@@ -85,7 +85,7 @@ DRAIN_LASTS = timedelta(hours=2)
 DRAIN_EVERY = timedelta(minutes=1)
 
 
-class Trouble(StrEnum):
+class Immovable(StrEnum):
     """Why a VM cannot be moved."""
 
     FAILING = "failing"
@@ -97,7 +97,7 @@ class Trouble(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Vm:
+class WeekVm:
     """One VM: its size, its mean load as a share of its cores, and its daily pattern."""
 
     name: str
@@ -107,28 +107,28 @@ class Vm:
     dirty_mbps: float
     shift: float
     is_batch: bool = False
-    trouble: Trouble | None = None
+    immovable: Immovable | None = None
 
 
-def make_vms(seed: int) -> list[Vm]:
+def make_vms(seed: int) -> list[WeekVm]:
     """The 148 VMs of a seed."""
     chance = random.Random(f"week {seed}")
     low, high = (math.log(mbps) for mbps in DIRTY_MBPS)
     vms = []
-    troubles = iter(Trouble)
+    kinds = iter(Immovable)
     for size, count, cores, gib in SIZES:
         for number in range(1, count + 1):
-            trouble = next(troubles) if size == "web" else None
+            immovable = next(kinds) if size == "web" else None
             vms.append(
-                Vm(
-                    name=f"{trouble or size}-{number if trouble is None else 1}",
+                WeekVm(
+                    name=f"{immovable or size}-{number if immovable is None else 1}",
                     cores=cores,
                     gib=gib,
                     load=chance.uniform(0.15, 0.45),
                     dirty_mbps=math.exp(chance.uniform(low, high)),
                     shift=chance.uniform(0.0, math.tau),
                     is_batch=size == "large" and number <= BATCH_VMS,
-                    trouble=trouble,
+                    immovable=immovable,
                 )
             )
     return vms
@@ -164,7 +164,7 @@ class Week:
         self._placed: dict[str, str] = {}
         self._hot: dict[str, datetime] = {}
         self._cordoned: set[str] = set()
-        self._recorder = Recorder(self.cluster)
+        self._recorder = ChangeRecorder(self.cluster)
 
     def lines(self) -> Iterator[bytes]:
         """Run the cluster; yields its recording line by line."""
@@ -185,11 +185,11 @@ class Week:
     def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002 (all attempts are alike)
         """How a VM's migration ends."""
         vm = self.vms[vmi["metadata"]["name"]]
-        if vm.trouble is Trouble.UNSCHEDULABLE:
+        if vm.immovable is Immovable.UNSCHEDULABLE:
             return Fate("unschedulable")
         sharing = min(1 + self._leaving(objects.evacuated_node(vmi)), EVICTIONS_PER_NODE)
         seconds = copy_seconds(vm.gib, self.dirty_mbps(vm), LINK_GBPS / sharing)
-        if vm.trouble is Trouble.FAILING:
+        if vm.immovable is Immovable.FAILING:
             return Fate("fails", seconds / 2, BROKEN)
         return Fate("succeeds", seconds)
 
@@ -207,7 +207,7 @@ class Week:
 
     # Loads
 
-    def load(self, vm: Vm, now: datetime) -> float:
+    def load(self, vm: WeekVm, now: datetime) -> float:
         """Cores it uses."""
         share = vm.load * (1 + 0.1 * math.sin(math.tau * _hour(now) / 24 + vm.shift))
         if now.weekday() >= 5:
@@ -216,11 +216,11 @@ class Week:
             share = 0.9 + 0.1 * math.sin(vm.shift)
         return min(share, 1.0) * vm.cores
 
-    def memory(self, vm: Vm, now: datetime) -> float:
+    def memory(self, vm: WeekVm, now: datetime) -> float:
         """GiB it uses."""
         return vm.gib * (0.95 if _runs_batch(vm, now) else 0.55)
 
-    def dirty_mbps(self, vm: Vm) -> float:
+    def dirty_mbps(self, vm: WeekVm) -> float:
         """How fast it dirties memory; a batch at the highest rate."""
         return DIRTY_MBPS[1] if _runs_batch(vm, self.cluster.instant) else vm.dirty_mbps
 
@@ -255,7 +255,7 @@ class Week:
         by_cores = above[0] >= above[1]
         excess = max(above) - ABOVE_MEAN
 
-        def weight(vm: Vm) -> float:
+        def weight(vm: WeekVm) -> float:
             return self.load(vm, now) / NODE_CORES if by_cores else self.memory(vm, now) / NODE_GIB
 
         here = [self.vms[name] for name, placed in self._placed.items() if placed == host]
@@ -296,8 +296,8 @@ class Week:
         for vm in self.vms.values():
             self._create(vm)
 
-    def _create(self, vm: Vm) -> None:
-        strategy = "External" if vm.trouble is Trouble.EXTERNAL else "LiveMigrate"
+    def _create(self, vm: WeekVm) -> None:
+        strategy = "External" if vm.immovable is Immovable.EXTERNAL else "LiveMigrate"
         self.cluster.create_vmi(
             objects.build_vmi(NAMESPACE, vm.name, strategy=strategy, annotations={})
         )
@@ -325,9 +325,9 @@ class Week:
                 self._at(midnight + timedelta(hours=by_hand), self._relieve_by_hand)
             for hour in CANCEL_HOURS:
                 self._at(midnight + timedelta(hours=hour), self._cancel_stuck)
-        self._at(timedelta(days=2, hours=20), lambda: self._drain_node_of(Trouble.UNSCHEDULABLE))
+        self._at(timedelta(days=2, hours=20), lambda: self._drain_node_of(Immovable.UNSCHEDULABLE))
         self._at(timedelta(days=3, hours=3), self._recreate)
-        self._at(timedelta(days=5, hours=7), lambda: self._drain_node_of(Trouble.FAILING))
+        self._at(timedelta(days=5, hours=7), lambda: self._drain_node_of(Immovable.FAILING))
 
     def _at(self, offset: timedelta, action: Callable[[], None]) -> None:
         if offset < timedelta(days=self.days):
@@ -384,10 +384,10 @@ class Week:
     def _cancel(self, name: str) -> None:
         self.cluster.change_vmi(NAMESPACE, name, webhooks.cancel_evacuation)
 
-    def _drain_node_of(self, trouble: Trouble) -> None:
+    def _drain_node_of(self, immovable: Immovable) -> None:
         """Somebody drains the node of such a VM, and after two hours gives up and uncordons it."""
         self._locate()
-        host = next(self._placed[vm.name] for vm in self.vms.values() if vm.trouble is trouble)
+        host = next(self._placed[vm.name] for vm in self.vms.values() if vm.immovable is immovable)
         until = self.cluster.instant + DRAIN_LASTS
         self._cordoned.add(host)
 
@@ -416,5 +416,5 @@ def _hour(now: datetime) -> float:
     return now.hour + now.minute / 60
 
 
-def _runs_batch(vm: Vm, now: datetime) -> bool:
+def _runs_batch(vm: WeekVm, now: datetime) -> bool:
     return vm.is_batch and not BATCH_HOURS[1] <= _hour(now) < BATCH_HOURS[0]

@@ -38,13 +38,13 @@ from exporter.engine.cordons import Cordons
 from exporter.engine.evidence import Evidence, Marker
 from exporter.engine.load import RUNNING_PHASES, Load
 from exporter.engine.model import (
-    Hold,
     Instant,
     Outcome,
     Pod,
     Resource,
     Seconds,
     Vmim,
+    WaitReason,
 )
 from exporter.engine.policy import StuckPolicy
 from exporter.engine.requesters import SAME_REQUEST, Source, find_source
@@ -288,8 +288,8 @@ def _why_no_progress(
     pods_seen: bool,
 ) -> State:
     """Why an attempt that has not been handed off makes no progress."""
-    if attempt.hold is not None:
-        return _HOLDS[attempt.hold]
+    if attempt.wait_reason is not None:
+        return _WAIT_REASONS[attempt.wait_reason]
     if backoff is not None:
         return State.BACKOFF
     target = _target_of(attempt, evidence.pods)
@@ -440,9 +440,9 @@ def _is_diverged(evidence: Evidence, marker: Marker, now: Instant) -> bool:
 
 _IN_TURN = frozenset({State.NO_MIGRATION, State.TARGET_NOT_READY, State.MIGRATING})
 """The states of a VM whose turn comes after it has waited for KubeVirt's limits."""
-_HOLDS = {
-    Hold.SYNC: State.WAITING_FOR_SYNC,
-    Hold.QUOTA: State.QUOTA,
-    Hold.BACKUP: State.BACKUP,
-    Hold.UTILITY_VOLUMES: State.UTILITY_VOLUMES,
+_WAIT_REASONS = {
+    WaitReason.SYNC: State.WAITING_FOR_SYNC,
+    WaitReason.QUOTA: State.QUOTA,
+    WaitReason.BACKUP: State.BACKUP,
+    WaitReason.UTILITY_VOLUMES: State.UTILITY_VOLUMES,
 }

@@ -11,12 +11,12 @@ from enum import StrEnum
 from msgspec import Struct
 
 from exporter.engine.model import (
-    Hold,
     Instant,
     Outcome,
     Seconds,
     Vmi,
     Vmim,
+    WaitReason,
     Why,
     WhySource,
 )
@@ -129,7 +129,7 @@ def _list_causes(vmim: Vmim, vmi: Vmi | None, why: list[Why]) -> Iterator[tuple[
     scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
     yield not pod.isdisjoint(_IMAGE_WORDS), EndReason.IMAGE
     yield bool(scheduler), EndReason.UNSCHEDULABLE
-    yield vmim.hold is Hold.QUOTA, EndReason.QUOTA
+    yield vmim.wait_reason is WaitReason.QUOTA, EndReason.QUOTA
     yield vmim.aborted, EndReason.ABORTED
     yield vmi is None or vmi.finished, EndReason.SOURCE_LOST
     yield bool(pod), EndReason.TARGET_LOST

@@ -1,8 +1,8 @@
 """Decides which Kubernetes Events about VMIs are due, and limits their number.
 
 There are three: a stuck evacuation, the end of one that was reported as stuck, and evictions of a
-VMI that were held for one reason. Each is an `Episode`. An episode has one Event, and another one
-every `REPEATED_AFTER` while it goes on, with the count of the series.
+VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event, and another
+one every `REPEATED_AFTER` while it goes on, with the count of the series.
 
 However much happens, at most one Event a minute is written about a VMI, and `BURST` at once plus
 `PER_SECOND` about all of them: 3,700 in the hour for which the API server keeps Events by default
@@ -27,8 +27,8 @@ REPEATED_AFTER: Seconds = 1800.0
 PER_VMI: Seconds = 60.0
 BURST = 100
 PER_SECOND = 1.0
-MOST_HELD = 20_000
-"""How many VMIs can have a `HeldEpisode` at once."""
+MOST_BLOCKED = 20_000
+"""How many VMIs can have a `BlockedEpisode` at once."""
 SLICE = 500
 """How many episodes are checked without yielding: about 1 ms."""
 
@@ -68,8 +68,8 @@ class EvacuationEpisode(Episode, kw_only=True):
         return other.node == own.node and other.requested_at <= own.requested_at
 
 
-class HeldEpisode(Episode, kw_only=True):
-    """Evictions of a VMI that were held for one reason. It counts them."""
+class BlockedEpisode(Episode, kw_only=True):
+    """Evictions of a VMI that were blocked for one reason. It counts them."""
 
     verdict: Verdict
 
@@ -91,27 +91,27 @@ class EventQueue:
     def __init__(self, outcomes: Counter[tuple[EventReason, EventOutcome]]) -> None:
         self._outcomes = outcomes
         self._stuck: dict[str, EvacuationEpisode] = {}
-        self._held: dict[str, HeldEpisode] = {}
+        self._blocked: dict[str, BlockedEpisode] = {}
         self._due: dict[EventReason, dict[str, Episode]] = {reason: {} for reason in EventReason}
         self._taken_at: dict[str, Instant] = {}
         self._tokens = float(BURST)
         self._filled_at = -math.inf
 
     def note_blocked(self, vmi: Vmi, verdict: Verdict, now: Instant) -> None:
-        """Count a held eviction of this VMI; queue its Event if due."""
-        known = self._held.get(vmi.uid)
+        """Count a blocked eviction of this VMI; queue its Event if due."""
+        known = self._blocked.get(vmi.uid)
         if known is not None and (known.is_over(now) or known.verdict.reason != verdict.reason):
-            self._drop_held(known)
+            self._drop_blocked(known)
             known = None
         if known is not None:
             known.vmi, known.verdict, known.last = vmi, verdict, now
             known.count += 1
             if _is_repeated(known, now):
                 self._due[known.reason][vmi.uid] = known
-        elif len(self._held) < MOST_HELD:
+        elif len(self._blocked) < MOST_BLOCKED:
             reason = EventReason.EVICTION_HELD
-            held = HeldEpisode(reason=reason, vmi=vmi, began=now, last=now, verdict=verdict)
-            self._held[vmi.uid] = self._due[reason][vmi.uid] = held
+            blocked = BlockedEpisode(reason=reason, vmi=vmi, began=now, last=now, verdict=verdict)
+            self._blocked[vmi.uid] = self._due[reason][vmi.uid] = blocked
         else:
             self._outcomes[EventReason.EVICTION_HELD, EventOutcome.DROPPED] += 1
 
@@ -148,9 +148,9 @@ class EventQueue:
         """Drop what is over; yields after each `SLICE`, for others to run."""
         taken = self._taken_at.items()
         self._taken_at = {uid: at for uid, at in taken if 0 <= now - at < PER_VMI}
-        for count, held in enumerate(list(self._held.values()), 1):
-            if held.is_over(now) and self._held.get(held.vmi.uid) is held:
-                self._drop_held(held)
+        for count, blocked in enumerate(list(self._blocked.values()), 1):
+            if blocked.is_over(now) and self._blocked.get(blocked.vmi.uid) is blocked:
+                self._drop_blocked(blocked)
             if count % SLICE == 0:
                 yield
 
@@ -190,11 +190,11 @@ class EventQueue:
             reason=reason, vmi=stuck.vmi, began=now, last=now, diagnosis=stuck.diagnosis
         )
 
-    def _drop_held(self, held: HeldEpisode) -> None:
-        del self._held[held.vmi.uid]
-        self._due[held.reason].pop(held.vmi.uid, None)
-        if held.written_at is None:
-            self._outcomes[held.reason, EventOutcome.DROPPED] += 1
+    def _drop_blocked(self, blocked: BlockedEpisode) -> None:
+        del self._blocked[blocked.vmi.uid]
+        self._due[blocked.reason].pop(blocked.vmi.uid, None)
+        if blocked.written_at is None:
+            self._outcomes[blocked.reason, EventOutcome.DROPPED] += 1
 
 
 def _is_repeated(episode: Episode, now: Instant) -> bool:

@@ -91,7 +91,7 @@ class Priority(StrEnum):
     SYSTEM_MAINTENANCE = "system-maintenance"
 
 
-class Hold(StrEnum):
+class WaitReason(StrEnum):
     """A VMIM's own condition or phase that keeps it from being handed off."""
 
     SYNC = "sync"
@@ -302,7 +302,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     evacuates: str = ""
     trigger: Trigger = Trigger.MANUAL
     priority: Priority | None = None
-    hold: Hold | None = None
+    wait_reason: WaitReason | None = None
     aborted: bool = False
     deleting: bool = False
 

@@ -18,7 +18,7 @@ import structlog
 
 from exporter.engine.advice import advise
 from exporter.engine.drain import read_conditions
-from exporter.engine.events import Episode, EvacuationEpisode, EventQueue, HeldEpisode
+from exporter.engine.events import BlockedEpisode, Episode, EvacuationEpisode, EventQueue
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import EventOutcome, EventReason, Instant, Reason, Seconds, Verdict, Why
 from exporter.engine.policy import StuckPolicy
@@ -53,7 +53,7 @@ class EventWriter:
     """Writes what is due in `queue`, one Event at a time.
 
     With a stored history, only the process that writes it (the holder of the Lease) reports
-    evacuations. Held evictions are reported by the replica that was asked. `instance` is this
+    evacuations. Blocked evictions are reported by the replica that was asked. `instance` is this
     process's name.
     """
 
@@ -148,8 +148,8 @@ class EventWriter:
 
     def _write_note(self, episode: Episode, now: Instant) -> str | None:
         """The text of an Event; None if there is nothing to say any more."""
-        if isinstance(episode, HeldEpisode):
-            return write_held(episode.verdict)
+        if isinstance(episode, BlockedEpisode):
+            return write_blocked(episode.verdict)
         evidence = self._store.evidence(episode.vmi.namespace, episode.vmi.name)
         if not isinstance(episode, EvacuationEpisode):
             return None
@@ -204,8 +204,8 @@ def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> 
     return event
 
 
-def write_held(verdict: Verdict) -> str:
-    """Why evictions are held, and until when."""
+def write_blocked(verdict: Verdict) -> str:
+    """Why evictions are blocked, and until when."""
     if verdict.reason is Reason.COOLDOWN and verdict.not_before is not None:
         until = write_instant(math.ceil(verdict.not_before))
         count = verdict.migrations_in_window

@@ -13,7 +13,6 @@ from typing import Any
 from exporter.engine.model import (
     Budget,
     ConfigMap,
-    Hold,
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
@@ -25,6 +24,7 @@ from exporter.engine.model import (
     Trigger,
     Vmi,
     Vmim,
+    WaitReason,
 )
 from exporter.kube import wire
 from exporter.kube.instants import parse_instant
@@ -43,11 +43,11 @@ UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 """The taint of a node that is unschedulable (`k8s.io/api/core/v1/well_known_taints.go`)."""
 MAINTENANCE = frozenset({"DrainInProgress", "Drained", "MaintenancePlanned"})
 """A node's conditions in Kubernetes 1.37 that say that it is, was or will be drained (KEP-5683)."""
-HOLDS = {
-    "decentralizedMigrationBlocked": Hold.SYNC,
-    "migrationRejectedByResourceQuota": Hold.QUOTA,
-    "migrationBlockedByBackup": Hold.BACKUP,
-    "migrationBlockedByUtilityVolumes": Hold.UTILITY_VOLUMES,
+WAIT_REASONS = {
+    "decentralizedMigrationBlocked": WaitReason.SYNC,
+    "migrationRejectedByResourceQuota": WaitReason.QUOTA,
+    "migrationBlockedByBackup": WaitReason.BACKUP,
+    "migrationBlockedByUtilityVolumes": WaitReason.UTILITY_VOLUMES,
 }
 """A VMIM's conditions (types.go, `VirtualMachineInstanceMigrationConditionType`)."""
 
@@ -156,16 +156,20 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         evacuates=intern(text_of(annotations.get(EVACUATION))),
         trigger=_read_trigger(annotations, metadata.labels or {}),
         priority=_PRIORITIES.get(spec.priority or ""),
-        hold=_read_hold(phase, met),
+        wait_reason=_read_wait_reason(phase, met),
         aborted="migrationAbortRequested" in met,
         deleting=bool(metadata.deletionTimestamp),
     )
 
 
-def _read_hold(phase: str, met: set[str | None]) -> Hold | None:
+def _read_wait_reason(phase: str, met: set[str | None]) -> WaitReason | None:
     if phase in _SYNC_PHASES:
-        return Hold.SYNC
-    return next((hold for kind, hold in HOLDS.items() if kind in met), None) if met else None
+        return WaitReason.SYNC
+    return (
+        next((reason for kind, reason in WAIT_REASONS.items() if kind in met), None)
+        if met
+        else None
+    )
 
 
 def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigger:

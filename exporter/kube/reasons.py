@@ -17,7 +17,7 @@ from exporter.engine.history import correct_end
 from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 from exporter.engine.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
 from exporter.kube import wire
-from exporter.kube.facts import HOLDS
+from exporter.kube.facts import WAIT_REASONS
 from exporter.kube.instants import parse_instant
 from exporter.text import clean, write_span
 
@@ -68,7 +68,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     said = [
         _of_condition(WhySource.MIGRATION_CONDITION, condition)
         for condition in status.conditions or ()
-        if condition.type in HOLDS and condition.status == "True"
+        if condition.type in WAIT_REASONS and condition.status == "True"
     ]
     if vmim.finished:
         state = status.migrationState or wire.ReportedState()

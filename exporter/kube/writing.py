@@ -20,10 +20,10 @@ from exporter.kube.facts import (
     EVACUATION,
     EVICTION_IN_PROGRESS,
     EVICTION_SOURCE,
-    HOLDS,
     HOTPLUGS,
     MIGRATION_UID,
     VOLUME_UPDATE,
+    WAIT_REASONS,
     WORKLOAD_UPDATE,
 )
 from exporter.text import write_instant, write_optional_instant
@@ -101,7 +101,7 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
         notes = {WORKLOAD_UPDATE: ""}
     labels = {VOLUME_UPDATE: vmim.vmi_name} if vmim.trigger is Trigger.VOLUME_UPDATE else {}
     met = ["migrationAbortRequested"] if vmim.aborted else []
-    met += [kind for kind, hold in HOLDS.items() if hold is vmim.hold]
+    met += [kind for kind, reason in WAIT_REASONS.items() if reason is vmim.wait_reason]
     entered = {"Scheduled": write_optional_instant(vmim.scheduled_at)} if vmim.handed_off else {}
     if vmim.scheduled_at is not None:
         entered["Scheduled"] = write_instant(vmim.scheduled_at)

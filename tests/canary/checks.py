@@ -39,7 +39,7 @@ _DECLARED_NAMES = {
         facts.EVICTION_SOURCE,
         facts.CREATED_BY,
         facts.MIGRATION_UID,
-        *facts.HOLDS,
+        *facts.WAIT_REASONS,
         *Priority,
         *facts._HANDED_OFF_PHASES,  # noqa: SLF001
         *facts._FINAL_PHASES,  # noqa: SLF001

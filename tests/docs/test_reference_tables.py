@@ -12,7 +12,7 @@ from exporter.cli.commands import Exit
 from exporter.engine.diagnosis import State
 from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.ended_migrations import EndReason
-from exporter.engine.events import BURST, MOST_HELD, PER_SECOND, PER_VMI, REPEATED_AFTER
+from exporter.engine.events import BURST, MOST_BLOCKED, PER_SECOND, PER_VMI, REPEATED_AFTER
 from exporter.engine.model import EventOutcome, EventReason, Reason
 from exporter.engine.rules import RULES
 from exporter.kube.events import TYPES_AND_ACTIONS
@@ -203,7 +203,7 @@ def test_the_limits_of_events_are_the_program_s() -> None:
     assert (PER_VMI, PER_SECOND, REPEATED_AFTER) == (60.0, 1.0, 1800.0)
     assert f"{BURST} at once plus one a second" in text
     assert f"{BURST + 3600 * PER_SECOND:,.0f} in the hour" in text
-    assert f"more than {MOST_HELD:,} VMs" in text
+    assert f"more than {MOST_BLOCKED:,} VMs" in text
 
 
 def test_the_record_of_a_migration() -> None:

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-from exporter.demo.store import Store as SimulatedStore
+from exporter.demo.store import ObjectStore
 from exporter.kube.client import Login
 from tests.cluster import (
     EXPORTER_READS,
@@ -154,7 +154,7 @@ class SimulatedStage(Stage):
 
     def __init__(self) -> None:
         self._ahead = timedelta()
-        self.server = FaultyApiServer(SimulatedStore(self._clock), bookmark_seconds=0.5)
+        self.server = FaultyApiServer(ObjectStore(self._clock), bookmark_seconds=0.5)
 
     @property
     def url(self) -> str:

@@ -13,8 +13,8 @@ from aiohttp import web
 from exporter.demo import Demo, status
 from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_not_found
 from exporter.demo.requests import RequestInfo
-from exporter.demo.status import Resource, StatusError
-from exporter.demo.store import RESOURCES, Store
+from exporter.demo.status import ApiResource, StatusError
+from exporter.demo.store import RESOURCES, ObjectStore
 from exporter.demo.watches import Stream
 from tests.cluster import poll
 
@@ -36,14 +36,16 @@ class Fault:
 class FaultyApiServer(SimulatedApiServer):
     """A simulated API server that a test can break, and ask which requests it has seen."""
 
-    def __init__(self, store: Store, port: int = 0, *, bookmark_seconds: float = 60.0) -> None:
+    def __init__(
+        self, store: ObjectStore, port: int = 0, *, bookmark_seconds: float = 60.0
+    ) -> None:
         super().__init__(store, port=port, bookmark_seconds=bookmark_seconds)
         self.requests: deque[RequestInfo] = deque(maxlen=10_000)
         """The requests for resources, oldest first."""
         self.tokens: Collection[str] = ()
         """The bearer tokens it accepts; without any it asks for none."""
         self._serves_streaming_lists = True
-        self._faults: dict[Resource, Fault] = {}
+        self._faults: dict[ApiResource, Fault] = {}
         self._thawed = Event()
         self._thawed.set()
 
@@ -192,7 +194,7 @@ def _chunk(raw: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(raw), raw)
 
 
-def _resource_named(plural: str) -> Resource:
+def _resource_named(plural: str) -> ApiResource:
     return next(resource for resource in RESOURCES if resource.plural == plural)
 
 

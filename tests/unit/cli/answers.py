@@ -9,7 +9,7 @@ from exporter.cli.status import show_status
 from exporter.engine.drain import Conditions
 from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Hold, Reason, Why
+from exporter.engine.model import Checkpoint, Reason, WaitReason, Why
 from exporter.engine.policy import Policy, StuckPolicy
 from exporter.health import Health
 from exporter.server.answers import describe_status, list_evacuations
@@ -51,7 +51,7 @@ def stuck(**vmi: Any) -> Evidence:
     """A VM whose evacuation was asked for two hours ago, and which a quota holds."""
     return an_evacuation(
         age=7200.0,
-        vmims=(an_attempt(hold=Hold.QUOTA),),
+        vmims=(an_attempt(wait_reason=WaitReason.QUOTA),),
         vmi=vmi,
         marker={"failed": {"f1": NOW - 900.0}},
     )

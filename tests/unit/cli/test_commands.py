@@ -23,7 +23,7 @@ from exporter.cli.commands import (
     read_settings_for,
     write_recording,
 )
-from exporter.engine.model import Hold
+from exporter.engine.model import WaitReason
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord
@@ -216,7 +216,9 @@ async def exporter() -> AsyncIterator[str]:
     api = ServedApi()
     api.cool()
     api.store.put(a_vmi(name="db2", uid="u2", evacuation_node="n1", migratable=True))
-    api.store.put(a_vmim(vmi_name="db2", name="e1", uid="e1", evacuates="n1", hold=Hold.QUOTA))
+    api.store.put(
+        a_vmim(vmi_name="db2", name="e1", uid="e1", evacuates="n1", wait_reason=WaitReason.QUOTA)
+    )
     async with serving(make_query_app(api.service)) as url:
         yield url
 

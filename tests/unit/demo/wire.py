@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from exporter.demo.store import NAMESPACES, Store
+from exporter.demo.store import NAMESPACES, ObjectStore
 from tests.cluster import PATIENCE
 from tests.support.faulty_apiserver import FaultyApiServer
 
@@ -156,15 +156,15 @@ class Client:
             yield Stream(response)
 
 
-def make_store(**settings: Any) -> Store:
+def make_store(**settings: Any) -> ObjectStore:
     """A store with one namespace."""
-    store = Store(lambda: NOW, **settings)
+    store = ObjectStore(lambda: NOW, **settings)
     store.create(NAMESPACES, {"metadata": {"name": "shop"}})
     return store
 
 
 @asynccontextmanager
-async def serve(store: Store | None = None, **settings: Any) -> AsyncIterator[Client]:
+async def serve(store: ObjectStore | None = None, **settings: Any) -> AsyncIterator[Client]:
     """A server and a client of it."""
     async with (
         FaultyApiServer(store or make_store(), **settings) as server,

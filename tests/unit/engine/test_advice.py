@@ -18,7 +18,7 @@ from exporter.engine.advice import (
 )
 from exporter.engine.diagnosis import State
 from exporter.engine.evidence import Evidence
-from exporter.engine.model import Hold, Pod, Why, WhySource
+from exporter.engine.model import Pod, WaitReason, Why, WhySource
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.test_diagnosis import (
     CASES,
@@ -142,7 +142,7 @@ def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> N
 
 def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
     """A quota that refuses the next attempt comes before the failures."""
-    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(hold=Hold.QUOTA),))
+    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
 
     assert find(evidence, (LATE,)) is Obstacle.QUOTA
 

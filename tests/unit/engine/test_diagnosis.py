@@ -11,7 +11,15 @@ from exporter.engine.diagnosis import Cause, Diagnosis, LastSeen, State, diagnos
 from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
 from exporter.engine.history import Migration
 from exporter.engine.load import Load
-from exporter.engine.model import Hold, MigrationLimits, Outcome, Priority, Resource, Trigger, Vmim
+from exporter.engine.model import (
+    MigrationLimits,
+    Outcome,
+    Priority,
+    Resource,
+    Trigger,
+    Vmim,
+    WaitReason,
+)
 from exporter.engine.policy import StuckPolicy
 from exporter.engine.requesters import Source
 from tests.support.builders import (
@@ -177,13 +185,13 @@ CASES = {
     ),
     "waits-for-its-other-half": (
         State.WAITING_FOR_SYNC,
-        an_evacuation(vmims=(an_attempt(hold=Hold.SYNC, phase="Synchronizing"),)),
+        an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.SYNC, phase="Synchronizing"),)),
     ),
-    "quota": (State.QUOTA, an_evacuation(vmims=(an_attempt(hold=Hold.QUOTA),))),
-    "backup": (State.BACKUP, an_evacuation(vmims=(an_attempt(hold=Hold.BACKUP),))),
+    "quota": (State.QUOTA, an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))),
+    "backup": (State.BACKUP, an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.BACKUP),))),
     "utility-volumes": (
         State.UTILITY_VOLUMES,
-        an_evacuation(vmims=(an_attempt(hold=Hold.UTILITY_VOLUMES),)),
+        an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.UTILITY_VOLUMES),)),
     ),
     "backoff": (State.BACKOFF, an_evacuation(vmims=(a_failed_attempt(1, 12), an_attempt()))),
     "unschedulable": (
@@ -260,7 +268,7 @@ def test_capacity(load: Load | None, state: State) -> None:
 
 def test_the_order() -> None:
     """If several states apply, the first in the order is reported."""
-    held = an_attempt(hold=Hold.QUOTA)
+    held = an_attempt(wait_reason=WaitReason.QUOTA)
     pods = (SOURCE, a_target(migration_uid="older"))
     everything: dict[str, Any] = {"vmims": (a_failed_attempt(1, 5), held), "pods": pods}
     vmi: dict[str, Any] = {"migratable": False, "eviction_strategy": "External", "node": "n2"}
@@ -609,7 +617,7 @@ class TestContact:
 
     def test_an_attempt_that_is_there(self) -> None:
         """An attempt that exists counts without further contact."""
-        evidence = an_evacuation(vmims=(an_attempt(hold=Hold.QUOTA),))
+        evidence = an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
         changed = replace(evidence, changed_at=NOW)
         found = diagnose(changed, STUCK, ROOM, NOW, contacts={Resource.VMIMS: NOW - 99})
         assert found is not None

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from exporter.engine.diagnosis import Diagnosis, State
 from exporter.engine.events import (
     BURST,
-    MOST_HELD,
+    MOST_BLOCKED,
     PER_VMI,
     REPEATED_AFTER,
     SLICE,
@@ -230,7 +230,7 @@ def test_the_bucket_fills_up_to_its_size() -> None:
 def test_the_vms_that_wait_are_bounded() -> None:
     """At most 20,000 blocked VMs wait; others are counted as dropped."""
     queue = Queue()
-    for vmi in vmis(MOST_HELD + 5):
+    for vmi in vmis(MOST_BLOCKED + 5):
         queue.note_blocked(vmi, a_hold(), NOW)
 
     assert queue.outcomes == {(HELD, DROPPED): 5}

@@ -14,7 +14,6 @@ from exporter.engine.diagnosis import Cause, State
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
     Fact,
-    Hold,
     KubeVirtSettings,
     MigrationState,
     Outcome,
@@ -25,6 +24,7 @@ from exporter.engine.model import (
     Trigger,
     Vmi,
     Vmim,
+    WaitReason,
 )
 from exporter.engine.policy import Override, Policy, StuckPolicy
 from exporter.whatif.account import (
@@ -607,7 +607,7 @@ class TestStuck:
         tale = Tale()
         tale.mark(10)
         vmim = a_vmim(created=NOW + 1900, evacuates="n1", trigger=Trigger.EVACUATION)
-        tale.tell(1900, replace(vmim, hold=Hold.QUOTA), Kind.ADDED)
+        tale.tell(1900, replace(vmim, wait_reason=WaitReason.QUOTA), Kind.ADDED)
         tale.end(2 * HOUR)
 
         assert tale.account().stuck.by_state == {State.QUOTA: 1}

@@ -1,4 +1,4 @@
-"""The clock and the event queue of the simulation."""
+"""The clock of the simulation, and the actions that are due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 Action = Callable[[], object]
 
 
-class EventQueue:
+class ActionQueue:
     """Actions with the instants at which they are due, and the simulated time."""
 
     def __init__(self, start: datetime, speed: float) -> None:
