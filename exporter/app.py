@@ -118,7 +118,12 @@ async def run(
             try:
                 await _until_stopped([job() for job in jobs], stop)
             finally:
-                await _close(service, closing, LINGER if settings.listen.admission else 0.0)
+                log.info("stopping")
+                service.close()
+                # Meanwhile each answer closes its connection, so that the API server moves to
+                # another replica before its idle connections are closed.
+                linger = LINGER if settings.listen.admission else 0.0
+                await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
 
 
 def _find_place(settings: Settings, login: Login) -> Path | ConfigMaps | None:
@@ -313,14 +318,6 @@ def _build_writer(
     watch = Reflector(api, place.watched, reader, settings.kube, clock=clock, rng=rng)
     jobs = [lease.run, watch.run, reader.run, writer.run]
     return jobs, [partial(_close_history, history, writer)]
-
-
-async def _close(service: Service, closing: Iterable[Job], linger: Seconds) -> None:
-    log.info("stopping")
-    service.close()
-    # Meanwhile each answer closes its connection, so that the API server moves to another replica
-    # before its idle connections are closed.
-    await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
 
 
 async def _close_history(history: _History, writer: HistoryWriter) -> None:

@@ -200,10 +200,12 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
     if diagnosis.given_up and may_cancel(evidence):
         obstacle = Obstacle.LEFTOVER
     action = ACTIONS[obstacle]
-    vmi, attempt = evidence.vmi, diagnosis.attempt
+    vmi, attempt, launcher = evidence.vmi, diagnosis.attempt, evidence.launcher
+    active = [pod for pod in evidence.pods if not pod.finished and pod.node == vmi.node]
+    name = launcher.name if launcher is not None and active == [launcher] else "the one"
     return Advice(
         action.sentence.format(
-            launcher=_name_launcher(evidence),
+            launcher=f"{name} on {vmi.node}",
             missing=" and ".join(diagnosis.missing),
             node=diagnosis.node,
         ),
@@ -290,15 +292,6 @@ def _judge_cause(cause: Why) -> Obstacle:
         return Obstacle.NOT_CONVERGING
     is_bare = cause.reason in _BEFORE_HAND_OFF
     return Obstacle.UNEXPLAINED if is_bare else Obstacle.MIGRATION_ERROR
-
-
-def _name_launcher(evidence: Evidence) -> str:
-    """The pod that runs the VM if it is unambiguous, else its node."""
-    node, launcher = evidence.vmi.node, evidence.launcher
-    active = [pod for pod in evidence.pods if not pod.finished and pod.node == node]
-    if launcher is None or active != [launcher]:
-        return f"the one on {node}"
-    return f"{launcher.name} on {node}"
 
 
 _OBSTACLES = {

@@ -266,7 +266,9 @@ def _why_waiting(
     contacts: Mapping[Resource, Instant],
 ) -> State:
     """Why a migratable VM is not being migrated."""
-    if _has_more_active_pods(evidence, attempt):
+    target = "" if attempt is None else attempt.uid
+    active = (pod for pod in evidence.pods if not pod.finished)
+    if sum(not target or pod.migration_uid != target for pod in active) > 1:
         return State.MULTIPLE_ACTIVE_PODS
     pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
     if attempt is None:
@@ -339,12 +341,6 @@ def _judge_hand_off(
         return State.ZOMBIE_STATE if owner.phase == "Failed" else None
     is_news = _is_behind(Resource.VMIMS, evidence.handed_off_at, contacts)
     return State.MIGRATING if is_news else State.ZOMBIE_STATE
-
-
-def _has_more_active_pods(evidence: Evidence, attempt: Vmim | None) -> bool:
-    target = "" if attempt is None else attempt.uid
-    active = (pod for pod in evidence.pods if not pod.finished)
-    return sum(not target or pod.migration_uid != target for pod in active) > 1
 
 
 def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:

@@ -46,21 +46,17 @@ class EvacuationTracker:
             record.marker = None
             self._records.pop(vmi.uid, None)
         else:
-            self._follow(record, now)
+            marker = record.marker
+            if marker is None or marker.node != vmi.evacuation_node:
+                not_before = record.seen_at if vmi.eviction_requested_at is None else None
+                marker = self._begin(record, now, not_before=not_before)
+            self._date(marker, record, now)
+            self.note_success(record, now)
+            self.note_launcher(vmi.uid, now)
         if known is not None and known is not record.marker:
             self._end(vmi, known, now, left=vmi.finished or vmi.node != known.node)
         if record.marker is not None:
             self.drains.ask(record.marker.node, vmi.uid, now)
-
-    def _follow(self, record: VmiRecord, now: Instant) -> None:
-        """Follow a VMI that is evacuating."""
-        vmi, marker = record.vmi, record.marker
-        if marker is None or marker.node != vmi.evacuation_node:
-            not_before = record.seen_at if vmi.eviction_requested_at is None else None
-            marker = self._begin(record, now, not_before=not_before)
-        self._date(marker, record, now)
-        self.note_success(record, now)
-        self.note_launcher(vmi.uid, now)
 
     def remove(self, uid: str, now: Instant) -> None:
         """Stop tracking a VMI that is gone."""

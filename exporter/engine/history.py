@@ -149,12 +149,13 @@ class History(Struct, gc=False):
         settled = []
         named_seconds = set()
         for key, record in self._records.items():
-            ending = _ending(record, now)
-            if ending is None:
+            written = record.known_end
+            end = settle(written, now)
+            if end is None or written is None:
                 continue
             if not is_end_key(key):
-                named_seconds.add(int(ending.written_end))
-            settled.append((key, record, ending))
+                named_seconds.add(int(written))
+            settled.append((key, record, Ending(end, written, record.start, record.outcome)))
         endings = []
         for key, record, ending in settled:
             if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
@@ -188,14 +189,6 @@ _UNKNOWN = Migration()
 
 def _end_key(end: Instant | None) -> str:
     return "" if end is None else f"@{int(end)}"
-
-
-def _ending(record: Migration, now: Instant) -> Ending | None:
-    written = record.known_end
-    end = settle(written, now)
-    if end is None or written is None:
-        return None
-    return Ending(end=end, written_end=written, start=record.start, outcome=record.outcome)
 
 
 def _earliest(one: Instant | None, other: Instant | None) -> Instant | None:

@@ -139,6 +139,10 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
     entered = {t.phase: t.phaseTransitionTimestamp for t in transitions}
     annotations = metadata.annotations or {}
     met = {c.type for c in status.conditions or () if c.status == "True"}
+    wait_reason = next((reason for kind, reason in WAIT_REASONS.items() if kind in met), None)
+    if phase in _SYNC_PHASES:
+        wait_reason = WaitReason.SYNC
+    end = parse_instant(state.endTimestamp)
     return Vmim(
         namespace=intern(metadata.namespace or ""),
         name=metadata.name,
@@ -149,26 +153,19 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         finished=phase in _FINAL_PHASES,
         finished_at=parse_instant(entered.get(phase)) if phase in _FINAL_PHASES else None,
         scheduled_at=parse_instant(entered.get("Scheduled")),
-        handed_off=_was_handed_off(metadata.uid, {phase, *entered}, state),
+        # Its `migrationState` is copied from the VMI's, which exists after hand-off.
+        handed_off=not _HANDED_OFF_PHASES.isdisjoint({phase, *entered})
+        or bool(metadata.uid and state.migrationUid == metadata.uid)
+        or end is not None,
         start=parse_instant(state.startTimestamp),
-        end=parse_instant(state.endTimestamp),
+        end=end,
         outcome=max(_state_outcome(state), _OUTCOMES.get(phase, Outcome.UNKNOWN)),
         evacuates=intern(text_of(annotations.get(EVACUATION))),
         trigger=_read_trigger(annotations, metadata.labels or {}),
         priority=_PRIORITIES.get(spec.priority or ""),
-        wait_reason=_read_wait_reason(phase, met),
+        wait_reason=wait_reason,
         aborted="migrationAbortRequested" in met,
         deleting=bool(metadata.deletionTimestamp),
-    )
-
-
-def _read_wait_reason(phase: str, met: set[str | None]) -> WaitReason | None:
-    if phase in _SYNC_PHASES:
-        return WaitReason.SYNC
-    return (
-        next((reason for kind, reason in WAIT_REASONS.items() if kind in met), None)
-        if met
-        else None
     )
 
 
@@ -179,15 +176,6 @@ def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigge
     if VOLUME_UPDATE in labels:
         return Trigger.VOLUME_UPDATE
     return Trigger.WORKLOAD_UPDATE if WORKLOAD_UPDATE in annotations else Trigger.MANUAL
-
-
-def _was_handed_off(uid: str | None, phases: set[str | None], state: wire.ReportedState) -> bool:
-    """A VMIM's `migrationState` is copied from the VMI's, which exists after hand-off."""
-    if not _HANDED_OFF_PHASES.isdisjoint(phases):
-        return True
-    if uid and state.migrationUid == uid:
-        return True
-    return parse_instant(state.endTimestamp) is not None
 
 
 def read_pod(found: wire.PodObject) -> Pod | str:

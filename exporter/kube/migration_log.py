@@ -147,7 +147,12 @@ class MigrationLog:
         reason = find_reason(ended, vmi, why)
         self._counters.migrations[vmim.outcome, trigger, reason] += 1
         if vmim.outcome is Outcome.SUCCEEDED:
-            self._count_success(ended, trigger, "" if vmi is None else vmi.uid)
+            # Time in the queue says nothing about the next migration.
+            seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")
+            self._counters.migration_durations[trigger].observe(seconds)
+            moved = ("" if vmi is None else vmi.uid, ended.source_node, ended.target_node)
+            if self._nodes_left.note(*moved, vmim.finished_at or 0.0, self._window):
+                self._counters.returned_migrations += 1
         message = ended.message or next((one.message for one in why if one.message), "")
         duration = ended.duration
         log.info(
@@ -172,14 +177,6 @@ class MigrationLog:
                 "error.message": message,
             },
         )
-
-    def _count_success(self, ended: EndedMigration, trigger: Trigger, vmi_uid: str) -> None:
-        # Time in the queue says nothing about the next migration.
-        seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")
-        self._counters.migration_durations[trigger].observe(seconds)
-        at = ended.vmim.finished_at or 0.0
-        if self._nodes_left.note(vmi_uid, ended.source_node, ended.target_node, at, self._window):
-            self._counters.returned_migrations += 1
 
     def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
         evidence = self._known.evidence(namespace, name)

@@ -123,8 +123,7 @@ def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     said += [
         why
         for statuses in (status.initContainerStatuses, status.containerStatuses)
-        for container in _containers(statuses)
-        for why in _of_container(container.state or wire.ContainerState())
+        for why in _of_containers(statuses)
     ]
     return tuple(said[:_PER_OBJECT])
 
@@ -138,14 +137,20 @@ def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
     return Why(source, reason, _text(condition.message), at)
 
 
-def _of_container(state: wire.ContainerState) -> Iterator[Why]:
-    waiting, ended = state.waiting, state.terminated
-    if waiting is not None and (reason := _word(waiting.reason)) != _SECONDARY:
-        yield Why(WhySource.TARGET_CONTAINER, reason, _text(waiting.message))
-    if ended is not None and ended.exitCode:
-        message = _text(ended.message) or f"exit code {ended.exitCode}"
-        at = parse_instant(ended.finishedAt)
-        yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
+def _of_containers(raw: msgspec.Raw) -> Iterator[Why]:
+    try:
+        containers = _CONTAINERS.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    for container in containers:
+        state = container.state or wire.ContainerState()
+        waiting, ended = state.waiting, state.terminated
+        if waiting is not None and (reason := _word(waiting.reason)) != _SECONDARY:
+            yield Why(WhySource.TARGET_CONTAINER, reason, _text(waiting.message))
+        if ended is not None and ended.exitCode:
+            message = _text(ended.message) or f"exit code {ended.exitCode}"
+            at = parse_instant(ended.finishedAt)
+            yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
 
 
 def _of_selector(reason: str, raw: msgspec.Raw) -> Iterator[Why]:
@@ -156,13 +161,6 @@ def _of_selector(reason: str, raw: msgspec.Raw) -> Iterator[Why]:
     message = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
     if message:
         yield Why(WhySource.POD_SCHEDULED, reason, clean(message, MESSAGE_LIMIT))
-
-
-def _containers(raw: msgspec.Raw) -> list[wire.Container]:
-    try:
-        return _CONTAINERS.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return []
 
 
 def _abort_status(state: wire.ReportedState) -> str:

@@ -279,7 +279,9 @@ class Reflector:
             await self._api.renew()
             self._refusals += 1
             if self._refusals >= (FINAL_AFTER_SYNC if self._watched.synced else FINAL_AFTER):
-                if self._can_do_without(error):
+                # VMIs are required, unless forbidden here and visible in another namespace.
+                is_required = self._watched.resource is Resource.VMIS
+                if not is_required or (isinstance(error, Forbidden) and self._is_optional()):
                     return self._go_without(error)
                 if isinstance(error, Absent) and not self._watched.synced:
                     self._miss_kubevirt(error)
@@ -303,12 +305,6 @@ class Reflector:
 
     def _forget_version(self) -> None:
         self._version = None
-
-    def _can_do_without(self, error: ApiError) -> bool:
-        """VMIs are required, unless forbidden here and visible in another namespace."""
-        if self._watched.resource is not Resource.VMIS:
-            return True
-        return isinstance(error, Forbidden) and self._is_optional()
 
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
