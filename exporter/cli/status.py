@@ -111,15 +111,15 @@ def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
     return [place, f"synced, last contact {write_distance(one.contact_at, as_of)}"]
 
 
-def _history(kept: HistoryStatus | None, as_of: datetime) -> str:
-    if kept is None:
+def _history(history: HistoryStatus | None, as_of: datetime) -> str:
+    if history is None:
         return "none: after a restart only what the cluster still shows is known"
-    state = "written by this process" if kept.writes else "written by another replica"
-    if kept.unwritten_since is not None:
-        state += f", unwritten changes since {write_past(kept.unwritten_since, as_of)}"
-    elif kept.writes and kept.written_at is not None:
-        state += f", up to date {write_distance(kept.written_at, as_of)}"
-    return f"{kept.vmis} VMs, {kept.bytes:,} bytes, {state}"
+    state = "written by this process" if history.writes else "written by another replica"
+    if history.unwritten_since is not None:
+        state += f", unwritten changes since {write_past(history.unwritten_since, as_of)}"
+    elif history.writes and history.written_at is not None:
+        state += f", up to date {write_distance(history.written_at, as_of)}"
+    return f"{history.vmis} VMs, {history.bytes:,} bytes, {state}"
 
 
 def _list_evacuations(

@@ -161,46 +161,46 @@ class _ReviewCache(Generic[_Answer]):
             return fresh
         if self._no.get(key, younger_than=self._keep):
             return None
-        kept = self._yes.get(key, younger_than=self._outage)
-        if kept is not None and self._clock() < self._failed_until:
-            return kept
+        cached = self._yes.get(key, younger_than=self._outage)
+        if cached is not None and self._clock() < self._failed_until:
+            return cached
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.ensure_future(
-                self._find_out(key, ask, kept, owner)
+                self._find_out(key, ask, cached, owner)
             )
             task.add_done_callback(partial(self._end, key))
-        patience = PATIENCE if kept is None else RENEWAL_PATIENCE
+        patience = PATIENCE if cached is None else RENEWAL_PATIENCE
         left = began + patience - asyncio.get_running_loop().time()
         await asyncio.wait([task], timeout=max(0.0, left))
         if task.done():
             return task.result()
-        if kept is None:
+        if cached is None:
             raise ReviewUnavailable(_NO_ANSWER)
-        return kept
+        return cached
 
     async def _find_out(
         self,
         key: Hashable,
         ask: Callable[[], Awaitable[_Answer | None]],
-        kept: _Answer | None,
+        cached: _Answer | None,
         owner: str,
     ) -> _Answer | None:
-        slots = self._first_questions if kept is None else self._renewals
+        slots = self._first_questions if cached is None else self._renewals
         try:
             async with asyncio.timeout(PATIENCE):
                 await slots.acquire()
         except TimeoutError:
-            if kept is None:
+            if cached is None:
                 raise ReviewUnavailable(_NO_ANSWER) from None
-            return kept
+            return cached
         try:
             answer = await ask()
         except ReviewUnavailable:
-            if kept is None:
+            if cached is None:
                 raise
             self._failed_until = self._clock() + RETRY
-            return kept
+            return cached
         finally:
             slots.release()
         if answer is None:

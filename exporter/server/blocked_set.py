@@ -69,16 +69,16 @@ class BlockedSet:
     async def read(self, checkpoint: Checkpoint | None) -> Blocked:
         """The set as it is now; callers at the same time share one computation."""
         self._reads += 1
-        read, kept = self._reads, self._sets.get(checkpoint)
-        if kept is not None and self.is_current(kept):
-            return kept
+        read, cached = self._reads, self._sets.get(checkpoint)
+        if cached is not None and self.is_current(cached):
+            return cached
         async with self._computing:
-            kept = self._sets.get(checkpoint)
-            if kept is None or (kept.reads < read and not self.is_current(kept)):
+            cached = self._sets.get(checkpoint)
+            if cached is None or (cached.reads < read and not self.is_current(cached)):
                 began = perf_counter()
-                kept = self._sets[checkpoint] = await self._compute(checkpoint)
+                cached = self._sets[checkpoint] = await self._compute(checkpoint)
                 self.cost = perf_counter() - began
-            return kept
+            return cached
 
     def is_current(self, blocked: Blocked) -> bool:
         """Whether a set is still right."""
