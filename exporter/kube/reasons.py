@@ -32,7 +32,7 @@ _SECONDARY = "PodInitializing"
 
 
 def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
-    """Why a VMI is not live-migratable, and why its last migration failed.
+    """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
 
     If the VMI is not evacuating, only the condition's reason word, a string that many VMIs share.
     """
@@ -49,7 +49,8 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     if condition is not None:
         said.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
     state = status.migrationState
-    if state is not None and state.failed and (message := _text(state.failureReason)):
+    was_cancelled = state is not None and state.abortRequested is True
+    if state and state.failed and not was_cancelled and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
         said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
     spec = found.spec or wire.VmiSpec()
@@ -61,6 +62,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
 
     Of a failed attempt `reason` is the phase in which it failed, or how its abort ended, and the
     message ends with how long each phase took: KubeVirt gives no `failureReason` before hand-off.
+    A cancelled attempt gives no reason: KubeVirt 1.9 words it like one that took too long.
     """
     if vmim.phase == "Succeeded":
         return ()
@@ -70,7 +72,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         for condition in status.conditions or ()
         if condition.type in WAIT_REASONS and condition.status == "True"
     ]
-    if vmim.finished:
+    if vmim.finished and not vmim.aborted:
         state = status.migrationState or wire.ReportedState()
         phases = _time_phases(status)
         reason = _abort_status(state) or (phases[-1][0] if phases else "")
@@ -80,7 +82,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
             message = f"{message} (after {after})" if message else f"after {after}"
         at = correct_end(vmim.end, vmim.finished_at)
         said.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
-    else:
+    elif not vmim.finished:
         spec = found.spec or wire.VmimSpec()
         said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
     return tuple(said[-_PER_OBJECT:])

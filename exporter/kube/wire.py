@@ -63,6 +63,7 @@ class ReportedState(Struct, gc=False):
     failed: bool | None = None
     mode: str | None = None
     failureReason: msgspec.Raw = NO_TEXT
+    abortRequested: Any = None
     abortStatus: msgspec.Raw = NO_TEXT
     sourceNode: str | None = None
     targetNode: str | None = None

@@ -88,6 +88,20 @@ def test_why_the_last_migration_failed() -> None:
     )
 
 
+def test_a_cancelled_migration_is_no_reason() -> None:
+    """KubeVirt 1.9 words a cancellation like a timeout, but only a cancellation is requested."""
+    state = a_state_json(
+        failed=True, failureReason="Live migration has been aborted", abortStatus="Succeeded"
+    )
+    requested = a_condition("migrationAbortRequested", "True")
+    vmim = a_vmim_json(phase="Failed", conditions=[requested], migrationState=state)
+    assert read(Resource.VMIMS, vmim) == ()
+    vmi = a_vmi_json(evacuationNodeName="n1", migrationState=state)
+    assert len(read(Resource.VMIS, vmi)) == 1
+    state["abortRequested"] = True
+    assert read(Resource.VMIS, vmi) == ()
+
+
 def test_a_failed_attempt_says_where_the_time_went() -> None:
     """For a VMIM that failed before its hand-off the reason lists its phases."""
     value = a_vmim_json(
