@@ -361,7 +361,7 @@ COOLING: tuple[CoolingFamily, ...] = (
     ),
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
-        help="Effective cooldown of the VMI, and the policy it is by; absent if it has none.",
+        help="Effective cooldown of the VMI; policy is the entry that sets it; absent if none.",
         labels=("namespace", "name", "node", "policy"),
         sample=lambda vmi, c: Sample(
             (vmi.namespace, vmi.name, vmi.node, vmi.override or DEFAULT_POLICY), c.effective
