@@ -45,7 +45,7 @@ def test_a_year_beyond_the_calendar_is_an_error(tmp_path: Path) -> None:
     """One line with a wrong clock is enough for that."""
     tale = Tale()
     tale.end(253_000_000_000.0 - NOW)
-    with pytest.raises(CannotDraw, match="9987-.* is too late"):
+    with pytest.raises(CannotDraw, match=r"9987-.* is too late"):
         draw(tale.played(), tmp_path / "plot.png")
 
 
