@@ -19,6 +19,7 @@ from exporter.engine.model import (
     Trigger,
     Vmim,
 )
+from exporter.engine.store import Store
 from tests.support.builders import (
     KEEP,
     NAME,
@@ -42,16 +43,16 @@ def a_store(*facts: Fact, sees_all: bool = True) -> ClockedStore:
     return store
 
 
-def marker_of(store: ClockedStore) -> Marker:
+def marker_of(store: Store) -> Marker:
     """The marker of the one VMI, which must be there."""
     marker = seen(store).marker
     assert marker is not None
     return marker
 
 
-def seen(store: ClockedStore) -> Evidence:
-    """The evidence of the one VMI."""
-    evidence = store.evidence(NAMESPACE, NAME)
+def seen(store: Store, name: str = NAME) -> Evidence:
+    """The evidence of a VMI, which must be there."""
+    evidence = store.evidence(NAMESPACE, name)
     assert evidence is not None
     return evidence
 

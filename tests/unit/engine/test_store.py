@@ -14,7 +14,7 @@ from exporter.engine import changes
 from exporter.engine.backoff import Backoff
 from exporter.engine.changes import Forgotten, Notice, NoticeKind
 from exporter.engine.diagnosis import State, diagnose
-from exporter.engine.evidence import DEAD_AFTER, Evidence, Marker, Remembered
+from exporter.engine.evidence import DEAD_AFTER, Marker, Remembered
 from exporter.engine.history import Migration
 from exporter.engine.load import RUNNING_PHASES
 from exporter.engine.migrations import WAITING_LIMIT
@@ -55,17 +55,11 @@ from tests.support.builders import (
 from tests.support.sizes import soaked
 from tests.support.stores import ClockedStore, put
 from tests.support.verdicts import decide
+from tests.unit.engine.test_evidence import marker_of, seen
 
 
 OLD = NOW - 86_400.0
 """When `a_vmi` was created."""
-
-
-def seen(store: Store, name: str = NAME) -> Evidence:
-    """What is known of the VMI, which must be known."""
-    evidence = store.evidence(NAMESPACE, name)
-    assert evidence is not None
-    return evidence
 
 
 def records(store: ClockedStore) -> dict[str, Migration]:
@@ -240,8 +234,7 @@ def test_what_a_new_store_may_see() -> None:
     """A new store has no permission for VMIMs and pods."""
     store = Store(endings_kept=2)
     put(store, a_vmi())
-    assert not seen(store).vmims_seen
-    assert not seen(store).pods_seen
+    assert (seen(store).vmims_seen, seen(store).pods_seen) == (False, False)
     assert not store.visibility.sees_pods_of(NAMESPACE)
 
 
@@ -370,8 +363,7 @@ def test_the_current_launcher(pods: list[Pod], current: str | None) -> None:
 
 def test_pods_change_and_go() -> None:
     """Pods may change, change their VMI and be deleted."""
-    store = a_store(a_vmi(), a_pod(), a_pod())
-    store.put(a_pod(eviction_in_progress=True))
+    store = a_store(a_vmi(), a_pod(), a_pod(), a_pod(eviction_in_progress=True))
     launcher = seen(store).launcher
     assert launcher is not None
     assert launcher.eviction_in_progress
@@ -661,12 +653,9 @@ def test_two_histories_of_a_vmi_that_is_not_there() -> None:
         for told in order:
             store.recall(told)
         store.put(a_vmi(evacuation_node="n1"))
-        evidence = store.evidence(NAMESPACE, NAME)
-        assert evidence is not None
-        assert evidence.marker is not None
-        assert set(evidence.history.records()) == {"m1", "m2"}
-        assert evidence.marker.requested_at == NOW - 50.0
-        assert evidence.marker.failed.keys() == {"m1", "m2"}
+        assert set(records(store)) == {"m1", "m2"}
+        assert marker_of(store).requested_at == NOW - 50.0
+        assert marker_of(store).failed.keys() == {"m1", "m2"}
 
 
 @pytest.mark.parametrize(
@@ -832,6 +821,10 @@ class Cluster:
         self.say(changed)
         return changed
 
+    def make_final(self, vmim: Vmim, phase: str, outcome: Outcome) -> Vmim:
+        """A VMIM has ended."""
+        return self.change(vmim, phase=phase, finished=True, finished_at=self.now, outcome=outcome)
+
     def unfinished(self) -> Vmim | None:
         """The VMIM that has not ended."""
         return next((vmim for vmim in self.vmims.values() if not vmim.finished), None)
@@ -877,35 +870,29 @@ class Cluster:
 
     def fail(self) -> None:
         """The end is written with the failure."""
-        vmim, start = self.start()
-        state = MigrationState(
-            uid=vmim.uid, start=start, ended=True, end=self.now, outcome=Outcome.FAILED
-        )
-        self.finish(vmim, state, "Failed")
+        self.end_badly(*self.start())
 
     def fail_unstarted(self) -> None:
         """The target pod is gone before the start: start and end are the same second."""
         vmim = self.hand_off()
         if self.vmi.migration == MigrationState(uid=vmim.uid):
-            state = MigrationState(
-                uid=vmim.uid, start=self.now, ended=True, end=self.now, outcome=Outcome.FAILED
-            )
-            self.finish(vmim, state, "Failed")
+            self.end_badly(vmim, self.now)
+
+    def end_badly(self, vmim: Vmim, start: float) -> None:
+        """A migration that began then fails."""
+        state = a_state(uid=vmim.uid, start=start, end=self.now, outcome=Outcome.FAILED)
+        self.finish(vmim, state, "Failed")
 
     def finish(self, vmim: Vmim, state: MigrationState, phase: str) -> None:
         """The VMI tells its last, then the VMIM is final, then it copies the state."""
         self.say(replace(self.vmi, migration=state))
-        vmim = self.change(
-            vmim, phase=phase, finished=True, finished_at=self.now, outcome=state.outcome
-        )
+        vmim = self.make_final(vmim, phase, state.outcome)
         self.change(vmim, start=state.start, end=state.end)
 
     def lose_the_end(self) -> None:
         """The VMIM is final and the VMI never gets an end."""
         vmim, _ = self.start()
-        self.change(
-            vmim, phase="Failed", finished=True, finished_at=self.now, outcome=Outcome.FAILED
-        )
+        self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def spoil(self, resource: Resource) -> None:
         """The VMI or its unfinished VMIM cannot be read any more."""
@@ -919,17 +906,13 @@ class Cluster:
         """Failed before hand-off: the VMI does not hear of it."""
         vmim = self.attempt()
         if not vmim.handed_off:
-            self.change(
-                vmim, phase="Failed", finished=True, finished_at=self.now, outcome=Outcome.FAILED
-            )
+            self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def become_a_zombie(self) -> None:
         """The VMIM fails after hand-off and the VMI's struct stays empty."""
         vmim = self.hand_off()
         if self.vmi.migration == MigrationState(uid=vmim.uid):
-            self.change(
-                vmim, phase="Failed", finished=True, finished_at=self.now, outcome=Outcome.FAILED
-            )
+            self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def give_up(self) -> None:
         """The unfinished VMIM is deleted."""
@@ -1195,9 +1178,7 @@ def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
     store.put(a_vmi())
     store.now = NOW + 120
     store.put(a_vmi(evacuation_node="n1"))
-    marker = seen(store).marker
-    assert marker is not None
-    assert marker.not_before == NOW + 60
+    assert marker_of(store).not_before == NOW + 60
 
 
 def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
@@ -1220,9 +1201,7 @@ def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at
     store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
     stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
     store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
-    marker = seen(store).marker
-    assert marker is not None
-    assert marker.requested_at == requested_at
+    assert marker_of(store).requested_at == requested_at
 
 
 def test_a_change_of_a_vmi_has_its_instant() -> None:
@@ -1232,9 +1211,7 @@ def test_a_change_of_a_vmi_has_its_instant() -> None:
     store.put(a_vmi(phase="Running"))
     store.now += 60.0
     store.put(a_vmi(phase="Running"))
-    evidence = store.evidence(NAMESPACE, NAME)
-    assert evidence is not None
-    assert evidence.changed_at == store.now - 60.0
+    assert seen(store).changed_at == store.now - 60.0
 
 
 @pytest.mark.parametrize(("uid", "kept"), [(UID, UID), ("another", "another"), ("", UID)])
@@ -1271,23 +1248,17 @@ def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
     store.put(a_vmi(migration=a_running_state()))
     store.now += 60.0
     store.put(a_vmi(migration=a_running_state(), phase="Running"))
-    evidence = store.evidence(NAMESPACE, NAME)
-    assert evidence is not None
-    assert evidence.handed_off_at == store.now - 60.0
-    assert evidence.history.records()["m1"].handed_off
+    assert seen(store).handed_off_at == store.now - 60.0
+    assert records(store)["m1"].handed_off
 
 
 def test_a_stored_history_proves_whose_a_migration_is() -> None:
     """A VMIM that is older than its VMI belongs to it once a stored history names it."""
     store = a_store(a_vmi(), a_vmim(uid="old", created=NOW - 90_000.0))
     memory = Remembered(uid=UID, namespace=NAMESPACE, migrations={"old": a_migration()})
-    seen = []
-    for _ in range(2):
-        evidence = store.evidence(NAMESPACE, NAME)
-        assert evidence is not None
-        seen.append([one.uid for one in evidence.vmims])
-        store.recall(memory)
-    assert seen == [[], ["old"]]
+    assert seen(store).vmims == ()
+    store.recall(memory)
+    assert [one.uid for one in seen(store).vmims] == ["old"]
 
 
 def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from exporter.engine.changes import Notice, NoticeKind
-from exporter.engine.evidence import FAILURES_KEPT, Marker
+from exporter.engine.evidence import FAILURES_KEPT
 from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
-from exporter.engine.store import Store
 from exporter.history.changes import AWAITED_FOR, SLICE, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
 from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_store, a_vmi, a_vmim
 from tests.support.stored_history import finish
 from tests.support.stores import pending_changes, put, remove
+from tests.unit.engine.test_evidence import marker_of, seen
 from tests.unit.history.life import Life, told_by
 
 
@@ -155,9 +155,7 @@ class TestRecalling:
         heir = an_heir([] if late else kept, other)
         if late:
             take(heir, kept)
-        evidence = heir.store.evidence(NAMESPACE, NAME)
-        assert evidence is not None
-        assert set(evidence.history.records()) == {"m1", "m2"}
+        assert set(seen(heir.store).history.records()) == {"m1", "m2"}
 
     def test_a_vmim_recalled_is_bound(self) -> None:
         """It was this VMI's migration in an earlier life, whatever its creation says."""
@@ -166,9 +164,7 @@ class TestRecalling:
             a_vmi(created=NOW),
             a_vmim(created=NOW - 900, phase="Running", handed_off=True),
         )
-        evidence = heir.store.evidence(NAMESPACE, NAME)
-        assert evidence is not None
-        assert evidence.unfinished() is not None
+        assert seen(heir.store).unfinished() is not None
 
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_a_request(self, *, late: bool) -> None:
@@ -183,8 +179,8 @@ class TestRecalling:
                 take(heir, shards(before))
             else:
                 put(later, *facts)
-        marker = evacuation(later)
-        assert marker.requested_at == evacuation(before.store).requested_at
+        marker = marker_of(later)
+        assert marker.requested_at == marker_of(before.store).requested_at
         assert marker.failed_since_request() == 72
         assert len(marker.failed) == FAILURES_KEPT
 
@@ -214,8 +210,8 @@ class TestRecalling:
         later.now = NOW + 5_000
         take(heir, shards(before))
         later.put(now)
-        assert evacuation(later).failed_since_request() == 0
-        assert evacuation(later).requested_at > NOW
+        assert marker_of(later).failed_since_request() == 0
+        assert marker_of(later).requested_at > NOW
 
     def test_nothing_new(self) -> None:
         """What is known already changes no answer, marks no VMI as changed, and is not written."""
@@ -334,11 +330,3 @@ def take(changes: PendingChanges, kept: Iterable[bytes], now: float = NOW) -> No
     """Read these shards."""
     for raw in kept:
         finish(changes.merge(raw, now))
-
-
-def evacuation(store: Store) -> Marker:
-    """The marker of the one VMI, which must be there."""
-    evidence = store.evidence(NAMESPACE, NAME)
-    assert evidence is not None
-    assert evidence.marker is not None
-    return evidence.marker
