@@ -1,6 +1,5 @@
 """The diagnosis of evacuations: every state, in its order; stuck or not; backoff; divergence."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from tests.support.builders import (
 )
 
 
-RUNBOOKS = Path(__file__).parents[3] / "alerts" / "runbooks"
 STUCK = StuckPolicy()
 ROOM = Load(running=1, outbound={"n1": 1}, limits=MigrationLimits())
 FULL = Load(running=5, outbound={}, limits=MigrationLimits())
@@ -42,15 +40,9 @@ def an_evacuation(
     vmi = overrides.pop("vmi", {})
     fields: dict[str, Any] = {"node": "n1", "requested_at": NOW - age} | (marker or {})
     pods = overrides.pop("pods", (a_pod(eviction_in_progress=True),))
+    movable = {"evacuation_node": "n1", "eviction_strategy": "LiveMigrate", "migratable": True}
     given: dict[str, Any] = {
-        "vmi": a_vmi(
-            **{
-                "evacuation_node": "n1",
-                "eviction_strategy": "LiveMigrate",
-                "migratable": True,
-            }
-            | vmi
-        ),
+        "vmi": a_vmi(**(movable | vmi)),
         "marker": Marker(**fields),
         "pods": pods,
         "launcher": pods[0] if pods else None,
@@ -95,10 +87,15 @@ def a_target(**overrides: Any) -> Any:
 
 
 def diagnosis(
-    evidence: Evidence, *, stuck: StuckPolicy = STUCK, load: Load | None = ROOM
+    evidence: Evidence,
+    *,
+    stuck: StuckPolicy = STUCK,
+    load: Load | None = ROOM,
+    now: float = NOW,
+    **watches: Any,
 ) -> Diagnosis:
     """The diagnosis now, which must be there."""
-    found = diagnose(evidence, stuck, load, NOW)
+    found = diagnose(evidence, stuck, load, now, **watches)
     assert found is not None
     return found
 
@@ -109,6 +106,7 @@ def test_no_evacuation() -> None:
 
 
 SOURCE = a_pod(eviction_in_progress=True)
+THREE_FAILED = {"marker": {"failed": {f"f{n}": NOW - n for n in range(3)}}}
 CASES = {
     "external": (State.EXTERNAL, an_evacuation(vmi={"eviction_strategy": "External"})),
     "left-already": (State.STALE_MARKER, an_evacuation(vmi={"node": "n2"})),
@@ -282,61 +280,11 @@ class TestStuck:
         [
             pytest.param(an_evacuation(age=1800), (), id="just-not-old"),
             pytest.param(an_evacuation(age=1801), (Cause.AGE,), id="old"),
+            pytest.param(an_evacuation(age=600, **THREE_FAILED), (Cause.FAILURES,), id="failures"),
             pytest.param(
-                an_evacuation(age=1801, vmi={"migration": a_running_state(start=NOW - 60)},
-                              vmims=(an_attempt(created=NOW - 90, phase="Running"),)),
-                (),
-                id="old-but-migrating-since-in-time",
-            ),
-            pytest.param(
-                an_evacuation(age=4000, vmi={"migration": a_running_state(start=NOW - 60)},
-                              vmims=(an_attempt(created=NOW - 90, phase="Running"),)),
-                (Cause.AGE,),
-                id="a-new-attempt-does-not-clear-it",
-            ),
-            pytest.param(
-                an_evacuation(age=4000, vmi={"migration": a_running_state(start=NOW - 60)},
-                              vmims=(an_attempt(created=NOW - 3990, phase="Running"),)),
-                (Cause.AGE,),
-                id="an-attempt-that-waited-for-too-long-does-not-clear-it-by-starting",
-            ),
-            pytest.param(
-                an_evacuation(age=4000, vmims=(an_attempt(
-                    created=NOW - 3990, scheduled_at=NOW - 3000, phase="PreparingTarget"),)),
-                (),
-                id="handed-off-in-time",
-            ),
-            pytest.param(
-                an_evacuation(age=4000, vmims=(an_attempt(
-                    created=NOW - 3990, scheduled_at=NOW - 2200, phase="PreparingTarget"),)),
-                (),
-                id="handed-off-at-the-last-moment",
-            ),
-            pytest.param(
-                an_evacuation(age=4000, vmims=(an_attempt(
-                    created=NOW - 3990, scheduled_at=NOW - 2199, phase="PreparingTarget"),)),
-                (Cause.AGE,),
-                id="handed-off-too-late",
-            ),
-            pytest.param(
-                an_evacuation(age=4000, vmims=(an_attempt(
-                    created=NOW - 2199, phase="PreparingTarget"),)),
-                (Cause.AGE,),
-                id="made-too-late",
-            ),
-            pytest.param(
-                an_evacuation(age=600, marker={"failed": {f"f{n}": NOW - n for n in range(3)}}),
+                an_evacuation(age=600, vmi={"migration": a_running_state()}, **THREE_FAILED),
                 (Cause.FAILURES,),
-                id="three-failures",
-            ),
-            pytest.param(
-                an_evacuation(
-                    age=600,
-                    marker={"failed": {f"f{n}": NOW - n for n in range(3)}},
-                    vmi={"migration": a_running_state()},
-                ),
-                (Cause.FAILURES,),
-                id="three-failures-and-migrating",
+                id="failures-and-migrating",
             ),
             pytest.param(
                 an_evacuation(age=600, marker={"failed": {"f1": NOW, "f2": NOW, "f3": NOW - 601}}),
@@ -344,12 +292,42 @@ class TestStuck:
                 id="a-failure-from-before-the-request",
             ),
         ],
-    )  # fmt: skip
+    )
     def test_causes(self, evidence: Evidence, causes: tuple[Cause, ...]) -> None:
         """An evacuation is stuck by the listed causes."""
         found = diagnosis(evidence)
         assert found.stuck_by == causes
         assert found.stuck == bool(causes)
+
+    @pytest.mark.parametrize(
+        ("age", "made", "stuck"),
+        [
+            pytest.param(1801, 90, False, id="in-time"),
+            pytest.param(4000, 90, True, id="a-new-attempt-does-not-clear-it"),
+            pytest.param(4000, 3990, True, id="nor-one-that-waited-for-too-long-by-starting"),
+        ],
+    )
+    def test_old_and_migrating(self, age: float, made: float, *, stuck: bool) -> None:
+        """An evacuation that migrates is stuck if that began when it was stuck already."""
+        attempt = an_attempt(created=NOW - made, phase="Running")
+        vmi = {"migration": a_running_state(start=NOW - 60)}
+        assert diagnosis(an_evacuation(age=age, vmi=vmi, vmims=(attempt,))).stuck is stuck
+
+    @pytest.mark.parametrize(
+        ("made", "handed_off_at", "stuck"),
+        [
+            pytest.param(3990, NOW - 3000, False, id="in-time"),
+            pytest.param(3990, NOW - 2200, False, id="at-the-last-moment"),
+            pytest.param(3990, NOW - 2199, True, id="too-late"),
+            pytest.param(2199, None, True, id="made-too-late"),
+        ],
+    )
+    def test_handed_off(self, made: float, handed_off_at: float | None, *, stuck: bool) -> None:
+        """An attempt that was handed off in time is not stuck for as long as it goes on."""
+        attempt = an_attempt(
+            created=NOW - made, scheduled_at=handed_off_at, phase="PreparingTarget"
+        )
+        assert diagnosis(an_evacuation(age=4000, vmims=(attempt,))).stuck is stuck
 
     @pytest.mark.parametrize(
         ("departure", "newest", "stuck"),
@@ -599,46 +577,35 @@ class TestContact:
         """That an attempt is missing counts only if VMIMs were read after the VMI changed."""
         changed = replace(evidence, changed_at=NOW - 5, handed_off_at=NOW - 5)
         contacts = {Resource.VMIMS: NOW, Resource.PODS: NOW}
-        behind = diagnose(changed, STUCK, ROOM, NOW, contacts=contacts | {late: NOW - 6})
-        caught_up = diagnose(changed, STUCK, ROOM, NOW, contacts=contacts | {late: NOW - 5})
-        assert behind is not None
+        behind = diagnosis(changed, contacts=contacts | {late: NOW - 6})
+        caught_up = diagnosis(changed, contacts=contacts | {late: NOW - 5})
         assert behind.state is state
         assert behind.missing == ((late,) if state is State.UNKNOWN else ())
-        assert caught_up is not None
         assert (caught_up.state, caught_up.missing) == (diagnosis(evidence).state, ())
 
     def test_an_attempt_that_is_there(self) -> None:
         """An attempt that exists counts without further contact."""
         evidence = an_evacuation(vmims=(an_attempt(hold=Hold.QUOTA),))
         changed = replace(evidence, changed_at=NOW)
-        found = diagnose(changed, STUCK, ROOM, NOW, contacts={Resource.VMIMS: NOW - 99})
-        assert found is not None
-        assert found.state is State.QUOTA
+        assert diagnosis(changed, contacts={Resource.VMIMS: NOW - 99}).state is State.QUOTA
 
     @pytest.mark.parametrize("age", [60.0, 4000.0])
     def test_dead_vmis(self, age: float) -> None:
         """While VMIs are dead nothing is stuck; the diagnosis says what was last seen."""
         evidence = an_evacuation(age=age, marker={"failed": {"f1": NOW - 50}})
         dead, contacts = frozenset({Resource.VMIS}), {Resource.VMIS: NOW - 30}
-        found = diagnose(evidence, STUCK, ROOM, NOW, dead=dead, contacts=contacts)
-        assert found is not None
-        assert (found.state, found.stuck, found.missing) == (
-            State.UNKNOWN,
-            False,
-            (Resource.VMIS,),
-        )
+        found = diagnosis(evidence, dead=dead, contacts=contacts)
+        assert (found.state, found.stuck) == (State.UNKNOWN, False)
+        assert found.missing == (Resource.VMIS,)
         assert found.last_seen == LastSeen(NOW - 30, State.NO_MIGRATION, stuck=age > 1800)
         assert diagnosis(evidence).last_seen is None
-        without_contact = diagnose(evidence, STUCK, ROOM, NOW, dead=dead)
-        assert without_contact is not None
-        assert without_contact.last_seen is None
+        assert diagnosis(evidence, dead=dead).last_seen is None
 
     def test_a_vmi_that_cannot_be_read_any_more(self) -> None:
         """An invalid VMI is dead after `dead_after`."""
         evidence = an_evacuation(refused=((Resource.VMIS, NOW - 600),))
-        before = diagnose(evidence, STUCK, ROOM, NOW - 1)
-        assert before is not None
-        assert (before.state, diagnosis(evidence).state) == (State.NO_MIGRATION, State.UNKNOWN)
+        assert diagnosis(evidence, now=NOW - 1).state is State.NO_MIGRATION
+        assert diagnosis(evidence).state is State.UNKNOWN
         assert diagnosis(evidence).last_seen == LastSeen(NOW - 600, State.NO_MIGRATION, stuck=False)
 
     def test_a_start_that_its_vmim_contradicts(self) -> None:
@@ -646,9 +613,7 @@ class TestContact:
         vmi = {"migration": a_running_state(start=NOW - 9000)}
         final = a_history(m1=Migration(finished_at=NOW - 600))
         evidence = an_evacuation(vmi=vmi, history=final)
-        before = diagnose(evidence, STUCK, ROOM, NOW - 1)
-        assert before is not None
-        assert before.state is State.MIGRATION_STALLED
+        assert diagnosis(evidence, now=NOW - 1).state is State.MIGRATION_STALLED
         assert diagnosis(evidence).state is State.ZOMBIE_STATE
 
     @pytest.mark.parametrize(("ago", "stuck"), [(60.0, False), (240.0, True)])
@@ -663,9 +628,8 @@ class TestContact:
 def test_what_dead_vmims_showed_is_no_state() -> None:
     """While the watch of VMIMs is dead the state is unknown."""
     evidence = an_evacuation(vmims=(a_vmim(evacuates="n1"),))
-    found = diagnose(evidence, STUCK, ROOM, NOW, dead=frozenset({Resource.VMIMS}))
-    assert found is not None
-    assert (diagnosis(evidence).state is State.UNKNOWN, found.state) == (False, State.UNKNOWN)
+    assert diagnosis(evidence).state is not State.UNKNOWN
+    assert diagnosis(evidence, dead=frozenset({Resource.VMIMS})).state is State.UNKNOWN
 
 
 class TestDivergence:
@@ -694,7 +658,5 @@ class TestDivergence:
     def test_pods_not_watched(self) -> None:
         """While the watch of pods is dead divergence is unknown."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
-        dead = frozenset({Resource.PODS})
-        found = diagnose(evidence, STUCK, ROOM, NOW, dead=dead)
-        assert found is not None
-        assert (diagnosis(evidence).diverged, found.diverged) == (True, False)
+        assert diagnosis(evidence).diverged
+        assert not diagnosis(evidence, dead=frozenset({Resource.PODS})).diverged
