@@ -101,13 +101,6 @@ def test_history_outlives_the_state() -> None:
     assert sorted(records(store)) == ["m1", "m2"]
 
 
-def test_a_vmi_recreated_starts_clean() -> None:
-    """Another UID under the same name is another VMI, its deletion seen or not."""
-    store = a_store(a_vmi(migration=a_state()), a_vmi(uid="new", created=NOW))
-    assert records(store) == {}
-    assert seen(store).vmi.uid == "new"
-
-
 @pytest.mark.parametrize("resource", [Resource.VMIS, Resource.VMIMS, Resource.PODS], ids=str)
 def test_a_late_deletion_of_another_uid(resource: Resource) -> None:
     """A late deletion of an earlier UID deletes nothing."""
@@ -677,24 +670,6 @@ def test_histories_of_two_evacuations(node: str, success: float) -> None:
         )
 
 
-def test_what_there_is_to_remember_of_a_vmi() -> None:
-    """The history to store is the VMI's migrations, or nothing."""
-    store = a_store(a_vmi())
-    assert store.remember(UID) is None
-    store.put(a_vmi(migration=a_state()))
-    assert store.remember(UID) == Remembered(
-        uid=UID, namespace=NAMESPACE, migrations=records(store)
-    )
-
-
-def test_a_history_proves_whose_a_vmim_is() -> None:
-    """A VMIM in the VMI's stored history belongs to it, whenever it was created."""
-    store = a_store(a_vmi())
-    store.recall(remembered(UID))
-    store.put(an_ended_vmim(created=OLD - 50.0))
-    assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
-
-
 def test_a_whole_migration() -> None:
     """From the VMIM's creation to the end of the cooldown the VMI is always blocked."""
     store = a_store(a_vmi(migration=a_state(uid="m0", end=NOW - 5_000.0, start=NOW - 5_060.0)))
@@ -1179,14 +1154,6 @@ def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
     store.now = NOW + 120
     store.put(a_vmi(evacuation_node="n1"))
     assert marker_of(store).not_before == NOW + 60
-
-
-def test_nothing_is_stored_of_a_vmi_that_is_gone() -> None:
-    """A deleted VMI has no history to store."""
-    store = a_store(a_vmi(migration=a_state()))
-    assert store.remember(UID) is not None
-    store.remove(Resource.VMIS, NAMESPACE, NAME)
-    assert store.remember(UID) is None
 
 
 @pytest.mark.parametrize(
