@@ -50,6 +50,9 @@ from tests.support.verdicts import decide
 
 EMPTIED = MigrationState(uid="m1")
 EVACUATING = a_vmi(evacuation_node="n1")
+RUNNING = some_evidence(vmi=a_vmi(migration=a_running_state()))
+PENDING = some_evidence(vmims=(a_vmim(),))
+REQUESTED = some_evidence(vmi=EVACUATING)
 EVERYTHING = some_evidence(
     vmi=a_vmi(migration=a_state(), evacuation_node="n1"),
     history=a_history(m1=a_migration()),
@@ -94,11 +97,7 @@ def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[st
     ("evidence", "blocked"),
     [
         pytest.param(some_evidence(), ("", ""), id="never-migrated"),
-        pytest.param(
-            some_evidence(vmi=a_vmi(migration=a_running_state())),
-            ("migration_in_progress", ""),
-            id="running",
-        ),
+        pytest.param(RUNNING, ("migration_in_progress", ""), id="running"),
         pytest.param(
             some_evidence(vmi=a_vmi(migration=a_state(end=None, ended=True))),
             ("", ""),
@@ -108,9 +107,7 @@ def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[st
         pytest.param(ended(900.0), ("", ""), id="ended-a-cooldown-ago"),
         pytest.param(ended(-CLOCK_SKEW), ("", "cooldown"), id="ends-a-little-ahead"),
         pytest.param(ended(-CLOCK_SKEW - 1), ("", ""), id="ends-far-ahead"),
-        pytest.param(
-            some_evidence(vmims=(a_vmim(),)), ("migration_in_progress", ""), id="vmim-waits"
-        ),
+        pytest.param(PENDING, ("migration_in_progress", ""), id="vmim-waits"),
         pytest.param(some_evidence(vmims=(an_ended_vmim(),)), ("", ""), id="vmim-ended"),
         pytest.param(
             some_evidence(
@@ -120,17 +117,13 @@ def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[st
             ("migration_in_progress", ""),
             id="handed-off-not-started",
         ),
+        pytest.param(REQUESTED, ("evacuation_in_progress", ""), id="evacuation-requested"),
         pytest.param(
-            some_evidence(vmi=EVACUATING), ("evacuation_in_progress", ""), id="evacuation-requested"
-        ),
-        pytest.param(
-            some_evidence(vmi=EVACUATING, launcher=a_pod(eviction_in_progress=True)),
+            replace(REQUESTED, launcher=a_pod(eviction_in_progress=True)),
             ("", ""),
             id="evacuation-known-to-the-descheduler",
         ),
-        pytest.param(
-            some_evidence(vmi=EVACUATING, launcher=None), ("", ""), id="evacuation-pod-not-seen"
-        ),
+        pytest.param(replace(REQUESTED, launcher=None), ("", ""), id="evacuation-pod-not-seen"),
         pytest.param(
             some_evidence(vmi=a_vmi(evacuation_node="n1", node="n2")),
             ("", ""),
@@ -150,9 +143,9 @@ def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     "evidence",
     [
-        pytest.param(some_evidence(vmi=a_vmi(migration=a_running_state())), id="running"),
-        pytest.param(some_evidence(vmims=(a_vmim(),)), id="vmim-waits"),
-        pytest.param(some_evidence(vmi=EVACUATING), id="evacuation-requested"),
+        pytest.param(RUNNING, id="running"),
+        pytest.param(PENDING, id="vmim-waits"),
+        pytest.param(REQUESTED, id="evacuation-requested"),
         pytest.param(ended(60.0), id="just-ended"),
         pytest.param(
             some_evidence(vmi=a_vmi(migration=EMPTIED), history=a_history(m0=a_migration())),
@@ -172,10 +165,8 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
 @pytest.mark.parametrize(
     ("guards", "evidence"),
     [
-        pytest.param(
-            {"guard_pending_migrations": False}, some_evidence(vmims=(a_vmim(),)), id="pending"
-        ),
-        pytest.param({"guard_evacuations": False}, some_evidence(vmi=EVACUATING), id="evacuation"),
+        pytest.param({"guard_pending_migrations": False}, PENDING, id="pending"),
+        pytest.param({"guard_evacuations": False}, REQUESTED, id="evacuation"),
         pytest.param(
             {"guard_pending_migrations": False},
             some_evidence(
@@ -221,13 +212,9 @@ RESTS_ON = {
 @pytest.mark.parametrize(
     ("evidence", "rule"),
     [
-        pytest.param(
-            some_evidence(vmi=a_vmi(migration=a_running_state())), "running_migration", id="running"
-        ),
-        pytest.param(some_evidence(vmims=(a_vmim(),)), "pending_migration", id="pending"),
-        pytest.param(
-            some_evidence(vmi=EVACUATING, launcher=a_pod()), "requested_evacuation", id="evacuation"
-        ),
+        pytest.param(RUNNING, "running_migration", id="running"),
+        pytest.param(PENDING, "pending_migration", id="pending"),
+        pytest.param(REQUESTED, "requested_evacuation", id="evacuation"),
         pytest.param(ended(60.0), "cooldown", id="cooldown"),
     ],
 )
@@ -530,7 +517,7 @@ def test_reasons_of_a_policy() -> None:
 def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
     """The migration of a VMI that became invalid blocks for `dead_after` and no longer."""
     refused = ((Resource.VMIS, NOW - DEAD_AFTER),)
-    evidence = some_evidence(vmi=a_vmi(migration=a_running_state()), refused=refused)
+    evidence = replace(RUNNING, refused=refused)
     for now, is_dead in ((NOW - 1, False), (NOW, True)):
         assert decide(evidence, a_policy(), now).allowed == is_dead
         running, *_ = explain(evidence, a_policy(), now)

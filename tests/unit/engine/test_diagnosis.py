@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from exporter.engine.backoff import Backoff, compute_backoff
 from exporter.engine.diagnosis import Cause, Diagnosis, LastSeen, State, diagnose
-from exporter.engine.evidence import FAILURES_KEPT, Evidence, Marker
+from exporter.engine.evidence import Evidence, Marker
 from exporter.engine.history import Migration
 from exporter.engine.load import Load
 from exporter.engine.model import Hold, MigrationLimits, Outcome, Priority, Resource, Trigger, Vmim
@@ -229,31 +229,24 @@ def test_every_state_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "state"),
+    ("vmims", "load", "state"),
     [
-        pytest.param(FULL, State.CAPACITY, id="full"),
-        pytest.param(ROOM, State.NO_MIGRATION, id="room"),
-        pytest.param(OTHERS_FULL, State.NO_MIGRATION, id="another-node-is-full"),
-        pytest.param(None, State.NO_MIGRATION, id="not-to-be-seen"),
+        pytest.param((), FULL, State.CAPACITY, id="before-1.9-full"),
+        pytest.param((), ROOM, State.NO_MIGRATION, id="before-1.9-room"),
+        pytest.param((), OTHERS_FULL, State.NO_MIGRATION, id="before-1.9-another-node-is-full"),
+        pytest.param((), None, State.NO_MIGRATION, id="before-1.9-not-to-be-seen"),
+        pytest.param((an_attempt(),), FULL, State.CAPACITY, id="cluster-limit"),
+        pytest.param((an_attempt(),), OUTBOUND_FULL, State.CAPACITY, id="node-limit"),
+        pytest.param((an_attempt(),), ROOM, State.TARGET_NOT_READY, id="room"),
+        pytest.param((an_attempt(),), None, State.UNKNOWN, id="not-to-be-seen"),
     ],
 )
-def test_no_attempt(load: Load | None, state: State) -> None:
-    """Up to KubeVirt 1.8 no VMIM is made while the limits are reached."""
-    assert diagnosis(an_evacuation(), load=load).state is state
+def test_capacity(vmims: tuple[Vmim, ...], load: Load | None, state: State) -> None:
+    """A VM waits for capacity only while the known limits are reached.
 
-
-@pytest.mark.parametrize(
-    ("load", "state"),
-    [
-        pytest.param(FULL, State.CAPACITY, id="cluster-limit"),
-        pytest.param(OUTBOUND_FULL, State.CAPACITY, id="node-limit"),
-        pytest.param(ROOM, State.TARGET_NOT_READY, id="room"),
-        pytest.param(None, State.UNKNOWN, id="not-to-be-seen"),
-    ],
-)
-def test_capacity(load: Load | None, state: State) -> None:
-    """An attempt waits for capacity only while the known limits are reached."""
-    assert diagnosis(an_evacuation(vmims=(an_attempt(),)), load=load).state is state
+    Up to KubeVirt 1.8 no VMIM is made until then.
+    """
+    assert diagnosis(an_evacuation(vmims=vmims), load=load).state is state
 
 
 def test_the_order() -> None:
@@ -431,16 +424,6 @@ class TestStuck:
         assert diagnosis(evidence, stuck=StuckPolicy(external=86_399.0)).stuck_by == (Cause.AGE,)
         assert diagnosis(evidence, stuck=StuckPolicy(external=86_400.0)).stuck_by == ()
 
-    def test_failures_beyond_what_is_kept_by_name(self) -> None:
-        """All failures are counted, although only the newest are stored by UID."""
-        marker = Marker(node="n1", requested_at=NOW - 100_000)
-        for number in range(144):
-            marker.note_failure(f"f{number}", NOW - 90_000 + number * 60)
-            marker.note_failure(f"f{number}", NOW - 90_000 + number * 60)
-        assert len(marker.failed) == FAILURES_KEPT
-        marker.note_failure("f0", NOW - 90_000)
-        assert marker.failed_since_request() == 144
-
 
 class TestSource:
     """Who asked: the newest attempt's priority decides, then the annotation."""
@@ -514,29 +497,19 @@ class TestBackoff:
         assert found == Backoff(seconds=seconds, next_try=NOW - 10 + seconds)
 
     @pytest.mark.parametrize(
-        "vmims",
+        ("failed", "attempt"),
         [
-            pytest.param((), id="none"),
-            pytest.param((an_attempt(),), id="first-attempt"),
-            pytest.param(
-                (a_failed_attempt(1, 10), an_attempt(phase="Scheduling")), id="not-pending"
-            ),
-            pytest.param(
-                (a_failed_attempt(1, 10, trigger=Trigger.MANUAL), an_attempt()),
-                id="users-own-failed",
-            ),
-            pytest.param((a_failed_attempt(1, 10, deleting=True), an_attempt()), id="deleted"),
-            pytest.param(
-                (a_failed_attempt(1, 10, phase="Succeeded"), an_attempt()), id="succeeded-before"
-            ),
-            pytest.param(
-                (a_failed_attempt(1, 10, finished_at=None), an_attempt()), id="unknown-when"
-            ),
+            pytest.param({}, {"phase": "Scheduling"}, id="not-pending"),
+            pytest.param({"trigger": Trigger.MANUAL}, {}, id="users-own-failed"),
+            pytest.param({"deleting": True}, {}, id="deleted"),
+            pytest.param({"phase": "Succeeded"}, {}, id="succeeded-before"),
+            pytest.param({"finished_at": None}, {}, id="unknown-when"),
         ],
     )
-    def test_none(self, vmims: tuple[Vmim, ...]) -> None:
+    def test_none(self, failed: dict[str, Any], attempt: dict[str, Any]) -> None:
         """Without a failure before a Pending attempt there is no backoff."""
-        assert compute_backoff(vmims, 20.0) is None
+        vmims = (a_failed_attempt(1, 10, **failed), an_attempt(**attempt))
+        assert [compute_backoff(some, 20.0) for some in (vmims, vmims[1:], ())] == [None] * 3
 
     def test_a_success_resets_it(self) -> None:
         """Failures before the last success do not count for the backoff."""

@@ -75,12 +75,6 @@ def an_attempt(number: int, *, created: float | None, failed_at: float | None = 
 class TestRequest:
     """When the evacuation was requested: it never moves later until it is cleared."""
 
-    def test_first_seen(self) -> None:
-        """Without condition and attempts the request dates from when it was first seen."""
-        store = a_store(a_vmi(evacuation_node="n1"))
-        put(store, a_vmi(evacuation_node="n1", migratable=True), at=NOW + 60)
-        assert marker_of(store).requested_at == NOW
-
     def test_condition(self) -> None:
         """The request dates from the condition's transition."""
         store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
@@ -288,15 +282,6 @@ class TestFailures:
         marker.note_failure("old", NOW - 10)
         marker.note_failure("new", NOW)
         assert marker.failed == {"new": NOW}
-
-    def test_late_news_of_an_old_failure(self) -> None:
-        """An old failure that is read late is not counted twice."""
-        marker = Marker(node="n1", requested_at=NOW)
-        for number in range(FAILURES_KEPT):
-            marker.note_failure(f"e{number}", NOW + 10 + number)
-        marker.note_failure("older", NOW + 1)
-        assert "older" not in marker.failed
-        assert marker.failed_since_request() == FAILURES_KEPT
 
     def test_an_earlier_request_counts_more(self) -> None:
         """If the request turns out to be earlier, failures since then count."""

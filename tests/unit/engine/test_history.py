@@ -47,38 +47,22 @@ FACTS = st.lists(st.tuples(st.sampled_from(["", "m1", "m2", "m3"]), migrations()
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "joined"),
+    ("field", "loses", "wins"),
     [
-        pytest.param({"start": 5.0}, {"start": 3.0}, {"start": 3.0}, id="earliest-start"),
-        pytest.param({"end": 5.0}, {"end": 8.0}, {"end": 8.0}, id="latest-end"),
-        pytest.param({"end": None}, {"end": 8.0}, {"end": 8.0}, id="end-from-one-source"),
-        pytest.param({"start": 5.0}, {"start": None}, {"start": 5.0}, id="start-from-one-source"),
-        pytest.param(
-            {"finished_at": 4.0}, {"finished_at": 9.0}, {"finished_at": 9.0}, id="latest-phase"
-        ),
-        pytest.param(
-            {"outcome": Outcome.UNKNOWN},
-            {"outcome": Outcome.SUCCEEDED},
-            {"outcome": Outcome.SUCCEEDED},
-            id="succeeded-over-unknown",
-        ),
-        pytest.param(
-            {"outcome": Outcome.FAILED},
-            {"outcome": Outcome.SUCCEEDED},
-            {"outcome": Outcome.FAILED},
-            id="failed-over-succeeded",
-        ),
-        pytest.param(
-            {"handed_off": True}, {"handed_off": False}, {"handed_off": True}, id="handed-off-by-or"
-        ),
+        pytest.param("start", 5.0, 3.0, id="earliest-start"),
+        pytest.param("start", None, 5.0, id="start-from-one-source"),
+        pytest.param("end", 5.0, 8.0, id="latest-end"),
+        pytest.param("end", None, 8.0, id="end-from-one-source"),
+        pytest.param("finished_at", 4.0, 9.0, id="latest-phase"),
+        pytest.param("outcome", Outcome.UNKNOWN, Outcome.SUCCEEDED, id="succeeded-over-unknown"),
+        pytest.param("outcome", Outcome.SUCCEEDED, Outcome.FAILED, id="failed-over-succeeded"),
+        pytest.param("handed_off", False, True, id="handed-off-by-or"),
     ],
 )
-def test_records_join_field_by_field(
-    one: dict[str, Any], other: dict[str, Any], joined: dict[str, Any]
-) -> None:
+def test_records_join_field_by_field(field: str, loses: Any, wins: Any) -> None:
     """Each field of two records joins by its own rule, whichever comes first."""
-    assert join(Migration(**one), Migration(**other)) == Migration(**joined)
-    assert join(Migration(**other), Migration(**one)) == Migration(**joined)
+    one, other = Migration(**{field: loses}), Migration(**{field: wins})
+    assert join(one, other) == join(other, one) == other
 
 
 @given(one=migrations(), two=migrations(), three=migrations())

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -206,43 +206,6 @@ def test_an_end_ahead_of_the_clock() -> None:
     ]
     duration = end - (NOW - 660.0)
     assert waits == [[], [duration], [duration], [duration - 1.0], []]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda store: store.put(a_vmi(node="n2", migration=a_state())), id="vmi"),
-        pytest.param(lambda store: store.remove(Resource.VMIS, NAMESPACE, NAME), id="vmi-gone"),
-        pytest.param(lambda store: store.put(a_vmi(phase="Failed")), id="vmi-ended"),
-        pytest.param(lambda store: store.put(a_vmim(uid="m2")), id="vmim"),
-        pytest.param(lambda store: store.remove(Resource.VMIMS, NAMESPACE, "m3"), id="vmim-gone"),
-        pytest.param(lambda store: store.put(a_pod(name="p", eviction_in_progress=True)), id="pod"),
-        pytest.param(lambda store: store.put(a_pod(name="p", vmi_uid="2")), id="another-vmis-pod"),
-        pytest.param(lambda store: store.remove(Resource.PODS, NAMESPACE, "p"), id="pod-gone"),
-        pytest.param(lambda store: store.recall(a_memory("2", NOW - 700.0)), id="recalled"),
-        pytest.param(lambda store: store.see(vmims=False), id="vmims-unseen"),
-        pytest.param(lambda store: store.see(pods=False), id="pods-unseen"),
-        pytest.param(
-            lambda store: store.see(blind={Resource.PODS: frozenset({NAMESPACE})}),
-            id="blind",
-        ),
-    ],
-)
-def test_every_kind_of_news_is_heard(change: Callable[[ClockedStore], None]) -> None:
-    """Every change that alters the summary alters the index."""
-    store = a_store(
-        a_vmi(evacuation_node="n1"),
-        a_pod(name="p"),
-        a_vmi(name="db2", uid="2", migration=a_state()),
-        a_vmi(name="db3", uid="3"),
-        a_vmim(name="m3", uid="m3", vmi_name="db3"),
-    )
-    view = a_verdict_view(store, POLICY)
-    before = summarized(view)
-    change(store)
-    after = summarized(view)
-    assert after == decided(store, POLICY)
-    assert after != before
 
 
 def test_catching_up_is_bounded() -> None:

@@ -40,7 +40,7 @@ from exporter.whatif.account import (
 from exporter.whatif.recording import Kind, Recorded
 from exporter.whatif.stuck_timers import ALERT_FOR
 from tests.generate.rules import all_alerts, load_groups
-from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim, an_ended_vmim
+from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim
 from tests.support.replaying import play
 
 
@@ -114,19 +114,15 @@ class Tale:
         moved: dict[str, Any] = {"evacuation_node": "", "eviction_requested_at": None}
         moved["node"] = "n2" if vmi.node == "n1" else "n1"
         self.change(at + lasts, name, migration=ended, **({} if fails else moved))
-        final = an_ended_vmim(
-            name=uid,
-            uid=uid,
-            vmi_name=name,
-            created=NOW + at,
+        final = replace(
+            vmim,
             phase="Failed" if fails else "Succeeded",
+            finished=True,
             finished_at=NOW + at + lasts + 1,
+            handed_off=True,
             start=state.start,
             end=ended.end,
             outcome=outcome,
-            evacuates=vmim.evacuates,
-            trigger=vmim.trigger,
-            priority=priority,
         )
         self.tell(at + lasts + 1, final)
 
