@@ -28,16 +28,6 @@ class TestPhases:
         assert objects.transition(migration, "Pending") == NOW
         assert len(migration["status"]["phaseTransitionTimestamps"]) == 2
 
-    def test_the_source_pod_is_known_from_pending_on(self, play: Play) -> None:
-        """Until it is final the VMIM's own `migrationState` names the source pod and no more."""
-        play.reconcile()
-
-        pending = play.migration["status"]["migrationState"]
-        play.hand_off()
-
-        assert pending == {"sourcePod": "virt-launcher-db1-aaaaa"}
-        assert play.migration["status"]["migrationState"] == pending
-
     def test_another_unfinished_migration_fails_a_new_one(self, play: Play) -> None:
         """In the empty phase a VMIM fails if the VMI names another that is not finished."""
         play.hand_off()
@@ -346,15 +336,6 @@ class TestGarbage:
 class TestEvacuation:
     """When the evacuation controller creates a migration, and what it looks like."""
 
-    def test_a_marked_vmi_needs_one(self) -> None:
-        """A marked, migratable VMI with one pod and no open migration gets one at once."""
-        vmi = make_vmi()
-        pod = make_pod(vmi)
-        marked = evict(vmi, pod)
-
-        assert controller.needs_evacuation(marked, [], [pod])
-        assert not controller.needs_evacuation(vmi, [], [pod])
-
     @pytest.mark.parametrize("strategy", ["External", "None"])
     def test_other_strategies_never_get_one(self, strategy: str) -> None:
         """External is for somebody else to act on; nothing comes of waiting."""
@@ -364,7 +345,7 @@ class TestEvacuation:
         assert not controller.needs_evacuation(vmi, [], [make_pod(vmi)])
 
     def test_what_stands_in_the_way(self) -> None:
-        """An open migration, a second pod, a stale mark, a VMI that cannot or is migrating."""
+        """No mark or a stale one, an open migration, a second pod, a VMI that cannot or does."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = evict(vmi, pod)
@@ -375,12 +356,14 @@ class TestEvacuation:
         running = {"startTimestamp": "x"}
         moving = objects.changed(marked, lambda made: made["status"].update(migrationState=running))
 
+        assert not controller.needs_evacuation(vmi, [], [pod])
         assert not controller.needs_evacuation(marked, [still_open], [pod])
         assert not controller.needs_evacuation(marked, [], [pod, make_pod(vmi, "bbbbb")])
         assert not controller.needs_evacuation(pinned, [], [pod])
         assert not controller.needs_evacuation(moved, [], [pod])
         assert not controller.needs_evacuation(moving, [], [pod])
         assert controller.needs_evacuation(marked, [failed], [pod])
+        assert controller.needs_evacuation(marked, [], [pod])
 
     @pytest.mark.parametrize(
         ("descheduler", "priority"), [(True, "system-maintenance"), (False, "system-critical")]
@@ -419,14 +402,6 @@ class TestVmi:
         assert objects.condition(later, "EvictionRequested") == condition
         assert objects.condition(freed, "EvictionRequested") is None
 
-    def test_cancelling_leaves_the_source(self) -> None:
-        """`evacuate/cancel` clears the node and leaves the annotation stale."""
-        vmi = make_vmi()
-        freed = webhooks.cancel_evacuation(evict(vmi, make_pod(vmi)))
-
-        assert "evacuationNodeName" not in freed["status"]
-        assert objects.annotations(freed)["kubevirt.io/eviction-source"] == "descheduler"
-
     def test_the_pod_is_annotated_while_marked(self) -> None:
         """The current pod says that its eviction is in progress, until the mark goes."""
         vmi = make_vmi()
@@ -437,12 +412,3 @@ class TestVmi:
         assert objects.annotations(marked)[objects.EVICTION_IN_PROGRESS] == "true"
         assert objects.EVICTION_IN_PROGRESS not in objects.annotations(freed)
         assert objects.annotations(freed)[objects.EVICT_ONLY] == ""
-
-    def test_a_finished_pod_keeps_its_annotation(self) -> None:
-        """The pod that the VMI has left is not written any more."""
-        vmi = make_vmi()
-        pod = make_pod(vmi)
-        marked = controller.sync_pod(evict(vmi, pod), pod, NOW)
-        done = node.finish_pod(marked, "Succeeded", NOW)
-
-        assert controller.sync_pod(vmi, done, NOW) == done

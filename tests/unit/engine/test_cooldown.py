@@ -49,6 +49,7 @@ from tests.support.verdicts import decide
 
 
 EMPTIED = MigrationState(uid="m1")
+FAILURE = a_state(end=NOW - 100.0, outcome=Outcome.FAILED)
 EVACUATING = a_vmi(evacuation_node="n1")
 RUNNING = some_evidence(vmi=a_vmi(migration=a_running_state()))
 PENDING = some_evidence(vmims=(a_vmim(),))
@@ -308,12 +309,8 @@ def test_a_failure_left_out_wipes_out_no_success(
     [
         pytest.param(a_state(end=NOW - 100.0), True, NOW - 100.0, id="success"),
         pytest.param(a_state(end=NOW - 100.0), False, NOW - 100.0, id="success-alone-counted"),
-        pytest.param(
-            a_state(end=NOW - 100.0, outcome=Outcome.FAILED), True, NOW - 100.0, id="failure"
-        ),
-        pytest.param(
-            a_state(end=NOW - 100.0, outcome=Outcome.FAILED), False, NOW - 50.0, id="left-out"
-        ),
+        pytest.param(FAILURE, True, NOW - 100.0, id="failure"),
+        pytest.param(FAILURE, False, NOW - 50.0, id="left-out"),
         pytest.param(EMPTIED, True, NOW - 50.0, id="emptied"),
     ],
 )

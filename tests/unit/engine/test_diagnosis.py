@@ -10,7 +10,16 @@ from exporter.engine.diagnosis import Cause, Diagnosis, LastSeen, State, diagnos
 from exporter.engine.evidence import Evidence, Marker
 from exporter.engine.history import Migration
 from exporter.engine.load import Load
-from exporter.engine.model import Hold, MigrationLimits, Outcome, Priority, Resource, Trigger, Vmim
+from exporter.engine.model import (
+    Hold,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Priority,
+    Resource,
+    Trigger,
+    Vmim,
+)
 from exporter.engine.policy import StuckPolicy
 from exporter.engine.requesters import Source
 from tests.support.builders import (
@@ -107,71 +116,46 @@ def test_no_evacuation() -> None:
 
 SOURCE = a_pod(eviction_in_progress=True)
 THREE_FAILED = {"marker": {"failed": {f"f{n}": NOW - n for n in range(3)}}}
+STALE = a_target(migration_uid="older")
+STARTS = an_attempt(phase="Scheduling")
+PREPARES = an_attempt(phase="PreparingTarget", handed_off=True)
+RUNS = an_attempt(phase="Running", handed_off=True)
+HANDED_OFF = a_state(uid="e1", start=None, end=None)
+
+
+def moving(state: MigrationState, *vmims: Vmim) -> Evidence:
+    """An evacuation whose VMI tells of this migration."""
+    return an_evacuation(vmi={"migration": state}, vmims=vmims)
+
+
+def finalised(ago: float) -> MigrationState:
+    """A migration that began long ago and ended so long ago."""
+    return a_state(uid="e1", start=NOW - 9000, end=NOW - ago)
+
+
 CASES = {
     "external": (State.EXTERNAL, an_evacuation(vmi={"eviction_strategy": "External"})),
     "left-already": (State.STALE_MARKER, an_evacuation(vmi={"node": "n2"})),
-    "started-long-ago": (
-        State.MIGRATION_STALLED,
-        an_evacuation(vmi={"migration": a_running_state(start=NOW - 7201)}),
-    ),
-    "never-finalised": (
-        State.MIGRATION_STALLED,
-        an_evacuation(
-            vmi={"migration": a_state(uid="e1", start=NOW - 9000, end=NOW - 7201)},
-            vmims=(an_attempt(phase="Running", handed_off=True),),
-        ),
-    ),
-    "started-just-not-too-long-ago": (
-        State.MIGRATING,
-        an_evacuation(vmi={"migration": a_running_state(start=NOW - 7200)}),
-    ),
-    "finalised-just-in-time": (
-        State.MIGRATING,
-        an_evacuation(
-            vmi={"migration": a_state(uid="e1", start=NOW - 9000, end=NOW - 7200)},
-            vmims=(an_attempt(phase="Running", handed_off=True),),
-        ),
-    ),
+    "started-long-ago": (State.MIGRATION_STALLED, moving(a_running_state(start=NOW - 7201))),
+    "never-finalised": (State.MIGRATION_STALLED, moving(finalised(7201), RUNS)),
+    "started-not-too-long-ago": (State.MIGRATING, moving(a_running_state(start=NOW - 7200))),
+    "finalised-just-in-time": (State.MIGRATING, moving(finalised(7200), RUNS)),
     "waits-after-an-older-migration": (
         State.TARGET_NOT_READY,
-        an_evacuation(
-            vmi={"migration": a_state(uid="older", start=NOW - 9000, end=NOW - 8000)},
-            vmims=(an_attempt(),),
-        ),
+        moving(replace(finalised(8000), uid="older"), an_attempt()),
     ),
-    "copying": (State.MIGRATING, an_evacuation(vmi={"migration": a_running_state()})),
-    "handed-off": (
-        State.MIGRATING,
-        an_evacuation(
-            vmi={"migration": a_state(uid="e1", start=None, end=None)},
-            vmims=(an_attempt(phase="PreparingTarget", handed_off=True),),
-        ),
-    ),
+    "copying": (State.MIGRATING, moving(a_running_state())),
+    "handed-off": (State.MIGRATING, moving(HANDED_OFF, PREPARES)),
     "hand-off-never-ended": (
         State.ZOMBIE_STATE,
-        an_evacuation(
-            vmi={"migration": a_state(uid="f1", start=None, end=None)},
-            vmims=(a_failed_attempt(1, 100),),
-        ),
+        moving(replace(HANDED_OFF, uid="f1"), a_failed_attempt(1, 100)),
     ),
-    "hand-off-of-nobody": (
-        State.ZOMBIE_STATE,
-        an_evacuation(vmi={"migration": a_state(uid="gone", start=None, end=None)}),
-    ),
+    "hand-off-of-nobody": (State.ZOMBIE_STATE, moving(HANDED_OFF)),
     "not-migratable": (State.NOT_MIGRATABLE, an_evacuation(vmi={"migratable": False})),
-    "a-stale-pod": (
-        State.MULTIPLE_ACTIVE_PODS,
-        an_evacuation(pods=(SOURCE, a_target(migration_uid="older"))),
-    ),
-    "its-own-target-is-no-stale-pod": (
-        State.TARGET_NOT_READY,
-        an_evacuation(
-            vmims=(an_attempt(phase="Scheduling"),), pods=(SOURCE, a_target(ready=False))
-        ),
-    ),
+    "a-stale-pod": (State.MULTIPLE_ACTIVE_PODS, an_evacuation(pods=(SOURCE, STALE))),
     "an-ended-pod-is-not-active": (
         State.NO_MIGRATION,
-        an_evacuation(pods=(SOURCE, a_target(migration_uid="older", phase="Succeeded"))),
+        an_evacuation(pods=(SOURCE, replace(STALE, phase="Succeeded"))),
     ),
     "waits-for-its-other-half": (
         State.WAITING_FOR_SYNC,
@@ -187,25 +171,19 @@ CASES = {
     "unschedulable": (
         State.TARGET_UNSCHEDULABLE,
         an_evacuation(
-            vmims=(an_attempt(phase="Scheduling"),),
-            pods=(SOURCE, a_target(node="", ready=False, unschedulable=True)),
+            vmims=(STARTS,), pods=(SOURCE, a_target(node="", ready=False, unschedulable=True))
         ),
     ),
     "not-ready": (
         State.TARGET_NOT_READY,
-        an_evacuation(
-            vmims=(an_attempt(phase="Scheduling"),), pods=(SOURCE, a_target(ready=False))
-        ),
+        an_evacuation(vmims=(STARTS,), pods=(SOURCE, a_target(ready=False))),
     ),
-    "no-pod-yet": (State.TARGET_NOT_READY, an_evacuation(vmims=(an_attempt(phase="Scheduling"),))),
+    "no-pod-yet": (State.TARGET_NOT_READY, an_evacuation(vmims=(STARTS,))),
     "waits-with-room": (State.TARGET_NOT_READY, an_evacuation(vmims=(an_attempt(),))),
     "nothing-begun": (State.NO_MIGRATION, an_evacuation()),
     "all-ended": (State.NO_MIGRATION, an_evacuation(vmims=(a_failed_attempt(1, 5),))),
     "vmims-not-seen": (State.UNKNOWN, an_evacuation(vmims_seen=False)),
-    "hand-off-and-vmims-not-seen": (
-        State.UNKNOWN,
-        an_evacuation(vmi={"migration": a_state(uid="e1", start=None, end=None)}, vmims_seen=False),
-    ),
+    "hand-off-and-vmims-not-seen": (State.UNKNOWN, replace(moving(HANDED_OFF), vmims_seen=False)),
     "nothing-begun-and-pods-not-seen": (
         State.UNKNOWN,
         an_evacuation(pods=(), pods_seen=False),
@@ -252,7 +230,7 @@ def test_capacity(vmims: tuple[Vmim, ...], load: Load | None, state: State) -> N
 def test_the_order() -> None:
     """If several states apply, the first in the order is reported."""
     held = an_attempt(hold=Hold.QUOTA)
-    pods = (SOURCE, a_target(migration_uid="older"))
+    pods = (SOURCE, STALE)
     everything: dict[str, Any] = {"vmims": (a_failed_attempt(1, 5), held), "pods": pods}
     vmi: dict[str, Any] = {"migratable": False, "eviction_strategy": "External", "node": "n2"}
     assert diagnosis(an_evacuation(vmi=vmi, pods=pods)).state is State.EXTERNAL
@@ -538,12 +516,7 @@ class TestContact:
             pytest.param(
                 an_evacuation(vmims=(an_attempt(),)), Resource.PODS, State.UNKNOWN, id="no-target"
             ),
-            pytest.param(
-                an_evacuation(vmi={"migration": a_state(uid="gone", start=None, end=None)}),
-                Resource.VMIMS,
-                State.MIGRATING,
-                id="just-handed-off",
-            ),
+            pytest.param(moving(HANDED_OFF), Resource.VMIMS, State.MIGRATING, id="just-handed-off"),
         ],
     )
     def test_older_than_the_change(self, evidence: Evidence, late: Resource, state: State) -> None:

@@ -108,23 +108,6 @@ def test_every_state_is_recorded() -> None:
     assert ({path.stem for path in FILES} - ENDED) | set(DERIVED) == set(State)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(FOLDER.rglob("*.json")), ids=lambda path: str(path.relative_to(FOLDER))[:-5]
-)
-def test_every_recorded_file_says_what_it_is(path: Path) -> None:
-    """A recorded file names its state, who wrote it and the version, and holds whole objects."""
-    recorded = json.loads(path.read_bytes())
-
-    assert set(recorded) == {
-        *("state", "source", "kubevirt", "now", "vmi", "vmims", "pods", "kubevirt_cr", "others")
-    }
-    assert recorded["source"]
-    assert recorded["kubevirt"] == path.relative_to(FOLDER).parts[0]
-    assert recorded["state"] == path.name.partition(".")[0]
-    assert {one["kind"] for one in recorded["pods"]} == {"Pod"}
-    assert "managedFields" not in path.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("missing", ["vmims", "pods"])
 @pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_says_less_and_nothing_wrong_without_a_permission(path: Path, missing: str) -> None:
