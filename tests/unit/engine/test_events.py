@@ -55,6 +55,9 @@ def a_hold(**overrides: Any) -> Verdict:
     return Verdict(**fields)
 
 
+RUNNING = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
+
+
 def vmis(count: int) -> list[Vmi]:
     """So many VMIs."""
     return [a_vmi(name=f"vm{n}", uid=f"u{n}") for n in range(count)]
@@ -116,16 +119,15 @@ def test_a_hold_that_goes_on_is_a_series(queue: Queue) -> None:
 
 def test_another_reason_or_another_cooldown_is_another_episode(queue: Queue) -> None:
     """Another reason or another cooldown begins a new series."""
-    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
-    queue.note_blocked(a_vmi(), running, NOW)
+    queue.note_blocked(a_vmi(), RUNNING, NOW)
     queue.write(NOW)
     queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
     (cooling,) = queue.write(NOW + 60)
     queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
     (next_one,) = queue.write(NOW + 900)
-    queue.note_blocked(a_vmi(), running, NOW + 1000)
+    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000)
     queue.write(NOW + 1000)
-    queue.note_blocked(a_vmi(), running, NOW + 1000 + REPEATED_AFTER)
+    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000 + REPEATED_AFTER)
     (late,) = queue.write(NOW + 1000 + REPEATED_AFTER)
 
     assert [one.count for one in (cooling, next_one, late)] == [1, 1, 1]
@@ -268,8 +270,7 @@ def test_an_end_that_another_replica_reports(queue: Queue) -> None:
 
 def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> None:
     """The result of a write belongs to the episode that was written."""
-    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
-    queue.note_blocked(a_vmi(), running, NOW)
+    queue.note_blocked(a_vmi(), RUNNING, NOW)
     taken = queue.take(NOW)
     assert taken is not None
     queue.note_blocked(a_vmi(), a_hold(), NOW)
@@ -289,7 +290,6 @@ def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:
 
 def test_two_replicas_identify_an_episode_alike() -> None:
     """Two replicas give the same episode the same Event name."""
-    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
     longer = a_hold(released_at=NOW + 9000, not_before=NOW + 9000)
 
     def identify(verdict: Verdict, asked: float, now: float) -> str:
@@ -310,7 +310,7 @@ def test_two_replicas_identify_an_episode_alike() -> None:
         identify(a_hold(), NOW, NOW),
         identify(a_hold(), NOW, NOW + REPEATED_AFTER),
         identify(longer, NOW, NOW),
-        identify(running, NOW, NOW),
+        identify(RUNNING, NOW, NOW),
         identify_stuck(NOW, NOW),
         identify_stuck(NOW, NOW + REPEATED_AFTER),
         identify_stuck(NOW, NOW, node="n2"),

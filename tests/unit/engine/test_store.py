@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine import changes
 from exporter.engine.backoff import Backoff
 from exporter.engine.changes import (
     Change,
@@ -19,6 +18,7 @@ from exporter.engine.changes import (
     NoticeKind,
     Observed,
     Removed,
+    Unreadable,
     Visibility,
 )
 from exporter.engine.diagnosis import State, diagnose
@@ -669,24 +669,7 @@ def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
 # --- any order that a cluster can produce
 
 
-@dataclass(frozen=True)
-class Gone:
-    """A deletion."""
-
-    resource: Resource
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """An object that cannot be read any more."""
-
-    resource: Resource
-    name: str
-
-
-News: TypeAlias = Vmi | Vmim | Gone | Unreadable
+News: TypeAlias = Vmi | Vmim | Removed | Unreadable
 
 
 @dataclass
@@ -800,9 +783,9 @@ class Cluster:
         """The VMI or its unfinished VMIM cannot be read any more."""
         vmim = self.unfinished()
         if resource is Resource.VMIS:
-            self.news.append(Unreadable(resource, NAME))
+            self.news.append(Unreadable(resource, NAMESPACE, NAME))
         elif vmim is not None:
-            self.news.append(Unreadable(resource, vmim.name))
+            self.news.append(Unreadable(resource, NAMESPACE, vmim.name))
 
     def fail_early(self) -> None:
         """Failed before hand-off: the VMI does not hear of it."""
@@ -830,12 +813,12 @@ class Cluster:
     def delete(self, vmim: Vmim) -> None:
         """A VMIM is deleted."""
         del self.vmims[vmim.name]
-        self.news.append(Gone(Resource.VMIMS, vmim.name, vmim.uid))
+        self.news.append(Removed(Resource.VMIMS, NAMESPACE, vmim.name, vmim.uid))
         self.now += 3.0
 
     def recreate(self) -> None:
         """The VM is started anew under its name; what the old one left unfinished is deleted."""
-        self.news.append(Gone(Resource.VMIS, NAME, self.vmi.uid))
+        self.news.append(Removed(Resource.VMIS, NAMESPACE, NAME, self.vmi.uid))
         self.now += 2.0
         left = self.unfinished()
         self.give_birth()
@@ -877,12 +860,7 @@ def lived(steps: list[str]) -> Cluster:
 
 def tell(store: ClockedStore, news: News) -> None:
     """One event of a watch."""
-    if isinstance(news, Gone):
-        store.remove(news.resource, NAMESPACE, news.name, news.uid)
-    elif isinstance(news, Unreadable):
-        store.note_unreadable(news.resource, NAMESPACE, news.name)
-    else:
-        store.put(news)
+    store.apply(Observed(news) if isinstance(news, Vmi | Vmim) else news, store.now)
 
 
 class Stream:
@@ -914,7 +892,7 @@ class Stream:
         """The last events again, though none from before a deletion."""
         again: list[News] = []
         for news in reversed(self.news[max(0, self.read - self.rng.randint(0, 4)) : self.read]):
-            if isinstance(news, Gone):
+            if isinstance(news, Removed):
                 break
             again.append(news)
         for news in reversed(again):
@@ -924,7 +902,7 @@ class Stream:
         """A whole list of what is there after the events read so far."""
         there: dict[str, Vmi | Vmim | Unreadable] = {}
         for news in self.news[: self.read]:
-            if isinstance(news, Gone):
+            if isinstance(news, Removed):
                 there.pop(news.name, None)
             else:
                 there[news.name] = news
@@ -1102,12 +1080,12 @@ def test_a_change_of_a_vmi_has_its_instant() -> None:
 def test_a_vmi_that_cannot_be_read_is_known_by_its_uid(uid: str, kept: str) -> None:
     """A VMI that cannot be read is a new one if its UID is; else its last facts count."""
     store = a_store(a_vmi(phase="Running"))
-    store.apply(changes.Unreadable(Resource.VMIS, NAMESPACE, NAME, uid), store.now)
+    store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, uid), store.now)
     vmi = store.vmi((NAMESPACE, NAME))
     assert vmi is not None
     assert (vmi.uid, vmi.phase) == (kept, "Running" if kept == UID else "")
     assert store.vmi((NAMESPACE, "new")) is None
-    store.apply(changes.Unreadable(Resource.VMIS, NAMESPACE, "new", "u"), store.now)
+    store.apply(Unreadable(Resource.VMIS, NAMESPACE, "new", "u"), store.now)
     assert store.vmi((NAMESPACE, "new")) is not None
 
 
@@ -1150,7 +1128,7 @@ def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() ->
     store = a_store(
         a_vmi(migration=a_state(end=NOW + 3600.0, source_node="n9")), KubeVirtSettings(), now=NOW
     )
-    store.apply(changes.Visibility(vmims=True, pods=True), NOW)
+    store.apply(Visibility(vmims=True, pods=True), NOW)
     store.put(an_ended_vmim(uid="m1", end=None, finished_at=NOW - 5.0))
     load = store.load()
     assert load is not None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.engine.changes import Change, Observed, Removed, Unreadable, Visibility
 from exporter.engine.cooldown import Cooldown, measure_cooldown
 from exporter.engine.evidence import Remembered
 from exporter.engine.history import Migration
@@ -19,7 +20,6 @@ from exporter.engine.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
     DeadResources,
-    Fact,
     Instant,
     KubeVirtSettings,
     MigrationState,
@@ -341,22 +341,6 @@ STEPS = (-50_000.0, -60.0, -1.0, 0.0, 1.0, 20.0, 60.0, 301.0, 900.0, 7_000.0, 86
 
 
 @dataclass(frozen=True)
-class Gone:
-    """A deletion."""
-
-    resource: Resource
-    name: str
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """An object that cannot be read any more."""
-
-    resource: Resource
-    name: str
-
-
-@dataclass(frozen=True)
 class Pause:
     """The clock goes on, or back; resources are dead or not; so many VMIs are looked at."""
 
@@ -365,16 +349,7 @@ class Pause:
     looks: int
 
 
-@dataclass(frozen=True)
-class Sight:
-    """What may be seen."""
-
-    vmims: bool
-    pods: bool
-    blind: bool
-
-
-Step: TypeAlias = Fact | Remembered | Gone | Unreadable | Pause | Sight
+Step: TypeAlias = Change | Pause
 
 instants = st.sampled_from(OFFSETS).map(lambda offset: NOW + offset)
 states = st.builds(
@@ -420,17 +395,18 @@ objects = st.one_of(
     st.tuples(st.just(Resource.VMIMS), st.sampled_from(("mig-1", "mig-2", "mig-3"))),
     st.tuples(st.just(Resource.PODS), st.sampled_from(NAMES).map("pod-{}".format)),
 )
-deletions = objects.map(lambda one: Gone(*one))
-refusals = objects.map(lambda one: Unreadable(*one))
+deletions = objects.map(lambda one: Removed(one[0], NAMESPACE, one[1]))
+refusals = objects.map(lambda one: Unreadable(one[0], NAMESPACE, one[1]))
 dead_sets = st.frozensets(st.sampled_from(CLUSTER_RESOURCES))
 deaths = st.just(ALL_ALIVE) | st.builds(
     DeadResources, dead_sets, st.dictionaries(st.just(NAMESPACE), dead_sets)
 )
 pauses = st.builds(Pause, st.sampled_from(STEPS), deaths, st.integers(0, 2))
-sights = st.builds(Sight, st.booleans(), st.booleans(), st.booleans())
+blindness = st.sampled_from(({}, {Resource.PODS: frozenset({NAMESPACE})}))
+sights = st.builds(Visibility, st.booleans(), st.booleans(), blindness)
+facts = (one.map(Observed) for one in (vmis, vmis, vmims, pods))
 lives = st.lists(
-    st.one_of(vmis, vmis, vmims, pods, recollections, deletions, refusals, pauses, pauses, sights),
-    max_size=40,
+    st.one_of(*facts, recollections, deletions, refusals, pauses, pauses, sights), max_size=40
 )
 
 
@@ -449,24 +425,13 @@ class Play:
 
     def step(self, step: Step) -> None:
         """One thing happens."""
-        match step:
-            case Gone():
-                self.store.remove(step.resource, NAMESPACE, step.name)
-            case Unreadable():
-                self.store.note_unreadable(step.resource, NAMESPACE, step.name)
-            case Sight():
-                blind = {Resource.PODS: frozenset({NAMESPACE})} if step.blind else {}
-                self.store.see(vmims=step.vmims, pods=step.pods, blind=blind)
-            case Remembered():
-                self.store.recall(step)
-            case Pause():
-                self.now += step.seconds
-                self.store.now = self.now
-                self.dead = step.dead
-                if step.looks:
-                    self.view.advance(self.now, dead=self.dead, most=step.looks)
-            case _:
-                self.store.put(step)
+        if isinstance(step, Pause):
+            self.now += step.seconds
+            self.dead = step.dead
+            if step.looks:
+                self.view.advance(self.now, dead=self.dead, most=step.looks)
+        else:
+            self.store.apply(step, self.now)
 
 
 def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
