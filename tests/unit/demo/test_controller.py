@@ -12,6 +12,10 @@ from exporter.demo.controller import MigrationView, Rules
 from .facts import NOW, RULES, Play, at, evict, given, make_evacuation, make_pod, make_vmi, through
 
 
+OLD = {"migrationUid": "m0", "endTimestamp": "2026-08-22T09:00:00Z", "completed": True}
+OLD |= {"startTimestamp": "2026-08-22T08:00:00Z"}
+
+
 @pytest.fixture
 def play() -> Play:
     """An evacuation that was just asked for."""
@@ -70,21 +74,15 @@ class TestHandOff:
 
     def test_before_it_the_old_data_stays(self, play: Play) -> None:
         """While Pending and Scheduling the VMI tells of the migration before."""
-        old = {"migrationUid": "m0", "endTimestamp": "2026-08-22T09:00:00Z", "completed": True}
-        play.vmi["status"]["migrationState"] = old
+        play.vmi["status"]["migrationState"] = OLD
         play.reconcile(4)
 
         assert play.phases == ["Pending", "Scheduling"]
-        assert play.state == old
+        assert play.state == OLD
 
     def test_it_empties_the_old_data(self, play: Play) -> None:
         """The struct is a new one: no start, no end, nothing of the migration before."""
-        play.vmi["status"]["migrationState"] = {
-            "migrationUid": "m0",
-            "startTimestamp": "2026-08-22T08:00:00Z",
-            "endTimestamp": "2026-08-22T09:00:00Z",
-            "completed": True,
-        }
+        play.vmi["status"]["migrationState"] = OLD
         play.hand_off()
         configuration = play.state.pop("migrationConfiguration")
 

@@ -535,14 +535,6 @@ def test_release_looks_ahead() -> None:
     assert cooldown.not_before == NOW + 850.0
 
 
-def test_release_at_the_moment_an_ending_leaves() -> None:
-    """If the shorter cooldown is already over, the VMI is released when the ending leaves."""
-    policy = a_policy(migration_history_window=2_000.0)
-    cooldown = measured(ended(1_000.0, others=(1_500.0,)), policy)
-    assert cooldown.effective == 1_800.0
-    assert cooldown.not_before == NOW + 500.0
-
-
 def test_release_of_an_end_ahead_of_the_clock() -> None:
     """For an end ahead of the clock the wait is the whole cooldown."""
     evidence = ended(-200.0)
@@ -654,21 +646,6 @@ def test_no_wait_is_longer_than_the_cooldown(
     if verdict.not_before is not None:
         assert verdict.effective_cooldown is not None
         assert 0.0 < verdict.not_before - now <= verdict.effective_cooldown
-
-
-def test_a_window_that_ends_under_a_success() -> None:
-    """Without failures the release depends only on successes."""
-    history = a_history(
-        m0=a_migration(start=None, end=NOW - 590.0),
-        m1=a_migration(start=None, end=NOW - 100.0),
-        m2=a_migration(start=None, end=NOW - 10.0, outcome=Outcome.FAILED),
-    )
-    state = a_state(uid="m2", end=NOW - 10.0, outcome=Outcome.FAILED)
-    evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
-    policy = a_policy(migration_history_window=600.0, count_failed_migrations=False)
-    cooldown = measured(evidence, policy)
-    assert (cooldown.migrations_in_window, cooldown.effective) == (2, 1_800.0)
-    assert cooldown.not_before == NOW + 800.0
 
 
 # --- bounds

@@ -238,16 +238,6 @@ class TestRequest:
         restarted = a_store(a_vmi(evacuation_node="n1", phase=phase))
         assert list(restarted.evacuating()) == []
 
-    @pytest.mark.parametrize("how", ["deleted", "recreated"])
-    def test_gone_with_the_vmi(self, how: str) -> None:
-        """A deleted VMI takes its evacuation with it."""
-        store = a_store(a_vmi(evacuation_node="n1"))
-        if how == "deleted":
-            store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
-        else:
-            store.put(a_vmi(uid="another"))
-        assert list(store.evacuating()) == []
-
 
 class TestFailures:
     """Distinct attempts that failed since the request, aborted ones left out."""

@@ -375,24 +375,13 @@ def test_pods_that_may_not_be_seen() -> None:
 # --- limits and lists
 
 
-BUDGET = Budget(namespace=NAMESPACE, name="none", forbids=True)
-
-
 def test_objects_are_counted() -> None:
     """Objects are counted by resource."""
-    store = a_store()
-    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [0] * 6
-    for fact in (
-        a_vmi(),
-        a_vmim(),
-        a_vmim(name="mig-2"),
-        a_pod(),
-        KubeVirtSettings(),
-        a_cordon(),
-        BUDGET,
-    ):
-        store.put(fact)
-    assert [store.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1, 1, 1]
+    budget = Budget(namespace=NAMESPACE, name="none", forbids=True)
+    others = (a_pod(), KubeVirtSettings(), a_cordon(), budget)
+    filled = a_store(a_vmi(), a_vmim(), a_vmim(name="mig-2"), *others)
+    assert [a_store().count(resource) for resource in CLUSTER_RESOURCES] == [0] * 6
+    assert [filled.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1, 1, 1]
 
 
 def test_limits() -> None:
@@ -483,18 +472,10 @@ def test_the_load_is_that_of_all_that_is_there(
 @pytest.mark.parametrize("namespace", [None, NAMESPACE], ids=["all", "one-namespace"])
 def test_a_list_replaces(namespace: str | None) -> None:
     """A list removes what it lacks in its namespace, and nothing in other namespaces."""
-    store = a_store(
-        *(
-            fact
-            for where in (NAMESPACE, "elsewhere")
-            for fact in (
-                a_vmi(namespace=where),
-                a_vmi(namespace=where, name="db2", uid="2"),
-                a_vmim(namespace=where),
-                a_pod(namespace=where, vmi_uid="2"),
-            )
-        )
-    )
+    store = a_store()
+    for where in (NAMESPACE, "elsewhere"):
+        put(store, a_vmi(namespace=where), a_vmi(namespace=where, name="db2", uid="2"))
+        put(store, a_vmim(namespace=where), a_pod(namespace=where, vmi_uid="2"))
     kept = {NAMESPACE: {NAME}} | ({"elsewhere": {NAME}} if namespace is None else {})
     gone = 1 if namespace else 2
     assert store.retain(Resource.VMIS, kept, namespace) == gone
@@ -518,6 +499,7 @@ def test_a_list_replaces(namespace: str | None) -> None:
         pytest.param(Removed(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-gone"),
         pytest.param(Removed(Resource.VMIMS, NAMESPACE, "mig-1"), True, id="vmim-gone"),
         pytest.param(Removed(Resource.PODS, NAMESPACE, a_pod().name), True, id="pod-gone"),
+        pytest.param(Unreadable(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-unreadable"),
         pytest.param(remembered(UID), True, id="recalled"),
         pytest.param(Visibility(vmims=True, pods=True), False, id="same-visibility"),
         pytest.param(Visibility(pods=True), True, id="vmims-unseen"),

@@ -113,25 +113,6 @@ def test_the_next_change_is_the_earliest_expiry() -> None:
         assert view.changes_at() == min(one.until for one in cooling)
 
 
-def test_a_census() -> None:
-    """VMIs are counted by node and verdict, and those in cooldown are listed."""
-    store = a_store(
-        a_vmi(),
-        a_vmi(name="db2", uid="2"),
-        a_vmi(name="db3", uid="3", migration=a_running_state()),
-        a_vmi(name="db4", uid="4", node="n2", migration=a_state()),
-    )
-    verdicts, cooling = summarized(a_verdict_view(store, POLICY))
-    assert verdicts == {
-        (ALLOWED, "n1"): 2,
-        (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
-        (Reason.COOLDOWN, "n2"): 1,
-    }
-    assert {name: one and one.not_before for name, (_, one) in cooling.items()} == {
-        "db4": NOW + 300.0
-    }
-
-
 def test_a_vmi_counts_once_by_its_first_reason() -> None:
     """A VMI that is blocked at both checkpoints counts once, for `filter`."""
     store = a_store(

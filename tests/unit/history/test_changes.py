@@ -155,16 +155,6 @@ class TestVmisNotSeen:
 class TestRecalling:
     """What a stored history says is joined with what is known, in either order."""
 
-    @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
-    def test_migrations(self, *, late: bool) -> None:
-        """Of two processes each knew one migration."""
-        kept = shards(some_changes(a_moved_vmi()))
-        other = a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW - 10))
-        heir = an_heir([] if late else kept, other)
-        if late:
-            take(heir, kept)
-        assert set(seen(heir.store).history.records()) == {"m1", "m2"}
-
     def test_a_vmim_recalled_is_bound(self) -> None:
         """It was this VMI's migration in an earlier life, whatever its creation says."""
         heir = an_heir(
