@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import aiohttp
 import pytest
 
@@ -28,6 +30,13 @@ pytestmark = pytest.mark.asyncio
 RESOURCE = "virtualmachineinstances"
 
 
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    """A client of a server with the usual store."""
+    async with serve() as one:
+        yield one
+
+
 async def fill(client: Client, count: int) -> None:
     """Create some VMIs."""
     for number in range(count):
@@ -37,21 +46,19 @@ async def fill(client: Client, count: int) -> None:
 class TestObjects:
     """Get, create, update, patch and delete."""
 
-    async def test_one_object_is_created_and_read(self) -> None:
+    async def test_one_object_is_created_and_read(self, client: Client) -> None:
         """What was created can be read at its own path, with what the server added."""
-        async with serve() as client:
-            created = await client.post(VMIS, vmi("db1"))
-            read = await client.get(f"{VMIS}/db1")
+        created = await client.post(VMIS, vmi("db1"))
+        read = await client.get(f"{VMIS}/db1")
 
         assert created.status == 201
         assert read.json == created.json
         assert read.json["kind"] == "VirtualMachineInstance"
         assert read.json["metadata"]["namespace"] == "shop"
 
-    async def test_a_missing_object_is_a_status_404(self) -> None:
+    async def test_a_missing_object_is_a_status_404(self, client: Client) -> None:
         """The error is a Status that names the resource with its group."""
-        async with serve() as client:
-            answer = await client.get(f"{VMIS}/db1")
+        answer = await client.get(f"{VMIS}/db1")
 
         assert answer.status == 404
         assert answer.json == {
@@ -65,10 +72,9 @@ class TestObjects:
             "code": 404,
         }
 
-    async def test_a_namespace_must_exist(self) -> None:
+    async def test_a_namespace_must_exist(self, client: Client) -> None:
         """Creating an object in a namespace that is not there answers 404 for the namespace."""
-        async with serve() as client:
-            answer = await client.post(VMIS.replace("shop", "bank"), vmi("db1"))
+        answer = await client.post(VMIS.replace("shop", "bank"), vmi("db1"))
 
         assert answer.status == 404
         assert answer.json["message"] == 'namespaces "bank" not found'
@@ -77,56 +83,52 @@ class TestObjects:
 class TestLists:
     """Lists, pages and selectors."""
 
-    async def test_a_custom_list_names_the_kind_in_each_item(self) -> None:
+    async def test_a_custom_list_names_the_kind_in_each_item(self, client: Client) -> None:
         """Custom resources are unstructured: items come before metadata and name their kind."""
-        async with serve() as client:
-            await fill(client, 2)
-            answer = await client.get(ALL_VMIS)
+        await fill(client, 2)
+        answer = await client.get(ALL_VMIS)
 
         assert answer.body.startswith(b'{"apiVersion":"kubevirt.io/v1","items":[{"apiVersion":')
         assert answer.json["metadata"]["continue"] == ""
         assert answer.json["kind"] == "VirtualMachineInstanceList"
         assert answer.names == ["db0", "db1"]
 
-    async def test_pages_tell_one_story(self) -> None:
+    async def test_pages_tell_one_story(self, client: Client) -> None:
         """Pages show the list as it was at the first one, whatever has changed since."""
-        async with serve() as client:
-            await fill(client, 5)
-            first = await client.get(ALL_VMIS, limit=2)
-            await client.delete(f"{VMIS}/db3")
-            await client.post(VMIS, vmi("db9"))
-            token = first.json["metadata"]["continue"]
-            second = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
-            token = second.json["metadata"]["continue"]
-            third = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+        await fill(client, 5)
+        first = await client.get(ALL_VMIS, limit=2)
+        await client.delete(f"{VMIS}/db3")
+        await client.post(VMIS, vmi("db9"))
+        token = first.json["metadata"]["continue"]
+        second = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+        token = second.json["metadata"]["continue"]
+        third = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
 
         assert first.json["metadata"]["remainingItemCount"] == 3
         assert first.names + second.names + third.names == ["db0", "db1", "db2", "db3", "db4"]
         assert first.version == second.version == third.version
         assert third.json["metadata"]["continue"] == ""
 
-    async def test_an_expired_page_offers_a_way_on(self) -> None:
+    async def test_an_expired_page_offers_a_way_on(self, client: Client) -> None:
         """A token from before a compaction answers 410 with a token for the rest as it is now."""
-        async with serve() as client:
-            await fill(client, 4)
-            first = await client.get(ALL_VMIS, limit=2)
-            await client.delete(f"{VMIS}/db2")
-            client.server.compact()
-            token = first.json["metadata"]["continue"]
-            expired = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
-            token = expired.json["metadata"]["continue"]
-            rest = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+        await fill(client, 4)
+        first = await client.get(ALL_VMIS, limit=2)
+        await client.delete(f"{VMIS}/db2")
+        client.server.compact()
+        token = first.json["metadata"]["continue"]
+        expired = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
+        token = expired.json["metadata"]["continue"]
+        rest = await client.get(ALL_VMIS, **{"limit": 2, "continue": token})
 
         assert expired.status == 410
         assert expired.json["reason"] == "Expired"
         assert expired.json["message"].startswith("The provided continue parameter is too old")
         assert rest.names == ["db3"]
 
-    async def test_version_zero_does_not_page(self) -> None:
+    async def test_version_zero_does_not_page(self, client: Client) -> None:
         """A list from the watch cache takes no notice of the limit."""
-        async with serve() as client:
-            await fill(client, 3)
-            answer = await client.get(ALL_VMIS, limit=1, resourceVersion="0")
+        await fill(client, 3)
+        answer = await client.get(ALL_VMIS, limit=1, resourceVersion="0")
 
         assert len(answer.names) == 3
 
@@ -142,24 +144,22 @@ class TestLists:
             ("a notin (1),a", ["p3"]),
         ],
     )
-    async def test_labels_select(self, selector: str, names: list[str]) -> None:
+    async def test_labels_select(self, client: Client, selector: str, names: list[str]) -> None:
         """Equality, inequality and existence of labels select, and a comma means both."""
-        async with serve() as client:
-            await client.post(PODS, pod("p1", a="1"))
-            await client.post(PODS, pod("p2", a="1", b="2"))
-            await client.post(PODS, pod("p3", a="2"))
-            answer = await client.get(ALL_PODS, labelSelector=selector)
+        await client.post(PODS, pod("p1", a="1"))
+        await client.post(PODS, pod("p2", a="1", b="2"))
+        await client.post(PODS, pod("p3", a="2"))
+        answer = await client.get(ALL_PODS, labelSelector=selector)
 
         assert answer.names == names
 
-    async def test_long_answers_are_compressed(self) -> None:
+    async def test_long_answers_are_compressed(self, client: Client) -> None:
         """From 128 KiB on an answer is gzipped for a client that takes it."""
-        async with serve() as client:
-            body = vmi("db1")
-            body["metadata"]["annotations"] = {"long": "x" * 200_000}
-            await client.post(VMIS, body)
-            long = await client.get(ALL_VMIS)
-            short = await client.get(ALL_PODS)
+        body = vmi("db1")
+        body["metadata"]["annotations"] = {"long": "x" * 200_000}
+        await client.post(VMIS, body)
+        long = await client.get(ALL_VMIS)
+        short = await client.get(ALL_PODS)
 
         assert long.headers["Content-Encoding"] == "gzip"
         assert long.names == ["db1"]
@@ -169,34 +169,31 @@ class TestLists:
 class TestWatches:
     """Watches, streaming lists and bookmarks."""
 
-    async def test_changes_of_the_past_are_told(self) -> None:
+    async def test_changes_of_the_past_are_told(self, client: Client) -> None:
         """A watch resumed from an older version first tells what it has missed."""
-        async with serve() as client:
-            version = (await client.post(VMIS, vmi("db1"))).version
-            await client.delete(f"{VMIS}/db1")
-            await client.post(VMIS, vmi("db1"))
-            async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
-                events = await stream.take(2)
+        version = (await client.post(VMIS, vmi("db1"))).version
+        await client.delete(f"{VMIS}/db1")
+        await client.post(VMIS, vmi("db1"))
+        async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
+            events = await stream.take(2)
 
         assert events == [("DELETED", "db1"), ("ADDED", "db1")]
 
-    async def test_without_a_version_the_present_comes_first(self) -> None:
+    async def test_without_a_version_the_present_comes_first(self, client: Client) -> None:
         """A watch from 0 or from nowhere starts with an ADDED for each object."""
-        async with serve() as client:
-            await fill(client, 2)
-            for query in ({}, {"resourceVersion": "0"}):
-                async with client.watch(ALL_VMIS, **query) as stream:
-                    assert await stream.take(2) == [("ADDED", "db0"), ("ADDED", "db1")]
+        await fill(client, 2)
+        for query in ({}, {"resourceVersion": "0"}):
+            async with client.watch(ALL_VMIS, **query) as stream:
+                assert await stream.take(2) == [("ADDED", "db0"), ("ADDED", "db1")]
 
-    async def test_a_streaming_list_ends_with_a_bookmark(self) -> None:
+    async def test_a_streaming_list_ends_with_a_bookmark(self, client: Client) -> None:
         """Every object, then a bookmark that says so and carries the list's version."""
-        async with serve() as client:
-            await fill(client, 2)
-            async with client.watch(ALL_VMIS, **STREAMING) as stream:
-                present = await stream.take(2)
-                end = await stream.next()
-                await client.post(VMIS, vmi("db9"))
-                after = await stream.next()
+        await fill(client, 2)
+        async with client.watch(ALL_VMIS, **STREAMING) as stream:
+            present = await stream.take(2)
+            end = await stream.next()
+            await client.post(VMIS, vmi("db9"))
+            after = await stream.next()
 
         assert present == [("ADDED", "db0"), ("ADDED", "db1")]
         assert end["type"] == "BOOKMARK"
@@ -206,15 +203,14 @@ class TestWatches:
         version = end["object"]["metadata"]["resourceVersion"]
         assert int(version) < int(after["object"]["metadata"]["resourceVersion"])
 
-    async def test_an_old_version_is_an_error_event(self) -> None:
+    async def test_an_old_version_is_an_error_event(self, client: Client) -> None:
         """A version that is forgotten answers 200 and one ERROR event with Status 410."""
-        async with serve() as client:
-            version = (await client.post(VMIS, vmi("db1"))).version
-            await client.post(VMIS, vmi("db2"))
-            client.server.compact()
-            async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
-                event = await stream.next()
-                rest = await stream.rest()
+        version = (await client.post(VMIS, vmi("db1"))).version
+        await client.post(VMIS, vmi("db2"))
+        client.server.compact()
+        async with client.watch(ALL_VMIS, resourceVersion=version) as stream:
+            event = await stream.next()
+            rest = await stream.rest()
 
         assert event["type"] == "ERROR"
         assert event["object"]["code"] == 410
@@ -236,33 +232,31 @@ class TestWatches:
 
         assert event["object"]["code"] == 410
 
-    async def test_a_selecting_watch_sees_objects_come_and_go(self) -> None:
+    async def test_a_selecting_watch_sees_objects_come_and_go(self, client: Client) -> None:
         """An object that begins to match is ADDED, one that ceases to is DELETED as it was."""
-        async with serve() as client:
-            query = {"labelSelector": "a=1", "resourceVersion": "2"}
-            async with client.watch(ALL_PODS, **query) as stream:
-                await client.post(PODS, pod("p1"))
-                await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"a": "1"}}})
-                await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"b": "1"}}})
-                last = await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"a": "2"}}})
-                events = [await stream.next() for _ in range(3)]
+        query = {"labelSelector": "a=1", "resourceVersion": "2"}
+        async with client.watch(ALL_PODS, **query) as stream:
+            await client.post(PODS, pod("p1"))
+            await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"a": "1"}}})
+            await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"b": "1"}}})
+            last = await client.patch(f"{PODS}/p1", {"metadata": {"labels": {"a": "2"}}})
+            events = [await stream.next() for _ in range(3)]
 
         assert [event["type"] for event in events] == ["ADDED", "MODIFIED", "DELETED"]
         assert events[2]["object"]["metadata"]["labels"] == {"a": "1", "b": "1"}
         assert events[2]["object"]["metadata"]["resourceVersion"] == last.version
 
-    async def test_a_watch_of_cordoned_nodes_sees_them_come_and_go(self) -> None:
+    async def test_a_watch_of_cordoned_nodes_sees_them_come_and_go(self, client: Client) -> None:
         """A node is ADDED once it is unschedulable, and DELETED once it is schedulable again."""
-        async with serve() as client:
-            cordoned = {"fieldSelector": "spec.unschedulable=true"}
-            await client.post(ALL_NODES, {"metadata": {"name": "n1"}, "spec": {}})
-            listed = await client.get(ALL_NODES, **cordoned)
-            query = cordoned | {"resourceVersion": listed.version}
-            async with client.watch(ALL_NODES, **query) as stream:
-                await client.patch(f"{ALL_NODES}/n1", {"spec": {"unschedulable": True}})
-                among = await client.get(ALL_NODES, **cordoned)
-                await client.patch(f"{ALL_NODES}/n1", {"spec": {"unschedulable": None}})
-                events = [await stream.next() for _ in range(2)]
+        cordoned = {"fieldSelector": "spec.unschedulable=true"}
+        await client.post(ALL_NODES, {"metadata": {"name": "n1"}, "spec": {}})
+        listed = await client.get(ALL_NODES, **cordoned)
+        query = cordoned | {"resourceVersion": listed.version}
+        async with client.watch(ALL_NODES, **query) as stream:
+            await client.patch(f"{ALL_NODES}/n1", {"spec": {"unschedulable": True}})
+            among = await client.get(ALL_NODES, **cordoned)
+            await client.patch(f"{ALL_NODES}/n1", {"spec": {"unschedulable": None}})
+            events = [await stream.next() for _ in range(2)]
 
         assert (listed.names, among.names) == ([], ["n1"])
         assert [event["type"] for event in events] == ["ADDED", "DELETED"]

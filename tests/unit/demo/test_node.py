@@ -22,14 +22,8 @@ def test_a_failure_looks_like_the_example() -> None:
     failed = node.fail_migration(started, at(180), node.ABORTED, "Succeeded")
     state = objects.state_of(failed) or {}
 
-    assert {
-        field: state[field] for field in ("endTimestamp", "failed", "failureReason", "abortStatus")
-    } == {
-        "endTimestamp": "2026-08-22T10:03:00Z",
-        "failed": True,
-        "failureReason": node.ABORTED,
-        "abortStatus": "Succeeded",
-    }
+    ending = {"endTimestamp": "2026-08-22T10:03:00Z", "failed": True}
+    assert state == state | ending | {"failureReason": node.ABORTED, "abortStatus": "Succeeded"}
     assert "completed" not in state
     assert failed["status"]["nodeName"] == failed["status"]["evacuationNodeName"] == "n1"
 

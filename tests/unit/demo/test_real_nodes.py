@@ -15,19 +15,12 @@ from .lab import Lab, Plan
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "1.8.4-nodes"
 LIBVIRT = "virError(Code=9, Domain=10, Message='operation failed: migration failed')"
+BEGUN = ["migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"]
+FAILED = ["endTimestamp", "failed", "failureReason"]
 STATES = {
-    "success": [
-        *("migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"),
-        *("endTimestamp", "completed"),
-    ],
-    "failure": [
-        *("migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"),
-        *("endTimestamp", "failed", "failureReason"),
-    ],
-    "cancelled": [
-        *("migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"),
-        *("abortRequested", "abortStatus", "endTimestamp", "failed", "failureReason"),
-    ],
+    "success": [*BEGUN, "endTimestamp", "completed"],
+    "failure": [*BEGUN, *FAILED],
+    "cancelled": [*BEGUN, "abortRequested", "abortStatus", *FAILED],
     "unschedulable": [],
 }
 """The fields of `migrationState` that say how far it is, in the order in which they are written."""

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from exporter.demo.status import StatusError
-from exporter.demo.store import MIGRATIONS, NAMESPACES, NODES, PODS, VMIS, merge
+from exporter.demo.store import MIGRATIONS, NAMESPACES, NODES, PODS, VMIS, Store, merge
 
 from .wire import make_store
+
+
+@pytest.fixture
+def store() -> Store:
+    """A store with one namespace."""
+    return make_store()
 
 
 def vmi(name: str = "db1") -> dict[str, object]:
@@ -15,10 +21,8 @@ def vmi(name: str = "db1") -> dict[str, object]:
     return {"metadata": {"namespace": "shop", "name": name}, "spec": {}}
 
 
-def test_versions_grow_over_all_resources() -> None:
+def test_versions_grow_over_all_resources(store: Store) -> None:
     """One counter gives every write its version, whatever the resource."""
-    store = make_store()
-
     first = store.create(VMIS, vmi())["metadata"]["resourceVersion"]
     second = store.create(NODES, {"metadata": {"name": "n1"}})["metadata"]["resourceVersion"]
 
@@ -45,9 +49,8 @@ def test_generated_names_use_the_servers_letters() -> None:
     assert set(suffix) <= set("bcdfghjklmnpqrstvwxz2456789")
 
 
-def test_a_status_subresource_keeps_the_status_apart() -> None:
+def test_a_status_subresource_keeps_the_status_apart(store: Store) -> None:
     """A status sent on creation or on a plain update is dropped where it has its own path."""
-    store = make_store()
     body = {"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db1"}}
 
     made = store.create(MIGRATIONS, {**body, "status": {"phase": "Running"}})
@@ -60,9 +63,8 @@ def test_a_status_subresource_keeps_the_status_apart() -> None:
     assert own["metadata"]["generation"] == 1
 
 
-def test_the_vmi_has_no_status_subresource() -> None:
+def test_the_vmi_has_no_status_subresource(store: Store) -> None:
     """A VMI's status is written with the object, and counts in its generation."""
-    store = make_store()
     store.create(VMIS, vmi())
 
     written = store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
@@ -71,9 +73,8 @@ def test_the_vmi_has_no_status_subresource() -> None:
     assert written["metadata"]["generation"] == 2
 
 
-def test_a_write_that_changes_nothing_is_not_written() -> None:
+def test_a_write_that_changes_nothing_is_not_written(store: Store) -> None:
     """No version and no event comes of an update that leaves the object as it was."""
-    store = make_store()
     store.create(VMIS, vmi())
     before = store.revision
 
@@ -82,9 +83,8 @@ def test_a_write_that_changes_nothing_is_not_written() -> None:
     assert store.revision == before
 
 
-def test_an_old_version_is_refused() -> None:
+def test_an_old_version_is_refused(store: Store) -> None:
     """An update that names a version which is no longer the present one is a conflict."""
-    store = make_store()
     made = store.create(VMIS, vmi())
     store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
 
@@ -95,9 +95,8 @@ def test_an_old_version_is_refused() -> None:
     assert "the object has been modified" in str(refused.value)
 
 
-def test_a_finalizer_holds_a_deleted_object() -> None:
+def test_a_finalizer_holds_a_deleted_object(store: Store) -> None:
     """Deletion marks an object with finalizers; it goes when the last one is taken off."""
-    store = make_store()
     held = vmi() | {"metadata": {"namespace": "shop", "name": "db1", "finalizers": ["x/y"]}}
     store.create(VMIS, held)
 
@@ -109,9 +108,8 @@ def test_a_finalizer_holds_a_deleted_object() -> None:
     assert store.find(VMIS, "shop", "db1") is None
 
 
-def test_a_bound_pod_waits_for_its_kubelet() -> None:
+def test_a_bound_pod_waits_for_its_kubelet(store: Store) -> None:
     """A pod on a node is marked first and goes when the kubelet deletes it without grace."""
-    store = make_store()
     body = {"metadata": {"namespace": "shop", "name": "p"}, "spec": {"nodeName": "n1"}}
     store.create(PODS, body)
 
@@ -125,9 +123,8 @@ def test_a_bound_pod_waits_for_its_kubelet() -> None:
     assert gone is None
 
 
-def test_a_deletion_event_carries_the_version_of_the_deletion() -> None:
+def test_a_deletion_event_carries_the_version_of_the_deletion(store: Store) -> None:
     """A watcher that saw the last event can resume from the deletion's own version."""
-    store = make_store()
     store.create(VMIS, vmi())
 
     store.delete(VMIS, "shop", "db1")

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -15,8 +14,9 @@ from exporter.demo.store import NAMESPACES, ObjectStore
 from tests.cluster import PATIENCE
 from tests.support.faulty_apiserver import FaultyApiServer
 
+from .facts import NOW
 
-NOW = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
+
 ALL_VMIS = "/apis/kubevirt.io/v1/virtualmachineinstances"
 ALL_MIGRATIONS = "/apis/kubevirt.io/v1/virtualmachineinstancemigrations"
 ALL_PODS = "/api/v1/pods"
@@ -35,11 +35,6 @@ STREAMING = {
 def vmi(name: str, **labels: str) -> dict[str, Any]:
     """A small VMI."""
     return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {}}
-
-
-def migration(name: str, vmi_name: str = "db1") -> dict[str, Any]:
-    """A small VMIM."""
-    return {"metadata": {"name": name}, "spec": {"vmiName": vmi_name}}
 
 
 def pod(name: str, **labels: str) -> dict[str, Any]:
@@ -133,10 +128,6 @@ class Client:
     async def post(self, path: str, body: Any) -> Answer:
         """POST."""
         return await self.ask("POST", path, body)
-
-    async def put(self, path: str, body: Any) -> Answer:
-        """PUT."""
-        return await self.ask("PUT", path, body)
 
     async def patch(self, path: str, body: Any) -> Answer:
         """PATCH, with a merge patch."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.engine.advice import (
     ACTIONS,
@@ -24,6 +25,7 @@ from tests.unit.engine.test_diagnosis import (
     CASES,
     FULL,
     SOURCE,
+    STALE,
     a_failed_attempt,
     a_target,
     an_attempt,
@@ -126,7 +128,7 @@ def test_the_cause_decides(
         pytest.param({"vmi": {"migration": a_running_state()}}, id="migrating"),
         pytest.param({"vmims": (a_failed_attempt(1, 12), an_attempt())}, id="backoff"),
         pytest.param({"vmims": (an_attempt(),)}, id="target-not-ready"),
-        pytest.param({"pods": (SOURCE, a_target(migration_uid="older"))}, id="more-active-pods"),
+        pytest.param({"pods": (SOURCE, STALE)}, id="more-active-pods"),
         pytest.param({}, id="no-migration"),
     ],
 )
@@ -194,16 +196,10 @@ def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Ob
 @pytest.mark.parametrize(
     ("pods", "place"),
     [
+        pytest.param((SOURCE, STALE), "virt-launcher-db1-x on n1", id="elsewhere"),
+        pytest.param((SOURCE, replace(STALE, node="n1")), "the one on n1", id="both-on-its-node"),
         pytest.param(
-            (SOURCE, a_target(migration_uid="older")), "virt-launcher-db1-x on n1", id="elsewhere"
-        ),
-        pytest.param(
-            (SOURCE, a_target(migration_uid="older", node="n1")),
-            "the one on n1",
-            id="both-on-its-node",
-        ),
-        pytest.param(
-            (SOURCE, a_target(migration_uid="older"), a_target(node="n1", phase="Failed")),
+            (SOURCE, STALE, a_target(node="n1", phase="Failed")),
             "virt-launcher-db1-x on n1",
             id="an-ended-one-does-not-run-it",
         ),

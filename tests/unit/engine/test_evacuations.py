@@ -2,11 +2,8 @@
 
 import pytest
 
-from exporter.engine.evidence import Marker
 from exporter.engine.model import Trigger, Vmim
 from tests.support.builders import (
-    NAME,
-    NAMESPACE,
     NOW,
     a_pod,
     a_state,
@@ -14,15 +11,7 @@ from tests.support.builders import (
     a_vmi,
     a_vmim,
 )
-from tests.support.stores import ClockedStore
-
-
-def marker_of(store: ClockedStore) -> Marker:
-    """The marker of the one VMI, which must be there."""
-    evidence = store.evidence(NAMESPACE, NAME)
-    assert evidence is not None
-    assert evidence.marker is not None
-    return evidence.marker
+from tests.unit.engine.test_evidence import marker_of
 
 
 def an_attempt(**overrides: object) -> Vmim:

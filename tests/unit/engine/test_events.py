@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from exporter.engine.diagnosis import Diagnosis, State
@@ -54,6 +55,9 @@ def a_hold(**overrides: Any) -> Verdict:
     return Verdict(**fields)
 
 
+RUNNING = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
+
+
 def vmis(count: int) -> list[Vmi]:
     """So many VMIs."""
     return [a_vmi(name=f"vm{n}", uid=f"u{n}") for n in range(count)]
@@ -81,9 +85,14 @@ class Queue(EventQueue):
         return taken
 
 
-def test_a_held_eviction_has_one_event() -> None:
+@pytest.fixture
+def queue() -> Queue:
+    """An empty queue."""
+    return Queue()
+
+
+def test_a_held_eviction_has_one_event(queue: Queue) -> None:
     """The first blocked eviction has an Event at once; later ones are only counted."""
-    queue = Queue()
     for second in range(10):
         queue.note_blocked(a_vmi(), a_hold(), NOW + second)
 
@@ -95,9 +104,8 @@ def test_a_held_eviction_has_one_event() -> None:
     assert queue.outcomes == {(HELD, WRITTEN): 1}
 
 
-def test_a_hold_that_goes_on_is_a_series() -> None:
+def test_a_hold_that_goes_on_is_a_series(queue: Queue) -> None:
     """After half an hour the next blocked eviction has an Event with the total count."""
-    queue = Queue()
     queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     queue.note_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER - 1)
@@ -109,28 +117,25 @@ def test_a_hold_that_goes_on_is_a_series() -> None:
     assert (again.began, again.last, again.count) == (NOW, NOW + REPEATED_AFTER, 3)
 
 
-def test_another_reason_or_another_cooldown_is_another_episode() -> None:
+def test_another_reason_or_another_cooldown_is_another_episode(queue: Queue) -> None:
     """Another reason or another cooldown begins a new series."""
-    queue = Queue()
-    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
-    queue.note_blocked(a_vmi(), running, NOW)
+    queue.note_blocked(a_vmi(), RUNNING, NOW)
     queue.write(NOW)
     queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
     (cooling,) = queue.write(NOW + 60)
     queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
     (next_one,) = queue.write(NOW + 900)
-    queue.note_blocked(a_vmi(), running, NOW + 1000)
+    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000)
     queue.write(NOW + 1000)
-    queue.note_blocked(a_vmi(), running, NOW + 1000 + REPEATED_AFTER)
+    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000 + REPEATED_AFTER)
     (late,) = queue.write(NOW + 1000 + REPEATED_AFTER)
 
     assert [one.count for one in (cooling, next_one, late)] == [1, 1, 1]
     assert late.began == NOW + 1000 + REPEATED_AFTER
 
 
-def test_a_stuck_evacuation_has_one_event_and_its_end_another() -> None:
+def test_a_stuck_evacuation_has_one_event_and_its_end_another(queue: Queue) -> None:
     """A stuck evacuation has an Event at its beginning, every half hour, and at its end."""
-    queue = Queue()
     written = []
     for now in range(int(NOW), int(NOW + 2 * REPEATED_AFTER), 15):
         queue.find([(a_vmi(), a_diagnosis())], float(now))
@@ -147,9 +152,8 @@ def test_a_stuck_evacuation_has_one_event_and_its_end_another() -> None:
     assert queue.write(NOW + 8000) == []
 
 
-def test_an_evacuation_that_was_requested_again_is_another_one() -> None:
+def test_an_evacuation_that_was_requested_again_is_another_one(queue: Queue) -> None:
     """An evacuation that is requested again has new Events."""
-    queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
     queue.find([(a_vmi(), a_diagnosis(requested_at=NOW - 3000))], NOW + 60)
@@ -161,9 +165,8 @@ def test_an_evacuation_that_was_requested_again_is_another_one() -> None:
     assert reasons == [STUCK, ENDED]
 
 
-def test_an_end_without_a_report_is_not_reported() -> None:
+def test_an_end_without_a_report_is_not_reported(queue: Queue) -> None:
     """The end of an evacuation without an earlier Event is dropped and counted."""
-    queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.find([], NOW + 15)
 
@@ -171,9 +174,8 @@ def test_an_end_without_a_report_is_not_reported() -> None:
     assert queue.outcomes == {(STUCK, DROPPED): 1}
 
 
-def test_of_one_vm_at_most_one_a_minute() -> None:
+def test_of_one_vm_at_most_one_a_minute(queue: Queue) -> None:
     """A VM has at most one Event a minute; other Events about it wait."""
-    queue = Queue()
     queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW)
 
@@ -182,9 +184,8 @@ def test_of_one_vm_at_most_one_a_minute() -> None:
     assert [one.reason for one in queue.write(NOW + PER_VMI)] == [HELD]
 
 
-def test_a_flood_is_written_within_the_bucket() -> None:
+def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
     """For 10,000 VMs at once 100 Events are written, then one a second, stuck ones first."""
-    queue = Queue()
     for vmi in vmis(10_000):
         queue.note_blocked(vmi, a_hold(), NOW)
     first = queue.write(NOW)
@@ -200,9 +201,8 @@ def test_a_flood_is_written_within_the_bucket() -> None:
     assert queue.write(NOW + 7200) == []
 
 
-def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
+def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
     """A VM that is blocked again while others are dropped is not dropped."""
-    queue = Queue()
     for vmi in vmis(SLICE + 1):
         queue.note_blocked(vmi, a_hold(), NOW)
     dropping = queue.prune(NOW + 7200)
@@ -215,9 +215,8 @@ def test_what_is_held_anew_while_others_are_dropped_stays() -> None:
     assert queue.outcomes[HELD, DROPPED] == SLICE + 1
 
 
-def test_the_bucket_fills_up_to_its_size() -> None:
+def test_the_bucket_fills_up_to_its_size(queue: Queue) -> None:
     """A long pause allows no more Events at once than the size of the bucket."""
-    queue = Queue()
     queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     later = NOW + 7000
@@ -227,18 +226,16 @@ def test_the_bucket_fills_up_to_its_size() -> None:
     assert len(queue.write(later)) == BURST
 
 
-def test_the_vms_that_wait_are_bounded() -> None:
+def test_the_vms_that_wait_are_bounded(queue: Queue) -> None:
     """At most 20,000 blocked VMs wait; others are counted as dropped."""
-    queue = Queue()
     for vmi in vmis(MOST_BLOCKED + 5):
         queue.note_blocked(vmi, a_hold(), NOW)
 
     assert queue.outcomes == {(HELD, DROPPED): 5}
 
 
-def test_what_did_not_arrive_is_tried_again() -> None:
+def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
     """An Event that was not written is tried again after a minute."""
-    queue = Queue()
     queue.note_blocked(a_vmi(), a_hold(), NOW)
 
     assert len(queue.write(NOW, UNREACHABLE)) == 1
@@ -250,9 +247,8 @@ def test_what_did_not_arrive_is_tried_again() -> None:
     assert queue.outcomes == {(HELD, one): 1 for one in (UNREACHABLE, REFUSED, EXISTING)}
 
 
-def test_another_replica_takes_over() -> None:
+def test_another_replica_takes_over(queue: Queue) -> None:
     """A replica that loses the Lease forgets evacuations, but not blocked evictions."""
-    queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
     queue.note_blocked(a_vmi(), a_hold(), NOW)
@@ -262,9 +258,8 @@ def test_another_replica_takes_over() -> None:
     assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
 
 
-def test_an_end_that_another_replica_reports() -> None:
+def test_an_end_that_another_replica_reports(queue: Queue) -> None:
     """The end of an evacuation that another replica reports is forgotten."""
-    queue = Queue()
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
     queue.find([], NOW + 15)
@@ -273,11 +268,9 @@ def test_an_end_that_another_replica_reports() -> None:
     assert queue.write(NOW + 60) == []
 
 
-def test_what_begins_while_an_event_is_being_written_is_due() -> None:
+def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> None:
     """The result of a write belongs to the episode that was written."""
-    queue = Queue()
-    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
-    queue.note_blocked(a_vmi(), running, NOW)
+    queue.note_blocked(a_vmi(), RUNNING, NOW)
     taken = queue.take(NOW)
     assert taken is not None
     queue.note_blocked(a_vmi(), a_hold(), NOW)
@@ -286,9 +279,8 @@ def test_what_begins_while_an_event_is_being_written_is_due() -> None:
     assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
 
 
-def test_a_clock_that_goes_back_stops_nothing() -> None:
+def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:
     """After the clock goes back the limits still hold and Events are still written."""
-    queue = Queue()
     queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)
@@ -298,7 +290,6 @@ def test_a_clock_that_goes_back_stops_nothing() -> None:
 
 def test_two_replicas_identify_an_episode_alike() -> None:
     """Two replicas give the same episode the same Event name."""
-    running = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
     longer = a_hold(released_at=NOW + 9000, not_before=NOW + 9000)
 
     def identify(verdict: Verdict, asked: float, now: float) -> str:
@@ -319,7 +310,7 @@ def test_two_replicas_identify_an_episode_alike() -> None:
         identify(a_hold(), NOW, NOW),
         identify(a_hold(), NOW, NOW + REPEATED_AFTER),
         identify(longer, NOW, NOW),
-        identify(running, NOW, NOW),
+        identify(RUNNING, NOW, NOW),
         identify_stuck(NOW, NOW),
         identify_stuck(NOW, NOW + REPEATED_AFTER),
         identify_stuck(NOW, NOW, node="n2"),

@@ -1,5 +1,6 @@
 """Which reasons the store holds for a VMI, for how long, and in which order."""
 
+import pytest
 from msgspec.structs import replace
 
 from exporter.engine.model import Fact, Resource, Why, WhySource
@@ -32,18 +33,22 @@ def count_reasons(store: ClockedStore) -> int:
     return len(vars(store)["_reasons"])
 
 
-def test_those_of_the_vmi_its_attempts_and_their_pods() -> None:
+@pytest.fixture
+def store() -> ClockedStore:
+    """An empty store."""
+    return a_store(now=NOW)
+
+
+def test_those_of_the_vmi_its_attempts_and_their_pods(store: ClockedStore) -> None:
     """Reasons come from the VMI, its VMIMs and pods; those without date come first."""
-    store = a_store()
     put(store, EVACUATING, STAYS)
     put(store, FAILED, FAILURE)
     put(store, TARGET, FULL)
     assert reasons(store) == (STAYS, FAILURE, FULL)
 
 
-def test_a_later_version_replaces_them() -> None:
+def test_a_later_version_replaces_them(store: ClockedStore) -> None:
     """A new version of an object replaces its reasons."""
-    store = a_store()
     put(store, EVACUATING, STAYS)
     put(store, TARGET, FULL)
     put(store, EVACUATING)
@@ -51,9 +56,8 @@ def test_a_later_version_replaces_them() -> None:
     assert reasons(store) == (PULL,)
 
 
-def test_the_cause_outlives_its_pod() -> None:
+def test_the_cause_outlives_its_pod(store: ClockedStore) -> None:
     """The reasons of a deleted target pod stay until the VM has moved."""
-    store = a_store(now=NOW)
     put(store, EVACUATING)
     put(store, WAITING)
     put(store, TARGET, FULL, PULL)
@@ -67,9 +71,8 @@ def test_the_cause_outlives_its_pod() -> None:
     assert reasons(store) == ()
 
 
-def test_the_reasons_of_deleted_objects_end_with_the_evacuation() -> None:
+def test_the_reasons_of_deleted_objects_end_with_the_evacuation(store: ClockedStore) -> None:
     """A later evacuation of the VMI has no reasons of the earlier one."""
-    store = a_store(now=NOW)
     put(store, EVACUATING)
     put(store, WAITING)
     put(store, replace(TARGET, phase="Failed"), PULL)
@@ -80,18 +83,16 @@ def test_the_reasons_of_deleted_objects_end_with_the_evacuation() -> None:
     assert reasons(store) == ()
 
 
-def test_a_deleted_vmim_is_remembered_too() -> None:
+def test_a_deleted_vmim_is_remembered_too(store: ClockedStore) -> None:
     """The reasons of a deleted VMIM stay during the evacuation."""
-    store = a_store()
     put(store, EVACUATING)
     put(store, FAILED, FAILURE)
     store.remove(Resource.VMIMS, "shop", "mig-1")
     assert reasons(store) == (FAILURE,)
 
 
-def test_idle_vmis_have_none() -> None:
+def test_idle_vmis_have_none(store: ClockedStore) -> None:
     """Without an evacuation finished attempts have no reasons."""
-    store = a_store()
     put(store, EVACUATING)
     put(store, FAILED, FAILURE)
     put(store, a_vmi())
@@ -101,9 +102,8 @@ def test_idle_vmis_have_none() -> None:
     assert count_reasons(store) == 0
 
 
-def test_whatever_comes_first() -> None:
+def test_whatever_comes_first(store: ClockedStore) -> None:
     """VMIMs and pods may be read before the VMI."""
-    store = a_store()
     put(store, TARGET, FULL)
     put(store, FAILED, FAILURE)
     put(store, EVACUATING)
@@ -116,9 +116,8 @@ def test_whatever_comes_first() -> None:
     assert reasons(late) == (FULL,)
 
 
-def test_the_pod_of_another_namespace_gives_none() -> None:
+def test_the_pod_of_another_namespace_gives_none(store: ClockedStore) -> None:
     """A pod of another namespace gives no reason to this VMI."""
-    store = a_store()
     put(store, EVACUATING)
     put(store, replace(TARGET, namespace="evil"), FULL)
     assert reasons(store) == ()
@@ -126,9 +125,8 @@ def test_the_pod_of_another_namespace_gives_none() -> None:
     assert reasons(store) == ()
 
 
-def test_an_attempt_from_before_the_request_is_no_reason() -> None:
+def test_an_attempt_from_before_the_request_is_no_reason(store: ClockedStore) -> None:
     """Attempts from before the request give no reason."""
-    store = a_store(now=NOW)
     put(store, a_vmi())
     put(store, FAILED, FAILURE)
     put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5.0))
@@ -142,26 +140,23 @@ def test_an_attempt_from_before_the_request_is_no_reason() -> None:
     assert reasons(store) == (at_the_request,)
 
 
-def test_a_list_of_idle_vmis_leaves_nothing() -> None:
+def test_a_list_of_idle_vmis_leaves_nothing(store: ClockedStore) -> None:
     """Reasons that were read before their VMI are dropped if it is not evacuating."""
-    store = a_store()
     put(store, FAILED, FAILURE)
     assert count_reasons(store) == 1
     put(store, a_vmi())
     assert count_reasons(store) == 0
 
 
-def test_an_idle_vmi_says_why_it_stays() -> None:
+def test_an_idle_vmi_says_why_it_stays(store: ClockedStore) -> None:
     """The reason of LiveMigratable is there without an evacuation."""
-    store = a_store()
     word = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
     put(store, a_vmi(), word)
     assert reasons(store) == (word,)
 
 
-def test_a_vmi_that_goes_takes_its_reasons_along() -> None:
+def test_a_vmi_that_goes_takes_its_reasons_along(store: ClockedStore) -> None:
     """A deleted VMI takes its reasons with it."""
-    store = a_store()
     put(store, EVACUATING, STAYS)
     put(store, TARGET, FULL)
     store.remove(Resource.PODS, "shop", "target")
@@ -173,9 +168,8 @@ def test_a_vmi_that_goes_takes_its_reasons_along() -> None:
     assert count_reasons(store) == 0
 
 
-def test_the_newest_eight_without_repetitions() -> None:
+def test_the_newest_eight_without_repetitions(store: ClockedStore) -> None:
     """At most eight reasons are listed; repeated messages and failures are listed once."""
-    store = a_store()
     on_vmi = Why(WhySource.FAILED_ATTEMPT, "", "qemu crashed", NOW)
     on_vmim = Why(WhySource.FAILED_ATTEMPT, "", "qemu crashed (after Running 2m)", NOW)
     put(store, EVACUATING, STAYS, on_vmi)
@@ -193,11 +187,10 @@ def test_the_newest_eight_without_repetitions() -> None:
     assert on_vmi not in told
 
 
-def test_node_selectors_explain_the_scheduler_s_message() -> None:
+def test_node_selectors_explain_the_scheduler_s_message(store: ClockedStore) -> None:
     """Node selectors are listed only after a message of the scheduler."""
     selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
     added = Why(WhySource.POD_SCHEDULED, "AddedNodeSelector", "disk=ssd")
-    store = a_store()
     put(store, EVACUATING, selector)
     put(store, WAITING, added)
     assert reasons(store) == ()
@@ -208,18 +201,16 @@ def test_node_selectors_explain_the_scheduler_s_message() -> None:
     assert reasons(store) == (PULL, FAILURE, FULL, selector, added)
 
 
-def test_node_selectors_follow_the_newest_message_of_the_scheduler() -> None:
+def test_node_selectors_follow_the_newest_message_of_the_scheduler(store: ClockedStore) -> None:
     """With messages of two attempts the selectors stand after the newer one."""
     selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
     older = replace(FULL, message="0/2 nodes are available", at=NOW - 600.0)
-    store = a_store()
     put(store, EVACUATING, selector)
     put(store, TARGET, FULL, older)
     assert reasons(store) == (FULL, selector, older)
 
 
-def test_reasons_change_no_verdict() -> None:
+def test_reasons_change_no_verdict(store: ClockedStore) -> None:
     """Reasons alone are no news about a VMI."""
-    store = a_store()
     store.put(EVACUATING)
     assert not store.put(EVACUATING, (STAYS,))

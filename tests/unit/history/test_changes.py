@@ -6,14 +6,24 @@ from typing import Any
 import pytest
 
 from exporter.engine.changes import Notice, NoticeKind
-from exporter.engine.evidence import FAILURES_KEPT, Marker
+from exporter.engine.evidence import FAILURES_KEPT
 from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
-from exporter.engine.store import Store
 from exporter.history.changes import AWAITED_FOR, SLICE, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
-from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_store, a_vmi, a_vmim
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    a_state,
+    a_store,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
 from tests.support.stored_history import finish
 from tests.support.stores import pending_changes, put, remove
+from tests.unit.engine.test_evidence import marker_of, seen
 from tests.unit.history.life import Life, told_by
 
 
@@ -23,9 +33,14 @@ WINDOW = 86_400.0
 def some_changes(*facts: Fact) -> PendingChanges:
     """A changes of such a store, which it has followed."""
     changes = pending_changes(a_store(now=NOW), window=WINDOW)
-    put(changes.store, *facts)
-    finish(changes.encode_changed(NOW))
+    follow(changes, *facts)
     return changes
+
+
+def follow(changes: PendingChanges, *facts: Fact, at: float = NOW) -> None:
+    """It follows its store, which hears of these."""
+    put(changes.store, *facts)
+    finish(changes.encode_changed(at))
 
 
 def shards(changes: PendingChanges) -> list[bytes]:
@@ -37,15 +52,13 @@ def an_heir(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
     """Another process, which read that history and then saw the cluster as it is."""
     changes = some_changes()
     take(changes, kept)
-    put(changes.store, *facts)
-    finish(changes.encode_changed(NOW))
+    follow(changes, *facts)
     return changes
 
 
 def a_moved_vmi(**overrides: Any) -> Vmi:
     """A VMI whose migration m1 has ended."""
-    state = MigrationState("m1", NOW - 60, ended=True, end=NOW - 30, outcome=Outcome.SUCCEEDED)
-    return a_vmi(**({"migration": state} | overrides))
+    return a_vmi(**({"migration": a_state(start=NOW - 60, end=NOW - 30)} | overrides))
 
 
 class TestFollowing:
@@ -62,11 +75,9 @@ class TestFollowing:
         shard = shard_of(UID)
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (1, [shard], NOW)
         changes.note_written(shard)
-        put(changes.store, a_moved_vmi(node="n2"))
-        finish(changes.encode_changed(NOW + 1))
+        follow(changes, a_moved_vmi(node="n2"), at=NOW + 1)
         assert (changes.unwritten, changes.unwritten_since) == ([], None), "nothing to remember"
-        put(changes.store, a_moved_vmi(evacuation_node="n1"))
-        finish(changes.encode_changed(NOW + 2))
+        follow(changes, a_moved_vmi(evacuation_node="n1"), at=NOW + 2)
         assert (changes.unwritten, changes.unwritten_since) == ([shard], NOW + 2)
 
     def test_pruned_with_the_vmi(self) -> None:
@@ -75,9 +86,7 @@ class TestFollowing:
         remove(changes.store, Resource.VMIS, NAMESPACE, NAME)
         finish(changes.encode_changed(NOW))
         assert len(changes) == 0
-        put(changes.store, a_moved_vmi())
-        put(changes.store, a_vmi(uid="another"))
-        finish(changes.encode_changed(NOW))
+        follow(changes, a_moved_vmi(), a_vmi(uid="another"))
         assert len(changes) == 0
 
     def test_size(self) -> None:
@@ -86,8 +95,7 @@ class TestFollowing:
         changes = some_changes(a_moved_vmi())
         alone = changes.size
         assert alone > 30
-        put(changes.store, a_moved_vmi(name="b", uid="b"))
-        finish(changes.encode_changed(NOW))
+        follow(changes, a_moved_vmi(name="b", uid="b"))
         assert changes.size > alone
         remove(changes.store, Resource.VMIS, NAMESPACE, "b")
         finish(changes.encode_changed(NOW))
@@ -147,18 +155,6 @@ class TestVmisNotSeen:
 class TestRecalling:
     """What a stored history says is joined with what is known, in either order."""
 
-    @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
-    def test_migrations(self, *, late: bool) -> None:
-        """Of two processes each knew one migration."""
-        kept = shards(some_changes(a_moved_vmi()))
-        other = a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW - 10))
-        heir = an_heir([] if late else kept, other)
-        if late:
-            take(heir, kept)
-        evidence = heir.store.evidence(NAMESPACE, NAME)
-        assert evidence is not None
-        assert set(evidence.history.records()) == {"m1", "m2"}
-
     def test_a_vmim_recalled_is_bound(self) -> None:
         """It was this VMI's migration in an earlier life, whatever its creation says."""
         heir = an_heir(
@@ -166,9 +162,7 @@ class TestRecalling:
             a_vmi(created=NOW),
             a_vmim(created=NOW - 900, phase="Running", handed_off=True),
         )
-        evidence = heir.store.evidence(NAMESPACE, NAME)
-        assert evidence is not None
-        assert evidence.unfinished() is not None
+        assert seen(heir.store).unfinished() is not None
 
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_a_request(self, *, late: bool) -> None:
@@ -183,8 +177,8 @@ class TestRecalling:
                 take(heir, shards(before))
             else:
                 put(later, *facts)
-        marker = evacuation(later)
-        assert marker.requested_at == evacuation(before.store).requested_at
+        marker = marker_of(later)
+        assert marker.requested_at == marker_of(before.store).requested_at
         assert marker.failed_since_request() == 72
         assert len(marker.failed) == FAILURES_KEPT
 
@@ -196,12 +190,7 @@ class TestRecalling:
                 a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 4_000), id="asked-anew"
             ),
             pytest.param(
-                a_vmi(
-                    evacuation_node="n1",
-                    migration=MigrationState(
-                        "m9", NOW + 50, ended=True, end=NOW + 90, outcome=Outcome.SUCCEEDED
-                    ),
-                ),
+                a_vmi(evacuation_node="n1", migration=a_state(uid="m9", start=None, end=NOW + 90)),
                 id="moved-and-back",
             ),
         ],
@@ -214,8 +203,8 @@ class TestRecalling:
         later.now = NOW + 5_000
         take(heir, shards(before))
         later.put(now)
-        assert evacuation(later).failed_since_request() == 0
-        assert evacuation(later).requested_at > NOW
+        assert marker_of(later).failed_since_request() == 0
+        assert marker_of(later).requested_at > NOW
 
     def test_nothing_new(self) -> None:
         """What is known already changes no answer, marks no VMI as changed, and is not written."""
@@ -235,16 +224,14 @@ class TestUnwritten:
 
     def test_an_equal_history_in_another_encoding(self) -> None:
         """With an ending that does not matter any more, and with one less: nothing is unwritten."""
-        old = a_vmim(
-            uid="old", name="old", phase="Succeeded", finished=True, handed_off=True,
-            finished_at=NOW - WINDOW - 60, outcome=Outcome.SUCCEEDED,
-        )  # fmt: skip
+        old = an_ended_vmim(
+            uid="old", name="old", start=None, end=None, finished_at=NOW - WINDOW - 60
+        )
         changes = some_changes(a_moved_vmi(), old)
         shard = shard_of(UID)
         with_it = some_changes()
         with_it.window = 2 * WINDOW
-        put(with_it.store, a_moved_vmi(), old)
-        finish(with_it.encode_changed(NOW))
+        follow(with_it, a_moved_vmi(), old)
         assert with_it.seal(shard) != changes.seal(shard)
         assert changes.unwritten_since == NOW
         finish(changes.load(shard, with_it.seal(shard), NOW))
@@ -334,11 +321,3 @@ def take(changes: PendingChanges, kept: Iterable[bytes], now: float = NOW) -> No
     """Read these shards."""
     for raw in kept:
         finish(changes.merge(raw, now))
-
-
-def evacuation(store: Store) -> Marker:
-    """The marker of the one VMI, which must be there."""
-    evidence = store.evidence(NAMESPACE, NAME)
-    assert evidence is not None
-    assert evidence.marker is not None
-    return evidence.marker

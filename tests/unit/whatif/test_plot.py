@@ -34,19 +34,15 @@ def test_panels_are_labelled(tmp_path: Path) -> None:
 
 def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None:
     """Its panels are empty."""
-    tale = Tale()
-    tale.end(60)
-    draw(tale.played(), tmp_path / "plot.png")
+    draw(Tale().played(60), tmp_path / "plot.png")
 
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_a_year_beyond_the_calendar_is_an_error(tmp_path: Path) -> None:
     """One line with a wrong clock is enough for that."""
-    tale = Tale()
-    tale.end(253_000_000_000.0 - NOW)
     with pytest.raises(CannotDraw, match=r"9987-.* is too late"):
-        draw(tale.played(), tmp_path / "plot.png")
+        draw(Tale().played(253_000_000_000.0 - NOW), tmp_path / "plot.png")
 
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:

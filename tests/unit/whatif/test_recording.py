@@ -40,6 +40,7 @@ from tests.support.builders import (
 )
 
 
+SETTINGS = KubeVirtSettings(MigrationLimits(9, 3), "LiveMigrate", updating=True)
 PASSWORD = "hunter2-and-more"
 
 
@@ -79,12 +80,7 @@ def a_file() -> bytes:
         (Resource.VMIMS, a_vmim()),
         (Resource.VMIMS, an_ended_vmim()),
         (Resource.PODS, a_pod(eviction_in_progress=True)),
-        (
-            Resource.KUBEVIRTS,
-            KubeVirtSettings(
-                MigrationLimits(cluster=9, outbound_per_node=3), "LiveMigrate", updating=True
-            ),
-        ),
+        (Resource.KUBEVIRTS, SETTINGS),
     ],
 )
 def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> None:

@@ -40,7 +40,7 @@ from exporter.whatif.account import (
 from exporter.whatif.recording import Kind, Recorded
 from exporter.whatif.stuck_timers import ALERT_FOR
 from tests.generate.rules import all_alerts, load_groups
-from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim, an_ended_vmim
+from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim
 from tests.support.replaying import play
 
 
@@ -114,19 +114,15 @@ class Tale:
         moved: dict[str, Any] = {"evacuation_node": "", "eviction_requested_at": None}
         moved["node"] = "n2" if vmi.node == "n1" else "n1"
         self.change(at + lasts, name, migration=ended, **({} if fails else moved))
-        final = an_ended_vmim(
-            name=uid,
-            uid=uid,
-            vmi_name=name,
-            created=NOW + at,
+        final = replace(
+            vmim,
             phase="Failed" if fails else "Succeeded",
+            finished=True,
             finished_at=NOW + at + lasts + 1,
+            handed_off=True,
             start=state.start,
             end=ended.end,
             outcome=outcome,
-            evacuates=vmim.evacuates,
-            trigger=vmim.trigger,
-            priority=priority,
         )
         self.tell(at + lasts + 1, final)
 
@@ -135,48 +131,45 @@ class Tale:
         self.mark(at, name)
         self.attempt(at + 1, name, **how)
 
+    def delete(self, at: float, resource: Resource, name: str = NAME, uid: str = "") -> None:
+        """Delete an object."""
+        gone = Recorded(NOW + at, Kind.DELETED, resource, namespace=NAMESPACE, name=name, uid=uid)
+        self.events.append(gone)
+
     def end(self, at: float) -> None:
         """End the recording."""
         self.events.append(Recorded(NOW + at, Kind.ENDED))
 
-    def played(self, *contenders: Contender) -> Comparison:
-        """Play the events for these contenders."""
-        return play(self.events, contenders or (OURS,))
+    def played(self, end: float, *contenders: Contender) -> Comparison:
+        """Play the events for these contenders, up to the recording's end."""
+        return play([*self.events, Recorded(NOW + end, Kind.ENDED)], contenders or (OURS,))
 
-    def account(self, contender: Contender = OURS) -> Account:
-        """Play the events for one contender."""
-        return self.played(contender).accounts[0]
+    def account(self, end: float, contender: Contender = OURS) -> Account:
+        """Play the events for one contender, up to the recording's end."""
+        return self.played(end, contender).accounts[0]
+
+
+@pytest.fixture
+def tale() -> Tale:
+    """A recording of one VM."""
+    return Tale()
 
 
 class TestEvictions:
     """Which evictions a policy decides about, and what follows from the decision."""
 
-    def test_the_first_is_allowed_and_what_follows_happens(self) -> None:
-        """An idle VMI may be moved, and its migration is counted."""
-        tale = Tale()
-        tale.evict(10)
-        tale.end(HOUR)
-        account = tale.account()
-
-        assert (account.asked, account.allowed, account.refused.total()) == (1, 1, 0)
-        assert account.migrations.ended == 1
-        assert account.migrations.per_vm == {1: 1}
-
-    def test_a_second_within_the_cooldown_is_refused(self) -> None:
+    def test_a_second_within_the_cooldown_is_refused(self, tale: Tale) -> None:
         """Its migration happens only under the policy that allowed it."""
-        tale = Tale()
         tale.evict(10)
         tale.evict(10 * MINUTE)
-        tale.end(HOUR)
-        ours, none = tale.played(OURS, NONE).accounts
+        ours, none = tale.played(HOUR, OURS, NONE).accounts
 
         assert ours.refused == {Reason.COOLDOWN: 1}
         assert (ours.allowed, ours.migrations.ended) == (1, 1)
         assert (none.allowed, none.migrations.ended) == (2, 2)
 
-    def test_failed_attempts_are_counted_by_reason(self) -> None:
+    def test_failed_attempts_are_counted_by_reason(self, tale: Tale) -> None:
         """By the recorded reason, else by what the objects show; a refused one is not counted."""
-        tale = Tale()
         tale.evict(10)
         tale.evict(10 * MINUTE, fails=True)
         tale.change(20 * MINUTE, evacuation_node="")
@@ -191,16 +184,14 @@ class TestEvictions:
             tale.tell(8 * HOUR, fact, Kind.ADDED)
         failed = {"phase": "Failed", "finished": True, "outcome": Outcome.FAILED}
         tale.tell(8 * HOUR + MINUTE, replace(waiting, **failed))
-        tale.end(9 * HOUR)
-        ours, none = tale.played(OURS, NONE).accounts
+        ours, none = tale.played(9 * HOUR, OURS, NONE).accounts
 
         seen = {EndReason.LIBVIRT: 1, EndReason.UNSCHEDULABLE: 1}
         assert ours.migrations.reasons == seen
         assert none.migrations.reasons == seen | {EndReason.OTHER: 1}
 
-    def test_attempts_without_a_uid_are_counted_each(self) -> None:
+    def test_attempts_without_a_uid_are_counted_each(self, tale: Tale) -> None:
         """A target that was scheduled after a while is not why its migration failed."""
-        tale = Tale()
         failed = {"phase": "Failed", "finished": True, "outcome": Outcome.FAILED}
         for name in ("first", "second"):
             waiting = a_vmim(name=name, uid="", created=NOW + MINUTE)
@@ -213,22 +204,19 @@ class TestEvictions:
         late = a_vmim(name="late", uid="late", created=NOW + 3 * MINUTE)
         tale.tell(3 * MINUTE, late, Kind.ADDED)
         tale.tell(5 * MINUTE, replace(late, **failed))
-        tale.end(HOUR)
 
-        assert tale.account().migrations.reasons == {EndReason.OTHER: 3}
+        assert tale.account(HOUR).migrations.reasons == {EndReason.OTHER: 3}
 
-    def test_an_exception_has_its_own_cooldown(self) -> None:
+    def test_an_exception_has_its_own_cooldown(self, tale: Tale) -> None:
         """Its VMs are counted with their evictions, and take no more time than it says."""
         own = Policy(migration_cooldown=MINUTE)
-        tale = Tale()
         tale.evict(10)
         tale.evict(10 * MINUTE)
-        tale.end(HOUR)
         entries = tuple(
             Override(name=name, policy=own, namespaces=(namespace,))
             for name, namespace in (("short", NAMESPACE), ("unused", "elsewhere"))
         )
-        account = tale.account(Contender(name="own", policy=Policy(overrides=entries)))
+        account = tale.account(HOUR, Contender(name="own", policy=Policy(overrides=entries)))
 
         assert (account.allowed, account.cooldown_seconds) == (2, 3 * MINUTE)
         short, unused = account.touched["short"], account.touched["unused"]
@@ -236,126 +224,84 @@ class TestEvictions:
         assert (short.allowed, short.refused) == (2, 0)
         assert unused == Touched()
 
-    def test_an_exception_that_blocks_refuses(self) -> None:
+    def test_an_exception_that_blocks_refuses(self, tale: Tale) -> None:
         """A drain of its VM takes the refusal back."""
         entry = Override(name="no", policy=Policy(block=True), namespaces=(NAMESPACE,))
-        tale = Tale()
         tale.evict(10)
         tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
-        tale.end(HOUR)
-        account = tale.account(Contender(name="own", policy=Policy(overrides=(entry,))))
+        account = tale.account(HOUR, Contender(name="own", policy=Policy(overrides=(entry,))))
 
         assert (account.refused[Reason.POLICY], account.others) == (1, 1)
         assert (account.touched["no"].allowed, account.touched["no"].refused) == (0, 1)
         assert account.migrations.ended == 1
 
-    def test_an_update_of_kubevirt_refuses_all(self) -> None:
+    def test_an_update_of_kubevirt_refuses_all(self, tale: Tale) -> None:
         """With the guard on, until KubeVirt has updated its VMs."""
-        tale = Tale()
         updating = KubeVirtSettings(updating=True)
         tale.events.append(Recorded(NOW + 5, Kind.ADDED, Resource.KUBEVIRTS, updating))
         tale.evict(10)
         done = KubeVirtSettings()
         tale.events.append(Recorded(NOW + HOUR, Kind.MODIFIED, Resource.KUBEVIRTS, done))
         tale.evict(HOUR + MINUTE)
-        tale.end(2 * HOUR)
         guarded = Contender(name="own", policy=Policy(guard_platform_update=True))
-        ours, own = tale.played(OURS, guarded).accounts
+        ours, own = tale.played(2 * HOUR, OURS, guarded).accounts
 
         assert (ours.allowed, own.allowed) == (2, 1)
         assert own.refused == {Reason.PLATFORM_UPDATE: 1}
 
-    def test_a_refused_eviction_counts_towards_no_cooldown(self) -> None:
+    def test_a_refused_eviction_counts_towards_no_cooldown(self, tale: Tale) -> None:
         """The next one is allowed after the cooldown of the last migration that happened."""
-        tale = Tale()
         tale.evict(10)
         for minutes in (5, 9, 13):
             tale.evict(minutes * MINUTE)
         tale.evict(20 * MINUTE)
-        tale.end(HOUR)
-        account = tale.account()
+        account = tale.account(HOUR)
 
         assert (account.allowed, account.refused) == (2, {Reason.COOLDOWN: 3})
         assert account.migrations.ended == 2
 
-    def test_the_first_list_has_no_evictions(self) -> None:
+    def test_the_first_list_has_no_evictions(self, tale: Tale) -> None:
         """An evacuation that was already running was requested before the recording."""
-        tale = Tale()
         first = tale.events.pop(0)
         assert isinstance(first.fact, Vmi)
         tale.events.insert(0, replace(first, fact=replace(first.fact, evacuation_node="n1")))
-        tale.end(HOUR)
 
-        assert tale.account().asked == 0
+        assert tale.account(HOUR).asked == 0
 
-    def test_another_node_is_another_eviction(self) -> None:
-        """A marker that changes its node is a new eviction."""
-        tale = Tale()
+    def test_another_node_is_another_eviction(self, tale: Tale) -> None:
+        """A marker that changes its node is a new eviction; other changes of the VMI are none."""
         tale.mark(10)
+        tale.change(15, migratable=False)
         tale.change(20, evacuation_node="n9")
-        tale.end(HOUR)
 
-        assert tale.account().asked == 2
+        assert tale.account(HOUR).asked == 2
 
-    def test_an_unchanged_marker_is_no_eviction(self) -> None:
-        """Other changes of an evacuating VMI need no decision."""
-        tale = Tale()
-        tale.mark(10)
-        tale.change(20, migratable=False)
-        tale.change(30, migratable=True)
-        tale.end(HOUR)
-
-        assert tale.account().asked == 1
-
-    def test_a_refused_evacuation_leaves_no_trace_of_its_failures(self) -> None:
+    def test_a_refused_evacuation_leaves_no_trace_of_its_failures(self, tale: Tale) -> None:
         """Its VMIMs make nothing stuck and count as no migration."""
-        tale = Tale()
         tale.evict(10)
         tale.mark(5 * MINUTE)
         for minutes in (6, 10, 15, 25):
             tale.attempt(minutes * MINUTE, fails=True)
-        tale.end(3 * HOUR)
-        ours, none = tale.played(OURS, NONE).accounts
+        ours, none = tale.played(3 * HOUR, OURS, NONE).accounts
 
         assert (ours.stuck.found, ours.migrations.ended) == (0, 1)
         assert (none.stuck.found, none.migrations.ended) == (1, 5)
 
-    def test_a_migration_by_hand_always_happens(self) -> None:
-        """It needs no decision, and starts a cooldown."""
-        tale = Tale()
-        tale.attempt(10, by_hand=True)
-        tale.evict(5 * MINUTE)
-        tale.end(HOUR)
-        account = tale.account()
-
-        assert account.migrations.ended == 1
-        assert account.refused == {Reason.COOLDOWN: 1}
-
-    def test_one_by_hand_during_a_refused_evacuation_happens_too(self) -> None:
-        """Its VMIM shows that it is not part of the evacuation."""
-        tale = Tale()
+    @pytest.mark.parametrize("late", [False, True], ids=["before", "after-its-vmi"])
+    def test_one_by_hand_during_a_refused_evacuation_happens_too(
+        self, tale: Tale, *, late: bool
+    ) -> None:
+        """Its VMIM, once it arrives, shows that it is not part of the evacuation."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, by_hand=True)
-        tale.end(HOUR)
+        number = max(i for i, event in enumerate(tale.events) if event.kind is Kind.ADDED)
+        tale.events.insert(number + 2 * late, tale.events.pop(number))
 
-        assert tale.account().migrations.ended == 2
+        assert tale.account(HOUR).migrations.ended == 2
 
-    def test_a_drain_needs_no_decision(self) -> None:
-        """The priority of its VMIM, which arrives later, takes the decision back."""
-        tale = Tale()
-        tale.evict(10)
-        tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
-        tale.end(HOUR)
-        account = tale.account()
-
-        assert (account.asked, account.others, account.refused.total()) == (1, 1, 0)
-        assert account.migrations.ended == 2
-        assert sum(account.refused_over_time.bins) == 0
-
-    def test_a_decision_taken_back_hides_nothing(self) -> None:
+    def test_a_decision_taken_back_hides_nothing(self, tale: Tale) -> None:
         """The hidden marker and the hidden failure count again."""
-        tale = Tale()
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, fails=True)
@@ -365,29 +311,15 @@ class TestEvictions:
         for number in range(2):
             failed = replace(vmim, name=f"f{number}", uid=f"f{number}", phase="Failed")
             tale.tell(9 * MINUTE + number, replace(failed, finished=True), Kind.ADDED)
-        tale.end(HOUR)
-        account = tale.account()
+        account = tale.account(HOUR)
 
-        assert (account.others, account.refused.total()) == (1, 0)
+        assert (account.asked, account.others, account.refused.total()) == (1, 1, 0)
         assert (account.migrations.ended, account.migrations.failed) == (2, 1)
         assert account.stuck.longest[0].stuck_at == NOW + 9 * MINUTE + 1
         assert account.stuck.longest[0].requested_at == NOW + 5 * MINUTE
 
-    def test_one_by_hand_whose_vmim_arrives_late_happens_too(self) -> None:
-        """It was hidden only until its VMIM arrived."""
-        tale = Tale()
-        tale.evict(10)
-        tale.mark(5 * MINUTE)
-        tale.attempt(6 * MINUTE, by_hand=True)
-        number = max(i for i, event in enumerate(tale.events) if event.kind is Kind.ADDED)
-        tale.events.insert(number + 2, tale.events.pop(number))
-        tale.end(HOUR)
-
-        assert tale.account().migrations.ended == 2
-
-    def test_a_migration_that_was_running_is_not_hidden_by_a_refusal(self) -> None:
+    def test_a_migration_that_was_running_is_not_hidden_by_a_refusal(self, tale: Tale) -> None:
         """Without recorded VMIMs, it is recognized because it began before the eviction."""
-        tale = Tale()
         tale.attempt(10, by_hand=True)
         tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
         marked = next(i for i, event in enumerate(tale.events) if _runs(event.fact)) + 1
@@ -395,104 +327,68 @@ class TestEvictions:
         assert isinstance(began, Vmi)
         mark = replace(began, evacuation_node="n1")
         tale.events.insert(marked, Recorded(NOW + 30, Kind.MODIFIED, Resource.VMIS, mark))
-        tale.end(HOUR)
-        account = tale.account()
+        account = tale.account(HOUR)
 
         assert account.refused == {Reason.MIGRATION_IN_PROGRESS: 1}
         assert account.migrations.ended == 1
 
-    def test_a_migration_after_a_refused_evacuation_happens(self) -> None:
+    def test_a_migration_after_a_refused_evacuation_happens(self, tale: Tale) -> None:
         """Without recorded VMIMs, an evacuation ends with its marker."""
-        tale = Tale()
         tale.evict(10)
         tale.evict(5 * MINUTE)
         tale.attempt(HOUR, by_hand=True)
         tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
-        tale.end(2 * HOUR)
-        account = tale.account()
+        account = tale.account(2 * HOUR)
 
         assert (account.refused.total(), account.migrations.ended) == (1, 2)
 
-    def test_a_drain_is_recognized_if_its_vmim_arrives_first(self) -> None:
+    def test_a_drain_is_recognized_if_its_vmim_arrives_first(self, tale: Tale) -> None:
         """The watches of VMIs and VMIMs have no order between them."""
-        tale = Tale()
         tale.evict(10)
         tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
         _swap_marker_and_vmim(tale)
-        tale.end(HOUR)
 
-        assert tale.account().others == 1
+        assert tale.account(HOUR).others == 1
 
-    def test_an_eviction_is_decided_on_the_evidence_from_before_it(self) -> None:
-        """Its own VMIM, if that arrives first, is no reason to refuse it."""
-        tale = Tale()
+    def test_a_vmim_before_a_refused_marker_is_hidden_again(self, tale: Tale) -> None:
+        """It is as if it had never existed; and before an allowed one it is no reason to refuse."""
         tale.evict(10)
-        tale.evict(30 * MINUTE)
-        _swap_marker_and_vmim(tale)
-        tale.end(HOUR)
-
-        assert tale.account().refused.total() == 0
-
-    def test_a_vmim_before_a_refused_marker_is_hidden_again(self) -> None:
-        """The store is as if the VMIM had never existed."""
-        tale = Tale()
-        tale.evict(10)
-        tale.evict(5 * MINUTE)
-        _swap_marker_and_vmim(tale)
-        tale.evict(40 * MINUTE)
-        tale.end(HOUR)
-        account = tale.account()
+        for minutes in (5, 40):
+            tale.evict(minutes * MINUTE)
+            _swap_marker_and_vmim(tale)
+        account = tale.account(HOUR)
 
         assert account.refused == {Reason.COOLDOWN: 1}
         assert account.migrations.ended == 2
 
-    def test_the_guards_refuse_what_the_reference_allows(self) -> None:
+    def test_the_guards_refuse_what_the_reference_allows(self, tale: Tale) -> None:
         """A VMIM that was pending before the eviction blocks it only with the guard."""
-        tale = Tale()
         tale.tell(10, a_vmim(created=NOW + 10, vmi_name=NAME), Kind.ADDED)
         tale.mark(20)
-        tale.end(HOUR)
-        ours, reference = tale.played(OURS, BUILTIN["reference"]).accounts
+        ours, reference = tale.played(HOUR, OURS, BUILTIN["reference"]).accounts
 
         assert ours.refused == {Reason.MIGRATION_IN_PROGRESS: 1}
         assert reference.refused == {}
 
-    def test_two_vmims_with_one_uid_are_no_failure(self) -> None:
+    def test_two_vmims_with_one_uid_are_no_failure(self, tale: Tale) -> None:
         """No cluster has that, but a file may."""
-        tale = Tale()
         for name in ("one", "two"):
             tale.tell(10, a_vmim(name=name, uid="same", vmi_name=NAME), Kind.ADDED)
         for name in ("one", "two"):
-            gone = Recorded(
-                NOW + 20, Kind.DELETED, Resource.VMIMS, namespace=NAMESPACE, name=name, uid="same"
-            )
-            tale.events.append(gone)
+            tale.delete(20, Resource.VMIMS, name, "same")
         tale.evict(30)
-        tale.end(HOUR)
 
-        assert tale.account().allowed == 1
+        assert tale.account(HOUR).allowed == 1
 
-    def test_a_recreated_vm_starts_clean(self) -> None:
+    def test_a_recreated_vm_starts_clean(self, tale: Tale) -> None:
         """It inherits neither cooldown nor refusal."""
-        tale = Tale()
         tale.evict(10)
         tale.mark(5 * MINUTE)
-        vmi = tale.vmis[NAME]
-        tale.events.append(
-            Recorded(
-                NOW + 6 * MINUTE,
-                Kind.DELETED,
-                Resource.VMIS,
-                namespace=NAMESPACE,
-                name=NAME,
-                uid=vmi.uid,
-            )
-        )
+        tale.delete(6 * MINUTE, Resource.VMIS, uid=tale.vmis[NAME].uid)
         tale.vmis[NAME] = a_vmi(uid="new", created=NOW + 7 * MINUTE, migratable=True)
         tale.tell(7 * MINUTE, tale.vmis[NAME], Kind.ADDED)
         tale.evict(8 * MINUTE)
-        tale.end(HOUR)
-        found = tale.played()
+        found = tale.played(HOUR)
 
         assert (found.accounts[0].allowed, found.accounts[0].refused.total()) == (2, 1)
         assert found.vms == 2
@@ -501,66 +397,55 @@ class TestEvictions:
 class TestTime:
     """What is counted over time, with the recording's clock."""
 
-    def test_a_cooldown_is_counted_from_its_migration_s_end_to_its_own(self) -> None:
+    def test_a_cooldown_is_counted_from_its_migration_s_end_to_its_own(self, tale: Tale) -> None:
         """15 minutes, of an hour of one VM."""
-        tale = Tale()
         tale.evict(10)
-        tale.end(HOUR)
-        found = tale.played()
+        found = tale.played(HOUR)
 
         assert found.accounts[0].cooldown_seconds == pytest.approx(900)
         assert found.vm_seconds == HOUR
         assert sum(found.accounts[0].cooling_over_time.bins) == pytest.approx(900)
 
-    def test_a_cooldown_that_outlasts_the_recording_is_counted_to_its_end(self) -> None:
+    def test_a_cooldown_that_outlasts_the_recording_is_counted_to_its_end(self, tale: Tale) -> None:
         """The rest of it is unknown."""
-        tale = Tale()
         tale.evict(10)
-        tale.end(71 + 100)
 
-        assert tale.account().cooldown_seconds == pytest.approx(100)
+        assert tale.account(71 + 100).cooldown_seconds == pytest.approx(100)
 
-    def test_a_cooldown_goes_on_after_a_failed_hand_off(self) -> None:
+    def test_a_cooldown_goes_on_after_a_failed_hand_off(self, tale: Tale) -> None:
         """It pauses from the hand-off to the failure of the VMIM, which the VMI does not show."""
-        tale = Tale()
         tale.evict(10)
         handed = a_vmim(uid="m9", name="m9", created=NOW + 150, phase="Scheduled", handed_off=True)
         tale.tell(150, handed, Kind.ADDED)
         tale.change(180, migration=MigrationState(uid="m9"))
         tale.tell(240, replace(handed, phase="Failed", finished=True))
-        tale.end(HOUR)
 
-        assert tale.account().cooldown_seconds == pytest.approx((180 - 71) + (71 + 900 - 240))
+        assert tale.account(HOUR).cooldown_seconds == pytest.approx((180 - 71) + (71 + 900 - 240))
 
-    def test_time_begins_when_the_first_list_is_over(self) -> None:
+    def test_time_begins_when_the_first_list_is_over(self, tale: Tale) -> None:
         """Kubectl's first lines have the objects' own, older instants."""
-        tale = Tale()
         tale.events = [event for event in tale.events if event.kind is not Kind.SYNCED]
         tale.events[0] = replace(tale.events[0], at=NOW - 30 * 24 * HOUR)
         tale.evict(10)
-        tale.end(HOUR)
-        found = tale.played()
+        found = tale.played(HOUR)
 
         assert (found.began, found.ended) == (NOW + 10, NOW + HOUR)
         assert found.vm_seconds == HOUR - 10
 
-    def test_a_late_event_does_not_turn_the_clock_back(self) -> None:
+    def test_a_late_event_does_not_turn_the_clock_back(self, tale: Tale) -> None:
         """It happens when it arrives."""
-        tale = Tale()
         tale.evict(10)
         tale.tell(-HOUR, a_vmi(name="late", uid="late"), Kind.ADDED)
-        tale.end(HOUR)
 
-        assert tale.played().vm_seconds == 2 * HOUR - 72
+        assert tale.played(HOUR).vm_seconds == 2 * HOUR - 72
 
     def test_vms_at_the_cap_are_counted_once(self) -> None:
         """Six migrations in a row raise a cooldown of 15 minutes to 6 hours."""
         tale = Tale("busy", "calm")
         for number in range(8):
             tale.attempt(number * 5 * MINUTE + 10, "busy", by_hand=True)
-        tale.end(HOUR)
 
-        assert tale.account().vms_at_cap == 1
+        assert tale.account(HOUR).vms_at_cap == 1
 
     def test_migrations_per_vm_outlive_their_vms(self) -> None:
         """The migrations of deleted VMs stay counted."""
@@ -568,22 +453,18 @@ class TestTime:
         for number in range(3):
             tale.attempt(number * 5 * MINUTE + 10, "gone", by_hand=True)
         tale.attempt(10, "still", by_hand=True)
-        gone = Recorded(NOW + HOUR, Kind.DELETED, Resource.VMIS, namespace=NAMESPACE, name="gone")
-        tale.events.append(gone)
-        tale.end(2 * HOUR)
+        tale.delete(HOUR, Resource.VMIS, "gone")
 
-        assert tale.account().migrations.per_vm == {3: 1, 1: 1}
+        assert tale.account(2 * HOUR).migrations.per_vm == {3: 1, 1: 1}
 
 
 class TestStuck:
     """Stuck evacuations, and when the alert would have fired."""
 
-    def test_is_found_by_the_clock_between_events(self) -> None:
+    def test_is_found_by_the_clock_between_events(self, tale: Tale) -> None:
         """It is stuck 30 minutes after the request, and the alert fires 5 minutes later."""
-        tale = Tale()
         tale.mark(10)
-        tale.end(2 * HOUR)
-        (one,) = tale.account().stuck.longest
+        (one,) = tale.account(2 * HOUR).stuck.longest
 
         assert one.requested_at == NOW + 10
         assert one.stuck_at == NOW + 10 + 1800
@@ -591,104 +472,80 @@ class TestStuck:
         assert one.ended_at is None
         assert one.causes == (Cause.AGE,)
 
-    def test_without_a_condition_its_request_is_the_creation_of_its_first_vmim(self) -> None:
+    def test_without_a_condition_its_request_is_the_creation_of_its_first_vmim(
+        self, tale: Tale
+    ) -> None:
         """Before KubeVirt 1.7 the VMI has no condition with the time of the request."""
-        tale = Tale()
         tale.change(10, evacuation_node="n1")
         vmim = a_vmim(created=NOW + 5, evacuates="n1", trigger=Trigger.EVACUATION)
         tale.tell(12, vmim, Kind.ADDED)
-        tale.end(2 * HOUR)
-        (one,) = tale.account().stuck.longest
+        (one,) = tale.account(2 * HOUR).stuck.longest
 
         assert (one.requested_at, one.stuck_at) == (NOW + 5, NOW + 5 + 1800)
 
-    def test_its_state_is_from_when_the_alert_fires(self) -> None:
+    def test_its_state_is_from_when_the_alert_fires(self, tale: Tale) -> None:
         """That is what the person on call sees."""
-        tale = Tale()
         tale.mark(10)
         vmim = a_vmim(created=NOW + 1900, evacuates="n1", trigger=Trigger.EVACUATION)
         tale.tell(1900, replace(vmim, wait_reason=WaitReason.QUOTA), Kind.ADDED)
-        tale.end(2 * HOUR)
 
-        assert tale.account().stuck.by_state == {State.QUOTA: 1}
+        assert tale.account(2 * HOUR).stuck.by_state == {State.QUOTA: 1}
 
-    def test_is_stuck_at_the_third_failure(self) -> None:
+    def test_is_stuck_at_the_third_failure(self, tale: Tale) -> None:
         """`stuck.failedAttempts` applies before `stuck.after`."""
-        tale = Tale()
         tale.mark(10)
         for minutes in (1, 4, 7):
             tale.attempt(minutes * MINUTE, fails=True)
-        tale.end(HOUR)
-        (one,) = tale.account().stuck.longest
+        (one,) = tale.account(HOUR).stuck.longest
 
         assert one.stuck_at == NOW + 8 * MINUTE + 1
         assert one.causes == (Cause.FAILURES,)
 
-    def test_ends_with_the_evacuation(self) -> None:
+    def test_ends_with_the_evacuation(self, tale: Tale) -> None:
         """The time from the alert to the end is counted in minutes."""
-        tale = Tale()
         tale.mark(10)
         tale.attempt(90 * MINUTE + 11)
-        tale.end(3 * HOUR)
-        stuck = tale.account().stuck
+        stuck = tale.account(3 * HOUR).stuck
 
         assert (stuck.found, stuck.alerted, stuck.open_at_end) == (1, 1, 0)
         assert stuck.minutes_to_alert == {35: 1}
         assert stuck.minutes_alerting == {56: 1}
         assert stuck.longest[0].ended_at == NOW + 90 * MINUTE + 10 + 61
 
-    def test_requested_again_is_another_evacuation(self) -> None:
+    def test_requested_again_is_another_evacuation(self, tale: Tale) -> None:
         """A condition that has moved ends the one before, whose alert resolves then."""
-        tale = Tale()
         tale.mark(10)
         tale.mark(90 * MINUTE + 10)
-        tale.end(3 * HOUR)
-        stuck = tale.account().stuck
+        stuck = tale.account(3 * HOUR).stuck
 
         assert (stuck.found, stuck.alerted, stuck.open_at_end) == (2, 2, 1)
         assert stuck.minutes_to_alert == {35: 2}
         assert [one.requested_at for one in stuck.longest] == [NOW + 10, NOW + 90 * MINUTE + 10]
 
-    def test_that_ends_before_the_alert_is_not_alerted(self) -> None:
+    def test_that_ends_before_the_alert_is_not_alerted(self, tale: Tale) -> None:
         """The rule's `for` has not passed."""
-        tale = Tale()
         tale.mark(10)
         tale.change(33 * MINUTE, evacuation_node="", eviction_requested_at=None)
-        tale.end(HOUR)
-        stuck = tale.account().stuck
+        stuck = tale.account(HOUR).stuck
 
         assert (stuck.found, stuck.alerted) == (1, 0)
         assert stuck.longest[0].alerted_at is None
 
-    def test_a_migration_is_stuck_after_its_timeout(self) -> None:
+    def test_a_migration_is_stuck_after_its_timeout(self, tale: Tale) -> None:
         """`stuck.migrationTimeout` applies without an event."""
-        tale = Tale()
         tale.mark(10)
         tale.change(60, migration=MigrationState(uid="m", start=NOW + 60))
-        tale.end(4 * HOUR)
-        (one,) = tale.account().stuck.longest
+        (one,) = tale.account(4 * HOUR).stuck.longest
 
         assert one.stuck_at == NOW + 60 + 7200
         assert one.state is State.MIGRATION_STALLED
 
-    def test_each_contender_has_its_own_stuck_policy(self) -> None:
-        """The `stuck:` of a file applies like its `policy:`."""
-        patient = Contender(name="patient", stuck=StuckPolicy(after=2 * HOUR))
-        tale = Tale()
-        tale.mark(10)
-        tale.end(HOUR)
-        ours, other = tale.played(OURS, patient).accounts
-
-        assert (ours.stuck.found, other.stuck.found) == (1, 0)
-
-    def test_external_is_stuck_only_with_a_limit(self) -> None:
+    def test_external_is_stuck_only_with_a_limit(self, tale: Tale) -> None:
         """Without `stuck.external` it never is."""
         impatient = Contender(name="impatient", stuck=StuckPolicy(external=HOUR))
-        tale = Tale()
         tale.change(5, eviction_strategy="External")
         tale.mark(10)
-        tale.end(3 * HOUR)
-        ours, other = tale.played(OURS, impatient).accounts
+        ours, other = tale.played(3 * HOUR, OURS, impatient).accounts
 
         assert (ours.stuck.found, other.stuck.found) == (0, 1)
         assert other.stuck.longest[0].stuck_at == NOW + 10 + HOUR
@@ -699,8 +556,7 @@ class TestStuck:
         tale = Tale(*names)
         for number, name in enumerate(names):
             tale.mark(number + 1.0, name)
-        tale.end(2 * HOUR)
-        stuck = tale.account().stuck
+        stuck = tale.account(2 * HOUR).stuck
 
         assert stuck.found == 150
         assert [one.name for one in stuck.longest] == names[:100]
@@ -736,11 +592,10 @@ def test_equal_events_give_equal_answers(contender: Contender) -> None:
     tale = Tale("a", "b")
     for number in range(6):
         tale.evict(number * 7 * MINUTE + 10, "ab"[number % 2], fails=number == 3)
-    tale.end(2 * HOUR)
-    beside = tale.played(*BUILTIN.values()).accounts
+    beside = tale.played(2 * HOUR, *BUILTIN.values()).accounts
 
-    assert tale.account(contender) == tale.account(contender)
-    assert tale.account(contender) in beside
+    assert tale.account(2 * HOUR, contender) == tale.account(2 * HOUR, contender)
+    assert tale.account(2 * HOUR, contender) in beside
 
 
 STEPS = ("mark", "cancel", "succeed", "fail", "by hand", "drain", "recreate", "forget")
@@ -758,8 +613,7 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
         at += pause
         _take_step(tale, step, name, at)
         at += 70
-    tale.end(at + 10)
-    reference, ours, recommended, none = tale.played(*BUILTIN.values()).accounts
+    reference, ours, recommended, none = tale.played(at + 10, *BUILTIN.values()).accounts
     real = [
         event
         for event in tale.events
@@ -794,25 +648,20 @@ def _take_step(tale: Tale, step: str, name: str, at: float) -> None:
         case "drain":
             tale.evict(at, name, priority=Priority.SYSTEM_CRITICAL)
         case "recreate":
-            gone = Recorded(NOW + at, Kind.DELETED, Resource.VMIS, namespace=NAMESPACE, name=name)
-            tale.events.append(gone)
+            tale.delete(at, Resource.VMIS, name)
             tale.vmis[name] = a_vmi(
                 name=name, uid=f"{name}-{at}", created=NOW + at, migratable=True
             )
             tale.tell(at, tale.vmis[name], Kind.ADDED)
         case _:
-            old = f"m{tale.attempts}"
-            gone = Recorded(NOW + at, Kind.DELETED, Resource.VMIMS, namespace=NAMESPACE, name=old)
-            tale.events.append(gone)
+            tale.delete(at, Resource.VMIMS, f"m{tale.attempts}")
 
 
-def test_no_cooldown_means_none() -> None:
+def test_no_cooldown_means_none(tale: Tale) -> None:
     """`none` allows an eviction in the second after a long migration."""
-    tale = Tale()
     tale.evict(10, lasts=HOUR)
     tale.evict(HOUR + 15)
-    tale.end(3 * HOUR)
-    account = tale.account(NONE)
+    account = tale.account(3 * HOUR, NONE)
 
     assert (account.allowed, account.cooldown_seconds) == (2, 0)
 
@@ -858,11 +707,7 @@ def endless(events: int, vms: int = 50) -> Iterator[Recorded]:
             at += 5.0
             tale.evict(at, name, lasts=4.0, fails=tale.attempts % 7 == 0)
             if tale.attempts > 5 * vms:
-                old = f"m{tale.attempts - 5 * vms}"
-                gone = Recorded(
-                    NOW + at, Kind.DELETED, Resource.VMIMS, namespace=NAMESPACE, name=old
-                )
-                tale.events.append(gone)
+                tale.delete(at, Resource.VMIMS, f"m{tale.attempts - 5 * vms}")
         tale.events.sort(key=lambda event: event.at)
 
 
