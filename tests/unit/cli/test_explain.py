@@ -31,7 +31,7 @@ from tests.unit.cli.answers import (
     stuck,
 )
 from tests.unit.engine.test_diagnosis import a_failed_attempt, an_attempt, an_evacuation
-from tests.unit.server.test_answers import explained, some_health
+from tests.unit.server.test_answers import explained, moved, some_health
 
 
 MIGRATABLE = {"eviction_strategy": "LiveMigrate", "migratable": True}
@@ -314,13 +314,7 @@ def test_the_arithmetic_is_as_one_writes_it(
     policy: Mapping[str, Any], took: float, ends: int, written: str
 ) -> None:
     """Floor, duration, doubling and cap, each of them off where the policy switches it off."""
-    last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
-    older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, ends)}
-    evidence = some_evidence(
-        vmi=a_vmi(migration=a_state(uid="m0", start=NOW - 600.0 - took)),
-        history=a_history(m0=last, **older),
-    )
-    answer = explained(evidence, policy=a_policy(**policy))
+    answer = explained(moved(ends, took), policy=a_policy(**policy))
 
     assert answer.cooldown is not None
     assert write_arithmetic(answer.cooldown, answer.policy) == written
