@@ -13,7 +13,6 @@ from exporter.engine.drain import Conditions
 from exporter.engine.evidence import Evidence
 from exporter.engine.history import History
 from exporter.engine.model import (
-    CLUSTER_RESOURCES,
     Checkpoint,
     Outcome,
     Reason,
@@ -22,7 +21,7 @@ from exporter.engine.model import (
 )
 from exporter.engine.policy import Policy, StuckPolicy
 from exporter.engine.verdicts import evaluate
-from exporter.health import Health, HistoryFault, HistoryHealth, Staleness, Watched
+from exporter.health import Health, HistoryFault, HistoryHealth, Staleness
 from exporter.server.answers import describe_status, write_verdict
 from exporter.server.explanation import explain_vmi
 from exporter.server.schemas import (
@@ -48,14 +47,15 @@ from tests.support.builders import (
     some_evidence,
 )
 from tests.support.verdicts import decide
+from tests.unit.server.test_api import a_health
 
 
 def some_health(**overrides: Any) -> Health:
     """Everything was heard of two seconds ago; VMIMs as overridden."""
-    watched = [Watched(r, None, synced=True, contact=NOW - 2.0) for r in CLUSTER_RESOURCES]
+    health = a_health(contact=NOW - 2.0)
     for name, value in overrides.items():
-        setattr(watched[1], name, value)
-    return Health(180.0, 600.0, watched)
+        setattr(health.watched[1], name, value)
+    return health
 
 
 def explained(

@@ -109,6 +109,12 @@ class Answer:
         return str(self.json["detail"])
 
 
+def a_health(*watched: Watched, contact: float = NOW, synced: bool = True) -> Health:
+    """Everything synced and heard of at `contact`, unless other watches are given."""
+    every = [Watched(one, None, synced=synced, contact=contact) for one in CLUSTER_RESOURCES]
+    return Health(180.0, 600.0, list(watched) or every)
+
+
 @dataclass
 class ServedApi:
     """A service over a store, asked over HTTP. Every answer is held against the document."""
@@ -118,11 +124,7 @@ class ServedApi:
     clock: Clock = field(default_factory=Clock)
     store: ClockedStore = field(default_factory=lambda: ClockedStore(keep=KEEP))
     counters: Counters = field(default_factory=Counters)
-    health: Health = field(
-        default_factory=lambda: Health(
-            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in CLUSTER_RESOURCES]
-        )
-    )
+    health: Health = field(default_factory=a_health)
     blocked: BlockedSet = field(init=False)
     polls: LongPolls = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
@@ -1127,6 +1129,7 @@ class TestOthers:
 
         assert ('data-name="db1"' in body) is page
         assert ("db1" in body) is page
+        assert ("listen.page: true" in body) is not page
         assert single.status == (200 if page else 404)
         assert (b'data-field="reason"' in single.body) is page
         assert "/v1/" not in body

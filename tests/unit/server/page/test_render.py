@@ -41,13 +41,13 @@ from exporter.server.schemas import VmiAnswer
 from exporter.text import to_datetime, to_optional_datetime, write_instant
 from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.unit.server.page.test_model import (
-    a_health,
     build_model,
     busy_service,
     cooling,
     evacuating,
     make_service,
 )
+from tests.unit.server.test_api import a_health
 
 
 ROOT = Path(__file__).parents[4]
@@ -359,30 +359,6 @@ class TestForm:
         assert chosen == ["backoff", "cooldown", "time"]
         assert page.text("clear") == "Show all"
 
-    def test_what_was_ignored_is_said(self) -> None:
-        """A value that makes no sense is named."""
-        page = shown(busy_service(), PageFilter(ignored=("sort: expected <b>",)))
-
-        assert page.text("ignored-1") == "Ignored query parameter: sort: expected <b>."
-
-
-class TestPrivacy:
-    """The page of a listener that asks nobody who they are."""
-
-    def test_no_name_is_told_and_why(self) -> None:
-        """No name and no namespace; but why not, where they are, and how to have them here."""
-        service = busy_service()
-        names = {e.vmi.name for e in service.store.all_evidence()}
-        html = render_page(build_model(service, named=False), linked=False)
-        text = Document(html).text("main")
-
-        assert not [name for name in names if re.search(rf"\b{name}\b", text)]
-        assert not [name for name in ("shop/", "bank", "lab/") if name in text]
-        assert "page of the query listener" in text
-        assert "listen.page: true" in text
-        assert "n2" in text
-        assert "not_migratable 1" in text
-
 
 class TestSafety:
     """What comes from a cluster is text."""
@@ -409,19 +385,13 @@ class TestSafety:
         assert {name for one in page.elements for name in one.attributes} <= {*allowed, "open"}
         for text in HOSTILE:
             assert f"{text}/{text}" in page.text("blocked")
+            asked = shown(busy_service(), PageFilter(namespace=text))
+            assert text in [one.attributes.get("value") for one in asked.all("input")]
+            assert len(asked.all("script")) == 1
         for one in page.all("a"):
             assert re.fullmatch(
                 r"#\w+|/[\w/%.-]*|/\?node=[\w%./-]*#drain", one.attributes["href"] or ""
             )
-
-    def test_a_hostile_wish_is_text(self) -> None:
-        """What the address asks for comes back as the value of a field, and as nothing else."""
-        for text in HOSTILE:
-            page = shown(busy_service(), PageFilter(namespace=text))
-            values = [one.attributes.get("value") for one in page.all("input")]
-
-            assert text in values
-            assert len(page.all("script")) == 1
 
     def test_the_policy_names_what_is_in_the_page(self) -> None:
         """The style and the script have the hashes of the header, and there are no others."""
