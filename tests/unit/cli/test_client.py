@@ -235,29 +235,25 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
         assert "--url URL or KUBEVIRT_EVICTION_EXPORTER_URL" in said
 
 
-@pytest.mark.parametrize(
-    ("app", "said"),
-    [
-        pytest.param(
-            refusing(401, "Unauthenticated", "no token"), "--token-file FILE", id="no-token"
-        ),
-        pytest.param(refusing(403, "Not allowed", "no"), "-exporter-caller", id="no-role"),
-        pytest.param(
-            refusing(503, "API server unavailable", "the API server is away"),
-            "the API server is away; try again",
-            id="nobody-to-ask",
-        ),
-        pytest.param(refusing(500, "Internal error", "its log says why"), "its log", id="fault"),
-        pytest.param(answering(body=b"<html>", media="text/html"), "is no exporter", id="a-page"),
-        pytest.param(answering(404, b"{}"), "is no exporter: it answered 404", id="other-json"),
-        pytest.param(answering(500, b"\xff"), "is no exporter: it answered 500", id="bytes"),
-        pytest.param(
-            answering(302, headers={"Location": "http://elsewhere.example/"}),
-            "is no exporter: it answered 302",
-            id="redirect",
-        ),
-    ],
-)
+NO_ANSWERS = {
+    "no-token": (refusing(401, "Unauthenticated", "no token"), "--token-file FILE"),
+    "no-role": (refusing(403, "Not allowed", "no"), "-exporter-caller"),
+    "nobody-to-ask": (
+        refusing(503, "API server unavailable", "the API server is away"),
+        "the API server is away; try again",
+    ),
+    "fault": (refusing(500, "Internal error", "its log says why"), "its log"),
+    "a-page": (answering(body=b"<html>", media="text/html"), "is no exporter"),
+    "other-json": (answering(404, b"{}"), "is no exporter: it answered 404"),
+    "bytes": (answering(500, b"\xff"), "is no exporter: it answered 500"),
+    "redirect": (
+        answering(302, headers={"Location": "http://elsewhere.example/"}),
+        "is no exporter: it answered 302",
+    ),
+}
+
+
+@pytest.mark.parametrize(("app", "said"), NO_ANSWERS.values(), ids=NO_ANSWERS)
 async def test_what_is_no_answer_is_told(app: web.Application, said: str) -> None:
     """The error for an unusable answer says what it was and what helps."""
     async with serving(app) as url:

@@ -193,27 +193,24 @@ def test_a_vmi() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "vmi",
-    [
-        pytest.param({"metadata": {"name": NAME, "uid": UID}}, id="no-status"),
-        pytest.param({"metadata": {"name": NAME, "uid": UID}, "status": None}, id="null-status"),
-        pytest.param({"metadata": {"name": NAME, "uid": UID}, "status": {}}, id="empty-status"),
-        pytest.param(
-            {
-                "metadata": {
-                    "name": NAME,
-                    "uid": UID,
-                    "namespace": None,
-                    "creationTimestamp": None,
-                    "resourceVersion": None,
-                },
-                "status": {"nodeName": None, "evacuationNodeName": "", "migrationState": None},
-            },
-            id="null-fields",
-        ),
-    ],
-)
+BARE_VMI = {
+    "no-status": {"metadata": {"name": NAME, "uid": UID}},
+    "null-status": {"metadata": {"name": NAME, "uid": UID}, "status": None},
+    "empty-status": {"metadata": {"name": NAME, "uid": UID}, "status": {}},
+    "null-fields": {
+        "metadata": {
+            "name": NAME,
+            "uid": UID,
+            "namespace": None,
+            "creationTimestamp": None,
+            "resourceVersion": None,
+        },
+        "status": {"nodeName": None, "evacuationNodeName": "", "migrationState": None},
+    },
+}
+
+
+@pytest.mark.parametrize("vmi", BARE_VMI.values(), ids=BARE_VMI)
 def test_a_bare_vmi(vmi: Json) -> None:
     """An empty string, null and an absent field mean the same."""
     assert read_vmi(vmi) == Vmi(namespace="", name=NAME, uid=UID, migratable_unknown=True)
@@ -233,36 +230,28 @@ def test_finished(phase: str, *, finished: bool) -> None:
         assert (found.phase, found.finished) == (phase, finished)
 
 
-@pytest.mark.parametrize(
-    ("state", "read"),
-    [
-        pytest.param({}, MigrationState(), id="emptied"),
-        pytest.param({"migrationUid": "m2"}, MigrationState(uid="m2"), id="handed-off"),
-        pytest.param(
-            {"migrationUid": "m2", "startTimestamp": "", "endTimestamp": None},
-            MigrationState(uid="m2"),
-            id="not-there",
-        ),
-        pytest.param(
-            {"startTimestamp": rfc3339(NOW)}, MigrationState(start=NOW), id="started-without-uid"
-        ),
-        pytest.param({"startTimestamp": "bad"}, MigrationState(), id="malformed-start"),
-        pytest.param({"startTimestamp": 5}, MigrationState(), id="start-of-another-type"),
-        pytest.param({"endTimestamp": "bad"}, MigrationState(ended=True), id="malformed-end"),
-        pytest.param({"endTimestamp": 5}, MigrationState(ended=True), id="end-of-another-type"),
-        pytest.param({"endTimestamp": False}, MigrationState(ended=True), id="end-is-false"),
-        pytest.param(
-            {"endTimestamp": rfc3339(NOW), "completed": True, "failed": True},
-            MigrationState(ended=True, end=NOW, outcome=Outcome.FAILED),
-            id="completed-and-failed",
-        ),
-        pytest.param(
-            {"endTimestamp": rfc3339(NOW)},
-            MigrationState(ended=True, end=NOW),
-            id="ended-not-completed",
-        ),
-    ],
-)
+MIGRATION_STATES = {
+    "emptied": ({}, MigrationState()),
+    "handed-off": ({"migrationUid": "m2"}, MigrationState(uid="m2")),
+    "not-there": (
+        {"migrationUid": "m2", "startTimestamp": "", "endTimestamp": None},
+        MigrationState(uid="m2"),
+    ),
+    "started-without-uid": ({"startTimestamp": rfc3339(NOW)}, MigrationState(start=NOW)),
+    "malformed-start": ({"startTimestamp": "bad"}, MigrationState()),
+    "start-of-another-type": ({"startTimestamp": 5}, MigrationState()),
+    "malformed-end": ({"endTimestamp": "bad"}, MigrationState(ended=True)),
+    "end-of-another-type": ({"endTimestamp": 5}, MigrationState(ended=True)),
+    "end-is-false": ({"endTimestamp": False}, MigrationState(ended=True)),
+    "completed-and-failed": (
+        {"endTimestamp": rfc3339(NOW), "completed": True, "failed": True},
+        MigrationState(ended=True, end=NOW, outcome=Outcome.FAILED),
+    ),
+    "ended-not-completed": ({"endTimestamp": rfc3339(NOW)}, MigrationState(ended=True, end=NOW)),
+}
+
+
+@pytest.mark.parametrize(("state", "read"), MIGRATION_STATES.values(), ids=MIGRATION_STATES)
 def test_migration_states(state: Json, read: MigrationState) -> None:
     """Each situation of `migrationState` is read as a state of its own."""
     assert read_vmi(a_vmi_json(migrationState=state)).migration == read
@@ -376,22 +365,19 @@ def test_failed_vmims(status: Json, *, handed_off: bool) -> None:
     assert read_vmim(a_vmim_json(phase="Failed", **status)).handed_off is handed_off
 
 
+FINISHED_AT = {
+    "failed": ("Failed", transitions_json(Running=NOW - 9, Failed=NOW), NOW),
+    "succeeded": ("Succeeded", transitions_json(Succeeded=NOW), NOW),
+    "running": ("Running", transitions_json(Running=NOW), None),
+    "no-entry": ("Failed", transitions_json(Running=NOW), None),
+    "no-entries": ("Failed", None, None),
+    "no-instant": ("Failed", [{"phase": "Failed"}], None),
+    "malformed-instant": ("Failed", [{"phase": "Failed", "phaseTransitionTimestamp": "bad"}], None),
+}
+
+
 @pytest.mark.parametrize(
-    ("phase", "transitions", "finished_at"),
-    [
-        pytest.param("Failed", transitions_json(Running=NOW - 9, Failed=NOW), NOW, id="failed"),
-        pytest.param("Succeeded", transitions_json(Succeeded=NOW), NOW, id="succeeded"),
-        pytest.param("Running", transitions_json(Running=NOW), None, id="running"),
-        pytest.param("Failed", transitions_json(Running=NOW), None, id="no-entry"),
-        pytest.param("Failed", None, None, id="no-entries"),
-        pytest.param("Failed", [{"phase": "Failed"}], None, id="no-instant"),
-        pytest.param(
-            "Failed",
-            [{"phase": "Failed", "phaseTransitionTimestamp": "bad"}],
-            None,
-            id="malformed-instant",
-        ),
-    ],
+    ("phase", "transitions", "finished_at"), FINISHED_AT.values(), ids=FINISHED_AT
 )
 def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: float | None) -> None:
     """The end of a VMIM is the transition of its final phase."""
@@ -447,23 +433,17 @@ def test_eviction_in_progress(value: str) -> None:
     assert pod.eviction_in_progress
 
 
-@pytest.mark.parametrize(
-    "pod",
-    [
-        pytest.param({"metadata": {"name": "p"}}, id="bare"),
-        pytest.param(
-            {"metadata": {"name": "p", "labels": None, "annotations": None}, "spec": {}},
-            id="nulls",
-        ),
-        pytest.param(
-            {
-                "metadata": {"name": "p", "labels": {"kubevirt.io/created-by": 5}},
-                "status": {"conditions": [{"type": "Ready", "status": "False"}, {}]},
-            },
-            id="not-ready",
-        ),
-    ],
-)
+BARE_POD = {
+    "bare": {"metadata": {"name": "p"}},
+    "nulls": {"metadata": {"name": "p", "labels": None, "annotations": None}, "spec": {}},
+    "not-ready": {
+        "metadata": {"name": "p", "labels": {"kubevirt.io/created-by": 5}},
+        "status": {"conditions": [{"type": "Ready", "status": "False"}, {}]},
+    },
+}
+
+
+@pytest.mark.parametrize("pod", BARE_POD.values(), ids=BARE_POD)
 def test_a_bare_pod(pod: Json) -> None:
     """Fields that a pod lacks have their defaults."""
     assert read_pod(pod) == Pod(namespace="", name="p", uid="", vmi_uid="")
@@ -486,27 +466,24 @@ def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
     assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
 
 
-@pytest.mark.parametrize(
-    ("spec", "node"),
-    [
-        pytest.param({}, Node(name="n1"), id="schedulable"),
-        pytest.param(
-            {"unschedulable": True}, Node(name="n1", schedulable=False), id="no-taint-yet"
-        ),
-        pytest.param(
-            {
-                "unschedulable": True,
-                "taints": [
-                    {"key": "other", "timeAdded": rfc3339(NOW - 9.0)},
-                    {"key": UNSCHEDULABLE, "timeAdded": rfc3339(NOW - 300.0)},
-                ],
-            },
-            a_cordon(),
-            id="cordoned",
-        ),
-        pytest.param({"taints": [{"key": UNSCHEDULABLE}]}, Node(name="n1"), id="the-taint-alone"),
-    ],
-)
+NODES = {
+    "schedulable": ({}, Node(name="n1")),
+    "no-taint-yet": ({"unschedulable": True}, Node(name="n1", schedulable=False)),
+    "cordoned": (
+        {
+            "unschedulable": True,
+            "taints": [
+                {"key": "other", "timeAdded": rfc3339(NOW - 9.0)},
+                {"key": UNSCHEDULABLE, "timeAdded": rfc3339(NOW - 300.0)},
+            ],
+        },
+        a_cordon(),
+    ),
+    "the-taint-alone": ({"taints": [{"key": UNSCHEDULABLE}]}, Node(name="n1")),
+}
+
+
+@pytest.mark.parametrize(("spec", "node"), NODES.values(), ids=NODES)
 def test_nodes(spec: Json, node: Node) -> None:
     """A node is schedulable unless its spec says otherwise; the taint has since when."""
     assert read(Resource.NODES, {"metadata": {"name": "n1"}, "spec": spec}) == node
@@ -525,33 +502,30 @@ def test_conditions_of_a_drained_node() -> None:
     assert node == Node(name="n1", conditions=("DrainInProgress", "MaintenancePlanned"))
 
 
-@pytest.mark.parametrize(
-    ("spec", "status", "budget"),
-    [
-        pytest.param(
-            {"selector": {"matchLabels": {"app": "web"}}},
-            {"disruptionsAllowed": 0},
-            {"forbids": True, "selector": (Requirement("app", "In", ("web",)),)},
-            id="labels",
-        ),
-        pytest.param(
-            {"selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
-            {"disruptionsAllowed": 0},
-            {"forbids": True, "selector": (Requirement("app", "Exists", ()),)},
-            id="expressions",
-        ),
-        pytest.param({"selector": {}}, {"disruptionsAllowed": 0}, {"forbids": True}, id="all-pods"),
-        pytest.param({"selector": {}}, {"disruptionsAllowed": 1}, {}, id="allows-one"),
-        pytest.param({"selector": {}}, {}, {}, id="not-known-yet"),
-        pytest.param({}, {"disruptionsAllowed": 0}, {}, id="selects-nothing"),
-        pytest.param(
-            {"selector": {"matchLabels": {"kubevirt.io/created-by": "u"}}},
-            {"disruptionsAllowed": 0},
-            {"selector": (Requirement("kubevirt.io/created-by", "In", ("u",)),)},
-            id="of-kubevirt",
-        ),
-    ],
-)
+BUDGETS = {
+    "labels": (
+        {"selector": {"matchLabels": {"app": "web"}}},
+        {"disruptionsAllowed": 0},
+        {"forbids": True, "selector": (Requirement("app", "In", ("web",)),)},
+    ),
+    "expressions": (
+        {"selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
+        {"disruptionsAllowed": 0},
+        {"forbids": True, "selector": (Requirement("app", "Exists", ()),)},
+    ),
+    "all-pods": ({"selector": {}}, {"disruptionsAllowed": 0}, {"forbids": True}),
+    "allows-one": ({"selector": {}}, {"disruptionsAllowed": 1}, {}),
+    "not-known-yet": ({"selector": {}}, {}, {}),
+    "selects-nothing": ({}, {"disruptionsAllowed": 0}, {}),
+    "of-kubevirt": (
+        {"selector": {"matchLabels": {"kubevirt.io/created-by": "u"}}},
+        {"disruptionsAllowed": 0},
+        {"selector": (Requirement("kubevirt.io/created-by", "In", ("u",)),)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "status", "budget"), BUDGETS.values(), ids=BUDGETS)
 def test_budgets(spec: Json, status: Json, budget: Json) -> None:
     """A budget forbids if it allows no disruption of what it selects; KubeVirt's own never do."""
     found = {"metadata": {"namespace": "shop", "name": "b"}, "spec": spec, "status": status}
@@ -741,18 +715,14 @@ def test_changes(kind: str) -> None:
     assert replace(changed, modified=False) == parse_object(Resource.VMIS, raw(a_vmi_json()))
 
 
-@pytest.mark.parametrize(
-    ("value", "deleted"),
-    [
-        pytest.param(a_vmi_json(), Deleted(NAMESPACE, NAME, UID, "7"), id="whole"),
-        pytest.param(
-            a_vmi_json(migrationState=5), Deleted(NAMESPACE, NAME, UID, "7"), id="malformed"
-        ),
-        pytest.param(
-            {"metadata": {"name": NAME, "uid": 5}}, Deleted("", NAME, "", ""), id="no-uid"
-        ),
-    ],
-)
+DELETIONS = {
+    "whole": (a_vmi_json(), Deleted(NAMESPACE, NAME, UID, "7")),
+    "malformed": (a_vmi_json(migrationState=5), Deleted(NAMESPACE, NAME, UID, "7")),
+    "no-uid": ({"metadata": {"name": NAME, "uid": 5}}, Deleted("", NAME, "", "")),
+}
+
+
+@pytest.mark.parametrize(("value", "deleted"), DELETIONS.values(), ids=DELETIONS)
 def test_deletions(value: Json, deleted: Deleted) -> None:
     """A deleted object needs only its name."""
     assert parse_event(Resource.VMIS, event("DELETED", value)) == deleted

@@ -118,26 +118,23 @@ def test_a_warning() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        pytest.param(
-            [a_vmi(migration=a_running_state())],
-            "migration_in_progress since 2027-01-15T07:59:00Z",
-            id="running",
-        ),
-        pytest.param(
-            [a_vmi(), a_vmim(phase="Scheduling")],
-            "migration_in_progress: VMIM mig-1 is Scheduling",
-            id="pending",
-        ),
-        pytest.param(
-            [a_vmi(migration=a_state(start=NOW - 100_000.0, end=NOW - 600.0))],
-            "cooldown until 13:50:00Z (in 5h50m), after 1 migration in 24h",
-            id="long",
-        ),
-    ],
-)
+MESSAGES = {
+    "running": (
+        [a_vmi(migration=a_running_state())],
+        "migration_in_progress since 2027-01-15T07:59:00Z",
+    ),
+    "pending": (
+        [a_vmi(), a_vmim(phase="Scheduling")],
+        "migration_in_progress: VMIM mig-1 is Scheduling",
+    ),
+    "long": (
+        [a_vmi(migration=a_state(start=NOW - 100_000.0, end=NOW - 600.0))],
+        "cooldown until 13:50:00Z (in 5h50m), after 1 migration in 24h",
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "message"), MESSAGES.values(), ids=MESSAGES)
 def test_messages(facts: list[Any], message: str) -> None:
     """The message of each reason says why the VMI is blocked."""
     store = a_store()
@@ -155,36 +152,28 @@ def test_a_release_on_another_day_has_its_date() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("request_fields", "outcome"),
-    [
-        pytest.param({}, ReviewOutcome.DENIED, id="listed"),
-        pytest.param(
-            {"userInfo": {"username": "system:admin"}}, ReviewOutcome.UNLISTED_USER, id="unlisted"
-        ),
-        pytest.param(
-            {"userInfo": {"username": "x", "groups": ["a", "evictors"]}},
-            ReviewOutcome.DENIED,
-            id="by-group",
-        ),
-        pytest.param({"userInfo": None}, ReviewOutcome.UNLISTED_USER, id="nobody"),
-        pytest.param({"name": "virt-launcher-x"}, ReviewOutcome.UNKNOWN_POD, id="another-pod"),
-        pytest.param({"namespace": "bank"}, ReviewOutcome.UNKNOWN_POD, id="another-namespace"),
-        pytest.param({"subResource": "exec"}, ReviewOutcome.UNKNOWN_POD, id="another-subresource"),
-        pytest.param({"subResource": ""}, ReviewOutcome.UNKNOWN_POD, id="the-pod-itself"),
-        pytest.param({"operation": "DELETE"}, ReviewOutcome.UNKNOWN_POD, id="another-operation"),
-        pytest.param(
-            {"resource": PODS_RESOURCE | {"resource": "nodes"}},
-            ReviewOutcome.UNKNOWN_POD,
-            id="another-resource",
-        ),
-        pytest.param(
-            {"resource": PODS_RESOURCE | {"group": "shop"}},
-            ReviewOutcome.UNKNOWN_POD,
-            id="another-group",
-        ),
-    ],
-)
+JUDGED = {
+    "listed": ({}, ReviewOutcome.DENIED),
+    "unlisted": ({"userInfo": {"username": "system:admin"}}, ReviewOutcome.UNLISTED_USER),
+    "by-group": (
+        {"userInfo": {"username": "x", "groups": ["a", "evictors"]}},
+        ReviewOutcome.DENIED,
+    ),
+    "nobody": ({"userInfo": None}, ReviewOutcome.UNLISTED_USER),
+    "another-pod": ({"name": "virt-launcher-x"}, ReviewOutcome.UNKNOWN_POD),
+    "another-namespace": ({"namespace": "bank"}, ReviewOutcome.UNKNOWN_POD),
+    "another-subresource": ({"subResource": "exec"}, ReviewOutcome.UNKNOWN_POD),
+    "the-pod-itself": ({"subResource": ""}, ReviewOutcome.UNKNOWN_POD),
+    "another-operation": ({"operation": "DELETE"}, ReviewOutcome.UNKNOWN_POD),
+    "another-resource": (
+        {"resource": PODS_RESOURCE | {"resource": "nodes"}},
+        ReviewOutcome.UNKNOWN_POD,
+    ),
+    "another-group": ({"resource": PODS_RESOURCE | {"group": "shop"}}, ReviewOutcome.UNKNOWN_POD),
+}
+
+
+@pytest.mark.parametrize(("request_fields", "outcome"), JUDGED.values(), ids=JUDGED)
 def test_what_is_judged(request_fields: Json, outcome: ReviewOutcome) -> None:
     """Only the eviction of a known launcher pod by a listed user can be denied."""
     assert judged(a_review(**request_fields)).outcome is outcome
