@@ -273,15 +273,14 @@ async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: f
     assert server.spec["leaseDurationSeconds"] == 24
 
 
+ITS_OWN = {"holderIdentity": "one", "acquireTime": "then", "leaseTransitions": 3}
+
+
 @pytest.mark.parametrize(
     ("written", "acquired", "transitions"),
     [
         pytest.param({"leaseDurationSeconds": 1}, "2027-01-15T08:00:00.000000Z", 1, id="nobody-s"),
-        pytest.param(
-            {"holderIdentity": "one", "acquireTime": "then", "leaseTransitions": 3},
-            *("then", 3),
-            id="its-own",
-        ),
+        pytest.param(ITS_OWN, "then", 3, id="its-own"),
     ],
 )
 @in_its_own_time

@@ -230,67 +230,40 @@ def test_each_policy_has_its_own_settings_and_vms() -> None:
     assert [line for line in lines if cooling in line]
 
 
-@pytest.mark.parametrize(
-    ("name", "labels"),
-    [
-        pytest.param(
-            "kubevirt_eviction_exporter_unknown_candidates_total",
-            {(("reason", mismatch),) for mismatch in Mismatch},
-            id="unknown-candidates",
-        ),
-        pytest.param(
-            "kubevirt_eviction_exporter_watch_restarts_total",
-            {(("reason", why), ("resource", r)) for r in CLUSTER_RESOURCES for why in Restart},
-            id="watch-restarts",
-        ),
-        *(
-            pytest.param(
-                f"kubevirt_eviction_exporter_{name}",
-                {(("resource", resource),) for resource in CLUSTER_RESOURCES},
-                id=name,
-            )
-            for name in (
-                "synced",
-                "permission_missing",
-                "last_contact_timestamp_seconds",
-                "objects",
-                "lists_total",
-                "refused_objects_total",
-            )
-        ),
-        pytest.param(
-            "kubevirt_eviction_exporter_stuck_evacuations",
-            {(("source", source), ("state", state)) for source in Source for state in State},
-            id="stuck-evacuations",
-        ),
-        pytest.param(
-            "kubevirt_eviction_exporter_migrations_total",
-            {
-                (("outcome", outcome), ("reason", reason), ("trigger", trigger))
-                for reason in EndReason
-                for outcome in ["succeeded" if reason is EndReason.NONE else "failed"]
-                for trigger in Trigger
-            },
-            id="migrations",
-        ),
-        pytest.param(
-            "descheduler_kubevirt_effective_cooldown_seconds_bucket",
-            {
-                (("le", le),)
-                for le in ("900.0", "1800.0", "3600.0", "7200.0", "14400.0", "21600.0", "+Inf")
-            },
-            id="effective-cooldown",
-        ),
-    ],
-)
-def test_closed_labels_are_there_from_the_start(
-    name: str, labels: set[tuple[tuple[str, str], ...]]
-) -> None:
+OF_RESOURCES = {
+    *("synced", "permission_missing", "last_contact_timestamp_seconds", "objects"),
+    *("lists_total", "refused_objects_total"),
+}
+BOUNDS = ("900.0", "1800.0", "3600.0", "7200.0", "14400.0", "21600.0", "+Inf")
+CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
+    "kubevirt_eviction_exporter_unknown_candidates_total": {(("reason", one),) for one in Mismatch},
+    "kubevirt_eviction_exporter_watch_restarts_total": {
+        (("reason", why), ("resource", one)) for one in CLUSTER_RESOURCES for why in Restart
+    },
+    **{
+        f"kubevirt_eviction_exporter_{name}": {(("resource", one),) for one in CLUSTER_RESOURCES}
+        for name in sorted(OF_RESOURCES)
+    },
+    "kubevirt_eviction_exporter_stuck_evacuations": {
+        (("source", source), ("state", state)) for source in Source for state in State
+    },
+    "kubevirt_eviction_exporter_migrations_total": {
+        (("outcome", outcome), ("reason", reason), ("trigger", trigger))
+        for reason in EndReason
+        for outcome in ["succeeded" if reason is EndReason.NONE else "failed"]
+        for trigger in Trigger
+    },
+    "descheduler_kubevirt_effective_cooldown_seconds_bucket": {(("le", one),) for one in BOUNDS},
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_closed_labels_are_there_from_the_start(name: str) -> None:
     """Before anything happens every value of a closed label has its series, at 0."""
     found = samples(list(parse_text(rendered(an_empty_view()))))
     own = {told: value for (one, told), value in found.items() if one == name}
 
-    assert set(own) == labels
+    assert set(own) == CLOSED[name]
     assert set(own.values()) == {0.0}
 
 

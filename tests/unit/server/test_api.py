@@ -1079,21 +1079,6 @@ class TestListeners:
         assert answer.status == 200
         assert int(answer.headers["Content-Length"]) > 0
 
-    async def test_a_unix_socket_serves_the_same(self, tmp_path: Path) -> None:
-        """Over a unix socket the answers are the same."""
-        api = ServedApi()
-        api.cool()
-        async with served(make_query_app(api.service)) as api.session:
-            over_tcp = await api.judge(CANDIDATE, dryRun=True)
-        async with served(make_query_app(api.service), tmp_path / "query.sock") as api.session:
-            over_unix = await api.judge(CANDIDATE, dryRun=True)
-            blocked = await api.get(BLOCKED)
-            refused = await api.get("/nothing")
-
-        assert over_unix.json == over_tcp.json
-        assert len(blocked.json["blocked"]) == 1
-        assert refused.status == 404
-
 
 class TestOthers:
     """The document, the page, the metrics."""

@@ -124,49 +124,34 @@ def shown(service: Service, filters: PageFilter | None = None, *, named: bool = 
     return Document(render_page(build_model(service, filters, named=named), linked=named))
 
 
+STALE = "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block."
+DEAD = "Dead: the last contact was 2 h ago; only cooldowns still block."
+NOT_READY = "Not ready: waiting for pods. Until then verdicts are answered 503."
+WAITING = {"health": a_health(Watched(Resource.PODS, None))}
+SENTENCES: dict[str, tuple[dict[str, Any], Seconds, str, str]] = {
+    "now": ({}, 0.5, "yes", "Synced, last contact now."),
+    "fresh": ({}, 2.0, "yes", "Synced, last contact 2 s ago."),
+    "stale": ({}, 240.0, "barely", STALE),
+    "dead": ({}, 7200.0, "no", DEAD),
+    "closing": ({"closing": True}, 0.0, "no", "This process is ending."),
+    "not-ready": (WAITING, 0.0, "no", NOT_READY),
+}
+
+
 class TestTrust:
     """The first thing that is said."""
 
     @pytest.mark.parametrize(
-        ("changes", "later", "told"),
-        [
-            pytest.param({}, 2.0, ("yes", "Synced, last contact 2 s ago."), id="fresh"),
-            pytest.param(
-                {},
-                240.0,
-                (
-                    "barely",
-                    "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block.",
-                ),
-                id="stale",
-            ),
-            pytest.param(
-                {},
-                7200.0,
-                ("no", "Dead: the last contact was 2 h ago; only cooldowns still block."),
-                id="dead",
-            ),
-            pytest.param({"closing": True}, 0.0, ("no", "This process is ending."), id="closing"),
-            pytest.param(
-                {"health": a_health(Watched(Resource.PODS, None))},
-                0.0,
-                (
-                    "no",
-                    "Not ready: waiting for pods. Until then verdicts are answered 503.",
-                ),
-                id="not-ready",
-            ),
-            pytest.param({"health": a_health()}, 0.5, ("yes", "Synced, last contact now."), id="0"),
-        ],
+        ("changes", "later", "level", "told"), SENTENCES.values(), ids=SENTENCES
     )
     def test_it_is_said_in_a_sentence(
-        self, changes: dict[str, Any], later: Seconds, told: tuple[str, str]
+        self, changes: dict[str, Any], later: Seconds, level: str, told: str
     ) -> None:
         """Whether the answers can be trusted, since when, and what is waited for."""
         model = build_model(make_service(**changes), now=NOW + later)
 
-        assert describe_health(model) == told
-        assert told[1] in " ".join(render_page(model, linked=True).split())
+        assert describe_health(model) == (level, told)
+        assert told in " ".join(render_page(model, linked=True).split())
 
     def test_a_missing_permission_is_said_with_its_loss(self) -> None:
         """Which resource, what is lost by it, and what the API server says."""
