@@ -41,7 +41,6 @@ RECORDED = {rule["record"] for rule in all_rules(load_groups()) if "record" in r
 
 
 class Panel(NamedTuple):
-    dashboard: str
     json: dict[str, Any]
 
     @property
@@ -55,8 +54,8 @@ class Panel(NamedTuple):
 
 
 PANELS = [
-    Panel(uid, panel)
-    for uid, board in DASHBOARDS.items()
+    Panel(panel)
+    for board in DASHBOARDS.values()
     for panel in board["panels"]
     if panel["type"] != "row"
 ]
