@@ -941,14 +941,16 @@ VMIM_OBJECTS = st.fixed_dictionaries(
 )
 
 
-@given(
-    st.tuples(st.just(Resource.VMIS), VMI_OBJECTS)
-    | st.tuples(st.just(Resource.VMIMS), VMIM_OBJECTS)
-)
-def test_a_fact_is_written_so_that_the_same_is_read(made: tuple[Resource, Json]) -> None:
+WRITTEN = {"vmi": (Resource.VMIS, VMI_OBJECTS), "vmim": (Resource.VMIMS, VMIM_OBJECTS)}
+
+
+@pytest.mark.parametrize(("resource", "objects"), WRITTEN.values(), ids=WRITTEN)
+@given(data=st.data())
+def test_a_fact_is_written_so_that_the_same_is_read(
+    resource: Resource, objects: st.SearchStrategy[Json], data: st.DataObject
+) -> None:
     """A VMI or a VMIM that is written and read again is the same fact."""
-    resource, value = made
-    fact = read(resource, value)
+    fact = read(resource, data.draw(objects))
 
     assert read(resource, write_object(fact)) == fact
 
