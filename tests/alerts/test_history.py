@@ -58,14 +58,7 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
     for cluster, restarts in zip(clusters, (False, True), strict=False):
         series |= an_hour(cluster, restarts=restarts)
     each = dict.fromkeys(clusters, 1.0)
-    case = scrape.case(
-        {
-            "interval": "1m",
-            "input_series": [{"series": name, "values": v} for name, v in series.items()],
-            "alert_rule_test": [],
-        }
-    )
-    case["promql_expr_test"] = [
+    expected = [
         expect(
             dict.fromkeys(clusters, 2.0),
             "sum_over_time(cluster:kubevirt_vmi_evacuations_ended:count1m[1h])",
@@ -80,7 +73,7 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
             "cluster:kubevirt_eviction_exporter_stuck_evacuations:max",
         ),
     ]
-    code, said = evaluate(tmp_path, scrape, case)
+    code, said = evaluate(tmp_path, scrape, series, expected)
 
     assert code == 0, said
 
@@ -89,22 +82,20 @@ def test_one_cluster_ends_nothing_in_another(tmp_path: Path) -> None:
     """An evacuation ends in its cluster even if another cluster has a VM of the same name."""
     scrape = SCRAPES[0]
     series = {**an_hour("east"), **an_hour("west", ends=False)}
-    case = scrape.case(
-        {
-            "interval": "1m",
-            "input_series": [{"series": name, "values": v} for name, v in series.items()],
-            "alert_rule_test": [],
-        }
-    )
     ended = "sum_over_time(cluster:kubevirt_vmi_evacuations_ended:count1m[1h])"
-    case["promql_expr_test"] = [expect({"east": 2.0}, ended)]
-    code, said = evaluate(tmp_path, scrape, case)
+    expected = [expect({"east": 2.0}, ended)]
+    code, said = evaluate(tmp_path, scrape, series, expected)
 
     assert code == 0, said
 
 
-def evaluate(directory: Path, scrape: Scrape, case: dict[str, Any]) -> tuple[int, str]:
-    """Run promtool on a case with all rules."""
+def evaluate(
+    directory: Path, scrape: Scrape, series: dict[str, str], expected: list[dict[str, Any]]
+) -> tuple[int, str]:
+    """Run promtool on these series with all rules."""
+    values = [{"series": name, "values": values} for name, values in series.items()]
+    case = scrape.case({"interval": "1m", "input_series": values, "alert_rule_test": []})
+    case["promql_expr_test"] = expected
     write(directory / "rules.yaml", scrape.rules(load_groups()))
     document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
     return run("promtool", "test", "rules", write(directory / "cases.yaml", document))

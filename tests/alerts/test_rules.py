@@ -1,10 +1,8 @@
 """The rules: linted, tested by promtool cases, and compared with the metrics."""
 
-import copy
 import json
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import yaml
 from exporter.metrics.families import FAMILIES
 from exporter.settings import Settings
 from tests.alerts.fleet import alerts_of, is_firing, pair_cases
-from tests.alerts.scaling import map_durations, read_duration, scale
 from tests.alerts.scrapes import SCRAPES, Case, Scrape
 from tests.cluster import find_binary
 from tests.generate.rules import (
@@ -196,21 +193,6 @@ def test_an_alert_names_the_cluster_of_its_prometheus(tmp_path: Path) -> None:
     assert code == 0, said
 
 
-def test_two_clusters_hold_the_same_names() -> None:
-    """For each alert there is a case in which both clusters have the same series."""
-    shared = set()
-    for case in pair_cases(cases()):
-        series = Counter(
-            re.sub(r',? ?(cluster|instance)="\w+"', "", one["series"])
-            for one in case["input_series"]
-        )
-        beside_silent = "; beside it: silent" in case["name"] and is_firing(case)
-        if beside_silent and max(series.values()) > 1:
-            shared |= alerts_of(case)
-
-    assert shared == set(ALERTS)
-
-
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -291,80 +273,6 @@ def test_files_are_derived_from_one_source_and_one_base_url() -> None:
     assert text.count(RUNBOOK_BASE) == len(ALERTS)
     for name, alert in ALERTS.items():
         assert alert["annotations"]["runbook_url"] == runbook_url(name)
-
-
-def test_prometheus_rule_holds_the_same_groups() -> None:
-    """prometheusrule.yaml has the same rules as rules.yaml."""
-    document = yaml.safe_load(PROMETHEUS_RULE.read_text())
-
-    assert document["apiVersion"] == "monitoring.coreos.com/v1"
-    assert document["kind"] == "PrometheusRule"
-    assert document["spec"] == load_groups()
-
-
-@pytest.mark.parametrize("factor", [1, 7, 45, 60])
-def test_scaling_changes_durations_alone(factor: float) -> None:
-    """Scaling divides every duration and changes nothing else."""
-    original = load_groups()
-    scaled = scale(original, factor)
-
-    found: list[list[float]] = []
-    blank = []
-    for groups in (original, scaled):
-        durations: list[float] = []
-
-        def note(text: str, into: list[float] = durations) -> str:
-            into.append(read_duration(text))
-            return "DURATION"
-
-        blank.append(map_durations(groups, note))
-        found.append(durations)
-    assert blank[0] == blank[1]
-    assert [round(one / factor) for one in found[0]] == found[1]
-    # These are all: a `for` per alert, one keep_firing_for, one interval, offsets and ranges.
-    text = "".join(rule["expr"] for rule in all_rules(original))
-    assert len(found[0]) == len(ALERTS) + 2 + len(re.findall(r"offset |\[\d|m:\d", text))
-    for rule in all_rules(blank[0]):
-        assert not re.search(r"\b\d+(ms|[smhdwy])\b", rule["expr"])
-
-
-def test_scaled_rules_are_accepted(tmp_path: Path) -> None:
-    """Promtool accepts the scaled rules."""
-    path = write(tmp_path / "rules.yaml", scale(load_groups(), 60))
-    code, said = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", path)
-
-    assert code == 0, said
-
-
-def test_scaling_reaches_every_kind_of_duration() -> None:
-    """Scaling changes ranges, subqueries, steps and offsets, but not strings and names."""
-    groups = {
-        "groups": [
-            {
-                "rules": [
-                    {
-                        "alert": "A1h",
-                        "expr": 'max_over_time(a_5m{x="[1h]"}[1h:1m] offset -1d) + b offset 1h30m',
-                        "for": "10m",
-                        "keep_firing_for": "1h",
-                        "labels": {"within": "1h"},
-                    }
-                ]
-            }
-        ]
-    }
-    untouched = copy.deepcopy(groups)
-    rule = scale(groups, 60)["groups"][0]["rules"][0]
-
-    assert groups == untouched
-    assert rule == {
-        "alert": "A1h",
-        "expr": 'max_over_time(a_5m{x="[1h]"}[60000ms:1000ms] offset -1440000ms)'
-        " + b offset 90000ms",
-        "for": "10000ms",
-        "keep_firing_for": "60000ms",
-        "labels": {"within": "1h"},
-    }
 
 
 def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:

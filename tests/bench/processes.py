@@ -100,6 +100,18 @@ class Running:
         return Path(f"/proc/{self._process.pid}/{name}").read_text(encoding="utf-8")
 
 
+def exchange(
+    where: str, method: str, path: str, body: bytes | None = None, timeout: float = 60
+) -> tuple[bytes, http.client.HTTPResponse]:
+    """The body and the head of an answer, over a connection of its own."""
+    connection = http.client.HTTPConnection(where, timeout=timeout)
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    read = answer.read()
+    connection.close()
+    return read, answer
+
+
 class Load(Running):
     """`bench-load serve`: the API server of the benchmark."""
 
@@ -120,10 +132,8 @@ class Load(Running):
 
     def post(self, path: str, timeout: float = 600) -> dict[str, Any]:
         """Have it do something; returns what it says of it."""
-        connection = http.client.HTTPConnection(self.address, timeout=timeout)
-        connection.request("POST", path)
-        answer: dict[str, Any] = json.loads(connection.getresponse().read())
-        connection.close()
+        body, _ = exchange(self.address, "POST", path, timeout=timeout)
+        answer: dict[str, Any] = json.loads(body)
         return answer
 
 
@@ -191,21 +201,13 @@ class Exporter(Running):
     def get(self, path: str, *, metrics: bool = False) -> tuple[bytes, http.client.HTTPMessage]:
         """The body and the headers of a GET that is answered with 200."""
         where = self.metrics if metrics else self.query
-        connection = http.client.HTTPConnection(where, timeout=60)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read()
-        connection.close()
+        body, answer = exchange(where, "GET", path)
         assert answer.status == 200, body
         return body, answer.headers
 
     def verdict(self, body: bytes) -> bytes:
         """The answer to one POST of candidates."""
-        connection = http.client.HTTPConnection(self.query, timeout=60)
-        connection.request("POST", "/v1/verdicts", body)
-        answer = connection.getresponse().read()
-        connection.close()
-        return answer
+        return exchange(self.query, "POST", "/v1/verdicts", body)[0]
 
     def _pause(self, within: float) -> None:
         if self.age > within or self.is_gone():

@@ -207,10 +207,7 @@ class Bench:
                 ready, cpu = ours.until_ready(), ours.cpu()
                 synced = ours.status("VmRSS")
                 first, again = (_timed(lambda: self._use(ours)) for _ in range(2))
-                verdict = run_tool(
-                    "ask", "--address", ours.query, "--path", "/v1/verdicts",
-                    *("--body", self._candidates(vmis, 1), "--lasts", "1s"),
-                )[0]  # fmt: skip
+                verdict = self._ask_verdicts(ours, vmis, 1.0)
                 grown[vmis] = {
                     "ready": ready, "cpu": cpu, "rss": synced, "rss_used": ours.status("VmRSS"),
                     "rss_peak": ours.status("VmHWM"), "first_scrape": first, "scrape": again,
@@ -364,19 +361,14 @@ class Bench:
             fact = run_subject("scrape", load.url, str(sizes.repeats))
             with Exporter(load, self._directory) as ours:
                 ours.until_ready()
-                body = self._candidates(sizes.vmis, 1)
                 ours.get("/metrics", metrics=True)
                 waits = []
                 for _ in range(sizes.repeats):
                     stop = threading.Event()
                     scraping = threading.Thread(target=_scrape_until, args=(ours, stop))
                     scraping.start()
-                    waits.append(
-                        run_tool(
-                            "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
-                            body, "--lasts", f"{sizes.asking}s", "--pause", "200us",
-                        )[0]["longest"]
-                    )  # fmt: skip
+                    asked = self._ask_verdicts(ours, sizes.vmis, sizes.asking, pause="200us")
+                    waits.append(asked["longest"])
                     stop.set()
                     scraping.join()
         self.raw["scrape"] = fact | {"waits": waits}
@@ -414,10 +406,7 @@ class Bench:
             ) as waiting:
                 held = waiting.line()["held"]
                 swollen = ours.status("VmRSS")
-                slow = run_tool(
-                    "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
-                    self._candidates(sizes.vmis, 1), "--lasts", f"{sizes.asking}s",
-                )[0]  # fmt: skip
+                slow = self._ask_verdicts(ours, sizes.vmis, sizes.asking)
                 turned = self._turned(ours, load, 5)
                 ended = waiting.line()
             alive = not ours.is_gone()
@@ -519,10 +508,7 @@ class Bench:
             path = f"/bench/failures?count={count}&rate={round(count / lasts)}"
             failing = threading.Thread(target=load.post, args=(path,))
             failing.start()
-            waits = run_tool(
-                "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
-                self._candidates(self.sizes.vmis, 1), "--lasts", f"{lasts}s", "--pause", "1ms",
-            )[0]  # fmt: skip
+            waits = self._ask_verdicts(ours, self.sizes.vmis, lasts, pause="1ms")
             failing.join()
             gives_up = time.monotonic() + 30
             while len(ended := ours.events("migration_ended")) < count:
@@ -573,10 +559,7 @@ class Bench:
             ]
             for one in others:
                 one.start()
-            waits = run_tool(
-                "ask", "--address", ours.query, "--path", "/v1/verdicts", "--body",
-                self._candidates(self.sizes.many, 1), "--lasts", f"{lasts}s", "--pause", "1ms",
-            )[0]  # fmt: skip
+            waits = self._ask_verdicts(ours, self.sizes.many, lasts, pause="1ms")
             stop.set()
             for one in others:
                 one.join()
@@ -617,6 +600,14 @@ class Bench:
         if server is not None:
             one["server_cpu"] = (server.cpu() - before) / one["asked"]
         return one
+
+    def _ask_verdicts(
+        self, ours: Exporter, vmis: int, lasts: float, *, pause: str = ""
+    ) -> dict[str, Any]:
+        """The waits for one verdict after another, for so many seconds."""
+        body = ("--path", "/v1/verdicts", "--body", self._candidates(vmis, 1))
+        pauses = ("--pause", pause) if pause else ()
+        return run_tool("ask", "--address", ours.query, *body, "--lasts", f"{lasts}s", *pauses)[0]
 
     def _turned(self, ours: Exporter, load: Load, vmi: int) -> float:
         """Begin or end a VMI's migration; seconds from the server's write to a verdict of it."""

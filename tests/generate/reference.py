@@ -1,7 +1,8 @@
-"""`make reference`: docs/api.md, and the tables of docs/reference.md that repeat the program.
+"""`make reference`: the parts of docs/api.md and docs/reference.md that repeat the program.
 
-docs/api.md is the OpenAPI document for people. Its examples are answers of the query API itself
-over fixed facts, and every answer is validated against the document.
+docs/api.md is the OpenAPI document for people: its endpoints and types are written here, the rest
+by hand. Its examples are answers of the query API itself over fixed facts, and every answer is
+validated against the document.
 """
 
 import asyncio
@@ -41,105 +42,7 @@ NAMES = {
 }
 """The heading of each endpoint, by its operation id."""
 
-_HEAD = """\
-# The API
-
-`make reference` writes this file from the OpenAPI document that the exporter serves at
-`/openapi.json`. The examples are real answers, all at the same moment from the same facts.
-
-To try them, start `make run` (or `python -m exporter demo`), and in another terminal:
-
-```bash
-export KUBEVIRT_EVICTION_EXPORTER_URL=http://127.0.0.1:9810
-```
-
-The examples ask about VMs that the demo has, such as `bank/churn-1`; what it answers differs, as
-time passes there.
-
-| endpoint | what it answers |
-|---|---|
-"""
-
-_CONVENTIONS = """
-The query listener serves all of them. The metrics listener serves `/metrics`, the probes and the
-page.
-
-## Conventions
-
-- Bodies are JSON. Names are camelCase, durations are seconds, timestamps are RFC 3339 in UTC.
-- Unknown request fields are ignored. Every field of an answer is always present; `null` means that
-  there is no value.
-- An error is `application/problem+json`, a [`Problem`](#problem) that names the wrong field.
-- If `auth` of the listener is on, send a token of the cluster: `-H "Authorization: Bearer $TOKEN"`.
-- Until the first sync, verdicts are answered with 503 and `Retry-After`.
-- Without news of VMIs for `kube.staleAfter`, answers say `"stale": true`. After `kube.deadAfter`
-  more, rules stop blocking in the namespaces without news: all but cooldowns, which end by
-  themselves. Without news of VMIMs the rule on pending migrations stops, and without news of pods
-  the rule on requested evacuations.
-- If RBAC no longer allows one of `namespaces`, answers about its VMIs are stale at once; others are
-  not affected.
-- A body may have `limits.bodyBytes`, a request `limits.candidates` candidates. Namespaces have at
-  most 63 characters, names 253, UIDs 128. `wait` is at most 60 seconds.
-
-## How to ask
-
-- `name` is the VMI's name (a launcher pod's annotation `kubevirt.io/domain`), and `vmiUid` is the
-  pod's label `kubevirt.io/created-by`, *not* the pod's own UID. A wrong UID is answered with
-  `"mismatch": "uid"` and counted, so that a client that gets it wrong is noticed.
-- Leave `checkpoint` out: then all rules apply. `filter` (may this pod be a candidate at all?) and
-  `preEviction` (may it be evicted right now?) are the descheduler's two questions, and each answers
-  with its own rules alone: `preEviction` allows a VM whose migration is running, `filter` one that
-  cools down.
-- `allowed` means that no rule blocks the VM, not that it will move. A drain tool reads three more
-  fields: `evacuating` (KubeVirt is to move it already), `stuck` (that does not succeed) and
-  `drain`: with `stays` or `fails` the VM does not leave its node, and waiting does not end.
-- `"dryRun": true` answers without counting.
-- If you ask about many VMs, keep a copy of [the blocked set](#the-blocked-set) instead, as in
-  [A caller that keeps a copy](#a-caller-that-keeps-a-copy).
-- An evacuation has the exact request that cancels it. It is left out if cancelling could kill the
-  VM, as in post-copy.
-
-## A caller that keeps a copy
-
-`GET /v1/blocked?wait=60` with the copy's `ETag` in `If-None-Match` returns when the set changes,
-and with 304 if it has not changed by then. A 304 renews the copy: `maxAgeSeconds` counts anew.
-A copy older than `maxAgeSeconds` says nothing; ask `POST /v1/verdicts` then.
-
-- While the exporter starts or shuts down it answers 503 with `Retry-After`, and in between nothing
-  listens. Ask again after that pause. The copy may be used until it is too old.
-- Turning stale, or fresh again, changes the `ETag`, so that the request returns with the new
-  `stale`. Go on with a stale copy: what is in it was true at the last contact, and after
-  `kube.deadAfter` only cooldowns are left in it.
-
-```python
-import json, os, time, urllib.error, urllib.request
-
-copy = {"blocked": set(), "stale": False, "etag": "", "age": 0.0, "until": 0.0}
-
-
-def renew(wait=60, pause=5):  # call it again and again, in a thread of its own
-    url = f"{os.environ['KUBEVIRT_EVICTION_EXPORTER_URL']}/v1/blocked?wait={wait}"
-    request = urllib.request.Request(url, headers={"If-None-Match": copy["etag"]})
-    try:
-        with urllib.request.urlopen(request, timeout=wait + 10) as answer:
-            found = json.load(answer)
-        blocked = {(one["namespace"], one["name"]) for one in found["blocked"]}
-        copy.update(blocked=blocked, stale=found["stale"], age=found["maxAgeSeconds"])
-        copy["etag"] = answer.headers["ETag"]
-    except urllib.error.HTTPError as error:
-        if error.code == 503:  # it starts or shuts down
-            return time.sleep(float(error.headers["Retry-After"]))
-        if error.code != 304:
-            raise
-    except OSError:  # nobody listens, or the connection broke
-        return time.sleep(pause)
-    copy["until"] = time.monotonic() + copy["age"]
-
-
-def may_evict(namespace, name):  # None: the copy is too old
-    return (namespace, name) not in copy["blocked"] if time.monotonic() < copy["until"] else None
-```
-"""
+_ENDPOINTS = "| endpoint | what it answers |\n|---|---|\n"
 
 
 @dataclass(frozen=True)
@@ -228,13 +131,17 @@ async def ask() -> dict[str, Answer]:
     return answers
 
 
-def write_api(document: Json, answers: Mapping[str, Answer]) -> str:
-    """The text of docs/api.md."""
-    lines = _HEAD.splitlines()
+def write_api(text: str, document: Json, answers: Mapping[str, Answer]) -> str:
+    """The text of docs/api.md: its own words, with the endpoints and types as they are now."""
+    head, table, rest = text.partition(_ENDPOINTS)
+    _, _, conventions = rest.partition("\n\n")
+    conventions, heading, _ = conventions.partition(f"\n## {NAMES[ROUTES[0].name]}\n")
+    assert heading, "docs/api.md has no table of endpoints, or no first endpoint"
+    lines = (head + table).splitlines()
     for route in ROUTES:
         link = f"[`{route.method} {route.path}`](#{_anchor(NAMES[route.name])})"
         lines.append(f"| {link} | {route.summary} |")
-    lines += _CONVENTIONS.splitlines()
+    lines += ["", *conventions.splitlines()]
     for route in ROUTES:
         lines += ["", *_endpoint(route, document, answers)]
     lines += ["", "## Types", "", "The types of requests and answers, by name."]
@@ -358,7 +265,8 @@ def _fill(text: str, heading: str, rows: list[str]) -> str:
 
 def main() -> None:
     """Write both files."""
-    API.write_text(write_api(write_openapi(), asyncio.run(ask())), encoding="utf-8")
+    text = write_api(read(API), write_openapi(), asyncio.run(ask()))
+    API.write_text(text, encoding="utf-8")
     REFERENCE.write_text(fill_tables(read(REFERENCE)), encoding="utf-8")
 
 

@@ -28,118 +28,54 @@ from typing import Any, NoReturn
 import pytest
 
 
+_TESTS = {
+    "engine/cooldown": "cooldown vectors verdicts",
+    "engine/rules": "cooldown vectors",
+    "engine/diagnosis": "diagnosis recorded cordons",
+    "engine/backoff": "diagnosis recorded",
+    "engine/load": "diagnosis drain evidence",
+    "engine/advice": "advice",
+    "engine/departures": "departures",
+    "engine/requesters": "requesters diagnosis",
+    "engine/cordons": "cordons",
+    "engine/budgets": "budgets",
+    "engine/drain": "drain node_drains cordons budgets",
+    "engine/drain_outcomes": "drain budgets",
+    "engine/node_drains": "node_drains cordons",
+    "engine/verdicts": "verdicts",
+    "engine/evidence": "evidence store diagnosis verdicts requesters history/format",
+    "engine/history": "history",
+    "engine/store": (
+        "reasons store evidence verdicts requesters cordons drain evacuations history/changes"
+    ),
+    "engine/merging": (
+        "store evidence evacuations drain diagnosis recorded history/changes history/replicas"
+    ),
+    "engine/objects": "store cordons evidence budgets evacuations diagnosis",
+    "engine/unreadable": "store evidence",
+    "engine/migrations": "migrations store evidence",
+    "engine/launchers": "launchers store evidence",
+    "engine/evacuations": "evacuations evidence reasons store node_drains requesters",
+    "engine/vmi_record": "store",
+    "engine/model": (
+        "./settings cooldown diagnosis evidence drain verdicts budgets kube/kubevirt kube/sink"
+    ),
+    "engine/policy": "./settings cooldown diagnosis evidence kube/kubevirt kube/sink",
+    "engine/reasons": "reasons",
+    "health": "./health",
+    "kube/lease": "kube/lease",
+}
+"""The names of the tests that specify each module, those of the engine without their folder."""
+
+
+def _file_of(name: str) -> str:
+    folder, _, file = name.rpartition("/")
+    return f"tests/unit/{folder or 'engine'}/test_{file}.py"
+
+
 MODULES = {
-    "exporter/engine/cooldown.py": (
-        "engine/test_cooldown",
-        "engine/test_vectors",
-        "engine/test_verdicts",
-    ),
-    "exporter/engine/rules.py": ("engine/test_cooldown", "engine/test_vectors"),
-    "exporter/engine/diagnosis.py": (
-        "engine/test_diagnosis",
-        "engine/test_recorded",
-        "engine/test_cordons",
-    ),
-    "exporter/engine/backoff.py": ("engine/test_diagnosis", "engine/test_recorded"),
-    "exporter/engine/load.py": (
-        "engine/test_diagnosis",
-        "engine/test_drain",
-        "engine/test_evidence",
-    ),
-    "exporter/engine/advice.py": ("engine/test_advice",),
-    "exporter/engine/departures.py": ("engine/test_departures",),
-    "exporter/engine/requesters.py": ("engine/test_requesters", "engine/test_diagnosis"),
-    "exporter/engine/cordons.py": ("engine/test_cordons",),
-    "exporter/engine/budgets.py": ("engine/test_budgets",),
-    "exporter/engine/drain.py": (
-        "engine/test_drain",
-        "engine/test_node_drains",
-        "engine/test_cordons",
-        "engine/test_budgets",
-    ),
-    "exporter/engine/drain_outcomes.py": ("engine/test_drain", "engine/test_budgets"),
-    "exporter/engine/node_drains.py": ("engine/test_node_drains", "engine/test_cordons"),
-    "exporter/engine/verdicts.py": ("engine/test_verdicts",),
-    "exporter/engine/evidence.py": (
-        "engine/test_evidence",
-        "engine/test_store",
-        "engine/test_diagnosis",
-        "engine/test_verdicts",
-        "engine/test_requesters",
-        "history/test_format",
-    ),
-    "exporter/engine/history.py": ("engine/test_history",),
-    "exporter/engine/store.py": (
-        "engine/test_reasons",
-        "engine/test_store",
-        "engine/test_evidence",
-        "engine/test_verdicts",
-        "engine/test_requesters",
-        "engine/test_cordons",
-        "engine/test_drain",
-        "engine/test_evacuations",
-        "history/test_changes",
-    ),
-    "exporter/engine/merging.py": (
-        "engine/test_store",
-        "engine/test_evidence",
-        "engine/test_evacuations",
-        "engine/test_drain",
-        "engine/test_diagnosis",
-        "engine/test_recorded",
-        "history/test_changes",
-        "history/test_replicas",
-    ),
-    "exporter/engine/objects.py": (
-        "engine/test_store",
-        "engine/test_cordons",
-        "engine/test_evidence",
-        "engine/test_budgets",
-        "engine/test_evacuations",
-        "engine/test_diagnosis",
-    ),
-    "exporter/engine/unreadable.py": ("engine/test_store", "engine/test_evidence"),
-    "exporter/engine/migrations.py": (
-        "engine/test_migrations",
-        "engine/test_store",
-        "engine/test_evidence",
-    ),
-    "exporter/engine/launchers.py": (
-        "engine/test_launchers",
-        "engine/test_store",
-        "engine/test_evidence",
-    ),
-    "exporter/engine/evacuations.py": (
-        "engine/test_evacuations",
-        "engine/test_evidence",
-        "engine/test_reasons",
-        "engine/test_store",
-        "engine/test_node_drains",
-        "engine/test_requesters",
-    ),
-    "exporter/engine/vmi_record.py": ("engine/test_store",),
-    "exporter/engine/model.py": (
-        "test_settings",
-        "engine/test_cooldown",
-        "engine/test_diagnosis",
-        "engine/test_evidence",
-        "engine/test_drain",
-        "engine/test_verdicts",
-        "engine/test_budgets",
-        "kube/test_kubevirt",
-        "kube/test_sink",
-    ),
-    "exporter/engine/policy.py": (
-        "test_settings",
-        "engine/test_cooldown",
-        "engine/test_diagnosis",
-        "engine/test_evidence",
-        "kube/test_kubevirt",
-        "kube/test_sink",
-    ),
-    "exporter/engine/reasons.py": ("engine/test_reasons",),
-    "exporter/health.py": ("test_health",),
-    "exporter/kube/lease.py": ("kube/test_lease",),
+    f"exporter/{module}.py": [_file_of(name) for name in names.split()]
+    for module, names in _TESTS.items()
 }
 """Each module with the tests that specify it, the most telling first; none needs a real server."""
 
@@ -299,10 +235,9 @@ def run_tests(tree: Path, file: str, source: str) -> NoReturn:
     sink = os.open(tree / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
-    tests = [f"tests/unit/{name}.py" for name in MODULES[file]]
     rewritten = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     options = ["-q", "-x", "-m", "not soak", "-p", "no:cacheprovider", *rewritten]
-    code = pytest.main([*options, "--hypothesis-profile=mutants", *tests])
+    code = pytest.main([*options, "--hypothesis-profile=mutants", *MODULES[file]])
     os._exit(int(code))
 
 

@@ -20,55 +20,45 @@ def health(*everything: Watched) -> Health:
     return Health(stale_after=180.0, dead_after=600.0, watched=list(everything))
 
 
-@pytest.mark.parametrize(
-    ("state", "ready", "waiting"),
-    [
-        pytest.param(health(), False, [], id="nothing-watched"),
-        pytest.param(health(watched(Resource.VMIS)), True, [], id="vmis-alone"),
-        pytest.param(
-            health(watched(Resource.VMIS, synced=False)),
-            False,
-            ["virtualmachineinstances"],
-            id="vmis-not-synced",
+READY = {
+    "nothing-watched": (health(), False, []),
+    "vmis-alone": (health(watched(Resource.VMIS)), True, []),
+    "vmis-not-synced": (
+        health(watched(Resource.VMIS, synced=False)),
+        False,
+        ["virtualmachineinstances"],
+    ),
+    "pods-not-synced": (
+        health(watched(Resource.VMIS), watched(Resource.PODS, synced=False)),
+        False,
+        ["pods"],
+    ),
+    "pods-refused": (
+        health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, refused="403")),
+        True,
+        [],
+    ),
+    "vmis-refused": (health(watched(Resource.VMIS, synced=False, refused="403")), False, []),
+    "vmis-refused-in-one-of-two-namespaces": (
+        health(
+            watched(Resource.VMIS, namespace="a"),
+            watched(Resource.VMIS, namespace="b", synced=False, refused="403"),
         ),
-        pytest.param(
-            health(watched(Resource.VMIS), watched(Resource.PODS, synced=False)),
-            False,
-            ["pods"],
-            id="pods-not-synced",
+        True,
+        [],
+    ),
+    "one-of-two-namespaces": (
+        health(
+            watched(Resource.VMIS, namespace="a"),
+            watched(Resource.VMIS, namespace="b", synced=False),
         ),
-        pytest.param(
-            health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, refused="403")),
-            True,
-            [],
-            id="pods-refused",
-        ),
-        pytest.param(
-            health(watched(Resource.VMIS, synced=False, refused="403")),
-            False,
-            [],
-            id="vmis-refused",
-        ),
-        pytest.param(
-            health(
-                watched(Resource.VMIS, namespace="a"),
-                watched(Resource.VMIS, namespace="b", synced=False, refused="403"),
-            ),
-            True,
-            [],
-            id="vmis-refused-in-one-of-two-namespaces",
-        ),
-        pytest.param(
-            health(
-                watched(Resource.VMIS, namespace="a"),
-                watched(Resource.VMIS, namespace="b", synced=False),
-            ),
-            False,
-            ["virtualmachineinstances in namespace b"],
-            id="one-of-two-namespaces",
-        ),
-    ],
-)
+        False,
+        ["virtualmachineinstances in namespace b"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("state", "ready", "waiting"), READY.values(), ids=READY)
 def test_ready(state: Health, waiting: list[str], *, ready: bool) -> None:
     """Ready is: VMIs are synced somewhere, and everything else is synced or refused."""
     assert state.ready is ready
@@ -94,35 +84,32 @@ def test_what_is_seen() -> None:
     assert state.refused_resources() == {"pods in namespace b": "403 no"}
 
 
-@pytest.mark.parametrize(
-    ("state", "observed"),
-    [
-        pytest.param(health(), None, id="nothing"),
-        pytest.param(health(watched(Resource.VMIS, contact=None)), None, id="never-heard"),
-        pytest.param(health(watched(Resource.VMIS, synced=False)), None, id="not-synced"),
-        pytest.param(
-            health(watched(Resource.VMIS), watched(Resource.PODS, contact=NOW - 9.0)),
-            NOW - 1.0,
-            id="quiet-pods",
+OBSERVED_AT = {
+    "nothing": (health(), None),
+    "never-heard": (health(watched(Resource.VMIS, contact=None)), None),
+    "not-synced": (health(watched(Resource.VMIS, synced=False)), None),
+    "quiet-pods": (
+        health(watched(Resource.VMIS), watched(Resource.PODS, contact=NOW - 9.0)),
+        NOW - 1.0,
+    ),
+    "the-quietest-namespace": (
+        health(
+            watched(Resource.VMIS, namespace="a"),
+            watched(Resource.VMIS, namespace="b", contact=NOW - 9.0),
         ),
-        pytest.param(
-            health(
-                watched(Resource.VMIS, namespace="a"),
-                watched(Resource.VMIS, namespace="b", contact=NOW - 9.0),
-            ),
-            NOW - 9.0,
-            id="the-quietest-namespace",
+        NOW - 9.0,
+    ),
+    "a-lost-namespace-is-left-out": (
+        health(
+            watched(Resource.VMIS, namespace="a"),
+            watched(Resource.VMIS, namespace="b", contact=NOW - 9.0, refused="403"),
         ),
-        pytest.param(
-            health(
-                watched(Resource.VMIS, namespace="a"),
-                watched(Resource.VMIS, namespace="b", contact=NOW - 9.0, refused="403"),
-            ),
-            NOW - 1.0,
-            id="a-lost-namespace-is-left-out",
-        ),
-    ],
-)
+        NOW - 1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("state", "observed"), OBSERVED_AT.values(), ids=OBSERVED_AT)
 def test_observed_at(state: Health, observed: float | None) -> None:
     """The last proof of contact is that of the VMIs' watch, the oldest where there are many."""
     assert state.observed_at == observed

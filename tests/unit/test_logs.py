@@ -76,32 +76,18 @@ def test_libraries_are_logged_alike() -> None:
     assert (line["event"], line["level"], line["more"]) == ("one of 2", "warning", 3)
 
 
-@pytest.mark.parametrize("of_library", [False, True], ids=["own", "of-a-library"])
-def test_an_exception_is_part_of_its_line(of_library: bool) -> None:
-    """A traceback is a value of the line, without the values of variables."""
-    stream = configured()
+@pytest.mark.parametrize("logger", [logging.getLogger("some.library"), None], ids=["other", "own"])
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_traceback_shows_no_variables(form: str, logger: logging.Logger | None) -> None:
+    """A traceback tells lines of code and no values, so no token; in JSON it is a value."""
+    stream = configured(form)
     try:
         fail(TOKEN)
     except RuntimeError:
-        if of_library:
-            logging.getLogger("some.library").exception("failed")
-        else:
-            structlog.stdlib.get_logger().exception("failed")
-    (line,) = lines(stream)
+        (logger or structlog.stdlib.get_logger()).exception("failed")
+    text = stream.getvalue() if form == "console" else lines(stream)[0]["exception"]
 
-    assert "it failed after 12 letters" in line["exception"]
-    assert TOKEN not in stream.getvalue()
-
-
-def test_a_traceback_on_the_console_shows_no_variables() -> None:
-    """On a terminal too a traceback tells lines of code and no values, so no token."""
-    stream = configured("console")
-    try:
-        fail(TOKEN)
-    except RuntimeError:
-        structlog.stdlib.get_logger().exception("failed")
-
-    assert "it failed after 12 letters" in stream.getvalue()
+    assert "it failed after 12 letters" in text
     assert TOKEN not in stream.getvalue()
 
 

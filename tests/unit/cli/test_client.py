@@ -3,11 +3,13 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -21,12 +23,11 @@ from exporter.cli.client import (
     find_url,
 )
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.problems import answer_problem
 from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
 from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
 from tests.support.serving import serving
-from tests.unit.server.test_api import ServedApi
+from tests.unit.server.test_api import ServedApi, served
 
 
 TOKEN = Path("token")
@@ -55,13 +56,8 @@ ASKED = web.AppKey("ASKED", list[web.Request])
 
 def refusing(status: int, title: str, detail: str) -> web.Application:
     """A server that answers everything with a problem."""
-
-    async def answer(_: web.Request) -> web.Response:
-        return answer_problem(Problem(title=title, status=status, detail=detail))
-
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", answer)
-    return app
+    body = msgspec.json.encode(Problem(title=title, status=status, detail=detail))
+    return answering(status, body, "application/problem+json")
 
 
 async def read(endpoint: Endpoint, path: str = "/v1/status") -> bytes:
@@ -130,13 +126,20 @@ def test_finds_the_socket_of_its_own_pod(tmp_path: Path) -> None:
 async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
     """`unix:/path` and `unix:///path` are the same."""
     socket = tmp_path / "query.sock"
+    async with served(make_query_app(ServedApi().service), socket):
+        answered = await read(Endpoint(f"unix:{slashes}{socket}"))
+
+    assert decode(answered, StatusAnswer).ready
+
+
+@asynccontextmanager
+async def encrypted(trust: ssl.SSLContext) -> AsyncIterator[str]:
+    """The URL of a query listener with TLS."""
     runner = web.AppRunner(make_query_app(ServedApi().service), access_log=None)
     await runner.setup()
-    await web.UnixSite(runner, socket).start()
-    status = decode(await read(Endpoint(f"unix:{slashes}{socket}")), StatusAnswer)
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
+    yield f"https://localhost:{runner.addresses[0][1]}"
     await runner.cleanup()
-
-    assert status.ready
 
 
 async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
@@ -144,15 +147,10 @@ async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
     write_certificates(tmp_path, "localhost")
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
-    runner = web.AppRunner(make_query_app(ServedApi().service), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
-    port = runner.addresses[0][1]
-    url = f"https://localhost:{port}"
-    answered = await read(Endpoint(url, ca_file=tmp_path / "ca.crt"))
-    untrusted = await trouble(Endpoint(url))
-    in_plain = await trouble(Endpoint(f"http://localhost:{port}"))
-    await runner.cleanup()
+    async with encrypted(trust) as url:
+        answered = await read(Endpoint(url, ca_file=tmp_path / "ca.crt"))
+        untrusted = await trouble(Endpoint(url))
+        in_plain = await trouble(Endpoint(url.replace("https", "http")))
 
     assert decode(answered, StatusAnswer).ready
     assert "is not trusted" in untrusted
@@ -168,16 +166,11 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "caller-ca.crt")
     trust.verify_mode = ssl.CERT_REQUIRED
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
-    runner = web.AppRunner(make_query_app(ServedApi().service), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
-    nobody = Endpoint(
-        f"https://localhost:{runner.addresses[0][1]}", ca_file=tmp_path / "localhost-ca.crt"
-    )
-    caller = replace(nobody, cert_file=tmp_path / "caller.crt", key_file=tmp_path / "caller.key")
-    answered = await read(caller)
-    refused = await trouble(nobody)
-    await runner.cleanup()
+    async with encrypted(trust) as url:
+        nobody = Endpoint(url, ca_file=tmp_path / "localhost-ca.crt")
+        cert, key = tmp_path / "caller.crt", tmp_path / "caller.key"
+        answered = await read(replace(nobody, cert_file=cert, key_file=key))
+        refused = await trouble(nobody)
 
     assert decode(answered, StatusAnswer).ready
     assert "does it want a client certificate (--cert-file, --key-file)?" in refused
@@ -242,29 +235,25 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
         assert "--url URL or KUBEVIRT_EVICTION_EXPORTER_URL" in said
 
 
-@pytest.mark.parametrize(
-    ("app", "said"),
-    [
-        pytest.param(
-            refusing(401, "Unauthenticated", "no token"), "--token-file FILE", id="no-token"
-        ),
-        pytest.param(refusing(403, "Not allowed", "no"), "-exporter-caller", id="no-role"),
-        pytest.param(
-            refusing(503, "API server unavailable", "the API server is away"),
-            "the API server is away; try again",
-            id="nobody-to-ask",
-        ),
-        pytest.param(refusing(500, "Internal error", "its log says why"), "its log", id="fault"),
-        pytest.param(answering(body=b"<html>", media="text/html"), "is no exporter", id="a-page"),
-        pytest.param(answering(404, b"{}"), "is no exporter: it answered 404", id="other-json"),
-        pytest.param(answering(500, b"\xff"), "is no exporter: it answered 500", id="bytes"),
-        pytest.param(
-            answering(302, headers={"Location": "http://elsewhere.example/"}),
-            "is no exporter: it answered 302",
-            id="redirect",
-        ),
-    ],
-)
+NO_ANSWERS = {
+    "no-token": (refusing(401, "Unauthenticated", "no token"), "--token-file FILE"),
+    "no-role": (refusing(403, "Not allowed", "no"), "-exporter-caller"),
+    "nobody-to-ask": (
+        refusing(503, "API server unavailable", "the API server is away"),
+        "the API server is away; try again",
+    ),
+    "fault": (refusing(500, "Internal error", "its log says why"), "its log"),
+    "a-page": (answering(body=b"<html>", media="text/html"), "is no exporter"),
+    "other-json": (answering(404, b"{}"), "is no exporter: it answered 404"),
+    "bytes": (answering(500, b"\xff"), "is no exporter: it answered 500"),
+    "redirect": (
+        answering(302, headers={"Location": "http://elsewhere.example/"}),
+        "is no exporter: it answered 302",
+    ),
+}
+
+
+@pytest.mark.parametrize(("app", "said"), NO_ANSWERS.values(), ids=NO_ANSWERS)
 async def test_what_is_no_answer_is_told(app: web.Application, said: str) -> None:
     """The error for an unusable answer says what it was and what helps."""
     async with serving(app) as url:

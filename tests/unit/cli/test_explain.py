@@ -31,7 +31,7 @@ from tests.unit.cli.answers import (
     stuck,
 )
 from tests.unit.engine.test_diagnosis import a_failed_attempt, an_attempt, an_evacuation
-from tests.unit.server.test_answers import explained, some_health
+from tests.unit.server.test_answers import explained, moved, some_health
 
 
 MIGRATABLE = {"eviction_strategy": "LiveMigrate", "migratable": True}
@@ -100,60 +100,51 @@ def test_who_asked_for_its_eviction() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("evidence", "sentence"),
-    [
-        pytest.param(
-            some_evidence(vmi=a_vmi(**MIGRATABLE)),
-            "shop/db1 may be moved now: no rule blocks it, and it has no known migration to cool"
-            " down from.",
-            id="never-moved",
+FIRST_SENTENCES = {
+    "never-moved": (
+        some_evidence(vmi=a_vmi(**MIGRATABLE)),
+        "may be moved now: no rule blocks it, and it has no known migration to cool down from.",
+    ),
+    "cooled-down": (
+        some_evidence(
+            vmi=a_vmi(**MIGRATABLE, migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))
         ),
-        pytest.param(
-            some_evidence(
-                vmi=a_vmi(**MIGRATABLE, migration=a_state(start=NOW - 7260.0, end=NOW - 7200.0))
-            ),
-            "shop/db1 may be moved now: no rule blocks it, and its last cooldown ended 1h45m ago.",
-            id="cooled-down",
+        "may be moved now: no rule blocks it, and its last cooldown ended 1h45m ago.",
+    ),
+    "not-migratable": (
+        some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
+        (
+            "is blocked by no rule, but KubeVirt cannot move it: it is not migratable, and its"
+            " strategy is LiveMigrate."
         ),
-        pytest.param(
-            some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
-            "shop/db1 is blocked by no rule, but KubeVirt cannot move it: it is not migratable, and"
-            " its strategy is LiveMigrate.",
-            id="not-migratable",
-        ),
-        pytest.param(
-            some_evidence(vmi=a_vmi(eviction_strategy="None")),
-            "shop/db1 is blocked by no rule, but an eviction would take it down: KubeVirt would not"
-            " migrate it.",
-            id="goes-down",
-        ),
-        pytest.param(
-            some_evidence(vmi=a_vmi(eviction_strategy="External")),
-            "shop/db1 is blocked by no rule, but KubeVirt does not move it: its strategy is"
-            " External.",
-            id="external",
-        ),
-        pytest.param(
-            some_evidence(vmi=a_vmi(migration=a_running_state())),
-            "shop/db1 may not be moved now: it is migrating, and that has to end first.",
-            id="migrating",
-        ),
-        pytest.param(
-            some_evidence(vmi=a_vmi(phase="Failed", migration=a_running_state())),
-            "shop/db1 has ended (Failed): there is nothing to move.",
-            id="ended",
-        ),
-        pytest.param(
-            an_evacuation(launcher=None),
-            "shop/db1 is already being evacuated from n1, and no rule blocks it.",
-            id="evacuated-unseen",
-        ),
-    ],
-)
+    ),
+    "goes-down": (
+        some_evidence(vmi=a_vmi(eviction_strategy="None")),
+        "is blocked by no rule, but an eviction would take it down: KubeVirt would not migrate it.",
+    ),
+    "external": (
+        some_evidence(vmi=a_vmi(eviction_strategy="External")),
+        "is blocked by no rule, but KubeVirt does not move it: its strategy is External.",
+    ),
+    "migrating": (
+        some_evidence(vmi=a_vmi(migration=a_running_state())),
+        "may not be moved now: it is migrating, and that has to end first.",
+    ),
+    "ended": (
+        some_evidence(vmi=a_vmi(phase="Failed", migration=a_running_state())),
+        "has ended (Failed): there is nothing to move.",
+    ),
+    "evacuated-unseen": (
+        an_evacuation(launcher=None),
+        "is already being evacuated from n1, and no rule blocks it.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("evidence", "sentence"), FIRST_SENTENCES.values(), ids=FIRST_SENTENCES)
 def test_the_first_sentence_answers(evidence: Evidence, sentence: str) -> None:
     """Whether it may be moved now; if not why, and until when."""
-    assert show_vmi(explained(evidence), PIPED).splitlines()[0] == sentence
+    assert show_vmi(explained(evidence), PIPED).splitlines()[0] == f"shop/db1 {sentence}"
 
 
 def test_a_stuck_evacuation_is_explained() -> None:
@@ -289,38 +280,26 @@ def test_migrations_that_do_not_count_are_told(
     assert re.search(rf"  {outcome}  {row}$", text, re.MULTILINE)
 
 
+ARITHMETIC = {
+    "doubled": ({}, 192.0, 2, "max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h"),
+    "slow": ({}, 1800.0, 1, "max(15m, 30m) x 2^(1-1) = 30m, cap 6h"),
+    "capped": ({}, 60.0, 7, "max(15m, 1m) x 2^(7-1) = 16h, capped at 6h"),
+    "no-cap": ({"max_migration_cooldown": 0.0}, 60.0, 7, "max(15m, 1m) x 2^(7-1) = 16h, no cap"),
+    "floor": ({"migration_cooldown": 0.0}, 60.0, 2, "1m (no floor) x 2^(2-1) = 2m, cap 6h"),
+    "backoff": ({"migration_history_window": 0.0}, 60.0, 2, "max(15m, 1m) = 15m, cap 6h"),
+}
+
+
 @pytest.mark.parametrize(
     ("policy", "took", "ends", "written"),
-    [
-        pytest.param({}, 192.0, 2, "max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h", id="doubled"),
-        pytest.param({}, 1800.0, 1, "max(15m, 30m) x 2^(1-1) = 30m, cap 6h", id="slow"),
-        pytest.param({}, 60.0, 7, "max(15m, 1m) x 2^(7-1) = 16h, capped at 6h", id="capped"),
-        pytest.param(
-            {"max_migration_cooldown": 0.0},
-            60.0,
-            7,
-            "max(15m, 1m) x 2^(7-1) = 16h, no cap",
-            id="no-cap",
-        ),
-        pytest.param(
-            {"migration_cooldown": 0.0}, 60.0, 2, "1m (no floor) x 2^(2-1) = 2m, cap 6h", id="floor"
-        ),
-        pytest.param(
-            {"migration_history_window": 0.0}, 60.0, 2, "max(15m, 1m) = 15m, cap 6h", id="backoff"
-        ),
-    ],
+    ARITHMETIC.values(),
+    ids=ARITHMETIC,
 )
 def test_the_arithmetic_is_as_one_writes_it(
     policy: Mapping[str, Any], took: float, ends: int, written: str
 ) -> None:
     """Floor, duration, doubling and cap, each of them off where the policy switches it off."""
-    last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
-    older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, ends)}
-    evidence = some_evidence(
-        vmi=a_vmi(migration=a_state(uid="m0", start=NOW - 600.0 - took)),
-        history=a_history(m0=last, **older),
-    )
-    answer = explained(evidence, policy=a_policy(**policy))
+    answer = explained(moved(ends, took), policy=a_policy(**policy))
 
     assert answer.cooldown is not None
     assert write_arithmetic(answer.cooldown, answer.policy) == written

@@ -83,27 +83,21 @@ def test_a_name_is_only_text(name: str) -> None:
     assert f"shop/{escape(name)} may" in show_vmi(explained(evidence), PIPED)
 
 
-@pytest.mark.parametrize(
-    ("environment", "columns", "screen"),
-    [
-        pytest.param({"TERM": "xterm"}, 100, Screen(100, colored=True), id="terminal"),
-        pytest.param({"TERM": "xterm", "NO_COLOR": "1"}, 100, Screen(100), id="no-color"),
-        pytest.param({"TERM": "xterm", "NO_COLOR": ""}, 100, Screen(100, colored=True), id="unset"),
-        pytest.param({"TERM": "dumb"}, 100, Screen(100), id="dumb"),
-        pytest.param({}, 100, Screen(100), id="no-term"),
-        pytest.param({"TERM": "xterm"}, 0, Screen(80, colored=True), id="unknown-width"),
-        pytest.param({"TERM": "xterm"}, 7, Screen(40, colored=True), id="tiny"),
-        pytest.param(
-            {"TERM": "xterm", "COLUMNS": "120"}, 100, Screen(120, colored=True), id="columns"
-        ),
-        pytest.param(
-            {"TERM": "xterm", "COLUMNS": "0"}, 100, Screen(100, colored=True), id="no-columns"
-        ),
-        pytest.param(
-            {"TERM": "xterm", "COLUMNS": "wide"}, 100, Screen(100, colored=True), id="bad-columns"
-        ),
-    ],
-)
+TERMINALS = {
+    "terminal": ({"TERM": "xterm"}, 100, Screen(100, colored=True)),
+    "no-color": ({"TERM": "xterm", "NO_COLOR": "1"}, 100, Screen(100)),
+    "unset": ({"TERM": "xterm", "NO_COLOR": ""}, 100, Screen(100, colored=True)),
+    "dumb": ({"TERM": "dumb"}, 100, Screen(100)),
+    "no-term": ({}, 100, Screen(100)),
+    "unknown-width": ({"TERM": "xterm"}, 0, Screen(80, colored=True)),
+    "tiny": ({"TERM": "xterm"}, 7, Screen(40, colored=True)),
+    "columns": ({"TERM": "xterm", "COLUMNS": "120"}, 100, Screen(120, colored=True)),
+    "no-columns": ({"TERM": "xterm", "COLUMNS": "0"}, 100, Screen(100, colored=True)),
+    "bad-columns": ({"TERM": "xterm", "COLUMNS": "wide"}, 100, Screen(100, colored=True)),
+}
+
+
+@pytest.mark.parametrize(("environment", "columns", "screen"), TERMINALS.values(), ids=TERMINALS)
 def test_a_terminal_is_looked_at(
     environment: Mapping[str, str], columns: int, screen: Screen
 ) -> None:

@@ -13,13 +13,12 @@ import pytest
 from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
 from exporter.cli.replay import CannotReplay, Input, choose_contenders, open_recording, play
-from exporter.engine.model import Resource, Vmi
 from exporter.engine.policy import Policy, StuckPolicy
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN
-from exporter.whatif.recording import Faults, Kind, Recorded
+from exporter.whatif.recording import Faults, Recorded
 from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 
 
@@ -45,10 +44,6 @@ def a_recording() -> bytes:
 
 class TestContenders:
     """Which policies are compared."""
-
-    def test_the_default_is_all_built_in_policies(self) -> None:
-        """Reference, ours and none."""
-        assert choose_contenders([]) == list(BUILTIN.values())
 
     def test_a_file_is_an_exporter_configuration(self, tmp_path: Path) -> None:
         """`policy:` and `stuck:` apply, and the rest is ignored."""
@@ -126,14 +121,6 @@ class TestSources:
 
         with pytest.raises(CannotReplay, match="cannot be read: Input/output error"):
             play(whatif.from_chunks(chunks()), [BUILTIN["ours"]], StringIO())
-
-    def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
-        """The message has the system's reason."""
-        with (
-            pytest.raises(CannotReplay, match="No such file"),
-            open_recording(tmp_path / "none"),
-        ):
-            raise AssertionError("it was opened")
 
     @pytest.mark.parametrize(
         ("body", "why"),
@@ -230,15 +217,3 @@ def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(whatif, "find_spec", lambda _name: None)
     with pytest.raises(CannotReplay, match=r"python -m pip install matplotlib$"):
         whatif.check_plot(Path("week.png"))
-
-
-def test_a_recording_of_events_reads_back_the_same() -> None:
-    """So these tests play the events that they build."""
-    tale = Tale()
-    tale.evict(10)
-    faults = Faults()
-    read = list(recording.read(recording.split([lines(tale.events)]), faults))
-
-    assert read == tale.events
-    assert {event.resource for event in read} == {Resource.VMIS, Resource.VMIMS, Resource.PODS}
-    assert any(event.kind is Kind.ADDED and isinstance(event.fact, Vmi) for event in read)

@@ -18,41 +18,38 @@ from tests.unit.engine.test_diagnosis import an_attempt, an_evacuation
 from tests.unit.server.test_answers import some_health
 
 
+TRUST = {
+    "fresh": (some_health(), NOW, "Healthy: ready, all resources visible, last contact 2s ago."),
+    "blind": (
+        some_health(synced=False, refused="forbidden"),
+        NOW,
+        "Healthy, with blind spots: ready, last contact 2s ago.",
+    ),
+    "stale": (
+        some_health(),
+        NOW + 200.0,
+        "Stale: last contact 3m22s ago; its answers may be out of date.",
+    ),
+    "dead": (
+        some_health(),
+        NOW + 2000.0,
+        "Dead: last contact 33m22s ago; only cooldowns still block VMs.",
+    ),
+    "not-ready": (
+        some_health(synced=False),
+        NOW,
+        (
+            "Not ready: the exporter is waiting for virtualmachineinstancemigrations, and gives no"
+            " verdicts."
+        ),
+    ),
+}
+
+
 @pytest.mark.parametrize(
     ("health", "now", "sentence"),
-    [
-        pytest.param(
-            some_health(),
-            NOW,
-            "Healthy: ready, all resources visible, last contact 2s ago.",
-            id="fresh",
-        ),
-        pytest.param(
-            some_health(synced=False, refused="forbidden"),
-            NOW,
-            "Healthy, with blind spots: ready, last contact 2s ago.",
-            id="blind",
-        ),
-        pytest.param(
-            some_health(),
-            NOW + 200.0,
-            "Stale: last contact 3m22s ago; its answers may be out of date.",
-            id="stale",
-        ),
-        pytest.param(
-            some_health(),
-            NOW + 2000.0,
-            "Dead: last contact 33m22s ago; only cooldowns still block VMs.",
-            id="dead",
-        ),
-        pytest.param(
-            some_health(synced=False),
-            NOW,
-            "Not ready: the exporter is waiting for virtualmachineinstancemigrations, and gives"
-            " no verdicts.",
-            id="not-ready",
-        ),
-    ],
+    TRUST.values(),
+    ids=TRUST,
 )
 def test_the_first_sentence_says_whether_to_believe_it(
     health: Health, now: float, sentence: str

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -61,6 +61,7 @@ from tests.support.builders import (
 
 
 DEEP = b"[" * 100_000
+LIMITS = {"parallelMigrationsPerCluster": 0, "parallelOutboundMigrationsPerNode": 1}
 KINDS = (b"ADDED", b"MODIFIED", b"DELETED", b"BOOKMARK", b"ERROR", b"OTHER")
 
 
@@ -76,23 +77,17 @@ def read(resource: Resource, value: Json) -> Fact:
 
 def read_vmi(value: Json) -> Vmi:
     """The fact of a listed VMI."""
-    fact = read(Resource.VMIS, value)
-    assert isinstance(fact, Vmi)
-    return fact
+    return cast("Vmi", read(Resource.VMIS, value))
 
 
 def read_vmim(value: Json) -> Vmim:
     """The fact of a listed VMIM."""
-    fact = read(Resource.VMIMS, value)
-    assert isinstance(fact, Vmim)
-    return fact
+    return cast("Vmim", read(Resource.VMIMS, value))
 
 
 def read_pod(value: Json) -> Pod:
     """The fact of a listed pod."""
-    fact = read(Resource.PODS, value)
-    assert isinstance(fact, Pod)
-    return fact
+    return cast("Pod", read(Resource.PODS, value))
 
 
 def a_kubevirt_json(**spec: Any) -> Json:
@@ -198,27 +193,24 @@ def test_a_vmi() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "vmi",
-    [
-        pytest.param({"metadata": {"name": NAME, "uid": UID}}, id="no-status"),
-        pytest.param({"metadata": {"name": NAME, "uid": UID}, "status": None}, id="null-status"),
-        pytest.param({"metadata": {"name": NAME, "uid": UID}, "status": {}}, id="empty-status"),
-        pytest.param(
-            {
-                "metadata": {
-                    "name": NAME,
-                    "uid": UID,
-                    "namespace": None,
-                    "creationTimestamp": None,
-                    "resourceVersion": None,
-                },
-                "status": {"nodeName": None, "evacuationNodeName": "", "migrationState": None},
-            },
-            id="null-fields",
-        ),
-    ],
-)
+BARE_VMI = {
+    "no-status": {"metadata": {"name": NAME, "uid": UID}},
+    "null-status": {"metadata": {"name": NAME, "uid": UID}, "status": None},
+    "empty-status": {"metadata": {"name": NAME, "uid": UID}, "status": {}},
+    "null-fields": {
+        "metadata": {
+            "name": NAME,
+            "uid": UID,
+            "namespace": None,
+            "creationTimestamp": None,
+            "resourceVersion": None,
+        },
+        "status": {"nodeName": None, "evacuationNodeName": "", "migrationState": None},
+    },
+}
+
+
+@pytest.mark.parametrize("vmi", BARE_VMI.values(), ids=BARE_VMI)
 def test_a_bare_vmi(vmi: Json) -> None:
     """An empty string, null and an absent field mean the same."""
     assert read_vmi(vmi) == Vmi(namespace="", name=NAME, uid=UID, migratable_unknown=True)
@@ -232,42 +224,34 @@ def test_a_bare_vmi(vmi: Json) -> None:
         *((phase, True) for phase in ("Succeeded", "Failed")),
     ],
 )
-def test_finished_vmis(phase: str, *, finished: bool) -> None:
-    """A VMI has ended in phase Succeeded or Failed."""
-    vmi = read_vmi(a_vmi_json(phase=phase))
-    assert (vmi.phase, vmi.finished) == (phase, finished)
+def test_finished(phase: str, *, finished: bool) -> None:
+    """A VMI or a pod has ended in phase Succeeded or Failed."""
+    for found in (read_vmi(a_vmi_json(phase=phase)), read_pod(a_pod_json(phase=phase))):
+        assert (found.phase, found.finished) == (phase, finished)
 
 
-@pytest.mark.parametrize(
-    ("state", "read"),
-    [
-        pytest.param({}, MigrationState(), id="emptied"),
-        pytest.param({"migrationUid": "m2"}, MigrationState(uid="m2"), id="handed-off"),
-        pytest.param(
-            {"migrationUid": "m2", "startTimestamp": "", "endTimestamp": None},
-            MigrationState(uid="m2"),
-            id="not-there",
-        ),
-        pytest.param(
-            {"startTimestamp": rfc3339(NOW)}, MigrationState(start=NOW), id="started-without-uid"
-        ),
-        pytest.param({"startTimestamp": "bad"}, MigrationState(), id="malformed-start"),
-        pytest.param({"startTimestamp": 5}, MigrationState(), id="start-of-another-type"),
-        pytest.param({"endTimestamp": "bad"}, MigrationState(ended=True), id="malformed-end"),
-        pytest.param({"endTimestamp": 5}, MigrationState(ended=True), id="end-of-another-type"),
-        pytest.param({"endTimestamp": False}, MigrationState(ended=True), id="end-is-false"),
-        pytest.param(
-            {"endTimestamp": rfc3339(NOW), "completed": True, "failed": True},
-            MigrationState(ended=True, end=NOW, outcome=Outcome.FAILED),
-            id="completed-and-failed",
-        ),
-        pytest.param(
-            {"endTimestamp": rfc3339(NOW)},
-            MigrationState(ended=True, end=NOW),
-            id="ended-not-completed",
-        ),
-    ],
-)
+MIGRATION_STATES = {
+    "emptied": ({}, MigrationState()),
+    "handed-off": ({"migrationUid": "m2"}, MigrationState(uid="m2")),
+    "not-there": (
+        {"migrationUid": "m2", "startTimestamp": "", "endTimestamp": None},
+        MigrationState(uid="m2"),
+    ),
+    "started-without-uid": ({"startTimestamp": rfc3339(NOW)}, MigrationState(start=NOW)),
+    "malformed-start": ({"startTimestamp": "bad"}, MigrationState()),
+    "start-of-another-type": ({"startTimestamp": 5}, MigrationState()),
+    "malformed-end": ({"endTimestamp": "bad"}, MigrationState(ended=True)),
+    "end-of-another-type": ({"endTimestamp": 5}, MigrationState(ended=True)),
+    "end-is-false": ({"endTimestamp": False}, MigrationState(ended=True)),
+    "completed-and-failed": (
+        {"endTimestamp": rfc3339(NOW), "completed": True, "failed": True},
+        MigrationState(ended=True, end=NOW, outcome=Outcome.FAILED),
+    ),
+    "ended-not-completed": ({"endTimestamp": rfc3339(NOW)}, MigrationState(ended=True, end=NOW)),
+}
+
+
+@pytest.mark.parametrize(("state", "read"), MIGRATION_STATES.values(), ids=MIGRATION_STATES)
 def test_migration_states(state: Json, read: MigrationState) -> None:
     """Each situation of `migrationState` is read as a state of its own."""
     assert read_vmi(a_vmi_json(migrationState=state)).migration == read
@@ -381,22 +365,19 @@ def test_failed_vmims(status: Json, *, handed_off: bool) -> None:
     assert read_vmim(a_vmim_json(phase="Failed", **status)).handed_off is handed_off
 
 
+FINISHED_AT = {
+    "failed": ("Failed", transitions_json(Running=NOW - 9, Failed=NOW), NOW),
+    "succeeded": ("Succeeded", transitions_json(Succeeded=NOW), NOW),
+    "running": ("Running", transitions_json(Running=NOW), None),
+    "no-entry": ("Failed", transitions_json(Running=NOW), None),
+    "no-entries": ("Failed", None, None),
+    "no-instant": ("Failed", [{"phase": "Failed"}], None),
+    "malformed-instant": ("Failed", [{"phase": "Failed", "phaseTransitionTimestamp": "bad"}], None),
+}
+
+
 @pytest.mark.parametrize(
-    ("phase", "transitions", "finished_at"),
-    [
-        pytest.param("Failed", transitions_json(Running=NOW - 9, Failed=NOW), NOW, id="failed"),
-        pytest.param("Succeeded", transitions_json(Succeeded=NOW), NOW, id="succeeded"),
-        pytest.param("Running", transitions_json(Running=NOW), None, id="running"),
-        pytest.param("Failed", transitions_json(Running=NOW), None, id="no-entry"),
-        pytest.param("Failed", None, None, id="no-entries"),
-        pytest.param("Failed", [{"phase": "Failed"}], None, id="no-instant"),
-        pytest.param(
-            "Failed",
-            [{"phase": "Failed", "phaseTransitionTimestamp": "bad"}],
-            None,
-            id="malformed-instant",
-        ),
-    ],
+    ("phase", "transitions", "finished_at"), FINISHED_AT.values(), ids=FINISHED_AT
 )
 def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: float | None) -> None:
     """The end of a VMIM is the transition of its final phase."""
@@ -409,7 +390,8 @@ def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: fl
 
 def test_a_pod() -> None:
     """Of a launcher pod its VMI, its node, its phase and two conditions are read."""
-    assert read_pod(a_pod_json(labels={"kubevirt.io/migrationJobUID": "m1"})) == Pod(
+    labels = {"kubevirt.io/migrationJobUID": "m1", "kubevirt.io/nodeName": "n1", "app": "web"}
+    assert read_pod(a_pod_json(labels=labels)) == Pod(
         namespace=NAMESPACE,
         name="virt-launcher-db1-x",
         uid="uid-of-pod",
@@ -420,7 +402,7 @@ def test_a_pod() -> None:
         ready=True,
         scheduled=True,
         migration_uid="m1",
-        labels=(("kubevirt.io", "virt-launcher"),),
+        labels=(("kubevirt.io", "virt-launcher"), ("app", "web")),
     )
 
 
@@ -451,36 +433,20 @@ def test_eviction_in_progress(value: str) -> None:
     assert pod.eviction_in_progress
 
 
-@pytest.mark.parametrize(
-    "pod",
-    [
-        pytest.param({"metadata": {"name": "p"}}, id="bare"),
-        pytest.param(
-            {"metadata": {"name": "p", "labels": None, "annotations": None}, "spec": {}},
-            id="nulls",
-        ),
-        pytest.param(
-            {
-                "metadata": {"name": "p", "labels": {"kubevirt.io/created-by": 5}},
-                "status": {"conditions": [{"type": "Ready", "status": "False"}, {}]},
-            },
-            id="not-ready",
-        ),
-    ],
-)
+BARE_POD = {
+    "bare": {"metadata": {"name": "p"}},
+    "nulls": {"metadata": {"name": "p", "labels": None, "annotations": None}, "spec": {}},
+    "not-ready": {
+        "metadata": {"name": "p", "labels": {"kubevirt.io/created-by": 5}},
+        "status": {"conditions": [{"type": "Ready", "status": "False"}, {}]},
+    },
+}
+
+
+@pytest.mark.parametrize("pod", BARE_POD.values(), ids=BARE_POD)
 def test_a_bare_pod(pod: Json) -> None:
     """Fields that a pod lacks have their defaults."""
     assert read_pod(pod) == Pod(namespace="", name="p", uid="", vmi_uid="")
-
-
-@pytest.mark.parametrize(
-    ("phase", "finished"),
-    [("Running", False), ("Pending", False), ("Succeeded", True), ("Failed", True)],
-    ids=str,
-)
-def test_finished_pods(phase: str, *, finished: bool) -> None:
-    """A pod has ended in phase Succeeded or Failed."""
-    assert read_pod(a_pod_json(phase=phase)).finished is finished
 
 
 @pytest.mark.parametrize(
@@ -489,15 +455,7 @@ def test_finished_pods(phase: str, *, finished: bool) -> None:
         pytest.param({}, KubeVirtSettings(), id="defaults"),
         pytest.param({"configuration": {"migrations": {}}}, KubeVirtSettings(), id="empty"),
         pytest.param(
-            {
-                "configuration": {
-                    "migrations": {
-                        "parallelMigrationsPerCluster": 0,
-                        "parallelOutboundMigrationsPerNode": 1,
-                    },
-                    "evictionStrategy": "LiveMigrate",
-                }
-            },
+            {"configuration": {"migrations": LIMITS, "evictionStrategy": "LiveMigrate"}},
             KubeVirtSettings(MigrationLimits(0, 1), "LiveMigrate"),
             id="set",
         ),
@@ -508,27 +466,24 @@ def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
     assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
 
 
-@pytest.mark.parametrize(
-    ("spec", "node"),
-    [
-        pytest.param({}, Node(name="n1"), id="schedulable"),
-        pytest.param(
-            {"unschedulable": True}, Node(name="n1", schedulable=False), id="no-taint-yet"
-        ),
-        pytest.param(
-            {
-                "unschedulable": True,
-                "taints": [
-                    {"key": "other", "timeAdded": rfc3339(NOW - 9.0)},
-                    {"key": UNSCHEDULABLE, "timeAdded": rfc3339(NOW - 300.0)},
-                ],
-            },
-            a_cordon(),
-            id="cordoned",
-        ),
-        pytest.param({"taints": [{"key": UNSCHEDULABLE}]}, Node(name="n1"), id="the-taint-alone"),
-    ],
-)
+NODES = {
+    "schedulable": ({}, Node(name="n1")),
+    "no-taint-yet": ({"unschedulable": True}, Node(name="n1", schedulable=False)),
+    "cordoned": (
+        {
+            "unschedulable": True,
+            "taints": [
+                {"key": "other", "timeAdded": rfc3339(NOW - 9.0)},
+                {"key": UNSCHEDULABLE, "timeAdded": rfc3339(NOW - 300.0)},
+            ],
+        },
+        a_cordon(),
+    ),
+    "the-taint-alone": ({"taints": [{"key": UNSCHEDULABLE}]}, Node(name="n1")),
+}
+
+
+@pytest.mark.parametrize(("spec", "node"), NODES.values(), ids=NODES)
 def test_nodes(spec: Json, node: Node) -> None:
     """A node is schedulable unless its spec says otherwise; the taint has since when."""
     assert read(Resource.NODES, {"metadata": {"name": "n1"}, "spec": spec}) == node
@@ -547,102 +502,55 @@ def test_conditions_of_a_drained_node() -> None:
     assert node == Node(name="n1", conditions=("DrainInProgress", "MaintenancePlanned"))
 
 
-@pytest.mark.parametrize(
-    ("spec", "status", "budget"),
-    [
-        pytest.param(
-            {"selector": {"matchLabels": {"app": "web"}}},
-            {"disruptionsAllowed": 0},
-            {"forbids": True, "selector": (Requirement("app", "In", ("web",)),)},
-            id="labels",
-        ),
-        pytest.param(
-            {"selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
-            {"disruptionsAllowed": 0},
-            {"forbids": True, "selector": (Requirement("app", "Exists", ()),)},
-            id="expressions",
-        ),
-        pytest.param({"selector": {}}, {"disruptionsAllowed": 0}, {"forbids": True}, id="all-pods"),
-        pytest.param({"selector": {}}, {"disruptionsAllowed": 1}, {}, id="allows-one"),
-        pytest.param({"selector": {}}, {}, {}, id="not-known-yet"),
-        pytest.param({}, {"disruptionsAllowed": 0}, {}, id="selects-nothing"),
-        pytest.param(
-            {"selector": {"matchLabels": {"kubevirt.io/created-by": "u"}}},
-            {"disruptionsAllowed": 0},
-            {"selector": (Requirement("kubevirt.io/created-by", "In", ("u",)),)},
-            id="of-kubevirt",
-        ),
-    ],
-)
+BUDGETS = {
+    "labels": (
+        {"selector": {"matchLabels": {"app": "web"}}},
+        {"disruptionsAllowed": 0},
+        {"forbids": True, "selector": (Requirement("app", "In", ("web",)),)},
+    ),
+    "expressions": (
+        {"selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
+        {"disruptionsAllowed": 0},
+        {"forbids": True, "selector": (Requirement("app", "Exists", ()),)},
+    ),
+    "all-pods": ({"selector": {}}, {"disruptionsAllowed": 0}, {"forbids": True}),
+    "allows-one": ({"selector": {}}, {"disruptionsAllowed": 1}, {}),
+    "not-known-yet": ({"selector": {}}, {}, {}),
+    "selects-nothing": ({}, {"disruptionsAllowed": 0}, {}),
+    "of-kubevirt": (
+        {"selector": {"matchLabels": {"kubevirt.io/created-by": "u"}}},
+        {"disruptionsAllowed": 0},
+        {"selector": (Requirement("kubevirt.io/created-by", "In", ("u",)),)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "status", "budget"), BUDGETS.values(), ids=BUDGETS)
 def test_budgets(spec: Json, status: Json, budget: Json) -> None:
     """A budget forbids if it allows no disruption of what it selects; KubeVirt's own never do."""
     found = {"metadata": {"namespace": "shop", "name": "b"}, "spec": spec, "status": status}
     assert read(Resource.BUDGETS, found) == Budget(namespace="shop", name="b", **budget)
 
 
-def test_labels_of_launcher_pods() -> None:
-    """A pod has the labels by which a user's budget may select it."""
-    labels = {"app": "web", "kubevirt.io/created-by": "u", "kubevirt.io/nodeName": "n1"}
-    fact = read(Resource.PODS, a_pod_json(metadata={"labels": labels}))
-    assert isinstance(fact, Pod)
-    assert fact.labels == (("app", "web"),)
-
-
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("resource", "value", "why", "named"),
-    [
-        pytest.param(
-            Resource.VMIS, a_vmi_json(metadata={"uid": None}), "metadata.uid", True, id="no-uid"
-        ),
-        pytest.param(
-            Resource.VMIS, a_vmi_json(metadata={"uid": ""}), "metadata.uid", True, id="empty-uid"
-        ),
-        pytest.param(
-            Resource.VMIS, a_vmi_json(metadata={"name": ""}), "metadata.name", False, id="no-name"
-        ),
-        pytest.param(
-            Resource.VMIS,
-            a_vmi_json(metadata={"name": 5}),
-            ".metadata.name",
-            False,
-            id="name-of-another-type",
-        ),
-        pytest.param(
-            Resource.VMIS,
-            a_vmi_json(migrationState="x"),
-            ".status.migrationState",
-            True,
-            id="state-of-another-type",
-        ),
-        pytest.param(Resource.VMIS, {"metadata": None}, ".metadata", False, id="null-metadata"),
-        pytest.param(Resource.VMIS, {}, "metadata", False, id="no-metadata"),
-        pytest.param(Resource.VMIS, [], "object", False, id="no-object"),
-        pytest.param(
-            Resource.VMIMS,
-            a_vmim_json(vmi_name=""),
-            "spec.vmiName",
-            True,
-            id="vmim-without-vmi",
-        ),
-        pytest.param(
-            Resource.VMIMS,
-            a_vmim_json(metadata={"name": None}),
-            "metadata.name",
-            False,
-            id="vmim-without-name",
-        ),
-        pytest.param(
-            Resource.PODS,
-            a_pod_json(metadata={"name": None}),
-            "metadata.name",
-            False,
-            id="pod-without-name",
-        ),
-    ],
-)
+REFUSED: dict[str, tuple[Resource, Any, str, bool]] = {
+    "no-uid": (Resource.VMIS, a_vmi_json(metadata={"uid": None}), "metadata.uid", True),
+    "empty-uid": (Resource.VMIS, a_vmi_json(metadata={"uid": ""}), "metadata.uid", True),
+    "no-name": (Resource.VMIS, a_vmi_json(metadata={"name": ""}), "metadata.name", False),
+    "name-of-a-type": (Resource.VMIS, a_vmi_json(metadata={"name": 5}), ".metadata.name", False),
+    "state": (Resource.VMIS, a_vmi_json(migrationState="x"), ".status.migrationState", True),
+    "null-metadata": (Resource.VMIS, {"metadata": None}, ".metadata", False),
+    "no-metadata": (Resource.VMIS, {}, "metadata", False),
+    "no-object": (Resource.VMIS, [], "object", False),
+    "vmim-without-vmi": (Resource.VMIMS, a_vmim_json(vmi_name=""), "spec.vmiName", True),
+    "vmim-nameless": (Resource.VMIMS, a_vmim_json(metadata={"name": None}), "metadata.name", False),
+    "pod-nameless": (Resource.PODS, a_pod_json(metadata={"name": None}), "metadata.name", False),
+}
+
+
+@pytest.mark.parametrize(("resource", "value", "why", "named"), REFUSED.values(), ids=REFUSED)
 def test_refused_objects(resource: Resource, value: Any, why: str, *, named: bool) -> None:
     """An invalid object is an error with what was expected and, if possible, its name."""
     with pytest.raises(Refused) as listed:
@@ -718,18 +626,11 @@ WHOLE = {
         conditions=[{"type": "PodScheduled", "status": "False", **SAID}],
         containerStatuses=[{"name": "compute", "state": {"waiting": {"reason": "x"}}}],
     ),
-    Resource.KUBEVIRTS: a_kubevirt_json(
-        configuration={
-            "migrations": {
-                "parallelMigrationsPerCluster": 5,
-                "parallelOutboundMigrationsPerNode": 2,
-            }
-        }
-    ),
-}
-WHOLE[Resource.CONFIGMAPS] = {
-    "metadata": {"namespace": NAMESPACE, "name": "x-00", "uid": "1", "resourceVersion": "7"},
-    "binaryData": {"history": "AAAA"},
+    Resource.KUBEVIRTS: a_kubevirt_json(configuration={"migrations": LIMITS}),
+    Resource.CONFIGMAPS: {
+        "metadata": {"namespace": NAMESPACE, "name": "x-00", "uid": "1", "resourceVersion": "7"},
+        "binaryData": {"history": "AAAA"},
+    },
 }
 WRONG: tuple[Any, ...] = (
     None,
@@ -814,24 +715,14 @@ def test_changes(kind: str) -> None:
     assert replace(changed, modified=False) == parse_object(Resource.VMIS, raw(a_vmi_json()))
 
 
-def test_a_page_with_nulls() -> None:
-    """Null in a list's metadata means that the field is absent."""
-    page = parse_page(b'{"metadata": {"resourceVersion": "5", "continue": null}, "items": null}')
-    assert (page.items, page.resource_version, page.continue_token) == ([], "5", "")
+DELETIONS = {
+    "whole": (a_vmi_json(), Deleted(NAMESPACE, NAME, UID, "7")),
+    "malformed": (a_vmi_json(migrationState=5), Deleted(NAMESPACE, NAME, UID, "7")),
+    "no-uid": ({"metadata": {"name": NAME, "uid": 5}}, Deleted("", NAME, "", "")),
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "deleted"),
-    [
-        pytest.param(a_vmi_json(), Deleted(NAMESPACE, NAME, UID, "7"), id="whole"),
-        pytest.param(
-            a_vmi_json(migrationState=5), Deleted(NAMESPACE, NAME, UID, "7"), id="malformed"
-        ),
-        pytest.param(
-            {"metadata": {"name": NAME, "uid": 5}}, Deleted("", NAME, "", ""), id="no-uid"
-        ),
-    ],
-)
+@pytest.mark.parametrize(("value", "deleted"), DELETIONS.values(), ids=DELETIONS)
 def test_deletions(value: Json, deleted: Deleted) -> None:
     """A deleted object needs only its name."""
     assert parse_event(Resource.VMIS, event("DELETED", value)) == deleted
@@ -913,10 +804,11 @@ def test_a_page() -> None:
 
 
 @pytest.mark.parametrize("items", [{}, {"items": None}, {"items": []}], ids=str)
-def test_the_last_page(items: Json) -> None:
+@pytest.mark.parametrize("token", [{}, {"continue": None}], ids=str)
+def test_the_last_page(items: Json, token: Json) -> None:
     """The last page has no token; null items are an empty list."""
-    page = parse_page(raw({"metadata": {"resourceVersion": "5"}} | items))
-    assert (page.items, page.continue_token) == ([], "")
+    page = parse_page(raw({"metadata": {"resourceVersion": "5"} | token} | items))
+    assert (page.items, page.resource_version, page.continue_token) == ([], "5", "")
 
 
 def test_the_message_of_a_status() -> None:
@@ -1049,20 +941,18 @@ VMIM_OBJECTS = st.fixed_dictionaries(
 )
 
 
-@given(VMI_OBJECTS)
-def test_a_vmi_is_written_so_that_the_same_is_read(made: Json) -> None:
-    """A VMI that is written and read again is the same fact."""
-    fact = parse_object(Resource.VMIS, raw(made)).fact
-
-    assert parse_object(Resource.VMIS, raw(write_object(fact))).fact == fact
+WRITTEN = {"vmi": (Resource.VMIS, VMI_OBJECTS), "vmim": (Resource.VMIMS, VMIM_OBJECTS)}
 
 
-@given(VMIM_OBJECTS)
-def test_a_vmim_is_written_so_that_the_same_is_read(made: Json) -> None:
-    """A VMIM that is written and read again is the same fact."""
-    fact = parse_object(Resource.VMIMS, raw(made)).fact
+@pytest.mark.parametrize(("resource", "objects"), WRITTEN.values(), ids=WRITTEN)
+@given(data=st.data())
+def test_a_fact_is_written_so_that_the_same_is_read(
+    resource: Resource, objects: st.SearchStrategy[Json], data: st.DataObject
+) -> None:
+    """A VMI or a VMIM that is written and read again is the same fact."""
+    fact = read(resource, data.draw(objects))
 
-    assert parse_object(Resource.VMIMS, raw(write_object(fact))).fact == fact
+    assert read(resource, write_object(fact)) == fact
 
 
 @pytest.mark.parametrize("ready", ["True", "False", None])

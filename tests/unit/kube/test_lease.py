@@ -113,15 +113,12 @@ class Candidate(Lease):
         )
         self.changes: list[tuple[float, bool]] = []
         self._task: asyncio.Task[None] | None = None
-        self._listening = False
 
     def _note_change(self) -> None:
-        if self._listening:
-            self.changes.append((now(), self.held))
+        self.changes.append((now(), self.held))
 
-    def begin(self, *, listening: bool = True) -> None:
+    def begin(self) -> None:
         """Campaign, or go on after a pause."""
-        self._listening = self._listening or listening
         self._task = asyncio.create_task(self.run())
 
     async def pause(self) -> None:
@@ -129,6 +126,15 @@ class Candidate(Lease):
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def a_holder() -> tuple[Server, Candidate]:
+    """A candidate that took the Lease a second ago."""
+    server = Server()
+    one = Candidate(server)
+    one.begin()
+    await asyncio.sleep(1)
+    return server, one
 
 
 def told(logs: list[Any]) -> list[tuple[str, str]]:
@@ -190,17 +196,13 @@ async def test_the_holder_renews() -> None:
 
 
 @pytest.mark.parametrize(("duration", "written"), [(0.4, 1), (1.0, 1), (1.49, 2), (15.0, 15)])
-def test_a_duration_is_written_in_whole_seconds(duration: float, written: int) -> None:
+@in_its_own_time
+async def test_a_duration_is_written_in_whole_seconds(duration: float, written: int) -> None:
     """The duration is rounded up to whole seconds."""
-
-    @in_its_own_time
-    async def play() -> None:
-        server = Server()
-        Candidate(server, duration=duration).begin(listening=False)
-        await asyncio.sleep(0.1)
-        assert server.spec["leaseDurationSeconds"] == written
-
-    play()
+    server = Server()
+    Candidate(server, duration=duration).begin()
+    await asyncio.sleep(0.1)
+    assert server.spec["leaseDurationSeconds"] == written
 
 
 @in_its_own_time
@@ -223,10 +225,8 @@ async def test_belief_is_counted_from_the_question() -> None:
 @in_its_own_time
 async def test_the_second_looks_and_takes_over() -> None:
     """The second takes the Lease after it was unchanged for 0.8 of its duration."""
-    server = Server()
-    one, two = Candidate(server), Candidate(server, "two")
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
+    two = Candidate(server, "two")
     two.begin()
     await asyncio.sleep(99)
     assert two.changes == []
@@ -273,39 +273,36 @@ async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: f
     assert server.spec["leaseDurationSeconds"] == 24
 
 
+ITS_OWN = {"holderIdentity": "one", "acquireTime": "then", "leaseTransitions": 3}
+
+
+@pytest.mark.parametrize(
+    ("written", "acquired", "transitions"),
+    [
+        pytest.param({"leaseDurationSeconds": 1}, "2027-01-15T08:00:00.000000Z", 1, id="nobody-s"),
+        pytest.param(ITS_OWN, "then", 3, id="its-own"),
+    ],
+)
 @in_its_own_time
-async def test_a_lease_without_holder_is_taken_at_once() -> None:
-    """A Lease without holder is taken at once."""
+async def test_a_lease_is_taken_at_once(
+    written: dict[str, Any], acquired: str, transitions: int
+) -> None:
+    """A Lease without holder is taken, and one in our own name renewed, at once."""
     server = Server()
-    server.write(leaseDurationSeconds=1)
+    server.write(**written)
     one = Candidate(server)
     one.begin()
     await asyncio.sleep(1)
 
     assert one.changes == [(0.0, True)]
-    assert server.spec["leaseTransitions"] == 1
-
-
-@in_its_own_time
-async def test_a_restarted_holder_goes_on() -> None:
-    """A Lease in our own name is renewed at once."""
-    server = Server()
-    server.write(holderIdentity="one", acquireTime="then", leaseTransitions=3)
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
-
-    assert one.changes == [(0.0, True)]
-    assert (server.spec["acquireTime"], server.spec["leaseTransitions"]) == ("then", 3)
+    assert server.spec["acquireTime"] == acquired
+    assert server.spec["leaseTransitions"] == transitions
 
 
 @in_its_own_time
 async def test_another_has_taken_it() -> None:
     """A holder that finds another name logs it once, and waits."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
     server.write(holderIdentity="two", leaseDurationSeconds=24)
     with capture_logs() as logs:
         await asyncio.sleep(18)
@@ -325,10 +322,7 @@ async def test_another_has_taken_it() -> None:
 @in_its_own_time
 async def test_a_deleted_lease_is_made_again() -> None:
     """A deleted Lease is created again by its holder."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
     server.lease = None
     await asyncio.sleep(10)
 
@@ -340,10 +334,7 @@ async def test_a_deleted_lease_is_made_again() -> None:
 @in_its_own_time
 async def test_another_makes_a_deleted_lease_faster() -> None:
     """If another creates the deleted Lease first, the holder loses it at once."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
     server.lease = None
     server.refusal["replace"] = Conflict("409")
     with capture_logs() as logs:
@@ -358,10 +349,7 @@ async def test_another_makes_a_deleted_lease_faster() -> None:
 @in_its_own_time
 async def test_a_renewal_that_meets_a_change_loses_nothing() -> None:
     """A conflict with an edit of the Lease does not lose it."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
     server.refusal["replace"] = Conflict("409")
     with capture_logs() as logs:
         await asyncio.sleep(9)
@@ -406,10 +394,7 @@ async def test_who_is_slower_to_make_it_looks_again() -> None:
 @in_its_own_time
 async def test_a_lease_that_the_server_does_not_take_is_told() -> None:
     """A renewal that the server calls invalid is logged."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, _ = await a_holder()
     server.refusal["replace"] = Unsupported("422 spec.holderIdentity: invalid")
     with capture_logs() as logs:
         await asyncio.sleep(10)
@@ -420,10 +405,7 @@ async def test_a_lease_that_the_server_does_not_take_is_told() -> None:
 @in_its_own_time
 async def test_a_holder_that_cannot_renew() -> None:
     """A holder that cannot renew loses the Lease by its own clock and takes it again later."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
     server.refusal["read"] = Unreachable("500 gone")
     server.asked.clear()
     with capture_logs() as logs:
@@ -499,10 +481,7 @@ async def test_a_lease_that_cannot_be_read() -> None:
 @in_its_own_time
 async def test_given_back() -> None:
     """At the end the holder releases the Lease."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
     await one.pause()
     server.takes = 2.0
     with capture_logs() as logs:
@@ -534,10 +513,7 @@ async def test_what_is_not_held_is_not_given_back() -> None:
 @in_its_own_time
 async def test_a_lease_that_cannot_be_given_back() -> None:
     """If the Lease cannot be released, that is logged and the program ends."""
-    server = Server()
-    one = Candidate(server)
-    one.begin()
-    await asyncio.sleep(1)
+    server, one = await a_holder()
     await one.pause()
     server.refusal["replace"] = Unreachable("500 gone")
     with capture_logs() as logs:

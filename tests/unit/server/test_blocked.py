@@ -1,24 +1,21 @@
 """The set of blocked VMIs: kept current, and told to those who wait."""
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.model import CLUSTER_RESOURCES, Checkpoint, Resource
-from exporter.engine.policy import Policy
-from exporter.health import Health, Watched
-from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING, LongPolls
+from exporter.engine.model import Checkpoint, Resource
+from exporter.health import Watched
+from exporter.server.blocked import BATCH, CHECK_EVERY, SETTLING
 from exporter.server.blocked_set import MOVES_EVERY, SLICE, Blocked, BlockedSet
 from exporter.text import to_datetime
 from tests.cluster import PATIENCE
 from tests.support.blocked import read
 from tests.support.builders import (
-    KEEP,
     NOW,
+    UID,
     a_policy,
     a_running_state,
     a_state,
@@ -26,61 +23,28 @@ from tests.support.builders import (
     a_vmim,
     an_ended_vmim,
 )
-from tests.support.stores import ClockedStore, a_verdict_view
+from tests.support.stores import a_verdict_view
+from tests.unit.server.test_api import ServedApi
 
 
-@dataclass
-class Clock:
-    """An instant that a test sets; `ticking` lets the seconds pass from there."""
-
-    instant: float = NOW
-    ticking: bool = False
-    _began: float = 0.0
-
-    def __call__(self) -> float:
-        """The instant now."""
-        if not self.ticking:
-            return self.instant
-        return self.instant + asyncio.get_running_loop().time() - self._began
-
-    def run(self) -> None:
-        """Let the seconds pass."""
-        self._began, self.ticking = asyncio.get_running_loop().time(), True
+def afresh(scene: ServedApi) -> BlockedSet:
+    """Another set over the same facts, with nothing kept."""
+    return BlockedSet(a_verdict_view(scene.store, scene.policy), scene.health, scene.clock)
 
 
-@dataclass
-class Scene:
-    """A store, what is watched, a clock, and the set over them."""
+@pytest.fixture
+def scene() -> ServedApi:
+    """A service over an empty store, which is not served."""
+    return ServedApi()
 
-    policy: Policy = field(default_factory=a_policy)
-    store: ClockedStore = field(default_factory=lambda: ClockedStore(keep=KEEP))
-    clock: Clock = field(default_factory=Clock)
-    health: Health = field(
-        default_factory=lambda: Health(
-            180.0, 600.0, [Watched(r, None, synced=True, contact=NOW) for r in CLUSTER_RESOURCES]
-        )
-    )
-    blocked: BlockedSet = field(init=False)
-    polls: LongPolls = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.blocked = self.afresh()
-        self.polls = LongPolls(self.blocked)
-
-    def afresh(self) -> BlockedSet:
-        """Another set over the same facts, with nothing kept."""
-        return BlockedSet(a_verdict_view(self.store, self.policy), self.health, self.clock)
-
-    def hear(self) -> None:
-        """Have everything heard of now."""
-        for watched in self.health.watched:
-            watched.contact = self.clock()
-
-    def cool(self, name: str = "db1", *, left: float = 300.0, **overrides: Any) -> None:
-        """Have a VMI whose cooldown of 15 minutes is over after `left` seconds."""
-        end = NOW + left - 900.0
-        state = a_state(uid=f"of-{name}", start=end - 60.0, end=end)
-        self.store.put(a_vmi(name=name, uid=f"uid-{name}", migration=state, **overrides))
+async def begin(
+    scene: ServedApi, checkpoint: Checkpoint | None, known: str
+) -> asyncio.Task[Blocked]:
+    """A long poll that waits."""
+    waiting = asyncio.create_task(scene.polls.wait(checkpoint, known, 60.0))
+    await asyncio.sleep(0)
+    return waiting
 
 
 def keys(blocked: Blocked) -> list[tuple[str, str]]:
@@ -91,9 +55,8 @@ def keys(blocked: Blocked) -> list[tuple[str, str]]:
 class TestRead:
     """The set as it is now."""
 
-    def test_has_one_entry_per_vmi_and_blocking_checkpoint(self) -> None:
+    def test_has_one_entry_per_vmi_and_blocking_checkpoint(self, scene: ServedApi) -> None:
         """A VMI that is blocked at both checkpoints has two entries, and entries are sorted."""
-        scene = Scene()
         scene.cool("b")
         scene.cool("a")
         scene.store.put(a_vmim(vmi_name="b"))
@@ -112,9 +75,8 @@ class TestRead:
             ("b", "preEviction"),
         ]
 
-    def test_a_namespace_that_is_lost_is_judged_alone(self) -> None:
+    def test_a_namespace_that_is_lost_is_judged_alone(self, scene: ServedApi) -> None:
         """Evidence of one namespace without contact turns stale and then dead on its own."""
-        scene = Scene()
         healthy, lost = (Watched(Resource.VMIS, n, synced=True, contact=NOW) for n in "ab")
         scene.health.watched = [healthy, lost]
         for namespace in "ab":
@@ -128,9 +90,8 @@ class TestRead:
         told = [([one.namespace for one in b.entries], b.stale) for b in (fresh, stale, silent)]
         assert told == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
 
-    def test_follows_the_store(self) -> None:
+    def test_follows_the_store(self, scene: ServedApi) -> None:
         """After a change of the store the answer and its ETag are new."""
-        scene = Scene()
         before = read(scene.blocked, None)
         scene.cool()
         after = read(scene.blocked, None)
@@ -140,9 +101,8 @@ class TestRead:
         assert after.etag != before.etag
         assert read(scene.blocked, None).etag == before.etag
 
-    def test_follows_the_clock(self) -> None:
+    def test_follows_the_clock(self, scene: ServedApi) -> None:
         """A VMI leaves the set when its cooldown ends."""
-        scene = Scene()
         scene.cool("a", left=100.0)
         scene.cool("b", left=200.0)
         found = []
@@ -153,20 +113,8 @@ class TestRead:
 
         assert found == [["a", "b"], ["b"], ["b"], []]
 
-    def test_follows_a_clock_that_is_set_back(self) -> None:
-        """When the clock is set back, a cooldown that had ended blocks again."""
-        scene = Scene()
-        scene.cool(left=100.0)
-        scene.clock.instant = NOW + 101.0
-        allowed = keys(read(scene.blocked, None))
-        scene.clock.instant = NOW
-
-        assert allowed == []
-        assert keys(read(scene.blocked, None)) == [("db1", "preEviction")]
-
-    def test_follows_what_may_be_seen(self) -> None:
+    def test_follows_what_may_be_seen(self, scene: ServedApi) -> None:
         """The set changes as soon as VMIMs or pods become readable or forbidden."""
-        scene = Scene()
         scene.store.put(a_vmi(evacuation_node="n1"))
         scene.store.put(a_vmim())
         both = read(scene.blocked, None)
@@ -176,9 +124,8 @@ class TestRead:
         assert keys(both) == [("db1", "filter")]
         assert keys(none) == []
 
-    def test_turns_stale_and_dead(self) -> None:
+    def test_turns_stale_and_dead(self, scene: ServedApi) -> None:
         """Stale evidence still blocks and is marked; dead evidence blocks only by cooldown."""
-        scene = Scene()
         scene.cool("a", left=890.0)
         scene.store.put(a_vmi(name="b", uid="b", migration=a_running_state()))
         fresh = read(scene.blocked, None)
@@ -192,20 +139,8 @@ class TestRead:
         assert keys(dead) == [("a", "preEviction")]
         assert len({fresh.etag, stale.etag, dead.etag}) == 3
 
-    def test_an_end_that_comes_to_be_believed_blocks(self) -> None:
-        """An end too far in the future counts once the clock comes near it."""
-        scene = Scene()
-        state = a_state(start=NOW, end=NOW + 400.0)
-        scene.store.put(a_vmi(migration=state))
-        before = keys(read(scene.blocked, None))
-        scene.clock.instant = NOW + 100.0
-
-        assert before == []
-        assert keys(read(scene.blocked, None)) == [("db1", "preEviction")]
-
-    def test_an_end_ahead_of_the_clock_does_not_tick(self) -> None:
+    def test_an_end_ahead_of_the_clock_does_not_tick(self, scene: ServedApi) -> None:
         """For an end in the near future `notBefore` moves with the clock and the ETag stays."""
-        scene = Scene()
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW + 60.0)))
         told = []
         for passed in (0.0, 10.0, 59.0, 61.0, 100.0):
@@ -228,7 +163,9 @@ class TestRead:
         self, ends: list[int], instants: list[float], window: float
     ) -> None:
         """For any clock the cached set equals a newly computed one."""
-        scene = Scene(policy=a_policy(migration_cooldown=300.0, migration_history_window=window))
+        scene = ServedApi(
+            policy=a_policy(migration_cooldown=300.0, migration_history_window=window)
+        )
         for number, end in enumerate(ends):
             fields = {"start": NOW + end - 5.0, "end": NOW + end}
             scene.store.put(
@@ -237,7 +174,7 @@ class TestRead:
             scene.store.put(a_vmi(migration=a_state(uid=f"m{number}", **fields)))
         for passed in instants:
             scene.clock.instant = NOW + passed
-            kept, fresh = read(scene.blocked, None), read(scene.afresh(), None)
+            kept, fresh = read(scene.blocked, None), read(afresh(scene), None)
 
             assert kept.etag == fresh.etag
             assert keys(kept) == keys(fresh)
@@ -250,7 +187,7 @@ class TestRead:
         self, ends: list[int], instants: list[float]
     ) -> None:
         """Two answers have the same ETag if and only if they have the same entries."""
-        scene = Scene(policy=a_policy(migration_cooldown=300.0))
+        scene = ServedApi(policy=a_policy(migration_cooldown=300.0))
         for number, end in enumerate(ends):
             state = a_state(uid=f"m{number}", start=NOW + end - 5.0, end=NOW + end)
             scene.store.put(a_vmi(name=f"v{number}", uid=f"u{number}", migration=state))
@@ -258,7 +195,7 @@ class TestRead:
         for passed in instants:
             scene.clock.instant = NOW + passed
             scene.hear()
-            blocked = read(scene.afresh(), None)
+            blocked = read(afresh(scene), None)
             told.add((blocked.etag, tuple(keys(blocked))))
 
         assert len({etag for etag, _ in told}) == len({found for _, found in told}) == len(told)
@@ -269,16 +206,16 @@ class TestManyVmis:
 
     MANY = 5 * SLICE
 
-    def scene(self) -> Scene:
+    @pytest.fixture
+    def scene(self, scene: ServedApi) -> ServedApi:
         """Many VMs that cool down."""
-        scene = Scene()
         for number in range(self.MANY):
             scene.cool(f"v{number:04}")
         return scene
 
-    async def test_others_have_a_turn_while_it_is_computed(self) -> None:
+    async def test_others_have_a_turn_while_it_is_computed(self, scene: ServedApi) -> None:
         """Computing the set yields to the event loop after each slice."""
-        scene, turns = self.scene(), 0
+        turns = 0
         reading = asyncio.create_task(scene.blocked.read(None))
         while not reading.done():
             turns += 1
@@ -287,9 +224,8 @@ class TestManyVmis:
         assert len(reading.result().entries) == self.MANY
         assert turns >= 2 * (self.MANY // SLICE)
 
-    async def test_callers_at_the_same_time_share_it(self) -> None:
+    async def test_callers_at_the_same_time_share_it(self, scene: ServedApi) -> None:
         """Requests that arrive during a computation share the next one."""
-        scene = self.scene()
         first = asyncio.create_task(scene.blocked.read(None))
         await asyncio.sleep(0)
         scene.cool("a")
@@ -299,9 +235,8 @@ class TestManyVmis:
         assert keys(later[0])[0] == ("a", "preEviction")
         assert len((await first).entries) in (self.MANY, self.MANY + 1)
 
-    async def test_a_change_while_it_is_computed_is_in_the_next(self) -> None:
+    async def test_a_change_while_it_is_computed_is_in_the_next(self, scene: ServedApi) -> None:
         """A change during a computation is in the next answer, whether or not its VMI was done."""
-        scene = self.scene()
         reading = asyncio.create_task(scene.blocked.read(None))
         for _ in range(2 * (self.MANY // SLICE) - 2):
             await asyncio.sleep(0)
@@ -312,11 +247,10 @@ class TestManyVmis:
         names = [name for name, _ in keys(await scene.blocked.read(None))]
         assert names[0] == "a"
         assert "v0000" not in names
-        assert keys(await scene.blocked.read(None)) == keys(await scene.afresh().read(None))
+        assert keys(await scene.blocked.read(None)) == keys(await afresh(scene).read(None))
 
-    async def test_a_change_while_it_is_computed_releases(self) -> None:
+    async def test_a_change_while_it_is_computed_releases(self, scene: ServedApi) -> None:
         """A change during a computation also answers the long polls that begin after it."""
-        scene = self.scene()
         scene.store.put(a_vmi(name="ahead", uid="h", migration=a_state(start=NOW, end=NOW + 60.0)))
         known = (await scene.blocked.read(None)).etag
         scene.clock.instant += MOVES_EVERY
@@ -324,14 +258,18 @@ class TestManyVmis:
         for _ in range(self.MANY // SLICE - 1):
             await asyncio.sleep(0)
         scene.cool("a")
-        async with asyncio.timeout(PATIENCE):
-            blocked = await waiting
+        blocked = await asyncio.wait_for(waiting, PATIENCE)
 
         assert keys(blocked)[0] == ("a", "preEviction")
 
-    async def test_who_comes_with_another_set_does_not_wait_with_the_others(self) -> None:
+
+class TestWait:
+    """Being told of a change."""
+
+    async def test_who_comes_with_another_set_does_not_wait_with_the_others(
+        self, scene: ServedApi
+    ) -> None:
         """A long poll is answered when the set changes back to the one that others know."""
-        scene = Scene()
         none = (await scene.blocked.read(None)).etag
         first = asyncio.create_task(scene.polls.wait(None, none, 3600.0))
         await asyncio.sleep(0)
@@ -341,70 +279,45 @@ class TestManyVmis:
         await asyncio.sleep(0)
         scene.cool(left=-1.0)
         scene.polls.note_change()
-        async with asyncio.timeout(PATIENCE):
-            answer = await second
+        answer = await asyncio.wait_for(second, PATIENCE)
         scene.polls.close()
         await first
 
         assert answer.etag == none
 
-
-class TestWait:
-    """Being told of a change."""
-
-    async def test_a_change_of_the_store_releases(self) -> None:
-        """A change of the store answers a long poll soon."""
-        scene = Scene()
-        known = read(scene.blocked, None).etag
-        waiting = asyncio.create_task(scene.polls.wait(None, known, 60.0))
-        await asyncio.sleep(0)
-        scene.cool()
-        scene.polls.note_change()
-        async with asyncio.timeout(PATIENCE):
-            blocked = await waiting
-
-        assert keys(blocked) == [("db1", "preEviction")]
-
     async def test_the_clock_releases(self) -> None:
         """The end of a cooldown answers a long poll at that instant."""
-        scene = Scene(policy=a_policy(migration_cooldown=1.0))
+        scene = ServedApi(policy=a_policy(migration_cooldown=1.0))
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()
         known = read(scene.blocked, None)
-        async with asyncio.timeout(PATIENCE):
-            blocked = await scene.polls.wait(None, known.etag, 60.0)
+        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, 60.0), PATIENCE)
 
         assert keys(known) == [("db1", "preEviction")]
         assert keys(blocked) == []
         assert scene.clock() >= NOW + 1.0
 
-    async def test_turning_stale_releases(self) -> None:
+    async def test_turning_stale_releases(self, scene: ServedApi) -> None:
         """Evidence that turns stale answers a long poll."""
-        scene = Scene()
         scene.health.stale_after = 1.0
         scene.clock.run()
         known = read(scene.blocked, None)
-        async with asyncio.timeout(PATIENCE):
-            blocked = await scene.polls.wait(None, known.etag, 60.0)
+        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, 60.0), PATIENCE)
 
         assert (known.stale, blocked.stale) == (False, True)
 
-    async def test_a_sign_of_life_releases(self) -> None:
+    async def test_a_sign_of_life_releases(self, scene: ServedApi) -> None:
         """The first contact after stale evidence answers a long poll."""
-        scene = Scene()
         scene.clock.instant = NOW + 500.0
         known = read(scene.blocked, None)
-        waiting = asyncio.create_task(scene.polls.wait(None, known.etag, 60.0))
-        await asyncio.sleep(0)
+        waiting = await begin(scene, None, known.etag)
         scene.hear()
-        async with asyncio.timeout(CHECK_EVERY + PATIENCE):
-            blocked = await waiting
+        blocked = await asyncio.wait_for(waiting, CHECK_EVERY + PATIENCE)
 
         assert (known.stale, blocked.stale) == (True, False)
 
-    async def test_closing_releases(self) -> None:
+    async def test_closing_releases(self, scene: ServedApi) -> None:
         """Shutdown answers every long poll at once."""
-        scene = Scene()
         known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(500)]
         await asyncio.sleep(0)
@@ -416,38 +329,32 @@ class TestWait:
         assert {blocked.etag for blocked in (*answers, late)} == {known}
 
     @pytest.mark.parametrize("ticking", [False, True], ids=["clock-stands", "clock-runs"])
-    async def test_waits_no_longer_than_asked(self, ticking: bool) -> None:
+    async def test_waits_no_longer_than_asked(self, scene: ServedApi, ticking: bool) -> None:
         """Without a change a long poll ends after its wait, whatever the wall clock does."""
-        scene = Scene()
         if ticking:
             scene.clock.run()
         known = read(scene.blocked, None).etag
         loop = asyncio.get_running_loop()
         began = loop.time()
-        async with asyncio.timeout(PATIENCE):
-            blocked = await scene.polls.wait(None, known, 0.2)
+        blocked = await asyncio.wait_for(scene.polls.wait(None, known, 0.2), PATIENCE)
 
         assert blocked.etag == known
         assert loop.time() - began >= 0.19
 
-    async def test_a_rule_that_falls_silent_releases(self) -> None:
+    async def test_a_rule_that_falls_silent_releases(self, scene: ServedApi) -> None:
         """Long polls are answered when the evidence of VMIMs turns dead, and when it is
         alive again.
         """
-        scene = Scene()
         vmims = scene.health.of(Resource.VMIMS)[0]
         vmims.contact = NOW - 779.9
-        scene.store.put(a_vmi(uid="uid-db1"))
+        scene.store.put(a_vmi(uid=UID))
         scene.store.put(a_vmim())
         before = read(scene.blocked, None)
         scene.clock.run()
-        async with asyncio.timeout(PATIENCE):
-            silent = await scene.polls.wait(None, before.etag, 60.0)
-        waiting = asyncio.create_task(scene.polls.wait(None, silent.etag, 60.0))
-        await asyncio.sleep(0)
+        silent = await asyncio.wait_for(scene.polls.wait(None, before.etag, 60.0), PATIENCE)
+        waiting = await begin(scene, None, silent.etag)
         vmims.contact = scene.clock()
-        async with asyncio.timeout(PATIENCE):
-            after = await waiting
+        after = await asyncio.wait_for(waiting, PATIENCE)
 
         assert [keys(one) for one in (before, silent, after)] == [
             [("db1", "filter")],
@@ -456,31 +363,26 @@ class TestWait:
         ]
         assert not any(one.stale for one in (before, silent, after))
 
-    async def test_a_change_elsewhere_does_not_release(self) -> None:
+    async def test_a_change_elsewhere_does_not_release(self, scene: ServedApi) -> None:
         """A change at another checkpoint does not answer a long poll."""
-        scene = Scene()
         known = read(scene.blocked, Checkpoint.FILTER).etag
         waiting = asyncio.create_task(scene.polls.wait(Checkpoint.FILTER, known, 60.0))
-        both = asyncio.create_task(scene.polls.wait(None, read(scene.blocked, None).etag, 60.0))
-        await asyncio.sleep(0)
+        both = await begin(scene, None, read(scene.blocked, None).etag)
         scene.cool()
         scene.polls.note_change()
-        async with asyncio.timeout(PATIENCE):
-            await both
+        await asyncio.wait_for(both, PATIENCE)
         still_waiting = not waiting.done()
         scene.store.put(a_vmi(name="x", uid="x", migration=a_running_state()))
         scene.polls.note_change()
-        async with asyncio.timeout(PATIENCE):
-            blocked = await waiting
+        blocked = await asyncio.wait_for(waiting, PATIENCE)
 
         assert still_waiting
         assert keys(blocked) == [("x", "filter")]
 
-    async def test_a_change_that_leaves_the_set_wakes_nobody(self) -> None:
+    async def test_a_change_that_leaves_the_set_wakes_nobody(self, scene: ServedApi) -> None:
         """A change that leaves the set equal is checked once for all long polls and
         answers none.
         """
-        scene = Scene()
         known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(100)]
         await asyncio.sleep(0)
@@ -504,9 +406,8 @@ class TestWait:
         assert looks_by_all <= 4
         assert still_waiting == 100
 
-    async def test_others_have_a_turn_while_many_are_woken(self) -> None:
+    async def test_others_have_a_turn_while_many_are_woken(self, scene: ServedApi) -> None:
         """Many long polls are answered in slices."""
-        scene = Scene()
         known = read(scene.blocked, None).etag
         count = 5 * BATCH
         waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(count)]
@@ -523,17 +424,15 @@ class TestWait:
         assert sorted(set(seen)) == [BATCH, 2 * BATCH, 3 * BATCH, 4 * BATCH, 5 * BATCH]
         assert {len(blocked.entries) for blocked in answers} == {1}
 
-    async def test_many_changes_wake_once(self) -> None:
+    async def test_many_changes_wake_once(self, scene: ServedApi) -> None:
         """Many changes in a short time answer the long polls once."""
-        scene = Scene()
         known = read(scene.blocked, None).etag
         waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(1000)]
         await asyncio.sleep(0)
         for number in range(50):
             scene.cool(f"v{number}")
             scene.polls.note_change()
-        async with asyncio.timeout(PATIENCE):
-            answers = await asyncio.gather(*waiting)
+        answers = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
 
         assert {len(blocked.entries) for blocked in answers} == {50}
         assert len({id(blocked) for blocked in answers}) == 1

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.counters import Counters
 from exporter.engine.diagnosis import State
 from exporter.engine.drain import count_outcomes
 from exporter.engine.drain_outcomes import DrainOutcome
@@ -23,11 +22,9 @@ from exporter.engine.model import (
     Resource,
     Vmi,
 )
-from exporter.engine.policy import Policy, StuckPolicy
-from exporter.health import Health, Staleness, Watched
+from exporter.engine.policy import Policy
+from exporter.health import Watched
 from exporter.server.api import Service
-from exporter.server.blocked import LongPolls
-from exporter.server.blocked_set import BlockedSet
 from exporter.server.page.model import (
     LOSSES,
     ROWS,
@@ -38,53 +35,23 @@ from exporter.server.page.model import (
     read_filter,
     summarize_blocked,
 )
-from exporter.settings import Limits
-from exporter.text import to_datetime
 from tests.support.blocked import read
-from tests.support.builders import NOW, a_running_state, a_state, a_store, a_vmi, a_vmim
-from tests.support.stores import a_verdict_view, put
+from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim
+from tests.support.stores import put
 from tests.support.verdicts import decide
+from tests.unit.server.test_api import ServedApi, a_health
 
 
 POLICY = Policy()
 RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterBlindSpot.md"
 
 
-def a_health(*watched: Watched) -> Health:
-    """Everything synced and heard of now, unless other watches are given."""
-    return Health(
-        180.0,
-        600.0,
-        list(watched) or [Watched(r, None, synced=True, contact=NOW) for r in CLUSTER_RESOURCES],
-    )
-
-
 def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Service:
     """The API over a cluster of these facts, everything of it to be seen."""
-    fields: dict[str, Any] = {
-        "health": a_health(),
-        "policy": POLICY,
-        "counters": Counters(),
-    } | overrides
-    store = a_store(*facts, now=NOW)
-
-    async def no_metrics(_: str) -> tuple[list[bytes], str]:
-        raise AssertionError
-
-    view = a_verdict_view(store, fields["policy"])
-    blocked = BlockedSet(view, fields["health"], lambda: NOW)
-    return Service(
-        store=store,
-        view=view,
-        stuck=StuckPolicy(),
-        limits=Limits(),
-        blocked=blocked,
-        polls=LongPolls(blocked),
-        clock=lambda: NOW,
-        render_metrics=no_metrics,
-        closing=closing,
-        **fields,
-    )
+    api = ServedApi(**overrides)
+    put(api.store, *facts)
+    api.service.closing = closing
+    return api.service
 
 
 def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
@@ -378,12 +345,6 @@ class TestTrust:
         assert model.closing
         assert not model.status.ready
         assert model.vms is None
-
-    def test_it_is_told_when_trust_turns(self) -> None:
-        """The instant at which silence would make it less trustworthy."""
-        assert build_model(make_service()).dies_at == to_datetime(NOW + 780)
-        assert build_model(make_service(), now=NOW + 200).dies_at == to_datetime(NOW + 780)
-        assert build_model(make_service(), now=NOW + 800).status.staleness is Staleness.DEAD
 
     def test_the_losses_are_those_of_the_runbook(self) -> None:
         """Page and runbook tell the same of each resource that is watched."""

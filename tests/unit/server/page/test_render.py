@@ -41,13 +41,13 @@ from exporter.server.schemas import VmiAnswer
 from exporter.text import to_datetime, to_optional_datetime, write_instant
 from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.unit.server.page.test_model import (
-    a_health,
     build_model,
     busy_service,
     cooling,
     evacuating,
     make_service,
 )
+from tests.unit.server.test_api import a_health
 
 
 ROOT = Path(__file__).parents[4]
@@ -124,49 +124,34 @@ def shown(service: Service, filters: PageFilter | None = None, *, named: bool = 
     return Document(render_page(build_model(service, filters, named=named), linked=named))
 
 
+STALE = "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block."
+DEAD = "Dead: the last contact was 2 h ago; only cooldowns still block."
+NOT_READY = "Not ready: waiting for pods. Until then verdicts are answered 503."
+WAITING = {"health": a_health(Watched(Resource.PODS, None))}
+SENTENCES: dict[str, tuple[dict[str, Any], Seconds, str, str]] = {
+    "now": ({}, 0.5, "yes", "Synced, last contact now."),
+    "fresh": ({}, 2.0, "yes", "Synced, last contact 2 s ago."),
+    "stale": ({}, 240.0, "barely", STALE),
+    "dead": ({}, 7200.0, "no", DEAD),
+    "closing": ({"closing": True}, 0.0, "no", "This process is ending."),
+    "not-ready": (WAITING, 0.0, "no", NOT_READY),
+}
+
+
 class TestTrust:
     """The first thing that is said."""
 
     @pytest.mark.parametrize(
-        ("changes", "later", "told"),
-        [
-            pytest.param({}, 2.0, ("yes", "Synced, last contact 2 s ago."), id="fresh"),
-            pytest.param(
-                {},
-                240.0,
-                (
-                    "barely",
-                    "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block.",
-                ),
-                id="stale",
-            ),
-            pytest.param(
-                {},
-                7200.0,
-                ("no", "Dead: the last contact was 2 h ago; only cooldowns still block."),
-                id="dead",
-            ),
-            pytest.param({"closing": True}, 0.0, ("no", "This process is ending."), id="closing"),
-            pytest.param(
-                {"health": a_health(Watched(Resource.PODS, None))},
-                0.0,
-                (
-                    "no",
-                    "Not ready: waiting for pods. Until then verdicts are answered 503.",
-                ),
-                id="not-ready",
-            ),
-            pytest.param({"health": a_health()}, 0.5, ("yes", "Synced, last contact now."), id="0"),
-        ],
+        ("changes", "later", "level", "told"), SENTENCES.values(), ids=SENTENCES
     )
     def test_it_is_said_in_a_sentence(
-        self, changes: dict[str, Any], later: Seconds, told: tuple[str, str]
+        self, changes: dict[str, Any], later: Seconds, level: str, told: str
     ) -> None:
         """Whether the answers can be trusted, since when, and what is waited for."""
         model = build_model(make_service(**changes), now=NOW + later)
 
-        assert describe_health(model) == told
-        assert told[1] in " ".join(render_page(model, linked=True).split())
+        assert describe_health(model) == (level, told)
+        assert told in " ".join(render_page(model, linked=True).split())
 
     def test_a_missing_permission_is_said_with_its_loss(self) -> None:
         """Which resource, what is lost by it, and what the API server says."""
@@ -359,30 +344,6 @@ class TestForm:
         assert chosen == ["backoff", "cooldown", "time"]
         assert page.text("clear") == "Show all"
 
-    def test_what_was_ignored_is_said(self) -> None:
-        """A value that makes no sense is named."""
-        page = shown(busy_service(), PageFilter(ignored=("sort: expected <b>",)))
-
-        assert page.text("ignored-1") == "Ignored query parameter: sort: expected <b>."
-
-
-class TestPrivacy:
-    """The page of a listener that asks nobody who they are."""
-
-    def test_no_name_is_told_and_why(self) -> None:
-        """No name and no namespace; but why not, where they are, and how to have them here."""
-        service = busy_service()
-        names = {e.vmi.name for e in service.store.all_evidence()}
-        html = render_page(build_model(service, named=False), linked=False)
-        text = Document(html).text("main")
-
-        assert not [name for name in names if re.search(rf"\b{name}\b", text)]
-        assert not [name for name in ("shop/", "bank", "lab/") if name in text]
-        assert "page of the query listener" in text
-        assert "listen.page: true" in text
-        assert "n2" in text
-        assert "not_migratable 1" in text
-
 
 class TestSafety:
     """What comes from a cluster is text."""
@@ -409,19 +370,13 @@ class TestSafety:
         assert {name for one in page.elements for name in one.attributes} <= {*allowed, "open"}
         for text in HOSTILE:
             assert f"{text}/{text}" in page.text("blocked")
+            asked = shown(busy_service(), PageFilter(namespace=text))
+            assert text in [one.attributes.get("value") for one in asked.all("input")]
+            assert len(asked.all("script")) == 1
         for one in page.all("a"):
             assert re.fullmatch(
                 r"#\w+|/[\w/%.-]*|/\?node=[\w%./-]*#drain", one.attributes["href"] or ""
             )
-
-    def test_a_hostile_wish_is_text(self) -> None:
-        """What the address asks for comes back as the value of a field, and as nothing else."""
-        for text in HOSTILE:
-            page = shown(busy_service(), PageFilter(namespace=text))
-            values = [one.attributes.get("value") for one in page.all("input")]
-
-            assert text in values
-            assert len(page.all("script")) == 1
 
     def test_the_policy_names_what_is_in_the_page(self) -> None:
         """The style and the script have the hashes of the header, and there are no others."""
