@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from exporter.demo.status import StatusError
-from exporter.demo.store import MIGRATIONS, NAMESPACES, NODES, PODS, VMIS, Store, merge
+from exporter.demo.store import MIGRATIONS, NAMESPACES, NODES, PODS, VMIS, ObjectStore, merge
 
 from .wire import make_store
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> ObjectStore:
     """A store with one namespace."""
     return make_store()
 
@@ -21,7 +21,7 @@ def vmi(name: str = "db1") -> dict[str, object]:
     return {"metadata": {"namespace": "shop", "name": name}, "spec": {}}
 
 
-def test_versions_grow_over_all_resources(store: Store) -> None:
+def test_versions_grow_over_all_resources(store: ObjectStore) -> None:
     """One counter gives every write its version, whatever the resource."""
     first = store.create(VMIS, vmi())["metadata"]["resourceVersion"]
     second = store.create(NODES, {"metadata": {"name": "n1"}})["metadata"]["resourceVersion"]
@@ -49,7 +49,7 @@ def test_generated_names_use_the_servers_letters() -> None:
     assert set(suffix) <= set("bcdfghjklmnpqrstvwxz2456789")
 
 
-def test_a_status_subresource_keeps_the_status_apart(store: Store) -> None:
+def test_a_status_subresource_keeps_the_status_apart(store: ObjectStore) -> None:
     """A status sent on creation or on a plain update is dropped where it has its own path."""
     body = {"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db1"}}
 
@@ -63,7 +63,7 @@ def test_a_status_subresource_keeps_the_status_apart(store: Store) -> None:
     assert own["metadata"]["generation"] == 1
 
 
-def test_the_vmi_has_no_status_subresource(store: Store) -> None:
+def test_the_vmi_has_no_status_subresource(store: ObjectStore) -> None:
     """A VMI's status is written with the object, and counts in its generation."""
     store.create(VMIS, vmi())
 
@@ -73,7 +73,7 @@ def test_the_vmi_has_no_status_subresource(store: Store) -> None:
     assert written["metadata"]["generation"] == 2
 
 
-def test_a_write_that_changes_nothing_is_not_written(store: Store) -> None:
+def test_a_write_that_changes_nothing_is_not_written(store: ObjectStore) -> None:
     """No version and no event comes of an update that leaves the object as it was."""
     store.create(VMIS, vmi())
     before = store.revision
@@ -83,7 +83,7 @@ def test_a_write_that_changes_nothing_is_not_written(store: Store) -> None:
     assert store.revision == before
 
 
-def test_an_old_version_is_refused(store: Store) -> None:
+def test_an_old_version_is_refused(store: ObjectStore) -> None:
     """An update that names a version which is no longer the present one is a conflict."""
     made = store.create(VMIS, vmi())
     store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
@@ -95,7 +95,7 @@ def test_an_old_version_is_refused(store: Store) -> None:
     assert "the object has been modified" in str(refused.value)
 
 
-def test_a_finalizer_holds_a_deleted_object(store: Store) -> None:
+def test_a_finalizer_holds_a_deleted_object(store: ObjectStore) -> None:
     """Deletion marks an object with finalizers; it goes when the last one is taken off."""
     held = vmi() | {"metadata": {"namespace": "shop", "name": "db1", "finalizers": ["x/y"]}}
     store.create(VMIS, held)
@@ -108,7 +108,7 @@ def test_a_finalizer_holds_a_deleted_object(store: Store) -> None:
     assert store.find(VMIS, "shop", "db1") is None
 
 
-def test_a_bound_pod_waits_for_its_kubelet(store: Store) -> None:
+def test_a_bound_pod_waits_for_its_kubelet(store: ObjectStore) -> None:
     """A pod on a node is marked first and goes when the kubelet deletes it without grace."""
     body = {"metadata": {"namespace": "shop", "name": "p"}, "spec": {"nodeName": "n1"}}
     store.create(PODS, body)
@@ -123,7 +123,7 @@ def test_a_bound_pod_waits_for_its_kubelet(store: Store) -> None:
     assert gone is None
 
 
-def test_a_deletion_event_carries_the_version_of_the_deletion(store: Store) -> None:
+def test_a_deletion_event_carries_the_version_of_the_deletion(store: ObjectStore) -> None:
     """A watcher that saw the last event can resume from the deletion's own version."""
     store.create(VMIS, vmi())
 
