@@ -1,10 +1,9 @@
 """An HTTP proxy before the API server, which refuses, holds back and records what is asked."""
 
 import asyncio
-import json
 from collections import Counter
 from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 from aiohttp import web
@@ -21,8 +20,7 @@ class Proxy:
     """`async with Proxy(cluster) as proxy` passes what is asked of `proxy.url` on to the server.
 
     `refusals` are status codes by method and part of the path; `refused` counts what was answered
-    so. `held` are parts of paths whose watches are told nothing until it is empty; watches of those
-    with a part in `broken` open and end with an error at once, and none of them begins with a list.
+    so. `held` are parts of paths whose watches are told nothing until it is empty.
     """
 
     def __init__(self, cluster: RealCluster) -> None:
@@ -31,7 +29,6 @@ class Proxy:
         self.refusals: dict[tuple[str, str], int] = {}
         self.refused: Counter[int] = Counter()
         self.held: set[str] = set()
-        self.broken: set[str] = set()
 
     async def __aenter__(self) -> Self:
         self._running = AsyncExitStack()
@@ -55,11 +52,6 @@ class Proxy:
             if request.method == method and part in request.path:
                 self.refused[code] += 1
                 return _refusal(code)
-        if "watch" in request.query and any(part in request.path for part in self.broken):
-            if "sendInitialEvents" in request.query:
-                return _refusal(400)
-            line = json.dumps({"type": "ERROR", "object": _status(500)})
-            return web.Response(text=f"{line}\n", content_type="application/json")
         headers = {key: request.headers[key] for key in _KEPT if key in request.headers}
         try:
             async with self._session.request(
@@ -86,18 +78,9 @@ class Proxy:
 
 
 def _refusal(code: int) -> web.Response:
-    return web.json_response(_status(code), status=code, headers={"Retry-After": "1"})
-
-
-def _status(code: int) -> dict[str, Any]:
-    reasons = {
-        400: "BadRequest",
-        429: "TooManyRequests",
-        500: "InternalError",
-        503: "ServiceUnavailable",
-    }
+    reasons = {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
     reason = reasons[code]
-    return {
+    told = {
         "kind": "Status",
         "apiVersion": "v1",
         "status": "Failure",
@@ -105,3 +88,4 @@ def _status(code: int) -> dict[str, Any]:
         "reason": reason,
         "code": code,
     }
+    return web.json_response(told, status=code, headers={"Retry-After": "1"})

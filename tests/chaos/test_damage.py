@@ -3,7 +3,8 @@
 import random
 import resource
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -92,9 +93,17 @@ async def until_counts(exporter: Program, made: list[Object], wanted: list[int])
     await poll(are_so, what=f"{wanted} migrations")
 
 
-def with_file(namespace: str, path: Path) -> dict[str, Any]:
-    """The settings of a process that keeps a file."""
-    return {"namespaces": [namespace], "kube": BRISK, "history": f"file:{path}"}
+@asynccontextmanager
+async def with_file(
+    real: RealStage, namespace: str, path: Path, **settings: object
+) -> AsyncIterator[Program]:
+    """A process that keeps a file for the length of the block, and ends well."""
+    config = {"namespaces": [namespace], "kube": BRISK, "history": f"file:{path}", **settings}
+    login = str(real.login.kubeconfig)
+    async with program(path.parent, "--kubeconfig", login, config=config) as exporter:
+        await exporter.ready()
+        yield exporter
+        assert await exporter.end() == 0
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(30, marks=pytest.mark.soak)])
@@ -105,7 +114,6 @@ async def test_damage_in_every_region_of_a_file(
     namespace = await real.make_namespace()
     path = tmp_path / "history"
     made = await some_vmis(real, namespace, 8)
-    login = str(real.login.kubeconfig)
     for seed in range(SEED, SEED + seeds):
         rng = random.Random(seed)
         pieces = sealed(made)
@@ -114,14 +122,10 @@ async def test_damage_in_every_region_of_a_file(
         pieces[6] = b"\0between\0" + pieces[6]
         pieces[7] = pieces[7][: rng.randrange(1, len(pieces[7]))]
         path.write_bytes(b"".join(pieces))
-        async with program(
-            tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
-        ) as exporter:
-            await exporter.ready()
+        async with with_file(real, namespace, path) as exporter:
             assert await until_fault(exporter, "damaged") >= 7, f"seed {seed}"
             await until_counts(exporter, made, [0] * 5 + [KNOWN, KNOWN, 0])
             await until_written(exporter)
-            assert await exporter.end() == 0
         survivors = {one["metadata"]["uid"]: KNOWN for one in made[5:7]}
         assert counted_in(path) == survivors, f"seed {seed}: the next file is whole"
     prove(f"damaged file: {seeds} times, seed {SEED} on, 7 pieces each, the other shards kept")
@@ -184,11 +188,7 @@ async def test_a_file_that_is_none(
     path = tmp_path / "history"
     made = await some_vmis(real, namespace, 3)
     spoil(path, b"".join(sealed(made)))
-    login = str(real.login.kubeconfig)
-    async with program(
-        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
-    ) as exporter:
-        await exporter.ready()
+    async with with_file(real, namespace, path) as exporter:
         if fault is not None:
             assert await until_fault(exporter, fault)
         await until_counts(exporter, made, [KNOWN] * left + [0] * (3 - left))
@@ -199,7 +199,6 @@ async def test_a_file_that_is_none(
             assert await until_fault(exporter, "not_written")
             path.rmdir()
         await until_written(exporter)
-        assert await exporter.end() == 0
     assert sorted(counted_in(path).values()) == [1] * (3 - left) + [KNOWN + 1] * left
 
 
@@ -211,17 +210,12 @@ async def test_a_file_of_another_version_is_kept_for_it(real: RealStage, tmp_pat
     newer = another_version(b"what a later version knows")
     path.write_bytes(newer)
     ours.write_bytes(b"".join(sealed(made)))
-    login = str(real.login.kubeconfig)
-    async with program(
-        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
-    ) as exporter:
-        await exporter.ready()
+    async with with_file(real, namespace, path) as exporter:
         assert await until_fault(exporter, "unknown_version") == 1
         kept = exporter.events("history_fault")[0]["kept"]
         assert kept == str(theirs)
         await until_counts(exporter, made, [KNOWN, KNOWN])
         await until_written(exporter)
-        assert await exporter.end() == 0
     assert sorted(counted_in(path).values()) == [KNOWN, KNOWN]
     assert theirs.read_bytes() == newer
     assert not ours.exists()
@@ -237,17 +231,12 @@ async def test_a_file_of_another_version_that_cannot_be_kept(
     path.write_bytes(newer)
     theirs.mkdir()
     (made,) = await some_vmis(real, namespace, 1)
-    login = str(real.login.kubeconfig)
-    async with program(
-        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
-    ) as exporter:
-        await exporter.ready()
+    async with with_file(real, namespace, path) as exporter:
         await migrate(real.admin, namespace, made["metadata"]["name"], ago=[30])
         assert await until_fault(exporter, "not_written")
         assert path.read_bytes() == newer
         theirs.rmdir()
         await until_written(exporter)
-        assert await exporter.end() == 0
     assert sorted(counted_in(path).values()) == [1]
     assert theirs.read_bytes() == newer
 
@@ -340,11 +329,9 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> Non
     path.write_bytes(old := b"".join(sealed(made, 60)))
     part = tmp_path / "history.part"
     part.symlink_to("/dev/full")
-    config = {**with_file(namespace, path), "policy": {"maxMigrationCooldown": "0"}}
-    login = str(real.login.kubeconfig)
     name = made[0]["metadata"]["name"]
-    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-        await exporter.ready()
+    policy = {"maxMigrationCooldown": "0"}
+    async with with_file(real, namespace, path, policy=policy) as exporter:
         await until_counted(exporter, namespace, name, 60)
         await migrate(real.admin, namespace, name, ago=[30])
         assert await until_fault(exporter, "not_written")
@@ -372,7 +359,6 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> Non
         _limit_files(exporter, resource.RLIM_INFINITY)
         await until_written(exporter)
         faults = await exporter.sample(FAULTS, fault="not_written")
-        assert await exporter.end() == 0
     assert counted_in(path)[made[0]["metadata"]["uid"]] == 62
     prove(f"full disk: {faults:.0f} writes failed (ENOSPC, EFBIG), the file of before stayed whole")
 
@@ -391,16 +377,11 @@ async def test_a_torn_write_is_harmless(real: RealStage, tmp_path: Path) -> None
     raw = b"".join(sealed(made))
     path.write_bytes(raw)
     part.write_bytes(raw[: len(raw) // 2])
-    login = str(real.login.kubeconfig)
-    async with program(
-        tmp_path, "--kubeconfig", login, config=with_file(namespace, path)
-    ) as exporter:
-        await exporter.ready()
+    async with with_file(real, namespace, path) as exporter:
         await until_counts(exporter, made, [KNOWN, KNOWN])
         assert not exporter.events("history_fault")
         await migrate(real.admin, namespace, made[0]["metadata"]["name"], ago=[30])
         await until_counts(exporter, made, [KNOWN + 1, KNOWN])
         await until_written(exporter)
         assert not part.exists()
-        assert await exporter.end() == 0
     assert sorted(counted_in(path).values()) == [KNOWN, KNOWN + 1]

@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 
 from exporter.cli.commands import Exit
-from tests.chaos.proxy import Proxy
 from tests.cluster import (
     PODS,
     VMIMS,
@@ -29,7 +28,7 @@ from tests.cluster import (
 from tests.cluster.access import binding
 from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import ROLE_BINDINGS
-from tests.cluster.users import kubeconfig, open_kubeconfig
+from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import RealStage, SimulatedStage
 from tests.support.lives import rfc3339
 from tests.support.program import Program, program
@@ -211,49 +210,6 @@ async def ask_blocked(url: str, etag: str) -> list[str]:
     ):
         assert response.status == 200
         return [one["name"] for one in (await response.json())["blocked"]]
-
-
-async def test_a_watch_that_opens_and_errs_at_once_is_listed_anew(
-    real: RealStage, tmp_path: Path
-) -> None:
-    """Opening is no contact: the evidence turns stale, and after some tries a list heals it."""
-    namespace = await real.make_namespace()
-    async with Proxy(real.cluster) as proxy:
-        proxy.broken.add(VMIS.plural)
-        login = kubeconfig(tmp_path / "kubeconfig", proxy.url, real.cluster.exporter)
-        config = {"kube": {"staleAfter": "3s"}}
-        async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
-            await exporter.ready()
-            await real.admin.create(VMIS, migrating(namespace))
-            await exporter.until("/v1/status", lambda _, body: body["staleness"] == "stale")
-            assert await exporter.sample(RESTARTS, resource=VMIS.plural) > 1
-
-            await exporter.until(
-                f"/v1/vmis/{namespace}/db",
-                lambda status, body: status == 200 and body["verdicts"]["filter"]["reason"],
-                within=90,
-            )
-            assert await exporter.sample(RESTARTS, resource=VMIS.plural, reason="no_progress") >= 1
-            _, status = await exporter.get("/v1/status")
-            assert status["staleness"] == "fresh"
-
-
-async def test_a_server_that_says_tomorrow_is_asked_within_a_minute(
-    simulated: SimulatedStage, tmp_path: Path
-) -> None:
-    """A `Retry-After` of a day is believed for a minute."""
-    simulated.server.answer(VMIS.plural, 429, retry_after=86_400, times=1)
-    login = str(open_kubeconfig(tmp_path / "kubeconfig", simulated.url))
-    config = {"kube": {"syncTimeout": "5m"}}
-    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-        await exporter.listening()
-
-        async def told() -> dict[str, Any] | None:
-            events = exporter.events("watch_broke")
-            return next((one for one in events if one["kind"] == "overloaded"), None)
-
-        broke = await poll(told, within=30, what="a 429")
-    assert broke["retry_in"] == 60
 
 
 async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import signal
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -222,23 +223,30 @@ async def proxied(real: RealStage, directory: Path, namespace: str, proxy: Proxy
     return path
 
 
+@asynccontextmanager
+async def holding(
+    real: RealStage, directory: Path, namespace: str, ago: list[int]
+) -> AsyncIterator[Program]:
+    """The holder of the Lease, which knows of migrations of `db` that it will not write soon."""
+    login = await a_keeper(real.cluster, namespace)
+    await real.admin.create(VMIS, vmi("db", namespace))
+    unhurried = keeping(namespace, historyInterval="1h", leaseDuration="15s")
+    config = {**unhurried, "namespaces": [namespace]}
+    async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
+        await exporter.ready()
+        await until_event(exporter, "lease_taken")
+        await migrate(real.admin, namespace, "db", ago=ago)
+        await until_counted(exporter, namespace, "db", len(ago))
+        yield exporter
+
+
 async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
     """Not ready, long polls answered, the last change flushed, the Lease given back, exit 0.
 
     The API server stands still meanwhile: so the flush takes as long as the test needs.
     """
     namespace = await real.make_namespace()
-    login = await a_keeper(real.cluster, namespace)
-    await real.admin.create(VMIS, vmi("db", namespace))
-    config = {
-        **keeping(namespace, historyInterval="1h", leaseDuration="15s"),
-        "namespaces": [namespace],
-    }
-    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
-        await exporter.ready()
-        await until_event(exporter, "lease_taken")
-        await migrate(real.admin, namespace, "db", ago=[300, 200, 100])
-        await until_counted(exporter, namespace, "db", 3)
+    async with holding(real, tmp_path, namespace, ago=[300, 200, 100]) as exporter:
         assert await exporter.sample(UNWRITTEN) > 0
         asked = asyncio.Event()
         polling = asyncio.create_task(long_poll(exporter, asked))
@@ -267,17 +275,7 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
 async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: Prove) -> None:
     """Nothing can be flushed: it says so, and ends in time all the same."""
     namespace = await real.make_namespace()
-    login = await a_keeper(real.cluster, namespace)
-    await real.admin.create(VMIS, vmi("db", namespace))
-    config = {
-        **keeping(namespace, historyInterval="1h", leaseDuration="15s"),
-        "namespaces": [namespace],
-    }
-    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
-        await exporter.ready()
-        await until_event(exporter, "lease_taken")
-        await migrate(real.admin, namespace, "db", ago=[100])
-        await until_counted(exporter, namespace, "db", 1)
+    async with holding(real, tmp_path, namespace, ago=[100]) as exporter:
         real.freeze()
         try:
             began = time.monotonic()

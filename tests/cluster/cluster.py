@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from .access import grant, reading_rules
@@ -48,16 +47,13 @@ class RealCluster:
         self,
         directory: Path,
         *,
-        watch_cache: bool = True,
         audited: bool = False,
         flags: Iterable[str] = (),
     ) -> None:
         self.directory = directory
         _write_credentials(directory)
         self.etcd = Etcd(directory)
-        self.api = ApiServer(
-            directory, self.etcd, watch_cache=watch_cache, audited=audited, flags=flags
-        )
+        self.api = ApiServer(directory, self.etcd, audited=audited, flags=flags)
         authority = directory / "ca.crt"
         self.administrator = User("administrator", authority, token="administrator-token")
         self.exporter = User("exporter", authority, token="exporter-token")
@@ -76,12 +72,7 @@ class RealCluster:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
     @property

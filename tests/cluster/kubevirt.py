@@ -10,7 +10,6 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -149,13 +148,8 @@ class KubeVirtCluster:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    async def __aexit__(self, *exc: object) -> None:
+        if any(exc):
             print(self.tails())
         await self._stack.aclose()
 

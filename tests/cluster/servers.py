@@ -7,7 +7,6 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -89,12 +88,7 @@ class Server(ABC):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self.kill()
 
 
@@ -163,7 +157,6 @@ class ApiServer(Server):
         directory: Path,
         etcd: Etcd,
         *,
-        watch_cache: bool = True,
         audited: bool = False,
         flags: Iterable[str] = (),
     ) -> None:
@@ -174,7 +167,6 @@ class ApiServer(Server):
         arguments = [
             str(find_binary("kube-apiserver")),
             f"--etcd-servers={etcd.url}",
-            f"--watch-cache={str(watch_cache).lower()}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
             f"--secure-port={port}",

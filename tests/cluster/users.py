@@ -49,9 +49,9 @@ def kubeconfig(path: Path, server: str, user: User) -> Path:
     return _write(path, cluster, user.name, _proof(user), user.namespace)
 
 
-def open_kubeconfig(path: Path, server: str) -> Path:
-    """Write a kubeconfig of a server that asks for no proof, as the simulated one."""
-    return _write(path, {"server": server}, "nobody", {}, "default")
+def open_kubeconfig(path: Path, server: str, token: str | None = None) -> Path:
+    """Write a kubeconfig of a server without TLS that asks for a token or nothing."""
+    return _write(path, {"server": server}, "nobody", {"token": token} if token else {}, "default")
 
 
 def _write(

@@ -440,14 +440,6 @@ def test_the_certificate_has_the_service_s_names() -> None:
     assert only(objects, "Issuer")["spec"] == {"ca": {"secretName": authority["secretName"]}}
 
 
-def test_a_component_can_be_a_part_of_an_overlay() -> None:
-    """cert-manager's objects come with the rest where an overlay of one's own names it."""
-    made = overlay(resources=["overlays/standalone"], components=["components/cert-manager"])
-
-    parts = (*render("overlays/standalone"), *render("components/cert-manager"))
-    assert sorted(identities(made)) == sorted(identities(parts))
-
-
 def test_no_scrape_is_refused_for_its_size() -> None:
     """The limit on samples is above what `limits.vmiSeries` allows, by a fifth and more."""
     per_vmi = sum({"namespace", "name"} <= set(family.labels) for family in FAMILIES)
@@ -654,10 +646,3 @@ def test_another_namespace_is_everywhere(folder: str) -> None:
             ours = subject["name"].startswith(NAME)
             assert subject["namespace"] == (ELSEWHERE if ours else "openshift-monitoring")
     assert f"{NAME}.{ELSEWHERE}.svc" in str(only(moved, "Certificate"))
-
-
-def test_the_namespace_s_transformer_is_needed() -> None:
-    """Without it kustomize leaves subjects behind: the test above would see it."""
-    moved = overlay({"namespace": ELSEWHERE}, resources=["base"])
-
-    assert f"namespace: {NAMESPACE}" in yaml.safe_dump_all(moved)

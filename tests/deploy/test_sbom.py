@@ -81,13 +81,6 @@ def test_it_says_of_what_it_is_the_bill(bill: dict[str, Any]) -> None:
     assert about["licenses"][0]["license"]["id"] == project["license"]
 
 
-def test_it_is_not_committed() -> None:
-    """The folder that it is written to is ignored: it is made of the pins, which are."""
-    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-
-    assert "/dist/" in ignored
-
-
 def test_every_requirement_is_hashed() -> None:
     """Those of the image and of development: a package that was replaced is not installed."""
     for name in ("runtime", "development"):

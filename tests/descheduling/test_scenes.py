@@ -38,7 +38,6 @@ BY_ONE = Bounds(20, 72)
 TIMEOUT = 5.0
 """A busy machine adds seconds of its own, but not another one of these."""
 BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
-UNKNOWN = "kubevirt_eviction_exporter_unknown_candidates_total"
 
 
 async def test_a_cycle_over_two_thousand_launcher_pods(
@@ -446,26 +445,6 @@ def test_a_vm_that_is_leaving_makes_no_other_one_leave(
     assert leaving[state]["with"] == set()
     told = {name: len(vms) for name, vms in leaving[state].items()}
     prove(f"descheduling: one VM leaving ({state}), so many others moved by then: {told}")
-
-
-async def test_a_pods_uid_sent_as_the_vmis_shows(stage: Stage) -> None:
-    """Such a client gets no blocks, and our metrics say why."""
-    space = "uids"
-    async with stage.world.vms(space, {"node-1": ["vm-1"]}), stage.exporter() as exporter:
-        await exporter.ready()
-        (pod,) = (await stage.world.control.admin.list(PODS, space))["items"]
-        candidate = {"namespace": space, "name": "vm-1", "vmiUid": pod["metadata"]["uid"]}
-        await exporter.until_verdict(space, "vm-1", "filter", None)
-        before = await exporter.sample(UNKNOWN, reason="uid")
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"{exporter.query}/v1/verdicts", json={"candidates": [candidate]}) as sent,
-        ):
-            (verdict,) = (await sent.json())["verdicts"]
-        after = await exporter.sample(UNKNOWN, reason="uid")
-
-    assert (verdict["known"], verdict["mismatch"], verdict["allowed"]) == (False, "uid", True)
-    assert after == before + 1
 
 
 async def _until_evicted(

@@ -3,7 +3,6 @@
 import re
 
 from tests.e2e.terminal import Terminal
-from tests.generate.manifests import chart
 from tests.support.documents import DEPLOY, HOLD_EVICTIONS, INSTALL, chapters, code_blocks, parts
 
 
@@ -25,8 +24,3 @@ def type_section(terminal: Terminal, section: str, *, without: str = "(?!)") -> 
         for command in commands(WAYS.get(section) or SECTIONS[section])
         if not re.search(without, command)
     }
-
-
-def replace_chart(command: str) -> str:
-    """A command with the descheduler's chart from its Go module in place of its repository."""
-    return re.sub(r"descheduler/descheduler --version \S+", str(chart()), command)

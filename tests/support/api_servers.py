@@ -68,24 +68,8 @@ class Stage(ABC):
         """Kill the server and start it again with the same data and address."""
 
     @abstractmethod
-    async def stop(self) -> None:
-        """Kill the server."""
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Start a stopped server."""
-
-    @abstractmethod
     async def force_gone(self) -> None:
         """Break the watches, and answer every version from before with 410."""
-
-    @abstractmethod
-    def freeze(self) -> None:
-        """Stop answering, with every connection open."""
-
-    @abstractmethod
-    def thaw(self) -> None:
-        """Continue after `freeze`."""
 
 
 class RealStage(Stage):
@@ -118,19 +102,18 @@ class RealStage(Stage):
         await self.cluster.settle()
 
     async def stop(self) -> None:
+        """Kill the server."""
         self.cluster.api.kill()
-
-    async def start(self) -> None:
-        await self.cluster.api.start()
-        await self.cluster.settle()
 
     async def force_gone(self) -> None:
         await self.cluster.force_gone()
 
     def freeze(self) -> None:
+        """Stop answering, with every connection open."""
         self.cluster.api.freeze()
 
     def thaw(self) -> None:
+        """Continue after `freeze`."""
         self.cluster.api.thaw()
 
 
@@ -170,10 +153,7 @@ class SimulatedStage(Stage):
         stage = cls()
         async with stage.server as server, Client(server.url, Nobody()) as admin:
             stage.admin, stage.login = admin, Login(url=server.url)
-            try:
-                yield stage
-            finally:
-                server.thaw()
+            yield stage
 
     async def next_second(self) -> None:
         self._ahead += timedelta(seconds=1)
@@ -187,24 +167,12 @@ class SimulatedStage(Stage):
         return self.login
 
     async def restart(self) -> None:
-        await self.stop()
-        await self.start()
-
-    async def stop(self) -> None:
         await self.server.__aexit__(None, None, None)
-
-    async def start(self) -> None:
         await self.server.__aenter__()
 
     async def force_gone(self) -> None:
         self.server.compact()
         await self.restart()
-
-    def freeze(self) -> None:
-        self.server.freeze()
-
-    def thaw(self) -> None:
-        self.server.thaw()
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ import aiohttp
 import pytest
 
 from exporter.engine.model import ReviewOutcome
-from tests.cluster import PODS, VMIMS, VMIS, RealCluster, launcher_pod, poll, vmim
+from tests.cluster import PODS, RealCluster, poll
 from tests.cluster.processes import freeze
 from tests.cluster.resources import Resource
 from tests.cluster.users import kubeconfig
@@ -260,50 +260,6 @@ async def test_warnings_are_what_would_be_denied(ground: Ground) -> None:
         answer.code == 429 for answer in denied
     ]
     assert sum(answer.code == 429 for answer in denied) == 7
-
-
-async def test_a_vm_that_evacuates_already(ground: Ground) -> None:
-    """It is let through to KubeVirt's own webhook, whatever holds it."""
-    pod = await add_vm(ground.real.admin, ground.namespace, "leaving", held=True, evacuates="n1")
-    async with ground.held_back() as exporter:
-        assert (await ground.listed.evict(pod)).code == 201
-        assert await exporter.sample(REVIEWS, outcome="evacuating") == 1
-
-
-async def test_the_target_pod_of_a_migration_is_held(ground: Ground) -> None:
-    """Its eviction is denied while the migration runs, although the VM is being evacuated."""
-    admin, namespace = ground.real.admin, ground.namespace
-    await add_vm(admin, namespace, "moving", held=False, evacuates="n1")
-    moving = await admin.get(VMIS, namespace, "moving")
-    pending = await admin.create(VMIMS, vmim("m-moving", namespace, of="moving"))
-    pod = await admin.create(PODS, launcher_pod(moving, node="n2", migration=pending))
-    async with ground.held_back() as exporter:
-        await exporter.until_verdict(namespace, "moving", "filter", "migration_in_progress")
-
-        async def evict() -> Answer | None:
-            answer = await ground.listed.evict(pod["metadata"]["name"], dry_run=True)
-            return answer if answer.code == 429 else None
-
-        answer = await poll(evict, what="a denial of the target pod's eviction")
-    assert "migration_in_progress" in answer.message
-    assert "Eviction triggered evacuation" not in answer.message
-
-
-async def test_a_hold_ends_after_its_longest_time(ground: Ground) -> None:
-    """After admission.maxHold the eviction passes with a warning, and is counted as such."""
-    pod = await add_vm(ground.real.admin, ground.namespace, "long", held=True)
-    async with ground.held_back(max_hold="1s") as exporter:
-        await exporter.until_verdict(ground.namespace, "long", "preEviction", "cooldown")
-        assert (await ground.listed.evict(pod)).code == 429
-
-        async def evict() -> Answer | None:
-            answer = await ground.listed.evict(pod)
-            return answer if answer.code == 201 else None
-
-        answer = await poll(evict, what="an eviction that passes")
-        counted = await exporter.sample(REVIEWS, outcome="held_too_long")
-    assert "allows after admission.maxHold this eviction: VMI" in answer.headers["Warning"]
-    assert counted == 1
 
 
 async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
@@ -633,16 +589,6 @@ async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replac
 
 def _port(one: Program) -> int:
     return int(one.admission.rpartition(":")[2])
-
-
-def test_the_shipped_configuration() -> None:
-    """It fails open, waits a second, changes nothing, and names no word that evictors react to."""
-    one: dict[str, Any] = configuration("https://x", Path(ssl.__file__), ["a"])
-    (webhook,) = one["webhooks"]
-    assert webhook["failurePolicy"] == "Ignore"
-    assert webhook["sideEffects"] == "NoneOnDryRun"
-    assert webhook["name"] == WEBHOOK
-    assert "Eviction triggered evacuation" not in json.dumps(one)
 
 
 async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:

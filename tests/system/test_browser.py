@@ -400,14 +400,3 @@ class TestRefresh:
         demo.clock.stopped_at += seconds
         later: str = (await demo.get("/v1/status"))["asOf"]
         return later
-
-
-async def test_nobody_is_named_in_the_open(demo: Still, browser: Browser) -> None:
-    """The page of the metrics listener has no VM on it, and says where they are."""
-    async with visit(browser, demo.metrics) as page:
-        body = await page.content()
-        assert await text(page, "#hidden")
-
-    names = {one["name"] for one in (await demo.get("/v1/evacuations"))["evacuations"]}
-    assert not [name for name in names if name in body]
-    assert "/v1/" not in body

@@ -184,17 +184,6 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
     assert b"pass phrase" not in said
 
 
-async def test_no_old_protocol(tmp_path: Path) -> None:
-    """TLS 1.1 gets no handshake."""
-    files = a_pair(tmp_path / "a")
-    old = trusting(files)
-    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
-    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
-        old.maximum_version = ssl.TLSVersion.TLSv1_1
-    async with serving(Certificates("query", tls_of(files))) as port:
-        assert await try_to_ask(port, old) == b""
-
-
 @pytest.mark.parametrize("missing", ["localhost.crt", "localhost.key", "ca.crt"])
 def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
     """At the start, too, it is said which listener and which files."""

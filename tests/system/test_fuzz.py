@@ -4,14 +4,13 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import aiohttp
 import pytest
 
-from exporter.kube.client import split_lines
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
@@ -114,29 +113,6 @@ SPOILERS = (
     b"NaN",
     b"true",
 )
-
-
-def test_lines_however_they_are_cut() -> None:
-    """A stream cut anywhere, with empty lines and without an end, gives its lines once each."""
-    rng = random.Random(9)
-    for _ in range(300):
-        lines = [bytes(rng.randrange(32, 127) for _ in range(rng.randrange(40))) for _ in range(20)]
-        stream = b"\n".join(lines) + b"\n"
-        rest, got = b"", []
-        for piece in cut(rng, stream):
-            whole, rest = split_lines(rest, piece)
-            got += whole
-        assert got == [line for line in lines if line.strip()]
-        assert rest == b""
-
-
-def cut(rng: random.Random, stream: bytes) -> Iterator[bytes]:
-    """The stream in pieces of any size."""
-    at = 0
-    while at < len(stream):
-        size = rng.choice([1, 2, 7, 64, 1000])
-        yield stream[at : at + size]
-        at += size
 
 
 def hostile() -> dict[str, dict[str, Any]]:

@@ -12,10 +12,8 @@ from exporter.kube.client import ApiServer, Login
 from exporter.kube.lease import Lease
 from tests.cluster import poll
 from tests.cluster.resources import LEASES
-from tests.cluster.users import kubeconfig
 from tests.support.api_servers import RealStage
 from tests.support.builders import NOW
-from tests.support.relay import Gate
 
 
 NAME = "writer"
@@ -61,13 +59,10 @@ class Candidate:
 
 
 @asynccontextmanager
-async def candidate(
-    real: RealStage, namespace: str, identity: str, gate: Gate | None = None
-) -> AsyncIterator[Candidate]:
-    """A candidate that has not begun; it may reach the server through a gate."""
+async def candidate(real: RealStage, namespace: str, identity: str) -> AsyncIterator[Candidate]:
+    """A candidate that has not begun."""
     cluster = real.cluster
-    url = cluster.api.url if gate is None else gate.url
-    login = Login(kubeconfig=kubeconfig(cluster.directory / identity, url, cluster.administrator))
+    login = Login(kubeconfig=cluster.kubeconfig(cluster.administrator))
     async with ApiServer(login, read_timeout=5) as api:
         clock, changes = Clock(), list[bool]()
         lease = Lease(
@@ -94,26 +89,6 @@ async def spec_of(real: RealStage, namespace: str) -> dict[str, Any]:
     return spec
 
 
-async def test_the_first_takes_and_keeps_it(real: RealStage) -> None:
-    """It makes the Lease, renews it, and says once that it holds it."""
-    namespace = await real.make_namespace()
-    async with candidate(real, namespace, "one") as one:
-        one.campaign()
-        await one.until(held=True)
-        spec = await spec_of(real, namespace)
-        assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("one", 6)
-        first = (await real.admin.get(LEASES, namespace, NAME))["metadata"]["resourceVersion"]
-
-        async def is_renewed() -> bool:
-            lease = await real.admin.get(LEASES, namespace, NAME)
-            return bool(lease["metadata"]["resourceVersion"] != first)
-
-        await poll(is_renewed, what="a renewal")
-        assert one.lease.held
-        assert one.changes == [True]
-        assert (await spec_of(real, namespace))["acquireTime"] == spec["acquireTime"]
-
-
 async def test_the_second_waits_and_takes_over(real: RealStage) -> None:
     """While the first renews the second waits; a duration after the last renewal it takes."""
     namespace = await real.make_namespace()
@@ -134,43 +109,3 @@ async def test_the_second_waits_and_takes_over(real: RealStage) -> None:
             await one.until(held=True)
         events = [log["event"] for log in logs if log["event"] != "lease_unreachable"]
         assert events == ["lease_lost", "lease_taken"]
-
-
-async def test_a_thawed_holder_finds_it_taken(real: RealStage) -> None:
-    """It says so and waits, and never writes over the other."""
-    namespace = await real.make_namespace()
-    async with candidate(real, namespace, "one") as one, candidate(real, namespace, "two") as two:
-        one.campaign()
-        await one.until(held=True)
-        await one.pause()
-        two.campaign()
-        await two.until(held=True)
-        with capture_logs() as logs:
-            one.campaign()
-
-            async def has_said() -> bool:
-                return any(log["event"] == "lease_lost" for log in logs)
-
-            await poll(has_said, what="the loss")
-        assert (one.lease.held, two.lease.held) == (False, True)
-        assert one.changes[-1] is False
-        assert (await spec_of(real, namespace))["holderIdentity"] == "two"
-
-
-async def test_cut_off_from_the_server(real: RealStage) -> None:
-    """It loses the Lease by its own clock, says why, and comes back."""
-    namespace = await real.make_namespace()
-    async with Gate(real.url) as gate, candidate(real, namespace, "one", gate) as one:
-        one.campaign()
-        await one.until(held=True)
-        with capture_logs() as logs:
-            await gate.shut()
-            await one.until(held=False)
-
-            async def has_said() -> bool:
-                return any(log["event"] == "lease_lost" for log in logs)
-
-            await poll(has_said, what="the loss")
-        assert "lease_unreachable" in [log["event"] for log in logs]
-        gate.open()
-        await one.until(held=True)

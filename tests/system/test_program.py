@@ -4,8 +4,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.support.api_servers import RealStage
 from tests.support.lives import rfc3339
@@ -165,15 +163,9 @@ async def test_a_live_scrape_passes_promtool(real: RealStage, tmp_path: Path) ->
     assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("flag", ["--kubeconfig", "environment"])
-async def test_takes_the_kubeconfig_that_it_is_given(
-    real: RealStage, tmp_path: Path, flag: str
-) -> None:
-    """A kubeconfig is found by the flag, and by KUBECONFIG as kubectl finds it."""
-    path = kubeconfig(real)
-    arguments = (flag, path) if flag == "--kubeconfig" else ()
-    environment = {} if arguments else {"KUBECONFIG": path}
-    async with program(tmp_path, *arguments, environment=environment) as exporter:
+async def test_takes_the_kubeconfig_of_the_environment(real: RealStage, tmp_path: Path) -> None:
+    """A kubeconfig is found by KUBECONFIG as kubectl finds it."""
+    async with program(tmp_path, environment={"KUBECONFIG": kubeconfig(real)}) as exporter:
         await exporter.ready()
 
 

@@ -5,7 +5,7 @@ import errno
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from exporter.engine.changes import Observed, Removed
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import EVIDENCE_RESOURCES, Resource, Vmi
 from exporter.health import Health, Watched
-from exporter.kube.client import Login, NoCredentials
+from exporter.kube.client import Login
 from exporter.kube.kubevirt import parse_object
 from exporter.settings import Settings, read_settings
 from exporter.whatif import recording
@@ -37,9 +37,6 @@ from tests.support.builders import (
 )
 from tests.support.relay import Gate
 from tests.support.watching import QUICK
-
-
-PASSWORD = "hunter2-and-more"
 
 
 def read(path: Path) -> list[Recorded]:
@@ -147,23 +144,6 @@ async def test_what_a_cluster_says_is_in_the_file(stage: Stage, tmp_path: Path, 
     assert [one.node for one in known] == ["n1", "n7"]
 
 
-async def test_no_secret_gets_into_the_file(stage: Stage, tmp_path: Path) -> None:
-    """A VMI's cloud-init password is not recorded."""
-    namespace = await stage.make_namespace()
-    made = vmi("a", namespace)
-    made["spec"]["volumes"] = [
-        {"name": "init", "cloudInitNoCloud": {"userData": f"password: {PASSWORD}"}}
-    ]
-    kept = await stage.admin.create(VMIS, made)
-    path = tmp_path / "cluster.ndjson"
-    async with recorded(stage.login, path, namespace) as running:
-        await running.until(lambda events: told(events, namespace))
-        await running.end()
-
-    assert PASSWORD in str(kept)
-    assert PASSWORD.encode() not in path.read_bytes()
-
-
 async def test_what_was_missed_is_in_the_file_after_a_new_list(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -219,31 +199,6 @@ async def test_what_may_not_be_seen_is_said_once(stage: Stage, tmp_path: Path) -
         events = await running.end()
 
     assert sum(event.kind is Kind.REFUSED for event in events) == len(refused)
-
-
-async def test_without_credentials_no_file_is_left(tmp_path: Path) -> None:
-    """Without credentials no file is created."""
-    path = tmp_path / "cluster.ndjson"
-    with pytest.raises(NoCredentials):
-        await record(
-            Settings(kube=replace(QUICK)),
-            Login(kubeconfig=tmp_path / "none"),
-            asyncio.Event(),
-            path=path,
-            clock=time.time,
-        )
-
-    assert not path.exists()
-
-
-def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
-    """An existing file is an error."""
-    path = tmp_path / "cluster.ndjson"
-    path.write_text("a week\n")
-    with pytest.raises(CannotRecord, match="exists already"):
-        LineFile(path)
-
-    assert path.read_text() == "a week\n"
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:

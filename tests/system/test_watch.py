@@ -12,12 +12,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from exporter.engine.model import KubeVirtSettings, MigrationLimits, Reason, Resource
+from exporter.engine.model import KubeVirtSettings, MigrationLimits, Resource
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Login, Overloaded
-from exporter.kube.informers import NotSynced
 from exporter.kube.recovery import ExponentialBackoff
-from exporter.kube.reflector import FUTILE_TRIES, KubeVirtMissing, Reflector
+from exporter.kube.reflector import FUTILE_TRIES, Reflector
 from exporter.kube.sink import Listing
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster.resources import NODES
@@ -126,35 +125,6 @@ class TestOnBothServers:
             await watch.until(lambda: "later" in watch.names(namespace), what="later")
             assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
 
-    async def test_resumes_after_a_restart_of_the_server(self, stage: Stage) -> None:
-        """What changed while the server was away is known after it, deletions included."""
-        namespace = await stage.make_namespace()
-        await stage.admin.create(VMIS, vmi("stays", namespace))
-        await stage.admin.create(VMIS, vmi("goes", namespace))
-        async with following(stage.login, namespaces=(namespace,)) as watch:
-            await watch.ready()
-            await stage.restart()
-            await stage.admin.delete(VMIS, namespace, "goes")
-            await stage.admin.create(VMIS, vmi("comes", namespace))
-            await watch.knows(namespace, "stays", "comes")
-            assert sum(watch.restarts(Resource.VMIS).values()) >= 1
-
-    async def test_outlives_a_server_that_is_away(self, stage: Stage) -> None:
-        """While nothing answers what was known stays known; when it answers the watch goes on."""
-        namespace = await stage.make_namespace()
-        await stage.admin.create(VMIS, vmi("a", namespace))
-        async with following(stage.login, namespaces=(namespace,)) as watch:
-            await watch.ready()
-            await stage.stop()
-            await watch.until(
-                lambda: watch.restarts(Resource.VMIS).get(Restart.UNREACHABLE, 0) >= 2,
-                what="two failed attempts",
-            )
-            assert watch.names(namespace) == {"a"}
-            await stage.start()
-            await stage.admin.create(VMIS, vmi("b", namespace))
-            await watch.knows(namespace, "a", "b")
-
     async def test_lists_anew_when_its_version_is_gone(self, stage: Stage) -> None:
         """After a 410 a new list replaces what was known: a deletion that was missed heals."""
         namespace = await stage.make_namespace()
@@ -228,35 +198,6 @@ class TestOnBothServers:
             gate.open()
             await watch.knows(namespace, "a")
 
-    async def test_notices_a_peer_that_says_nothing(self, stage: Stage) -> None:
-        """A frozen server is noticed by the read timeout, and the watch goes on after it."""
-        namespace = await stage.make_namespace()
-        await stage.admin.create(VMIS, vmi("a", namespace))
-        async with following(stage.login, namespaces=(namespace,), read_timeout=1.5) as watch:
-            await watch.ready()
-            stage.freeze()
-            try:
-                await watch.until(
-                    lambda: watch.restarts(Resource.VMIS).get(Restart.SILENT), what="silence"
-                )
-            finally:
-                stage.thaw()
-            await stage.admin.create(VMIS, vmi("b", namespace))
-            await watch.knows(namespace, "a", "b")
-
-    async def test_goes_without_what_it_may_not_see(self, stage: Stage) -> None:
-        """Without permission for VMIMs and pods it is ready and says what is missing."""
-        namespace = await stage.make_namespace()
-        await stage.admin.create(VMIS, vmi("a", namespace))
-        login = await stage.limited_login([VMIS])
-        async with following(login, refused_retry=60.0) as watch:
-            await watch.ready()
-            assert watch.health.is_refused(Resource.VMIMS)
-            assert watch.health.is_refused(Resource.PODS)
-            assert "forbidden" in watch.health.of(Resource.PODS)[0].refused
-            assert not watch.store.visibility.vmims
-            assert "a" in watch.names(namespace)
-
     async def test_watches_the_named_namespaces_only(self, stage: Stage) -> None:
         """In namespaced mode another namespace's VMIs are not known."""
         mine, other = await stage.make_namespace(), await stage.make_namespace()
@@ -305,33 +246,6 @@ class TestOnBothServers:
                 assert watch.store.kubevirt == KubeVirtSettings(MigrationLimits(9, 2))
         finally:
             await stage.admin.delete(KUBEVIRTS, namespace, "kubevirt")
-
-    async def test_a_migration_blocks_and_then_cools_down(self, stage: Stage) -> None:
-        """A start without an end blocks at filter, its end at preEviction."""
-        namespace = await stage.make_namespace()
-        now = time.time()
-        await stage.admin.create(VMIS, vmi("a", namespace))
-        async with following(stage.login, namespaces=(namespace,)) as watch:
-            await watch.ready()
-            state = {"migrationUid": "m-1", "startTimestamp": rfc3339(now - 60)}
-            patch = {"status": {"migrationState": state}}
-            await stage.admin.merge(VMIS, namespace, "a", patch)
-            await watch.until(
-                lambda: (
-                    (v := watch.verdict(namespace, "a", now))
-                    and v.reason is Reason.MIGRATION_IN_PROGRESS
-                ),
-                what="in progress",
-            )
-            state["endTimestamp"] = rfc3339(now - 10)
-            await stage.admin.merge(VMIS, namespace, "a", patch)
-            await watch.until(
-                lambda: (v := watch.verdict(namespace, "a", now)) and v.reason is Reason.COOLDOWN,
-                what="cooldown",
-            )
-            verdict = watch.verdict(namespace, "a", now)
-            assert verdict is not None
-            assert verdict.not_before == int(now - 10) + 900
 
 
 class TestOnTheSimulatedServer:
@@ -494,26 +408,6 @@ class TestOnTheSimulatedServer:
             assert watch.refused_objects(Resource.VMIS) == 5
             assert watch.restarts(Resource.VMIS) == {}
 
-    async def test_keeps_what_it_knew_of_an_object_that_turns_bad(
-        self, simulated: SimulatedStage
-    ) -> None:
-        """An object that becomes invalid stays as it was last known."""
-        namespace = await simulated.make_namespace()
-        await simulated.admin.create(VMIS, vmi("a", namespace))
-        async with following(simulated.login) as watch:
-            await watch.ready()
-            await simulated.server.watched(VMIS.plural)
-            changed = {
-                "metadata": {"namespace": namespace, "name": "a"},
-                "status": {"nodeName": "x"},
-            }
-            line = json.dumps({"type": "MODIFIED", "object": changed}) + "\n"
-            simulated.server.inject(line.encode(), VMIS.plural)
-            await watch.until(lambda: watch.refused_objects(Resource.VMIS), what="refused")
-            evidence = watch.store.evidence(namespace, "a")
-            assert evidence is not None
-            assert evidence.vmi.node == "n1"
-
     async def test_resumes_a_stream_cut_in_the_middle_of_a_line(
         self, simulated: SimulatedStage
     ) -> None:
@@ -562,13 +456,6 @@ class TestOnTheSimulatedServer:
             await watch.ready()
             assert watch.store.visibility.vmims
 
-    async def test_says_that_kubevirt_is_missing(self, simulated: SimulatedStage) -> None:
-        """A 404 for VMIs ends the watch with an error of its own."""
-        simulated.server.answer(VMIS.plural, 404)
-        async with following(simulated.login) as watch:
-            with pytest.raises(KubeVirtMissing, match="waitForKubeVirt"):
-                await watch.running
-
     async def test_waits_for_kubevirt_where_told_to(self, simulated: SimulatedStage) -> None:
         """With kube.waitForKubeVirt a 404 on VMIs is waited out, beyond the sync timeout."""
         simulated.server.answer(VMIS.plural, 404)
@@ -578,19 +465,6 @@ class TestOnTheSimulatedServer:
             )
             simulated.server.recover()
             await watch.ready()
-
-    async def test_says_that_it_could_not_sync_and_why(self, simulated: SimulatedStage) -> None:
-        """VMIs that may not be listed within the sync timeout end the watch, with the reason."""
-        simulated.server.answer(VMIS.plural, 403)
-        async with following(simulated.login, sync_timeout=3.0) as watch:
-            with pytest.raises(NotSynced, match=r"within 3 s .*403"):
-                await watch.running
-
-    async def test_gives_up_a_server_that_is_not_there(self) -> None:
-        """Nobody listening is an error of the sync timeout, not of the first attempt."""
-        async with following(Login(url="http://127.0.0.1:1"), sync_timeout=1.0) as watch:
-            with pytest.raises(NotSynced, match="Connect"):
-                await watch.running
 
     async def test_a_bookmark_is_proof_of_contact(self, simulated: SimulatedStage) -> None:
         """On a quiet cluster the last contact moves with the server's bookmarks."""

@@ -118,12 +118,6 @@ class Machine:
         """The node where it runs."""
         return str(self.get()["status"]["nodeName"])
 
-    @property
-    def other_node(self) -> str:
-        """The node where it does not run."""
-        here = self.node
-        return next(name for name in self.nodes if name != here)
-
     def state(self) -> Object:
         """The VMI's `migrationState`; empty without a migration."""
         state: Object = self.get()["status"].get("migrationState") or {}
