@@ -1,4 +1,4 @@
-"""Fixtures of all tests, the sizes of long proofs and their results, and the mark `quick`."""
+"""Fixtures for all tests, the report of long proofs with their sizes, and the mark `quick`."""
 
 import inspect
 import os
@@ -32,7 +32,7 @@ settings.load_profile("soak" if SOAK else "test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as quick the tests of `QUICK` that reach no server or tool that `make tools` builds."""
+    """Mark the tests in `QUICK` as quick if they use no built server or tool."""
     reached: dict[object, bool] = {}
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -75,7 +75,7 @@ def _find_names(code: CodeType) -> Iterator[str]:
 
 @pytest.fixture
 def prove(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Report what a test has proven, and at which size; printed at the end of the run."""
+    """Report a test's result and its size, to be printed at the end of the run."""
 
     def report(line: str) -> None:
         request.node.user_properties.append(("proven", line))
@@ -84,7 +84,7 @@ def prove(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the long proofs have proven, with their sizes."""
+    """Print the results of the long proofs, with their sizes."""
     terminalreporter.section("proven, with sizes")
     for report in terminalreporter.getreports("passed"):
         for name, line in report.user_properties:
@@ -94,7 +94,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 async def real() -> AsyncIterator[RealStage]:
-    """One real control plane for the whole run."""
+    """One real control plane for all tests."""
     async with real_stage() as stage:
         yield stage
 

@@ -64,10 +64,10 @@ class Quiet(Scenario):
         return Fate("succeeds", 30.0)
 
     def _queue_events(self, cluster: Cluster, vm: Any) -> None:
-        """Nothing."""
+        """No events are queued."""
 
     def _drain(self, cluster: Cluster, vms: list[Any]) -> None:
-        """Nobody."""
+        """No node is drained."""
 
 
 class West:
@@ -133,7 +133,7 @@ class West:
         self._others.broken = False
 
     async def _run_beside_an_odd_one(self, url: str) -> None:
-        """With a replica of other settings, and callers that ask nonsense."""
+        """With a replica that has other settings, and callers that send invalid requests."""
         for vm in self._demo.scenario.vms[:3]:
             self._demo.cluster.evict_vmi(vm.namespace, vm.name)
         write_certificates(self._directory, f"odd={DAYS_LEFT}")

@@ -1,1 +1,1 @@
-"""The benchmark: what the exporter costs beside what it is measured against (`make bench`)."""
+"""The benchmark: what the exporter costs beside the alternatives (`make bench`)."""

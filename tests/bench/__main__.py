@@ -16,7 +16,7 @@ from tests.bench.rows import PARTS, SMALL, Bench, Row, Sizes
 
 
 def main() -> int:
-    """Measure what was asked for; 0 unless a part broke: missing a target is no failure."""
+    """Run the rows that were named; 0 unless one fails. A missed target is no failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all by default")
     parser.add_argument("--small", action="store_true", help="tiny sizes, which prove no number")
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def describe_machine() -> dict[str, str]:
-    """What it was measured on."""
+    """The machine on which it was measured."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     go = subprocess.run(["go", "env", "GOVERSION"], check=True, capture_output=True, text=True)
@@ -66,7 +66,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def keep(bench: Bench, machine: dict[str, str], table: str) -> None:
-    """The raw numbers and the table of this run, in a folder that git ignores."""
+    """Write the raw numbers and the table of this run to a folder that git ignores."""
     folder = ROOT / ".bench"
     folder.mkdir(exist_ok=True)
     name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")

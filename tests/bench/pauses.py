@@ -1,4 +1,4 @@
-"""The exporter with a record of what held its event loop: `python -m tests.bench.pauses ...`.
+"""Runs the exporter, and logs what blocks its event loop: `python -m tests.bench.pauses`.
 
 A pause is one callback of the event loop that took longer than `FLOOR`. A second thread looks at
 the running function while it lasts. Each pause is a line of the log: its length, the CPU time that
@@ -26,7 +26,7 @@ _run = asyncio.Handle._run  # noqa: SLF001 (there is no other place to time a ca
 
 
 class Recorder:
-    """The callback that runs now, if any, and what was seen of it."""
+    """The callback that is running, if any, and what was sampled of it."""
 
     def __init__(self) -> None:
         self.began = 0.0

@@ -1,4 +1,4 @@
-"""The processes that are compared, and what Linux says of them."""
+"""The processes that are compared, and what Linux reports about them."""
 
 import http.client
 import json
@@ -73,7 +73,7 @@ class Running:
         return fact
 
     def tell(self, line: str) -> dict[str, Any]:
-        """Write it a line and read its answer."""
+        """Send it a line and read its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
@@ -131,7 +131,7 @@ class Load(Running):
         return self.url.removeprefix("http://")
 
     def post(self, path: str, timeout: float = 600) -> dict[str, Any]:
-        """Have it do something; returns what it says of it."""
+        """Send it a command; returns its answer."""
         body, _ = exchange(self.address, "POST", path, timeout=timeout)
         answer: dict[str, Any] = json.loads(body)
         return answer
@@ -171,7 +171,7 @@ class Exporter(Running):
         self.query = self.metrics = ""
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What it has logged by that event's name."""
+        """Its log lines with this event name."""
         lines = self._log_file.read_text(encoding="utf-8").splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [line for line in found if line["event"] == name]
@@ -227,12 +227,12 @@ class Informer(Running):
         self.ready_after = self.age
 
     def heap(self) -> int:
-        """Bytes that are alive after a garbage collection."""
+        """The bytes in use after a garbage collection."""
         heap: int = self.tell("heap")["heap"]
         return heap
 
     def updates(self) -> int:
-        """How many events its handlers have been given."""
+        """How many events its handlers have received."""
         updated: int = self.tell("count")["updated"]
         return updated
 

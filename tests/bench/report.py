@@ -1,4 +1,4 @@
-"""The benchmark's table, as it is printed and as it stands in docs/performance.md."""
+"""The benchmark's table, for the terminal and for docs/performance.md."""
 
 import math
 import re
@@ -92,7 +92,7 @@ def _plot(sizes: Mapping[int, Mapping[str, float]]) -> list[str]:
 
 
 def write_document(table: str, scale: str) -> None:
-    """Put both between their markers in the document, and into the file it is compared with."""
+    """Write both between their markers in the document, and into the results file."""
     RESULTS.write_text(f"## Speed\n\n{table}\n## Scale\n\n{scale}", encoding="utf-8")
     text = PERFORMANCE.read_text(encoding="utf-8")
     for name, content in (("speed", table), ("scale", scale)):

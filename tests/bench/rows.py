@@ -1,4 +1,4 @@
-"""The rows of the table: each measures one promise beside what it is measured against.
+"""The rows of the table: each measures one promise beside an alternative.
 
 Subject and baseline take turns in one run, so that whatever else the machine does falls on both;
 medians are compared. Nothing is measured before a first round that is thrown away, but for what is
@@ -66,7 +66,7 @@ class Sizes:
 
     @property
     def cooling(self) -> int:
-        """Of 1,000 VMIs so many cool down, that a scrape has `series` of three for each."""
+        """The VMIs of 1,000 that must cool down for a scrape to have `series` lines."""
         return min(1000, round(self.series / 3 / self.vmis * 1000) + 1)
 
 
@@ -79,7 +79,7 @@ SMALL = Sizes(
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `met` is None where the machine does not let it be said."""
+    """One line of the table. `met` is None if this machine cannot decide it."""
 
     what: str
     target: str
@@ -150,7 +150,7 @@ class Bench:
         ]  # fmt: skip
 
     def start(self) -> list[Row]:
-        """From the process's start to ready, and what it holds then."""
+        """The time from the process's start to ready, and its memory then."""
         sizes = self.sizes
         walls: dict[str, list[float]] = {"ours": [], "informer": []}
         cpus: dict[str, list[float]] = {"ours": [], "informer": []}
@@ -199,7 +199,7 @@ class Bench:
         ]  # fmt: skip
 
     def scale(self) -> list[Row]:
-        """Ten times as many: whether it syncs, serves and fits, and what a VMI costs then."""
+        """Ten times as many VMIs: whether it syncs and serves, and the memory per VMI."""
         grown: dict[int, dict[str, float]] = {}
         many = self.sizes.many
         for vmis in [many // step for step in self.sizes.steps]:
@@ -231,7 +231,7 @@ class Bench:
         ]  # fmt: skip
 
     def events(self) -> list[Row]:
-        """Watch events as fast as they are read, and at a pace with somebody waiting for one."""
+        """Watch events at full speed, and at a fixed rate with a caller that waits for one."""
         sizes = self.sizes
         rates: dict[str, list[float]] = {"ours": [], "informer": []}
         with Load(vmis=sizes.vmis) as load:
@@ -325,7 +325,7 @@ class Bench:
         ]  # fmt: skip
 
     def overrides(self) -> list[Row]:
-        """Fifty exceptions, of which every VMI has the last, beside none."""
+        """Fifty policy entries, of which every VMI matches the last, beside none."""
         vmis, candidates = self.sizes.many, min(1000, self.sizes.many)
         body = self._candidates(vmis, candidates)
         measured: dict[str, dict[str, Any]] = {}
@@ -355,7 +355,7 @@ class Bench:
         ]  # fmt: skip
 
     def scrape(self) -> list[Row]:
-        """/metrics with many per-VMI series, and what it makes a verdict wait."""
+        """/metrics with many per-VMI series, and how long verdicts wait meanwhile."""
         sizes = self.sizes
         with Load(vmis=sizes.vmis, cooling=sizes.cooling) as load:
             fact = run_subject("scrape", load.url, str(sizes.repeats))
@@ -425,7 +425,7 @@ class Bench:
         ]  # fmt: skip
 
     def idle(self) -> list[Row]:
-        """A quiet minute: what is done when nothing happens."""
+        """CPU use in a minute without events."""
         quiet = self.sizes.quiet
         with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()
@@ -472,7 +472,7 @@ class Bench:
         ]  # fmt: skip
 
     def pauses(self) -> list[Row]:
-        """The longest time that a verdict waits while everything goes on at once, and why.
+        """The longest wait of a verdict while everything runs at once, and its cause.
 
         The waits are those of an unchanged exporter; the causes come from a second run of a tenth
         of the time, in which the event loop is watched (`tests/bench/pauses.py`).
@@ -498,7 +498,7 @@ class Bench:
         ]  # fmt: skip
 
     def storm(self) -> list[Row]:
-        """Migrations that all fail, and what their lines in the log cost."""
+        """Migrations that all fail, and the cost of their log lines."""
         count, lasts = self.sizes.failures, self.sizes.storm
         with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()
@@ -528,7 +528,7 @@ class Bench:
         ]  # fmt: skip
 
     def standby(self) -> list[Row]:
-        """What a replica that does not write does with what the writer has written."""
+        """The cost of reading the writer's history in a replica that does not write."""
         many = self.sizes.many
         longest = run_subject("standby", str(many))
         self.raw["standby"] = longest
@@ -543,7 +543,7 @@ class Bench:
     def _burden(
         self, load: Load, program: str, lasts: float
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Everything at once: the waits of one caller, and the pauses that were logged."""
+        """All load at once: the waits of one caller, and the pauses that were logged."""
         with Exporter(load, self._directory, history=True, program=program) as ours:
             ours.until_ready()
             self._use(ours)
@@ -566,7 +566,7 @@ class Bench:
             return waits, ours.events("pause")[known:]
 
     def _use(self, ours: Exporter) -> None:
-        """What callers ask for makes it keep something too: a scrape and 1,000 verdicts."""
+        """Memory also grows by what callers ask for: a scrape and 1,000 verdicts."""
         ours.get("/metrics", metrics=True)
         vmis = min(1000, self.sizes.vmis)
         ours.verdict(Path(self._candidates(vmis, vmis)).read_bytes())
@@ -610,7 +610,7 @@ class Bench:
         return run_tool("ask", "--address", ours.query, *body, "--lasts", f"{lasts}s", *pauses)[0]
 
     def _turned(self, ours: Exporter, load: Load, vmi: int) -> float:
-        """Begin or end a VMI's migration; seconds from the server's write to a verdict of it."""
+        """Begin or end a VMI's migration; seconds from the write to the changed verdict."""
         body = json.dumps({"checkpoint": "filter", "dryRun": True, "candidates": [_candidate(vmi)]})
         connection = http.client.HTTPConnection(ours.query, timeout=60)
         turn = load.post(f"/bench/turn?vmi={vmi}")
@@ -645,12 +645,12 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle of them."""
+    """The median of these values."""
     return statistics.median(values)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
+    """The value that this share of the values does not exceed."""
     return sorted(values)[round(share * (len(values) - 1))]
 
 
@@ -665,7 +665,7 @@ def compare(
     at_most: float | None = None,
     more: bool = False,
 ) -> Row:
-    """Medians side by side: how many times better, or (`at_most`) how many times as much.
+    """The ratio of two medians: how many times better, or (`at_most`) how many times as much.
 
     `more`: the greater number is the better one.
     """
@@ -681,7 +681,7 @@ def compare(
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """The median, and how far the lowest and the highest lie apart, in per cent of it."""
+    """The median, and the distance of lowest and highest in per cent of it."""
     middle = median(values)
     text = show(middle)
     if len(values) > 1 and middle:

@@ -1,4 +1,4 @@
-"""What is measured inside a process of its own: `python -m tests.bench.subjects NAME ...`.
+"""The measurements that run in a process of their own: `python -m tests.bench.subjects`.
 
 Each subject is told where to find what it needs, imports everything before its clock starts, and
 prints one line of JSON.
@@ -48,7 +48,7 @@ VMIS = "/apis/kubevirt.io/v1/virtualmachineinstances"
 
 
 def say(**fact: object) -> None:
-    """One line for who started us."""
+    """Print one line for the parent process."""
     print(json.dumps(fact), flush=True)
 
 
@@ -72,7 +72,7 @@ def resident() -> int:
 
 
 async def follow(url: str, *resources: Resource) -> ClockedStore:
-    """A store that has listed these resources, one after another, by the exporter's own watch."""
+    """A store that has listed these resources in turn, by the exporter's own watch."""
     store = ClockedStore(keep=Policy().endings_kept)
     store.see(vmims=Resource.VMIMS in resources, pods=False)
     async with ApiServer(Login(url=url), read_timeout=60) as api:
@@ -149,7 +149,7 @@ async def _read_floor(url: str) -> int:
 
 
 def floor(url: str) -> None:
-    """The same stream, decoded by msgspec and dropped: aiohttp on uvloop."""
+    """The same stream, only decoded by msgspec: aiohttp on uvloop."""
     import uvloop  # noqa: PLC0415 (the floor's alone)
 
     with Timed() as timed:
@@ -182,7 +182,7 @@ async def _serve_bare(socket: str, length: int) -> None:
 
 
 def bare(socket: str, length: str) -> None:
-    """The bare server: aiohttp, and handlers that answer bytes which were made before."""
+    """The bare server: aiohttp handlers that answer with prepared bytes."""
     asyncio.run(_serve_bare(socket, int(length)))
 
 
@@ -229,7 +229,7 @@ def scrape(url: str, repeats: str) -> None:
 
 
 def _plain_gauges(view: View) -> tuple[CollectorRegistry, int]:
-    """The per-VMI samples of a view in gauges as anybody would keep them."""
+    """The per-VMI samples of a view in ordinary gauges of prometheus_client."""
     registry, series = CollectorRegistry(), 0
     gauges: dict[str, Gauge] = {}
     for family, samples in sample(view):
@@ -289,7 +289,7 @@ def migrated(vmis: int) -> Iterator[Vmim]:
 
 
 def replica(vmis: int) -> PendingChanges:
-    """What a replica has to encode after it has listed this many VMIs and their VMIMs."""
+    """What a replica encodes after it has listed this many VMIs and their VMIMs."""
     store = ClockedStore(keep=Policy().endings_kept)
     changes = pending_changes(store, Policy().migration_history_window)
     for number in range(vmis):
@@ -325,7 +325,7 @@ async def _standby(vmis: int) -> dict[str, float]:
 
 
 def standby(vmis: str) -> None:
-    """A replica that has listed everything reads its first ConfigMap, and one without news."""
+    """A replica that has listed everything reads a ConfigMap with news, and one without."""
     say(**asyncio.run(_standby(int(vmis))))
 
 

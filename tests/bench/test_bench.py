@@ -1,4 +1,4 @@
-"""The benchmark runs, and docs/performance.md says what it last measured."""
+"""The benchmark runs, and docs/performance.md has its last results."""
 
 import re
 
@@ -14,7 +14,7 @@ MACHINE = dict.fromkeys(("cpu", "cores", "kernel", "python", "go", "date", "load
 
 
 def test_every_row_is_measured_at_a_tiny_size() -> None:
-    """Load server, informer, floor, bare handler and exporter play together, for a few seconds."""
+    """Every row can be measured, at a size that takes seconds."""
     build_tools()
     said: list[str] = []
     bench = Bench(SMALL, said.append)
@@ -49,7 +49,7 @@ def test_the_document_has_the_last_results() -> None:
 def test_a_verdict_is_of_the_medians(
     ours: float, theirs: float, kind: dict[str, float], *, met: bool
 ) -> None:
-    """A row is met where the medians say so, whatever the extremes."""
+    """A row is met if its medians meet the target, whatever the extremes."""
     row = compare(
         "x", "y", [ours, ours, 1e9], [theirs, theirs, 0.0], show_seconds,
         at_least=kind.get("at_least"), at_most=kind.get("at_most"), more=bool(kind.get("more")),

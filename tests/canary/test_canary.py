@@ -1,4 +1,4 @@
-"""The newest versions have every field and name that is read; what has gone is named."""
+"""The newest versions have every field and name that is read; missing ones are named."""
 
 import copy
 import shutil
@@ -28,7 +28,7 @@ def test_the_newest_version_has_all_that_is_read(path: str) -> None:
 
 
 def test_a_field_that_is_gone_or_has_changed_is_named() -> None:
-    """Each difference has the path; a parent that is gone takes its fields with it."""
+    """Each difference has its path; without the parent all of its fields are missing."""
     schema: Any = copy.deepcopy(read_crd(download(KUBEVIRT, NEWEST[KUBEVIRT]), VMI))
     status = schema["properties"]["status"]["properties"]
     del status["evacuationNodeName"]
@@ -53,7 +53,7 @@ def test_a_field_that_is_gone_or_has_changed_is_named() -> None:
     ids=["annotation", "interface"],
 )
 def test_a_name_that_is_gone_is_named(path: str, file: str, text: str, tmp_path: Path) -> None:
-    """So is a name or a declaration, and all of them if their file is gone."""
+    """A missing name or declaration is reported, and all of them if their file is missing."""
     newest = download(path, NEWEST[path])
     shutil.copytree(newest.folder / Path(file).parts[0], tmp_path / Path(file).parts[0])
     changed = tmp_path / file

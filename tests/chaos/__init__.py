@@ -1,4 +1,4 @@
-"""Faults that are really made, on real processes and real servers, and what is left after them."""
+"""Real faults on real processes and servers, and the state after them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a chaos test that fails says first."""
+"""The seed that a failing chaos test prints first."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from tests.chaos import SEED
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """The seed, told with every failure."""
+    """The seed, printed with every failure."""
     print(f"CHAOS_SEED={SEED} repeats this")
     return SEED

@@ -1,4 +1,4 @@
-"""Histories made and read by hand, with the format's own functions."""
+"""Stored histories, written and read with the format's own functions."""
 
 import hashlib
 import struct
@@ -20,7 +20,7 @@ DAY = 86_400.0
 
 
 def remembered(made: Object, endings: int) -> Remembered:
-    """So many migrations of a created VMI, a minute each, in the last hours; no VMIM is left."""
+    """The stored history of a VMI with some migrations, a minute each, without VMIMs."""
     now = float(int(time.time()))
     metadata = made["metadata"]
     return Remembered(
@@ -39,7 +39,7 @@ def remembered(made: Object, endings: int) -> Remembered:
 
 
 def shards(several: Iterable[Remembered]) -> dict[int, bytes]:
-    """These, sealed, by shard."""
+    """The sealed shards of these entries, by number."""
     found: dict[int, list[Remembered]] = {}
     for one in sorted(several, key=lambda one: one.uid):
         found.setdefault(shard_of(one.uid), []).append(one)
@@ -51,12 +51,12 @@ def shards(several: Iterable[Remembered]) -> dict[int, bytes]:
 
 
 def counted(raw: bytes) -> dict[str, int]:
-    """How many migrations whole shards hold of each VMI, by UID. Raises where one is damaged."""
+    """The number of migrations of each VMI in these shards, by UID. Raises if one is damaged."""
     return {one.uid: len(one.migrations) for piece in split(raw) for one in read_shard(piece)}
 
 
 def counted_in(path: Path) -> dict[str, int]:
-    """The same of a file."""
+    """The number of migrations of each VMI in a file, by UID."""
     return counted(path.read_bytes())
 
 
@@ -70,6 +70,6 @@ def shard_bytes(config_maps: Iterable[Object]) -> dict[str, bytes]:
 
 
 def another_version(payload: bytes, version: int = 2) -> bytes:
-    """A whole shard as a later version of the program would write it."""
+    """A shard as a later version of the program would write it."""
     head = struct.pack(">4sHI", b"KVEC", version, len(payload))
     return head + hashlib.blake2b(head + payload, digest_size=16).digest() + payload

@@ -1,4 +1,4 @@
-"""Clients that ask all the time, as a descheduler does that knows two replicas."""
+"""Clients that ask all the time, as a descheduler with two replicas does."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ _PAUSE = 0.02
 async def load(
     replicas: Callable[[], Sequence[Replica]], candidates: Iterable[tuple[str, str]]
 ) -> AsyncIterator[Counter[str]]:
-    """Ask for the length of the block, each client the replicas in turn; counts `answered`.
+    """Ask during the block, each client both replicas in turn; counts `answered`.
 
     Who gets no answer asks the next replica, once (`retried`); then it has `failed`.
     """

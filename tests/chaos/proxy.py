@@ -1,4 +1,4 @@
-"""An HTTP proxy before the API server, which refuses, holds back and records what is asked."""
+"""An HTTP proxy before the API server that refuses, delays and records requests."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 
 
 class Proxy:
-    """`async with Proxy(cluster) as proxy` passes what is asked of `proxy.url` on to the server.
+    """`async with Proxy(cluster) as proxy` forwards requests of `proxy.url` to the server.
 
     `refusals` are status codes by method and part of the path; `refused` counts what was answered
     so. `held` are parts of paths whose watches are told nothing until it is empty.

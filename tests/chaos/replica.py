@@ -1,4 +1,4 @@
-"""The exporter as a process that a test kills, freezes and starts again; and what it answers."""
+"""The exporter as a process that a test can kill, freeze and restart; its answers."""
 
 import asyncio
 import signal
@@ -22,11 +22,11 @@ Answers: TypeAlias = dict[str, Any]
 
 
 class Down(aiohttp.ClientError):
-    """There is no process to ask at the moment."""
+    """No process is running at the moment."""
 
 
 class Replica:
-    """One replica over all its lives: every life has the same settings, and `lives` counts them."""
+    """One replica over all its restarts, with the same settings; `lives` counts them."""
 
     def __init__(
         self, directory: Path, *arguments: str, config: Mapping[str, object], name: str = "replica"
@@ -41,18 +41,18 @@ class Replica:
 
     @property
     def now(self) -> Program:
-        """The present life. Raises `Down` between two lives: its port may be another's by then."""
+        """The running process. Raises `Down` if there is none: its port may be another's."""
         if self._now is None:
             raise Down(self.name)
         return self._now
 
     @property
     def pid(self) -> int:
-        """The process of the present life."""
+        """The ID of the running process."""
         return self.now.process.pid
 
     async def start(self) -> Program:
-        """Begin a new life; it listens, and need not be ready yet."""
+        """Start the process; it listens, but may not be ready yet."""
         starting = program(self._directory, *self._arguments, config=self._config)
         begun = await self._stack.enter_async_context(starting)
         await begun.listening()
@@ -61,13 +61,13 @@ class Replica:
         return begun
 
     async def kill(self) -> None:
-        """`kill -9`; returns once the process has gone, and shows that it has."""
+        """`kill -9`; returns when the process has ended, and checks that."""
         killed, self._now = self.now, None
         assert await killed.end(signal.SIGKILL) == -signal.SIGKILL
         assert state_of(killed.process.pid) is None
 
     async def freeze(self) -> None:
-        """SIGSTOP: the process keeps its connections and what it believes. Shows that it stands."""
+        """SIGSTOP: the process keeps its connections and its state. Checks that it stands."""
         freeze(self.pid)
 
     def thaw(self) -> None:
@@ -75,13 +75,13 @@ class Replica:
         self.now.process.send_signal(signal.SIGCONT)
 
     async def close(self) -> None:
-        """End whatever is left."""
+        """End the process if it still runs."""
         await self._stack.aclose()
 
 
 @asynccontextmanager
 async def replicas(*several: Replica) -> AsyncIterator[None]:
-    """Start these, all ready at the beginning of the block and gone at its end."""
+    """Run these replicas during the block; all are ready at its beginning."""
     async with AsyncExitStack() as stack:
         for one in several:
             stack.push_async_callback(one.close)
@@ -91,7 +91,7 @@ async def replicas(*several: Replica) -> AsyncIterator[None]:
 
 
 async def writer_of(*several: Replica) -> Replica:
-    """The one replica that says that it writes; never do two say so at one instant."""
+    """The replica that reports that it writes; there are never two."""
 
     async def claimed() -> Replica | None:
         claiming = [one for one in several if await one.now.sample(WRITER)]
@@ -105,7 +105,7 @@ async def writer_of(*several: Replica) -> Replica:
 
 
 async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[str, Answers]:
-    """What the exporter says of these VMIs by name; nothing that ticks is in it."""
+    """The answers about these VMIs, by name, without the fields that change with the time."""
     asked = [{"namespace": namespace, "name": name} for namespace, name in candidates]
     answers: dict[str, Answers] = {one["name"]: {} for one in asked}
     async with aiohttp.ClientSession(exporter.query, raise_for_status=True) as session:
@@ -126,7 +126,7 @@ async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[
 
 
 def differences(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> list[str]:
-    """Where the answers of two replicas differ, one line each."""
+    """The differences between the answers of two replicas, one line each."""
     return [
         f"{name} {key}: {one[name].get(key)} and {other[name].get(key)}"
         for name in one
@@ -143,7 +143,7 @@ def instant(text: str) -> float:
 async def until_alike(
     one: Program, other: Program, candidates: Iterable[tuple[str, str]], *, within: float = PATIENCE
 ) -> dict[str, Answers]:
-    """Wait until two replicas answer alike; returns what, or fails with the differences."""
+    """Wait until two replicas answer the same; returns it, or fails with the differences."""
     names = list(candidates)
     last: list[str] = []
 
@@ -171,7 +171,7 @@ async def until_event(
 
 
 async def until_fault(exporter: Program, fault: str, *, within: float = PATIENCE) -> int:
-    """Wait until a fault of the stored history is counted and logged; returns how often it was."""
+    """Wait until a fault of the stored history is counted and logged; returns the count."""
 
     async def counted() -> int:
         return int(await exporter.sample(FAULTS, fault=fault))

@@ -1,4 +1,4 @@
-"""A stream of migrations and evacuations, written the way KubeVirt writes them.
+"""A stream of migrations and evacuations, as KubeVirt writes them.
 
 Instants are the present, shifted into the past by a constant of each VM, so that no two things
 that a stored history tells apart by the second share one. Before something is deleted that alone
@@ -30,7 +30,7 @@ LEFT_LYING = 0
 
 @dataclass
 class _Life:
-    """One VM; `loose`: what `migrationState` says stands nowhere else, and is not acknowledged.
+    """One VM; `loose`: only `migrationState` has its last migration, not yet stored.
 
     `abandoned` are the nodes from which an evacuation was cancelled: who has not seen that, and is
     not told when the next one was requested, takes the attempts of both for one's.
@@ -52,7 +52,7 @@ class _Life:
 
     @property
     def evacuates(self) -> str | None:
-        """The node that it is to leave."""
+        """The node that the VM is to leave."""
         node: str | None = self.vmi["status"].get("evacuationNodeName")
         return node
 
@@ -63,11 +63,11 @@ class _Life:
 
 
 async def _at_once() -> None:
-    """Nobody keeps a stored history."""
+    """There is no stored history to wait for."""
 
 
 class Stream:
-    """Plays random steps in one namespace; `happened` counts what they were.
+    """Plays random steps in one namespace; `happened` counts them by kind.
 
     `marked` is told of an evacuation whose request instant only its first sight tells.
     """
@@ -97,19 +97,19 @@ class Stream:
         self.happened: Counter[str] = Counter()
 
     def candidates(self, *, brief_alone: bool = False) -> list[tuple[str, str]]:
-        """The VMIs to ask for, be they there at the moment or not."""
+        """The VMIs to ask about, whether they exist at the moment or not."""
         names = self.brief if brief_alone else self.lasting + self.brief
         return [(self._namespace, name) for name in names]
 
     def is_dated(self, name: str) -> bool:
-        """Whether the VMI itself says when its evacuation was requested."""
+        """Whether the VMI has the time at which its evacuation was requested."""
         life = self._lives.get(name)
         return life is None or any(
             c["type"] == "EvictionRequested" for c in life.vmi["status"]["conditions"]
         )
 
     async def play(self, steps: int) -> None:
-        """So many steps of every VM, each with a chance of its own."""
+        """Play this many steps of every VM, each at random."""
         async with asyncio.TaskGroup() as tasks:
             for name in self._rngs:
                 tasks.create_task(self._play(name, steps))
@@ -171,7 +171,7 @@ class Stream:
             self.happened["VMIM deleted"] += 1
 
     async def _mark(self, life: _Life) -> None:
-        """An eviction is requested: dated as from KubeVirt 1.7 on, or as before."""
+        """Request an eviction: with a date, as from KubeVirt 1.7 on, or without."""
         again = life.vmi["status"]["nodeName"] in life.abandoned
         dated = life.rng.random() < 0.5 or life.brief or again
         if life.cancelled:
@@ -222,7 +222,7 @@ class Stream:
         life.target = life.rng.choice(others)
 
     async def _go_on(self, life: _Life) -> None:
-        """The next thing that can happen to a migration under way."""
+        """The next step of a migration that has begun."""
         assert life.moving is not None
         phase, chance = life.moving["status"]["phase"], life.rng.random()
         uid = life.moving["metadata"]["uid"]

@@ -1,4 +1,4 @@
-"""Many VMIs come and go: memory and stored history of a process hold those that are there."""
+"""Many VMIs come and go: memory and stored history only have those that exist."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ BATCH = 250
 
 
 def migrated(name: str, namespace: str, now: float) -> Object:
-    """A VMI that has migrated, so that there is something to keep of it."""
+    """A VMI that has migrated, so that it has a stored history."""
     state = {
         "migrationUid": f"m-{name}",
         "startTimestamp": rfc3339(now - 90),
@@ -43,7 +43,7 @@ def migrated(name: str, namespace: str, now: float) -> Object:
 
 
 async def create(stage: SimulatedStage, namespace: str, names: Iterable[str]) -> None:
-    """Make these VMIs, each with a VMIM that has succeeded."""
+    """Create these VMIs, each with a VMIM that has succeeded."""
     now = time.time()
     for number, name in enumerate(names):
         stage.server.store.create(SIMULATED_VMIS, migrated(name, namespace, now))
@@ -54,7 +54,7 @@ async def create(stage: SimulatedStage, namespace: str, names: Iterable[str]) ->
 
 
 async def delete(stage: SimulatedStage, namespace: str, names: Iterable[str]) -> None:
-    """All of these are gone."""
+    """Delete all of these."""
     for number, name in enumerate(names):
         stage.server.store.delete(SIMULATED_VMIS, namespace, name, 0)
         stage.server.store.delete(MIGRATIONS, namespace, f"m-{name}", 0)
@@ -64,7 +64,7 @@ async def delete(stage: SimulatedStage, namespace: str, names: Iterable[str]) ->
 
 @asynccontextmanager
 async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterator[Program]:
-    """The exporter on the simulated server, with a stored history in `history`."""
+    """The exporter on the simulated server, with its stored history in this file."""
     login = open_kubeconfig(directory / "simulated.kubeconfig", stage.url)
     config = {"history": f"file:{directory / 'history'}", "kube": BRISK}
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
@@ -74,7 +74,7 @@ async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterato
 
 
 async def until_keeps(exporter: Program, vmis: int) -> None:
-    """Wait until the stored history is written and holds so many VMIs."""
+    """Wait until the stored history is written and has this many VMIs."""
 
     async def is_so() -> bool:
         return await exporter.sample(VMIS_KEPT) == vmis and await exporter.sample(UNWRITTEN) == 0
@@ -85,7 +85,7 @@ async def until_keeps(exporter: Program, vmis: int) -> None:
 async def test_twenty_thousand_deleted_at_once(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove
 ) -> None:
-    """They go from the answers and from the stored history; the one that stays is not touched."""
+    """Deleted VMIs leave the answers and the stored history; the one that is left stays."""
     namespace = await simulated.make_namespace()
     names = [f"vm{number}" for number in range(20_000)]
     await create(simulated, namespace, [*names, "stays"])
@@ -103,7 +103,7 @@ async def test_twenty_thousand_deleted_at_once(
 
 
 async def test_malformed_objects_among_good_ones(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """What cannot be read is counted; of the VMIs that can, everything is kept."""
+    """Invalid objects are counted, and the valid VMIs keep their history."""
     namespace = await simulated.make_namespace()
     odd = migrated("odd", namespace, time.time())
     odd["status"]["migrationState"] = "a string"
@@ -131,7 +131,7 @@ async def test_malformed_objects_among_good_ones(simulated: SimulatedStage, tmp_
 async def test_memory_is_flat_over_a_churn(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, rounds: int, vmis: int
 ) -> None:
-    """Equal rounds of VMIs that come and go: after the last the memory is where it was at first.
+    """After many equal rounds of VMIs that come and go the memory has not grown.
 
     Less than 64 bytes per VMI may stay, since whatever is kept of one takes more: its UID alone
     takes 85. Short churns are allowed 3 MiB, for how the allocator happens to keep pages.

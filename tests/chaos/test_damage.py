@@ -1,4 +1,4 @@
-"""A stored history that is damaged, of another version, or not writable: what is left of it."""
+"""Stored histories that are damaged, of another version, or cannot be written."""
 
 import random
 import resource
@@ -54,14 +54,14 @@ REGIONS = {
 
 
 def damage(raw: bytes, region: range, rng: random.Random) -> bytes:
-    """One bit of this region is another."""
+    """The data with one bit of this region changed."""
     torn = bytearray(raw)
     torn[rng.choice(region)] ^= 1 << rng.randrange(8)
     return bytes(torn)
 
 
 async def some_vmis(real: RealStage, namespace: str, count: int) -> list[Object]:
-    """Created VMIs, no two of them in one shard, in the order of their shards."""
+    """Created VMIs, each in another shard, in the order of their shards."""
     found: dict[int, Object] = {}
     number = 0
     while len(found) < count:
@@ -72,12 +72,12 @@ async def some_vmis(real: RealStage, namespace: str, count: int) -> list[Object]
 
 
 def sealed(made: list[Object], migrations: int = KNOWN) -> list[bytes]:
-    """A whole shard of each VMI."""
+    """A sealed shard for each VMI."""
     return list(shards(remembered(one, migrations) for one in made).values())
 
 
 async def counts(exporter: Program, made: list[Object]) -> list[int]:
-    """How many migrations count of each VMI."""
+    """How many migrations of each VMI are counted."""
     return [
         await count_in_window(exporter, one["metadata"]["namespace"], one["metadata"]["name"])
         for one in made
@@ -85,7 +85,7 @@ async def counts(exporter: Program, made: list[Object]) -> list[int]:
 
 
 async def until_counts(exporter: Program, made: list[Object], wanted: list[int]) -> None:
-    """Wait until just so many count."""
+    """Wait until exactly this many are counted."""
 
     async def are_so() -> bool:
         return await counts(exporter, made) == wanted
@@ -110,7 +110,7 @@ async def with_file(
 async def test_damage_in_every_region_of_a_file(
     real: RealStage, tmp_path: Path, prove: Prove, seeds: int
 ) -> None:
-    """Head, length, digest, payload, between shards, cut off: each costs its shard and no other."""
+    """Damage in any part of a file costs its own shard and no other."""
     namespace = await real.make_namespace()
     path = tmp_path / "history"
     made = await some_vmis(real, namespace, 8)
@@ -144,7 +144,7 @@ def _directory(path: Path, _raw: bytes) -> None:
 
 
 def _unreadable(path: Path, _raw: bytes) -> None:
-    """What root may read too cannot be read here: the first page of a process."""
+    """A file that even root cannot read: the first page of a process."""
     path.symlink_to("/proc/self/mem")
 
 
@@ -153,7 +153,7 @@ def _cut_in_a_head(path: Path, raw: bytes) -> None:
 
 
 def year_after_9999(raw: bytes) -> bytes:
-    """A shard of one VMI with a right checksum, whose first migration ended in no year."""
+    """A shard with a valid checksum, whose first migration ended after the year 9999."""
     (entry,) = unseal(raw)
     content = msgspec.msgpack.decode(entry)
     content[2][0][2] = 1e300
@@ -183,7 +183,7 @@ async def test_a_file_that_is_none(
     fault: str | None,
     left: int,
 ) -> None:
-    """It is said and counted, the process serves, and the next file is a whole one."""
+    """An invalid file is logged and counted; the process serves, and writes a valid one."""
     namespace = await real.make_namespace()
     path = tmp_path / "history"
     made = await some_vmis(real, namespace, 3)
@@ -203,7 +203,7 @@ async def test_a_file_that_is_none(
 
 
 async def test_a_file_of_another_version_is_kept_for_it(real: RealStage, tmp_path: Path) -> None:
-    """Upgraded and rolled back: each version finds what it wrote last."""
+    """After an upgrade and a rollback each version finds what it wrote last."""
     namespace = await real.make_namespace()
     path, ours, theirs = (tmp_path / f"history{end}" for end in ("", ".v1", ".v2"))
     made = await some_vmis(real, namespace, 2)
@@ -224,7 +224,7 @@ async def test_a_file_of_another_version_is_kept_for_it(real: RealStage, tmp_pat
 async def test_a_file_of_another_version_that_cannot_be_kept(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """Nothing is written over it until it can be renamed."""
+    """The file of another version is not overwritten until it can be renamed."""
     namespace = await real.make_namespace()
     path, theirs = tmp_path / "history", tmp_path / "history.v2"
     newer = another_version(b"what a later version knows")
@@ -244,7 +244,7 @@ async def test_a_file_of_another_version_that_cannot_be_kept(
 async def test_damage_in_every_region_of_a_configmap(
     real: RealStage, tmp_path: Path, prove: Prove
 ) -> None:
-    """The same of one shard each; one of a later version is kept beside ours, also later on."""
+    """Damage costs its own shard; a shard of a later version is kept beside ours."""
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
@@ -289,7 +289,7 @@ async def test_damage_in_every_region_of_a_configmap(
 
 
 async def _apply(real: RealStage, body: Object) -> None:
-    """As the exporter of whatever version writes it."""
+    """Apply a ConfigMap as any version of the exporter does."""
     metadata = body["metadata"]
     await real.admin.request(
         "PATCH",
@@ -319,7 +319,7 @@ def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:
 
 
 async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> None:
-    """Writes fail with ENOSPC, then EFBIG: counted, the old file stays whole, and then it goes on.
+    """Failed writes (ENOSPC, EFBIG) are counted and leave the old file; later ones succeed.
 
     ENOSPC by `/dev/full` in the new file's place, EFBIG by a limit on the size of files.
     """
@@ -364,13 +364,13 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> Non
 
 
 def _limit_files(exporter: Program, size: int) -> None:
-    """From now on no file of this process grows beyond so many bytes: write(2) says EFBIG."""
+    """Limit the files of this process to this many bytes: write(2) fails with EFBIG."""
     _, most = resource.prlimit(exporter.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(exporter.process.pid, resource.RLIMIT_FSIZE, (size, most))
 
 
 async def test_a_torn_write_is_harmless(real: RealStage, tmp_path: Path) -> None:
-    """Half a new file beside the whole old one: the old one counts, the half is written over."""
+    """Beside an unfinished new file the old file is read; the unfinished one is overwritten."""
     namespace = await real.make_namespace()
     path, part = tmp_path / "history", tmp_path / "history.part"
     made = await some_vmis(real, namespace, 2)

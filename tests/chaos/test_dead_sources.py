@@ -1,4 +1,4 @@
-"""Evidence that is not updated any more: each rule blocks only while its own resource is watched.
+"""Evidence that is no longer updated: a rule blocks only while its resource is watched.
 
 The whole program as a process, against the real API server wherever that can produce the case.
 """
@@ -46,13 +46,13 @@ def migrating(namespace: str, name: str = "db") -> dict[str, Any]:
 
 
 def short_lived(*namespaces: str) -> dict[str, Any]:
-    """A configuration in which silence counts within seconds and watches end within seconds."""
+    """A configuration with watches of seconds and a staleness of seconds."""
     kube = {"staleAfter": "3s", "deadAfter": "3s", "refusedRetry": "1s", "watchTimeout": "12s"}
     return {"namespaces": list(namespaces), "kube": kube}
 
 
 class Beat:
-    """News of a VMI five times a second: real servers send a bookmark once a minute only."""
+    """Changes a VMI five times a second, because real servers send few bookmarks."""
 
     def __init__(self, real: RealStage, namespace: str) -> None:
         self._real = real
@@ -73,17 +73,17 @@ class Beat:
 
 
 async def restricted(real: RealStage, name: str, *namespaces: str) -> User:
-    """A user who may see these namespaces and no others."""
+    """A user who may read these namespaces and no others."""
     return await real.cluster.user(name, READS, namespaces)
 
 
 class TestLostNamespace:
-    """One of two watched namespaces answers 403."""
+    """One of two watched namespaces is forbidden (403)."""
 
     async def test_a_namespace_that_is_lost_goes_blind_alone(
         self, real: RealStage, tmp_path: Path
     ) -> None:
-        """Its RoleBinding goes: its rules fall silent, those of the other namespace still block."""
+        """Without its RoleBinding a namespace's rules stop blocking; those of the other do not."""
         healthy, lost = await real.make_namespace(), await real.make_namespace()
         for namespace in (healthy, lost):
             await real.admin.create(VMIS, migrating(namespace))
@@ -123,7 +123,7 @@ class TestLostNamespace:
     async def test_a_start_with_one_lost_namespace_serves_the_other(
         self, real: RealStage, tmp_path: Path
     ) -> None:
-        """A namespace that is refused from the start is reported, and does not stop the start."""
+        """A namespace that is forbidden from the start is reported; the other one is served."""
         healthy, lost = await real.make_namespace(), await real.make_namespace()
         await real.admin.create(VMIS, migrating(healthy))
         user = await restricted(real, "sees-one", healthy)
@@ -139,7 +139,7 @@ class TestLostNamespace:
     async def test_a_start_without_any_namespace_ends(
         self, real: RealStage, tmp_path: Path
     ) -> None:
-        """Where no namespace may be seen the program says so and exits."""
+        """If every namespace is forbidden, the program says so and exits."""
         namespaces = [await real.make_namespace(), await real.make_namespace()]
         user = await restricted(real, "sees-none", await real.make_namespace())
         login = str(real.cluster.kubeconfig(user))
@@ -157,7 +157,7 @@ class TestLostNamespace:
 async def test_a_watch_that_is_dead_silences_its_own_rule(
     simulated: SimulatedStage, tmp_path: Path, resource: Resource, reason: str
 ) -> None:
-    """With 5xx on VMIMs or pods what was last seen of them blocks no more; all else does."""
+    """While VMIMs or pods cannot be watched (5xx), only the rules on them stop blocking."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     await admin.create(VMIS, migrating(namespace, "running"))
@@ -203,7 +203,7 @@ async def tag(exporter: Program) -> str:
 
 
 async def ask_blocked(url: str, etag: str) -> list[str]:
-    """The names that are blocked, once the set is another."""
+    """The names of the blocked VMIs, after the set has changed."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(url, headers={"If-None-Match": etag}) as response,
@@ -213,7 +213,7 @@ async def ask_blocked(url: str, etag: str) -> list[str]:
 
 
 async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Path) -> None:
-    """Its CA is rotated: once the kubeconfig has the new one, the watch goes on."""
+    """After its CA was rotated, the watch goes on once the kubeconfig has the new CA."""
     async with RealCluster(tmp_path / "cluster") as cluster:
         await cluster.namespace("shop")
         await cluster.admin.create(VMIS, vmi("old", "shop"))
@@ -235,7 +235,7 @@ async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Pat
 
 
 async def rotate(cluster: RealCluster) -> None:
-    """The API server comes back with a certificate of another authority; kubeconfigs stay."""
+    """Restart the API server with a certificate of another CA; kubeconfigs stay."""
     cluster.api.kill()
     kept = cluster.directory / "kept"
     kept.mkdir()

@@ -1,4 +1,4 @@
-"""`kill -9` at random points under a stream of migrations: nothing is lost that need not be."""
+"""`kill -9` at random points of a stream of migrations: what was stored is not lost."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ _marks = count(1)
 
 @dataclass
 class Watched:
-    """A namespace, who is killed there, and who never is."""
+    """A namespace with a replica that is killed, and one that never is."""
 
     real: RealStage
     namespace: str
@@ -48,19 +48,19 @@ class Watched:
     promised: dict[tuple[str, str], str] = field(default_factory=dict)
 
     async def mark(self) -> str:
-        """An object of each kind, by which a watcher shows that it has seen all before it."""
+        """Create an object of each kind: a watcher that has it has seen all before it."""
         name = f"mark{next(_marks)}"
         await self.real.admin.create(VMIS, vmi(name, self.namespace))
         await self.real.admin.create(VMIMS, vmim(name, self.namespace, of=name))
         return name
 
     async def unmark(self, name: str) -> None:
-        """Take the objects away."""
+        """Delete these objects."""
         await self.real.admin.delete(VMIMS, self.namespace, name)
         await self.real.admin.delete(VMIS, self.namespace, name)
 
     async def acknowledged(self) -> None:
-        """All have seen everything, and then both keepers had nothing that was not written."""
+        """Wait until all have seen everything and both have stored it."""
         mark = await self.mark()
         await poll(lambda: self.has_seen(self.unbroken.now, mark), what="seen by the unbroken")
         for keeper in self.keepers:
@@ -86,7 +86,7 @@ class Watched:
         return bool(verdict["reason"] == "migration_in_progress")
 
     async def promise(self, name: str) -> None:
-        """What the keepers say now of the instant of a request, they must say for ever."""
+        """Remember the request times that both give now: they must not change later."""
         for keeper in self.keepers:
             told = await poll(
                 lambda k=keeper: self._requested_at(k, name),  # type: ignore[misc]
@@ -118,7 +118,7 @@ class Watched:
 async def test_what_is_seen_is_not_called_written_before_it_is(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """What the rest of this file rests on: the gauge is not 0 between an event and its writing."""
+    """The gauge of unwritten changes is not 0 between an event and its write."""
     namespace = await real.make_namespace()
     path = tmp_path / "history"
     made = await real.admin.create(VMIS, vmi("db", namespace))
@@ -144,7 +144,7 @@ async def test_what_is_seen_is_not_called_written_before_it_is(
 async def test_a_killed_process_answers_as_one_that_never_was(
     real: RealStage, tmp_path: Path, prove: Prove, points: int
 ) -> None:
-    """At each kill point, once the stream is quiet: the same verdicts, attempts and requests.
+    """After each kill the verdicts, attempts and requests are those of an unbroken process.
 
     Kept in a file, in ConfigMaps, and nowhere: then of the VMs within the five VMIMs alone.
     """
@@ -160,7 +160,7 @@ async def test_a_killed_process_answers_as_one_that_never_was(
 async def kill_often(
     real: RealStage, directory: Path, *, points: int, seed: int
 ) -> tuple[Counter[str], Counter[str]]:
-    """Kill that often; returns how often whom, and what happened meanwhile."""
+    """Kill this many times; returns how often each was killed, and the steps played."""
     rng = random.Random(seed)
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
@@ -207,7 +207,7 @@ async def kill_often(
 
 
 async def kill_at(stream: Stream, victim: Replica, step: int, after: float) -> None:
-    """Kill a process some time after a step of the stream, and start it again at once."""
+    """Kill a process some time after a step of the stream, and restart it at once."""
 
     async def reached() -> bool:
         return stream.steps >= step
@@ -219,7 +219,7 @@ async def kill_at(stream: Stream, victim: Replica, step: int, after: float) -> N
 
 
 async def quiet(watched: Watched, victims: list[Replica]) -> None:
-    """Wait until every process has seen all that happened."""
+    """Wait until every process has seen all events."""
     mark = await watched.mark()
     for replica in (watched.unbroken, *victims):
         await replica.now.ready()
@@ -231,7 +231,7 @@ async def quiet(watched: Watched, victims: list[Replica]) -> None:
 
 
 async def equal(watched: Watched, victim: Replica, stream: Stream, when: str) -> None:
-    """The answers are the same; a cooldown may end between two questions, so twice if need be."""
+    """The answers are equal; asked twice, as a cooldown may end between two questions."""
     found: list[str] = []
     for _ in range(3):
         found = await watched.compare(victim, stream)

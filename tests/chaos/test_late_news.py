@@ -1,4 +1,4 @@
-"""News that are heard late, after a watch was away, tell the same as a restart would."""
+"""Changes that are read late, after a watch was down, give the same as a restart."""
 
 from exporter.engine.model import Fact, Instant
 from tests.support.builders import KEEP, NOW, a_vmi, a_vmim
@@ -12,7 +12,7 @@ MARKED = a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 30)
 
 
 def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
-    """When the evacuation was requested, and how often it failed, as these facts tell at once."""
+    """The request time and the failed attempts, read from these facts at once."""
     store = ClockedStore(keep=KEEP)
     store.see(pods=False)
     store.now = read_at
@@ -24,7 +24,7 @@ def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
 
 
 def test_attempts_that_failed_while_the_watch_was_away() -> None:
-    """KubeVirt dates the request: that we heard late of what was before it changes nothing."""
+    """KubeVirt dates the request, so reading earlier attempts late changes nothing."""
     restarted = attempts(MARKED, FAILED)
 
     assert restarted == (NOW - 30, 1)

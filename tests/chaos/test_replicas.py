@@ -48,12 +48,12 @@ TAKEN_WITHIN = 1.0
 
 
 def alone(namespace: str, **kube: str) -> dict[str, Any]:
-    """The settings of a replica that watches that namespace and keeps its history there."""
+    """The settings of a replica that watches this namespace and stores its history there."""
     return {**keeping(namespace, **kube), "namespaces": [namespace]}
 
 
 async def shards_in(real: RealStage, namespace: str) -> dict[str, int]:
-    """How many migrations the ConfigMaps hold of each VMI. Raises where a shard is damaged."""
+    """The number of migrations of each VMI in the ConfigMaps. Raises if one is damaged."""
     listed = await real.admin.list(CONFIG_MAPS, namespace)
     return {
         uid: migrations
@@ -70,7 +70,7 @@ async def versions_in(real: RealStage, namespace: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def playing(stream: Stream) -> AsyncIterator[None]:
-    """The stream goes on and on beside the block."""
+    """Play the stream during the block."""
 
     async def play() -> None:
         while True:
@@ -95,7 +95,7 @@ async def playing(stream: Stream) -> AsyncIterator[None]:
 async def test_a_killed_leader_under_load(
     real: RealStage, tmp_path: Path, prove: Prove, lease: int, interval: str
 ) -> None:
-    """The other goes on writing within the Lease's duration; nobody goes without an answer."""
+    """After the Lease's duration the other replica writes; every request is answered."""
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
     config = alone(namespace, leaseDuration=f"{lease}s", historyInterval=interval)
@@ -135,7 +135,7 @@ async def test_a_killed_leader_under_load(
 
 
 async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove: Prove) -> None:
-    """SIGSTOP and SIGCONT: another takes over, nothing is torn, both end up alike."""
+    """After SIGSTOP another takes over; after SIGCONT both have the same history."""
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
@@ -167,7 +167,7 @@ async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove
 
 
 async def change_hands(several: list[Replica], during: Awaitable[None]) -> None:
-    """Freeze who holds the Lease until another does, and thaw it then."""
+    """Freeze the holder of the Lease until another replica has it, then thaw it."""
     leader = await writer_of(*several)
     heir = several[1 - several.index(leader)]
     await leader.freeze()
@@ -182,7 +182,7 @@ async def change_hands(several: list[Replica], during: Awaitable[None]) -> None:
 
 
 async def migrate_all(real: RealStage, namespace: str, names: Iterable[str], *, ago: int) -> None:
-    """One migration of each VM, so many seconds ago."""
+    """One migration of each VM, this many seconds ago."""
     for name in names:
         await migrate(real.admin, namespace, name, ago=[ago])
 
@@ -190,7 +190,7 @@ async def migrate_all(real: RealStage, namespace: str, names: Iterable[str], *, 
 async def until_all_counted(
     several: Iterable[Replica], namespace: str, names: Iterable[str], migrations: int
 ) -> None:
-    """Wait until so many migrations of each VM count at each replica."""
+    """Wait until each replica counts this many migrations of each VM."""
     for replica in several:
         for name in names:
             await until_counted(replica.now, namespace, name, migrations)
@@ -199,7 +199,7 @@ async def until_all_counted(
 async def test_a_rolling_update_loses_nothing(
     real: RealStage, tmp_path: Path, prove: Prove
 ) -> None:
-    """Each replica in turn: a new one is ready, the old one ends; all under load."""
+    """Replacing each replica in turn under load loses nothing."""
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
     config = alone(namespace)
@@ -235,7 +235,7 @@ async def test_a_rolling_update_loses_nothing(
 async def replace(
     serving: list[Replica], gone: Replica, come: Replica, stack: AsyncExitStack
 ) -> None:
-    """What a rolling update does: the new replica is ready before the old one ends."""
+    """Replace a replica as a rolling update does: the new one is ready before the old ends."""
     stack.push_async_callback(come.close)
     await come.start()
     await come.now.ready()
@@ -277,7 +277,7 @@ async def in_process(
 
 
 async def test_clocks_that_differ(real: RealStage) -> None:
-    """Two replicas three seconds apart: what they say of the past is equal, of now three apart."""
+    """With clocks three seconds apart, past times are equal and current ones differ by three."""
     namespace = await real.make_namespace()
     login = await a_keeper(real.cluster, namespace)
     await real.admin.create(VMIS, vmi("db", namespace))
@@ -309,7 +309,7 @@ async def test_clocks_that_differ(real: RealStage) -> None:
 
 
 async def test_a_clock_that_jumps(real: RealStage, tmp_path: Path) -> None:
-    """An hour ahead and two back: verdicts follow the clock, and the stored history is kept."""
+    """After a jump of the clock the verdicts follow it, and the stored history is kept."""
     namespace = await real.make_namespace()
     login = await a_keeper(real.cluster, namespace)
     path = tmp_path / "history"

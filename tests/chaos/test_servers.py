@@ -1,4 +1,4 @@
-"""The API server fails the history: killed, frozen, refusing, compacted, half dead; SIGTERM."""
+"""The API server fails while the history is stored: killed, frozen, refusing, compacted."""
 
 import asyncio
 import signal
@@ -46,7 +46,7 @@ Break: TypeAlias = Callable[["Scene"], Awaitable[None]]
 
 
 class Scene:
-    """Two replicas on one history, reached through a gate and a proxy, and one VM, `db`."""
+    """Two replicas with one history, behind a relay and a proxy, and one VM, `db`."""
 
     def __init__(self, real: RealStage, namespace: str, gate: Gate, proxy: Proxy) -> None:
         self.real = real
@@ -56,14 +56,14 @@ class Scene:
         self.several: list[Replica] = []
 
     async def until_followed(self) -> None:
-        """Wait until both watch again: what comes and goes unseen is known to nobody."""
+        """Wait until both watch again, as what comes and goes meanwhile is unknown to both."""
         await self.real.admin.create(VMIS, vmi("back", self.namespace))
         for one in self.several:
             path = f"/v1/vmis/{self.namespace}/back"
             await one.now.until(path, lambda status, _: status == 200)
 
     async def until_kept(self, migrations: int) -> None:
-        """Wait until the cluster's ConfigMaps hold so many migrations."""
+        """Wait until the cluster's ConfigMaps have this many migrations."""
 
         async def held() -> bool:
             listed = await self.real.admin.list(CONFIG_MAPS, self.namespace)
@@ -77,7 +77,7 @@ class Scene:
 
 
 async def killed_and_compacted(scene: Scene) -> None:
-    """SIGKILL; the server comes back on a store that has forgotten every version: a real 410."""
+    """SIGKILL; the server restarts on a compacted store: a real 410."""
     await scene.real.stop()
     assert not scene.real.cluster.api.running
     await lost_by_both(scene)
@@ -97,21 +97,21 @@ async def frozen(scene: Scene) -> None:
 
 
 async def half_open(scene: Scene) -> None:
-    """Every connection stays open and nothing goes through, for longer than the Lease lasts."""
+    """Every connection stays open without data for longer than the Lease lasts."""
     scene.gate.stall()
     await lost_by_both(scene)
     scene.gate.open()
 
 
 async def cut(scene: Scene) -> None:
-    """Every connection breaks, in the middle of streams, and none is accepted for a while."""
+    """Every connection breaks, and new ones are refused for a while."""
     await scene.gate.shut()
     await lost_by_both(scene)
     scene.gate.open()
 
 
 async def lost_by_both(scene: Scene) -> None:
-    """Wait until nobody calls itself the writer: who cannot renew does not believe in itself."""
+    """Wait until no replica calls itself the writer, as neither can renew the Lease."""
 
     async def lost() -> bool:
         return not any([await one.now.sample(WRITER) for one in scene.several])
@@ -125,7 +125,7 @@ async def lost_by_both(scene: Scene) -> None:
 async def test_the_history_goes_on_when_the_server_does(
     real: RealStage, tmp_path: Path, fault: Break
 ) -> None:
-    """What happened before and after the fault is kept, and both replicas say the same."""
+    """Migrations before and after the fault are stored, and both replicas agree."""
     namespace = await real.make_namespace()
     user = await a_keeper(real.cluster, namespace)
     await real.admin.create(VMIS, vmi("db", namespace))
@@ -157,7 +157,7 @@ async def test_the_history_goes_on_when_the_server_does(
 async def test_writes_that_are_refused(
     real: RealStage, tmp_path: Path, prove: Prove, code: int
 ) -> None:
-    """429 or 500 to every write of the stored history: counted, tried again, written in the end."""
+    """Writes that fail with 429 or 500 are counted and repeated until they succeed."""
     namespace = await real.make_namespace()
     async with Proxy(real.cluster) as proxy:
         async with program(
@@ -185,7 +185,7 @@ async def test_writes_that_are_refused(
 
 
 async def test_another_writer_is_not_written_over(real: RealStage, tmp_path: Path) -> None:
-    """A replica whose watch is behind: the server refuses its write, and it joins what it missed.
+    """A replica whose watch is behind gets a conflict, and merges what it missed.
 
     As a holder does it that was frozen for long and is not aware of it yet.
     """
@@ -216,7 +216,7 @@ async def test_another_writer_is_not_written_over(real: RealStage, tmp_path: Pat
 
 
 async def proxied(real: RealStage, directory: Path, namespace: str, proxy: Proxy) -> Path:
-    """The kubeconfig of a keeper who speaks to the proxy."""
+    """The kubeconfig of a replica that uses the proxy."""
     user = await a_keeper(real.cluster, namespace)
     path = directory / "proxied.kubeconfig"
     path.write_text(user.read_text().replace(real.url, proxy.url))
@@ -241,7 +241,7 @@ async def holding(
 
 
 async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
-    """Not ready, long polls answered, the last change flushed, the Lease given back, exit 0.
+    """On SIGTERM it is not ready, answers long polls, writes, releases the Lease and exits 0.
 
     The API server stands still meanwhile: so the flush takes as long as the test needs.
     """
@@ -273,7 +273,7 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
 
 
 async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: Prove) -> None:
-    """Nothing can be flushed: it says so, and ends in time all the same."""
+    """Without a server the history cannot be written: this is logged, and it ends in time."""
     namespace = await real.make_namespace()
     async with holding(real, tmp_path, namespace, ago=[100]) as exporter:
         real.freeze()
@@ -288,7 +288,7 @@ async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: 
 
 
 async def long_poll(exporter: Program, asked: asyncio.Event) -> int:
-    """Ask for the blocked VMIs as they are, and wait for a change of them; tells when it waits."""
+    """Start a long poll of the blocked VMIs; returns when it waits."""
 
     async def sent(
         _session: object, _context: object, sent: aiohttp.TraceRequestHeadersSentParams

@@ -1,4 +1,4 @@
-"""The RBAC objects that let a user do what they say, and nothing more."""
+"""RBAC objects that give a user exactly the permissions that they name."""
 
 from collections.abc import Iterable, Sequence
 
@@ -31,7 +31,7 @@ def reading_rules(resources: Iterable[Resource]) -> list[Object]:
 async def allow(
     admin: Client, user: User, name: str, *rules: Object, namespace: str | None = None
 ) -> None:
-    """Give a user a role of that name with these rules, everywhere or in one namespace."""
+    """Give a user a role with this name and these rules, everywhere or in one namespace."""
     await grant(admin, user.name, name, rules, (namespace,))
 
 
@@ -42,7 +42,7 @@ async def grant(
     rules: Sequence[Object],
     namespaces: Iterable[str | None] = (None,),
 ) -> None:
-    """Give a user a role of that name in these namespaces; None stands for all.
+    """Bind a user to this role in these namespaces; None stands for all.
 
     Returns when the API server grants it: it reads roles by watches, so some time later.
     """
@@ -55,7 +55,7 @@ async def grant(
 
 
 def binding(role: str, user: str, namespace: str | None = None) -> Object:
-    """Bind a ClusterRole to the user of that name, everywhere or in one namespace."""
+    """Bind a ClusterRole to this user, everywhere or in one namespace."""
     kind = ROLE_BINDINGS if namespace else CLUSTER_ROLE_BINDINGS
     place = {"namespace": namespace} if namespace else {}
     return {
@@ -68,7 +68,7 @@ def binding(role: str, user: str, namespace: str | None = None) -> Object:
 
 
 async def _until_granted(admin: Client, user: str, rule: Object, namespace: str | None) -> None:
-    """Wait until a user may do what a rule says, judged by its last verb and resource."""
+    """Wait until a user has a rule's permissions, checked by its last verb and resource."""
     spec: Object = {"user": user}
     if "nonResourceURLs" in rule:
         spec["nonResourceAttributes"] = {

@@ -1,4 +1,4 @@
-"""The API server's own record of who created what."""
+"""The audit log of the API server: who created what."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ POLICY: Object = {
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """One request to create something: who asked when, what it was, what was answered."""
+    """One request to create an object: who, when, what, and the answer."""
 
     at: datetime
     user: str
@@ -50,7 +50,7 @@ class Creation:
 
 
 def read_audit(log: Path) -> list[Creation]:
-    """The requests of an audit log, oldest first; a line that is not whole yet is left out."""
+    """The requests of an audit log, oldest first, without an unfinished last line."""
     found = [_read(line) for line in _whole_lines(log)]
     return sorted(found, key=lambda one: one.at)
 

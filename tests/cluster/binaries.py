@@ -55,7 +55,7 @@ def find_crds() -> Path:
 
 
 def find_added_crds() -> Path:
-    """Find the file of the CRDs of others: the Prometheus operator's and cert-manager's."""
+    """Find the file of other projects' CRDs: the Prometheus operator's and cert-manager's."""
     return _find_printed("added-crds")
 
 
@@ -65,12 +65,12 @@ def find_perses_plugins() -> Path:
 
 
 def find_manifests() -> Path:
-    """Find the file of what KubeVirt's operator installs around its servers."""
+    """Find the file of the objects that KubeVirt's operator installs."""
     return _find_printed("manifests")
 
 
 def find_operator() -> Path:
-    """Find the file of what a release of KubeVirt has around virt-operator."""
+    """Find the file of a KubeVirt release's objects for virt-operator."""
     return _find_printed("operator")
 
 
@@ -82,7 +82,7 @@ def _find_printed(name: str) -> Path:
 
 
 def _folder(name: str) -> Path:
-    """Where a server of the pinned versions is, or of the version that runs instead."""
+    """The folder of a server: of the pinned version, or of the one that is tested."""
     part = _PARTS.get(name)
     if part is None or RUNNING[part] == PINNED[part]:
         return _BUILT

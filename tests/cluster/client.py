@@ -1,4 +1,4 @@
-"""A small JSON client of an API server, in one user's name."""
+"""A small JSON client of an API server, for one user."""
 
 import json
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ class ApiError(Exception):
 
 
 class Client:
-    """The verbs of the Kubernetes API on plain dictionaries, while entered, in one event loop."""
+    """The verbs of the Kubernetes API with plain dictionaries; an async context manager."""
 
     def __init__(self, url: str, user: User) -> None:
         self._url = url
@@ -52,11 +52,11 @@ class Client:
     async def list(
         self, resource: Resource, namespace: str | None = None, **query: str | int
     ) -> Object:
-        """Read the list, whole unless the query says otherwise."""
+        """Read the list, all of it unless the query limits it."""
         return await self.request("GET", resource.path(namespace), params=query)
 
     async def create(self, resource: Resource, body: Object) -> Object:
-        """Create an object together with its status, be that a subresource or not."""
+        """Create an object with its status, whether that is a subresource or not."""
         namespace = body["metadata"].get("namespace")
         made = await self.request("POST", resource.path(namespace), json=body)
         if not (resource.has_status and body.get("status")):
@@ -71,7 +71,7 @@ class Client:
         return await self.request("PUT", path, json=body)
 
     async def replace_status(self, resource: Resource, body: Object) -> Object:
-        """Replace an object's status, wherever the resource keeps it."""
+        """Replace an object's status, whether it is a subresource or not."""
         metadata = body["metadata"]
         path = resource.path(metadata.get("namespace"), metadata["name"])
         status = "/status" if resource.has_status else ""
@@ -87,12 +87,12 @@ class Client:
     async def merge_status(
         self, resource: Resource, namespace: str | None, name: str, status: Object
     ) -> Object:
-        """Merge-patch an object's status, wherever the resource keeps it."""
+        """Merge-patch an object's status, whether it is a subresource or not."""
         path = resource.path(namespace, name) + ("/status" if resource.has_status else "")
         return await self.request("PATCH", path, json={"status": status}, headers=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        """Delete an object without the grace that only a kubelet would end."""
+        """Delete an object without a grace period, which only a kubelet would end."""
         path = resource.path(namespace, name)
         return await self.request("DELETE", path, json={"gracePeriodSeconds": 0})
 
@@ -100,7 +100,7 @@ class Client:
     async def watch(
         self, resource: Resource, namespace: str | None = None, **query: str | int
     ) -> AsyncIterator[AsyncIterator[Object]]:
-        """Open a watch and hand out its events as they come."""
+        """Open a watch and yield its events as they come."""
         params = {"watch": "true", **query}
         path = resource.path(namespace)
         async with self._session.get(path, params=params, timeout=_STREAM) as response:
@@ -113,14 +113,14 @@ class Client:
         return answer
 
     async def send(self, method: str, path: str, **arguments: Any) -> bytes:
-        """Send one request, and return whatever is answered."""
+        """Send one request, and return any answer."""
         async with self._session.request(method, path, **arguments) as response:
             await _refuse_errors(response)
             return await response.read()
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Split a stream into lines of any length; a StreamReader's own iteration limits them."""
+    """Split a stream into lines; a StreamReader's own iteration limits their length."""
     rest = b""
     async for chunk in stream.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

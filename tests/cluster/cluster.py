@@ -1,4 +1,4 @@
-"""A whole control plane: etcd, kube-apiserver, KubeVirt's CRDs, an administrator, the exporter."""
+"""A control plane: etcd, kube-apiserver, KubeVirt's CRDs, an administrator."""
 
 import asyncio
 import json
@@ -37,8 +37,7 @@ _ACCOUNTS = "accounts"
 
 
 class RealCluster:
-    """
-    Real servers in a directory, up and equipped inside `async with`, gone after it.
+    """Real servers with their files in a directory, running inside `async with`.
 
     `admin` and whatever else is awaited belong to the event loop that entered the block.
     """
@@ -81,7 +80,7 @@ class RealCluster:
         return self.api.url
 
     def client(self, user: User) -> Client:
-        """A client that speaks as this user once entered."""
+        """A client for this user, as an async context manager."""
         return Client(self.url, user)
 
     def kubeconfig(self, user: User) -> Path:
@@ -93,7 +92,7 @@ class RealCluster:
     async def user(
         self, name: str, reads: Iterable[Resource], namespaces: Sequence[str] = ()
     ) -> User:
-        """Make a service account that may list and watch these, everywhere or in namespaces."""
+        """Create a service account that may list and watch these, everywhere or in namespaces."""
         full_name = f"system:serviceaccount:{_ACCOUNTS}:{name}"
         account = {"metadata": {"name": name, "namespace": _ACCOUNTS}}
         await self.admin.create(SERVICE_ACCOUNTS, account)
@@ -101,7 +100,7 @@ class RealCluster:
         return await self.account(_ACCOUNTS, name)
 
     async def account(self, namespace: str, name: str, *, node: str | None = None) -> User:
-        """An existing service account; with a node, as a pod of its on that node would speak."""
+        """An existing service account; with a node, the token is that of a pod on it."""
         bound = {"kind": NODES.kind, "apiVersion": NODES.api_version, "name": node}
         spec = {"boundObjectRef": bound} if node else {}
         path = f"{SERVICE_ACCOUNTS.path(namespace, name)}/token"
@@ -113,19 +112,18 @@ class RealCluster:
         )
 
     def certified(self, name: str, group: str = "") -> User:
-        """A user of that name and group, proved by a client certificate made now."""
+        """A user with this name and group, and a new client certificate."""
         write_certificates(self.directory, f"{name}/{group}")
         certificate = self.directory / f"{name}.crt"
         return User(name, self.administrator.authority, certificate=certificate)
 
     async def namespace(self, name: str) -> str:
-        """Make a namespace, and return its name."""
+        """Create a namespace, and return its name."""
         await self.admin.create(NAMESPACES, namespace(name))
         return name
 
     async def force_gone(self) -> None:
-        """
-        Have every resourceVersion that was ever handed out answered with 410 Gone.
+        """Compact the store, so that every earlier resourceVersion is answered with 410 Gone.
 
         The API server comes back with an empty watch cache and a store that was compacted at a
         revision which no client has seen.

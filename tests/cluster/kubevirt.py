@@ -68,7 +68,7 @@ _INSTALLED = {
 
 
 class _KubeVirtServer(Server):
-    """One of KubeVirt's servers; it needs the directory's pair `server` and a kubeconfig."""
+    """One of KubeVirt's servers; needs the key pair `server` and a kubeconfig."""
 
     def __init__(
         self, name: str, directory: Path, kubeconfig: Path, *, pairs: tuple[str, ...]
@@ -93,7 +93,7 @@ class _KubeVirtServer(Server):
         )
 
     async def _ask(self, path: str) -> Object | None:
-        """Read JSON that is open to everybody; nothing where the answer is not 200."""
+        """Read JSON without credentials; None if the answer is not 200."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}{path}", ssl=False) as response,
@@ -109,7 +109,7 @@ class VirtApi(_KubeVirtServer):
         super().__init__("virt-api", directory, kubeconfig, pairs=("tls", "handler"))
 
     async def ready(self) -> bool:
-        """Ask for the groups that it serves."""
+        """Whether it serves its API groups."""
         return await self._ask("/apis") is not None
 
 
@@ -120,14 +120,13 @@ class VirtController(_KubeVirtServer):
         super().__init__("virt-controller", directory, kubeconfig, pairs=("prom",))
 
     async def ready(self) -> bool:
-        """Ask whether it leads; a moment later all its controllers run."""
+        """Whether it is the leader; then its controllers start."""
         answer = await self._ask("/leader")
         return answer is not None and answer["apiserver"]["leader"] == "true"
 
 
 class KubeVirtCluster:
-    """
-    A real control plane, entered with it, and KubeVirt's own servers on it.
+    """A real control plane with KubeVirt's own servers.
 
     `control` is the plane without KubeVirt; its `admin` is no service account of KubeVirt's, so the
     webhooks take its writes for a user's. Nothing runs a pod here: enter a `Player` as well.
@@ -154,7 +153,7 @@ class KubeVirtCluster:
         await self._stack.aclose()
 
     def tails(self) -> str:
-        """What KubeVirt's servers said last, for a test that has failed."""
+        """The last log lines of KubeVirt's servers, for a test that has failed."""
         return "\n".join(server.tail() for server in (self.api, self.controller))
 
     # What users, operators and the descheduler do
@@ -166,13 +165,13 @@ class KubeVirtCluster:
         annotations: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> Object:
-        """Create a VMI as a user writes it; KubeVirt's webhook fills in the rest."""
+        """Create a VMI as a user does; KubeVirt's webhook sets the defaults."""
         metadata = {"name": name, "namespace": namespace, "annotations": dict(annotations or {})}
         body = _written(VMIS, _GUEST | spec, **metadata)
         return await self.admin.create(VMIS, body)
 
     async def migrate(self, name: str, namespace: str, **annotations: str) -> Object:
-        """Ask for a migration by hand, as `virtctl migrate` does."""
+        """Create a VMIM, as `virtctl migrate` does."""
         body = _written(
             VMIMS,
             {"vmiName": name},
@@ -183,7 +182,7 @@ class KubeVirtCluster:
         return await self.admin.create(VMIMS, body)
 
     async def evict(self, pod: Object, *, descheduler: bool = True) -> ApiError | None:
-        """Ask for a pod's eviction; the refusal, or nothing where it was granted."""
+        """Evict a pod; the text of the refusal, None if there was none."""
         metadata = pod["metadata"]
         body = {
             "apiVersion": "policy/v1",
@@ -212,7 +211,7 @@ class KubeVirtCluster:
 
     @asynccontextmanager
     async def configured(self, **configuration: Any) -> AsyncIterator[None]:
-        """Change `spec.configuration` of the KubeVirt CR for a block; its servers have read it."""
+        """Change `spec.configuration` of the KubeVirt CR during the block; its servers have it."""
         before = (await self.cr())["spec"]["configuration"]
         await self._configure(configuration)
         try:
@@ -234,7 +233,7 @@ class KubeVirtCluster:
 
     @asynccontextmanager
     async def virt_api(self) -> AsyncIterator[Client]:
-        """Speak as virt-api, to do what it does by itself only in a race."""
+        """A client for virt-api's account, for what virt-api only does in a race."""
         account = await self.control.account(NAMESPACE, "kubevirt-apiserver")
         async with self.control.client(account) as client:
             yield client
@@ -309,7 +308,7 @@ class KubeVirtCluster:
                 group.create_task(stack.enter_async_context(server))
 
     async def _register(self, manifests: list[Object]) -> None:
-        """The webhooks by URL; the API services by a name that leads to this host."""
+        """Register webhooks by URL, and API services by a name that resolves to this host."""
         place = {"name": "virt-api", "namespace": NAMESPACE}
         name = {"type": "ExternalName", "externalName": "127.0.0.1"}
         await self.admin.create(SERVICES, {"metadata": place, "spec": name})
@@ -330,7 +329,7 @@ class KubeVirtCluster:
             raise
 
     async def _admits(self) -> bool:
-        """Whether the API server asks virt-api in each of its three ways."""
+        """Whether the API server reaches virt-api in each of the three ways."""
         services = await self.admin.list(API_SERVICES)
         ours = [one for one in services["items"] if one["spec"].get("service")]
         if not all(_is_available(one) for one in ours):

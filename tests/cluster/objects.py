@@ -1,4 +1,4 @@
-"""Objects as KubeVirt writes them, accepted by a real API server; each takes overrides.
+"""Objects as KubeVirt writes them, accepted by a real API server; fields can be replaced.
 
 An override is a top-level field (`metadata`, `spec`, `status`), laid over the default key by key.
 The server picks uid, creationTimestamp and resourceVersion itself.
@@ -32,7 +32,7 @@ def namespace(name: str) -> Object:
 
 
 def vmi(name: str, namespace: str = "default", *, node: str = "n1", **overrides: Any) -> Object:
-    """A running, live-migratable VMI; an evacuation is `status={"evacuationNodeName": node}`."""
+    """A running, live-migratable VMI; `status={"evacuationNodeName": node}` marks it."""
     migratable = [_condition("LiveMigratable"), _condition("StorageLiveMigratable")]
     made = _object(
         VMIS,
@@ -60,8 +60,7 @@ def vmim(
     evacuates: str | None = None,
     **overrides: Any,
 ) -> Object:
-    """
-    A pending migration of a VMI by name; with a node that it evacuates, one of the controller's.
+    """A pending migration of a VMI; with a node that it evacuates, virt-controller's own.
 
     Without the finalizer that KubeVirt holds until the end: here nobody would take it off.
     """

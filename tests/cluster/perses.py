@@ -25,7 +25,7 @@ def write_plugins(folder: Path) -> Path:
 
 @asynccontextmanager
 async def serve_perses(directory: Path) -> AsyncIterator[str]:
-    """The URL of an empty Perses server with our plugins; it keeps its objects in files."""
+    """Run an empty Perses server with our plugins, its objects in files; yields its URL."""
     config = directory / "perses.yaml"
     plugins = str(write_plugins(directory / "plugins"))
     settings = {

@@ -1,4 +1,4 @@
-"""What a test cluster has no nodes for: scheduler, kubelets and virt-handlers, played.
+"""The parts that need nodes, played: scheduler, kubelets and virt-handlers.
 
 What each of them writes is decided by the pure functions of `exporter.demo.node`, the same ones
 that move the simulated cluster; here they are sent to a real API server, each in the name of whom
@@ -50,7 +50,7 @@ Choice = Callable[[Object, Sequence[str]], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one migration."""
+    """How one migration goes on and ends."""
 
     outcome: Outcome = "succeeds"
     seconds: float = 1.2
@@ -70,7 +70,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Something that is due so many seconds after the object first asked for it."""
+    """A step that is due some seconds after an object first needed it."""
 
     name: str
     after: float
@@ -78,8 +78,7 @@ class _Step:
 
 
 class Player:
-    """
-    Nodes, and all that acts on them, on a `KubeVirtCluster`.
+    """Plays the nodes of a `KubeVirtCluster`, and everything that runs on them.
 
     Entered after it and left before it. `plan` says what becomes of a VMI's migrations, `place`
     where it starts; a VMI without a plan starts on the first node that is free for it, and each
@@ -145,21 +144,21 @@ class Player:
     # The plan
 
     def plan(self, vmi: str, *fates: Fate | Outcome) -> None:
-        """Say what becomes of a VMI's ("namespace/name") next migrations, the last for ever."""
+        """Set the fates of a VMI's next migrations ("namespace/name"); the last one repeats."""
         whole = [fate if isinstance(fate, Fate) else Fate(fate) for fate in fates]
         self._plans[vmi] = itertools.chain(whole, itertools.repeat(whole[-1]))
 
     def place(self, vmi: str, node: str) -> None:
-        """Say where a VMI ("namespace/name") is to start."""
+        """Set the node on which a VMI ("namespace/name") starts."""
         self._homes[vmi] = node
 
     def decide(self, migration_uid: str, fate: Fate | Outcome) -> None:
-        """Change the fate of one migration, under way or not."""
+        """Change the fate of one migration, even if it has begun."""
         self._fates[migration_uid] = fate if isinstance(fate, Fate) else Fate(fate)
         self._changed.set()
 
     def fate(self, migration_uid: str, vmi: str) -> Fate:
-        """The fate of a migration, taken from the plan when it is first asked for."""
+        """The fate of a migration, taken from the plan at the first call."""
         if migration_uid not in self._fates:
             self._fates[migration_uid] = next(self._plans[vmi])
         return self._fates[migration_uid]
@@ -186,7 +185,7 @@ class Player:
         await self._scheduler.request("POST", path, json=body)
 
     async def leave_unscheduled(self, pod: Object) -> Object:
-        """Say that no node takes the pod."""
+        """Mark the pod as unschedulable."""
         refused = rules.leave_unscheduled(pod, len(self.nodes), _now())
         return await self._scheduler.replace_status(PODS, refused)
 
@@ -199,7 +198,7 @@ class Player:
         return await self._kubelet(pod, rules.start_pod(pod, address, _now()))
 
     async def ready_pod(self, pod: Object) -> Object:
-        """See that a pod's readiness gates are met."""
+        """Set a pod's readiness gates to true."""
         return await self._kubelet(pod, rules.ready_pod(pod, _now()))
 
     async def finish_pod(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> Object:
@@ -207,7 +206,7 @@ class Player:
         return await self._kubelet(pod, rules.finish_pod(pod, phase, _now()))
 
     async def remove_pod(self, pod: Object) -> None:
-        """Let a deleted pod go."""
+        """Remove a deleted pod."""
         metadata = pod["metadata"]
         kubelet = self._kubelets[objects.node_of(pod)]
         await kubelet.delete(PODS, metadata["namespace"], metadata["name"])
@@ -222,51 +221,51 @@ class Player:
         return await self._source(vmi, rules.run_vmi(vmi, _now(), migratable=migratable))
 
     async def set_migratable(self, vmi: Object, *, migratable: bool) -> Object:
-        """Judge anew whether a VMI can be migrated."""
+        """Update the VMI's condition LiveMigratable."""
         return await self._source(vmi, rules.set_migratable(vmi, migratable=migratable))
 
     async def prepare_target(self, vmi: Object) -> Object:
-        """Listen on the target."""
+        """Report that the target listens."""
         ports = {"40001": 0, "40002": 49152}
         return await self._target(vmi, rules.prepare_target(vmi, "10.244.0.20", ports))
 
     async def start_migration(self, vmi: Object) -> Object:
-        """Begin to copy."""
+        """Report that the migration has started."""
         return await self._source(vmi, rules.start_migration(vmi, _now()))
 
     async def detect_domain(self, vmi: Object) -> Object:
-        """See the domain arrive."""
+        """Report that the domain has arrived on the target."""
         return await self._target(vmi, rules.detect_domain(vmi))
 
     async def ready_domain(self, vmi: Object) -> Object:
-        """See the domain run on the target."""
+        """Report that the domain runs on the target."""
         return await self._target(vmi, rules.ready_domain(vmi, _now()))
 
     async def end_migration(self, vmi: Object) -> Object:
-        """Take the VMI over; what marked it for eviction is cleared."""
+        """Hand the VMI over to the target node, and clear its eviction marker."""
         return await self._target(vmi, rules.end_migration(vmi, _now()))
 
     async def finalise_migration(self, vmi: Object) -> Object:
-        """Call it completed, one reconcile later."""
+        """Report it as completed, one reconcile later."""
         return await self._target(vmi, rules.finalise_migration(vmi))
 
     async def clean_up_target(self, vmi: Object) -> Object:
-        """Take the target's label off the VMI."""
+        """Remove the target's label from the VMI."""
         return await self._target(vmi, rules.clean_up_target(vmi))
 
     async def begin_abort(self, vmi: Object) -> Object:
-        """Ask the source's launcher to abort."""
+        """Report that the abort has begun."""
         return await self._source(vmi, rules.begin_abort(vmi))
 
     async def fail_migration(
         self, vmi: Object, reason: str, abort_status: str | None = None
     ) -> Object:
-        """Report that libvirt broke it."""
+        """Report that the migration failed in libvirt."""
         failed = rules.fail_migration(vmi, _now(), reason, abort_status)
         return await self._source(vmi, failed)
 
     async def write(self, vmi: Object, change: Callable[[Object], None]) -> Object:
-        """Change a VMI as its node's virt-handler might."""
+        """Change a VMI as its node's virt-handler does."""
         return await self._source(vmi, objects.changed(vmi, change))
 
     async def _source(self, vmi: Object, after: Object) -> Object:
@@ -279,7 +278,7 @@ class Player:
     # Playing by itself
 
     async def _sign_in(self, stack: AsyncExitStack) -> None:
-        """Make the nodes, and enter as each of those who act on them."""
+        """Create the nodes, and log in as each component that acts on them."""
         control = self.cluster.control
         admin = control.admin
 
@@ -319,7 +318,7 @@ class Player:
                 raise error
 
     async def _watch(self, client: Client, resource: Resource) -> None:
-        """Keep what is there in view, over every break of the connection."""
+        """Watch the objects, and resume after every broken connection."""
         head = {"apiVersion": resource.api_version, "kind": resource.kind}
         while True:
             with suppress(aiohttp.ClientError, ApiError, _Gone):
@@ -345,7 +344,7 @@ class Player:
         self._changed.set()
 
     async def _beat(self) -> None:
-        """Have KubeVirt know that its handlers live."""
+        """Send the heartbeats of virt-handler."""
         while True:
             await self.beating.wait()
             for name, handler in self.handlers.items():
@@ -362,7 +361,7 @@ class Player:
                     await self._changed.wait()
 
     async def _act(self) -> float | None:
-        """Do what is due; the seconds until something will be, or nothing."""
+        """Run the steps that are due; the seconds until the next one, None without one."""
         waits: list[float] = []
         asked: set[tuple[str, str]] = set()
         for step, seen in [*self._steps()]:
@@ -390,7 +389,7 @@ class Player:
         return min(waits, default=None)
 
     def _steps(self) -> Iterator[tuple[_Step, Object]]:
-        """What every object seen asks for; an object asks until it is no longer as it is."""
+        """The steps that the present objects need."""
         for pod in self._seen[PODS.plural].values():
             step = self._pod_step(pod)
             if step is not None:
@@ -428,7 +427,7 @@ class Player:
         return _Step("refuse", self.pace, self.leave_unscheduled)
 
     def _free_node(self, pod: Object, key: str) -> str | None:
-        """Where none of the VMI's pods is that has not finished."""
+        """A node without an unfinished pod of this VMI."""
         owner = objects.labels(pod).get(objects.CREATED_BY)
         taken = {
             objects.node_of(other)

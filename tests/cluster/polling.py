@@ -1,4 +1,4 @@
-"""Waiting for a condition, never for luck."""
+"""Polling until a condition holds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ _PAUSE = 0.05
 async def poll(
     attempt: Callable[[], Awaitable[T | None]], *, what: str, within: float = PATIENCE
 ) -> T:
-    """Try for `within` seconds until there is an answer that is true, and return it."""
+    """Repeat for `within` seconds until the result is true, and return it."""
     try:
         async with asyncio.timeout(within):
             # No event to wait for: what is awaited is in another process.

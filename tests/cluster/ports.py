@@ -1,4 +1,4 @@
-"""Loopback ports that a server can come back to."""
+"""Loopback ports that stay reserved over a server's restart."""
 
 import atexit
 import random
@@ -12,7 +12,7 @@ _CANDIDATES = range(20_000, 32_000)
 
 
 def free_port(count: int = 1) -> int:
-    """Find a loopback port that nobody listens on, and that no other test picks meanwhile.
+    """Find a free loopback port that no other test gets meanwhile.
 
     With a count: the first of that many free ports in a row.
     """

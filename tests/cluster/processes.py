@@ -1,4 +1,4 @@
-"""A server as a child process that a test may kill, freeze and bring back."""
+"""A server as a child process that a test can kill, freeze and restart."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ def state_of(pid: int) -> str | None:
 
 
 class Process:
-    """One command line, started any number of times, its output appended to one log file."""
+    """One command that can be started repeatedly; its output is appended to a log file."""
 
     def __init__(
         self, arguments: list[str], log: Path, environment: Mapping[str, str] | None = None
@@ -72,7 +72,7 @@ class Process:
             )
 
     def kill(self) -> None:
-        """End the process at once, frozen or not, and wait until it has gone."""
+        """Kill the process, frozen or not, and wait until it has ended."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
@@ -93,11 +93,11 @@ class Process:
         return self._child
 
     def failure(self, reason: str) -> ServerFailedError:
-        """Say what went wrong, and what the process said about it."""
+        """The error, with the end of the process's log."""
         return ServerFailedError(f"{self._arguments[0]}: {reason}\n{self._end_of_log()}")
 
     def tail(self) -> str:
-        """What the process said last."""
+        """The end of the process's log."""
         return f"{self._arguments[0]} said last:\n{self._end_of_log()}"
 
     def _end_of_log(self) -> str:
@@ -105,5 +105,5 @@ class Process:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this child when a test run that was killed itself leaves it behind."""
+    """Let the kernel kill this child if the test run is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a real cluster says about one VMI, and the files that keep it."""
+"""The objects of one VMI on a real cluster, and the files that record them."""
 
 import asyncio
 import json
@@ -42,17 +42,17 @@ class Scene:
 
     @property
     def marked(self) -> str:
-        """The node that is to be left, or nothing."""
+        """The node that the VMI is to leave, "" if there is none."""
         return objects.evacuated_node(self.vmi)
 
     @property
     def state(self) -> Object:
-        """`status.migrationState`, empty where there is none."""
+        """`status.migrationState`; empty if there is none."""
         return objects.state_of(self.vmi) or {}
 
     @property
     def outline(self) -> Object:
-        """What does not depend on names and instants: the same in every run that ends alike."""
+        """The scene without names and times: equal in every run that ends the same way."""
         return {
             "vmi": _outline(self.vmi) | {"marked": bool(self.marked), "state": sorted(self.state)},
             "vmims": [
@@ -71,7 +71,7 @@ class Scene:
 
 
 async def look(cluster: KubeVirtCluster, namespace: str, name: str) -> Scene:
-    """What is there now."""
+    """The objects as they are now."""
     return Scene(
         await cluster.vmi(name, namespace),
         await cluster.vmims(name, namespace),
@@ -87,7 +87,7 @@ async def wait_for(
     *,
     within: float = _WITHIN,
 ) -> Scene:
-    """Wait until a VMI is as asked, and what KubeVirt writes about it has come to rest."""
+    """Wait until a VMI meets a condition, and KubeVirt has stopped changing its objects."""
     scene = None
     try:
         async with asyncio.timeout(within):
@@ -114,8 +114,7 @@ async def _is_at_rest(cluster: KubeVirtCluster, namespace: str, name: str, scene
 async def record(
     cluster: KubeVirtCluster, name: str, source: str, scene: Scene, others: Iterable[Scene] = ()
 ) -> None:
-    """
-    Keep the scene in its file where `RECORD` is set; else hold it against what is kept.
+    """Write the scene to its file if `RECORD` is set; else compare it with the file.
 
     The file's name is the state, its folder the version; `further/STATE.case` is another case of
     it. `others` are VMIs of the same cluster without which the state is not to be understood.
@@ -157,7 +156,7 @@ def _cleaned(made: Object) -> Object:
 
 
 def _cut(pod: Object) -> Object:
-    """A launcher's spec is long, and the exporter reads none of what is cut here."""
+    """Remove the parts of a launcher pod's spec that the exporter does not read."""
     spec = {key: pod["spec"][key] for key in _POD_SPEC if key in pod["spec"]}
     names = [{key: one[key] for key in ("name", "image")} for one in pod["spec"]["containers"]]
     return pod | {"spec": spec | {"containers": names}}

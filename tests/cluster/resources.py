@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind of object and where the API server serves it."""
+    """One kind of object, and its path on the API server."""
 
     group: str
     version: str
@@ -21,7 +21,7 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        """The URL path of the objects, of a namespace's, or of one."""
+        """The URL path of all objects, of those of a namespace, or of one."""
         parts = ["/apis" if self.group else "/api", self.api_version]
         if self.namespaced and namespace is not None:
             parts += ["namespaces", namespace]

@@ -1,4 +1,4 @@
-"""A KubeVirt cluster that a test can play a story on: real controllers, played nodes."""
+"""A KubeVirt cluster for tests: real controllers, played nodes."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -30,7 +30,7 @@ class Rig:
     @classmethod
     @asynccontextmanager
     async def opened(cls, *, audited: bool = False, **options: Any) -> AsyncIterator[Self]:
-        """A rig in a directory of its own, audited or not; the options are the player's."""
+        """Run a rig in its own directory, with or without audit log; options are the player's."""
         options = {"heartbeat": 2.0} | options
         with tempfile.TemporaryDirectory(prefix="exporter-rig-") as directory:
             async with (
@@ -51,7 +51,7 @@ class Rig:
 
     @asynccontextmanager
     async def vmi(self, key: str, *fates: Fate | Outcome, **spec: Any) -> AsyncIterator[Scene]:
-        """Have a running VMI in a namespace of its own for a block."""
+        """Run a VMI in its own namespace during the block."""
         await self.cluster.control.namespace(key.partition("/")[0])
         try:
             yield await self.start(key, *fates, **spec)
@@ -59,7 +59,7 @@ class Rig:
             await self.remove(key)
 
     async def remove(self, key: str) -> None:
-        """Delete a VMI and wait until nothing of it moves any more."""
+        """Delete a VMI and wait until its objects no longer change."""
         namespace, name = key.split("/")
         await self.cluster.admin.delete(VMIS, namespace, name)
 
@@ -71,7 +71,7 @@ class Rig:
         await poll(is_gone, what=f"{key} gone")
 
     async def evict(self, key: str, *, descheduler: bool = True) -> str:
-        """Ask for the eviction of the VMI's current pod; the words of the refusal."""
+        """Evict the VMI's current pod; returns the text of the refusal."""
         scene = await self.look(key)
         pod = objects.current_pod(scene.vmi, scene.pods)
         assert pod is not None
@@ -81,21 +81,21 @@ class Rig:
         return str(refusal.status["message"])
 
     async def look(self, key: str) -> Scene:
-        """What is there of the VMI."""
+        """The objects of the VMI."""
         namespace, name = key.split("/")
         return await look(self.cluster, namespace, name)
 
     async def until(
         self, key: str, is_there: Callable[[Scene], object], *, within: float = 60
     ) -> Scene:
-        """Wait until the VMI is as asked and at rest."""
+        """Wait until the VMI meets a condition and no longer changes."""
         namespace, name = key.split("/")
         return await wait_for(self.cluster, namespace, name, is_there, within=within)
 
     async def record(
         self, name: str, source: str, scene: Scene, others: Iterable[Scene] = ()
     ) -> None:
-        """Keep the scene where `RECORD` is set, or hold it against what is kept."""
+        """Write the scene if `RECORD` is set, or compare it with the recorded one."""
         await record(self.cluster, name, source, scene, others)
 
     async def events(self, namespace: str) -> list[tuple[str, str]]:

@@ -30,11 +30,11 @@ class Server(ABC):
 
     @abstractmethod
     async def ready(self) -> bool:
-        """Ask the server whether it can serve."""
+        """Whether the server can serve."""
 
     @property
     def log(self) -> Path:
-        """The file of the server's output, kept over restarts."""
+        """The file with the server's output, over all restarts."""
         return self._process.log
 
     @property
@@ -43,7 +43,7 @@ class Server(ABC):
         return self._process.running
 
     def tail(self) -> str:
-        """The name of the server and the end of what it said."""
+        """The name of the server and the end of its log."""
         return self._process.tail()
 
     async def start(self) -> None:
@@ -55,7 +55,7 @@ class Server(ABC):
             raise self._process.failure(str(error)) from None
 
     def kill(self) -> None:
-        """End the server at once (SIGKILL); what it stored stays."""
+        """End the server at once (SIGKILL); its data stays."""
         self._process.kill()
 
     async def restart(self) -> None:
@@ -64,11 +64,11 @@ class Server(ABC):
         await self.start()
 
     def freeze(self) -> None:
-        """Stop the server in its tracks (SIGSTOP): connections stay open and say nothing."""
+        """Freeze the server (SIGSTOP): connections stay open without data."""
         freeze(self._process.pid)
 
     def thaw(self) -> None:
-        """Let a frozen server go on."""
+        """Resume a frozen server."""
         self._process.send(signal.SIGCONT)
 
     async def _ready_or_dead(self) -> bool:
@@ -113,7 +113,7 @@ class Etcd(Server):
         super().__init__(Process(arguments, directory / "etcd.log"))
 
     async def ready(self) -> bool:
-        """Ask etcd whether it has elected itself."""
+        """Whether etcd has elected itself."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/health") as response,
@@ -127,7 +127,7 @@ class Etcd(Server):
         return int(answer["header"]["revision"])
 
     async def compact(self) -> int:
-        """Forget what came after every revision yet seen, and return the first one kept."""
+        """Compact to a revision above every one seen so far, and return it."""
         # Twice: a watch from revision N reads on from N + 1, which must be lost too.
         await self.advance()
         revision = await self.advance()
@@ -144,8 +144,7 @@ class Etcd(Server):
 
 
 class ApiServer(Server):
-    """
-    A kube-apiserver with RBAC, on an etcd that runs.
+    """A kube-apiserver with RBAC, on a running etcd.
 
     The directory holds the pairs ca, server, aggregator and service-account of the tool
     `certificates`, and tokens.csv. Where it is audited, `audit` is the log of `audit.POLICY`.
@@ -196,7 +195,7 @@ class ApiServer(Server):
         super().__init__(Process([*arguments, *flags], directory / "kube-apiserver.log"))
 
     async def ready(self) -> bool:
-        """Ask `/readyz`, which is open to everybody once the default roles are there."""
+        """Whether `/readyz` answers, which is public once the default roles exist."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/readyz", ssl=self.trust) as response,
@@ -223,7 +222,7 @@ class Scheduler(Server):
         super().__init__(Process(arguments, directory / "kube-scheduler.log"))
 
     async def ready(self) -> bool:
-        """Ask `/healthz`, which is open to everybody."""
+        """Whether `/healthz` answers, which is public."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(self._url, ssl=False) as response,

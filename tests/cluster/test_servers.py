@@ -1,4 +1,4 @@
-"""The rig itself: what the real servers do for the tests that stand on them."""
+"""The real servers do what the other tests rely on."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 
 async def test_another_version_is_never_replaced_by_the_pinned_one() -> None:
-    """If the version that is asked for is not built, the error says how to build that one."""
+    """If the requested version is not built, the error says how to build it."""
     done = subprocess.run(
         [sys.executable, "-c", "from tests.cluster import find_binary; find_binary('virt-api')"],
         env=os.environ | {"KUBEVIRT": "0.1.0"},

@@ -1,4 +1,4 @@
-"""Who speaks to the API server, and the kubeconfig files that say so."""
+"""The users of the API server, and their kubeconfig files."""
 
 import base64
 import ssl
@@ -10,7 +10,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A name that RBAC knows, proved by a token or by a client certificate and its key."""
+    """A user of the API server, with a token or a client certificate."""
 
     name: str
     authority: Path
@@ -20,23 +20,23 @@ class User:
 
     @property
     def namespace(self) -> str:
-        """The namespace of a service account, as its pod has it; "default" of anybody else."""
+        """The namespace of a service account; "default" for other users."""
         kind, _, place = self.name.rpartition(":")[0].rpartition(":")
         return place if kind == "system:serviceaccount" else "default"
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that prove the name."""
+        """The headers that authenticate the user."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     @property
     def authority_data(self) -> str:
-        """The authority as Kubernetes objects carry it."""
+        """The CA's certificate, encoded as in Kubernetes objects."""
         return _data(self.authority)
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """The TLS context that trusts the server, and proves the name where a certificate does."""
+        """The TLS context that trusts the server, with the user's certificate if it has one."""
         context = ssl.create_default_context(cafile=self.authority)
         if self.certificate is not None:
             context.load_cert_chain(self.certificate, self.certificate.with_suffix(".key"))
@@ -44,7 +44,7 @@ class User:
 
 
 def kubeconfig(path: Path, server: str, user: User) -> Path:
-    """Write a kubeconfig that is whole in itself: certificates as data, no path in it."""
+    """Write a kubeconfig that needs no other file: certificates are in it as data."""
     cluster = {"server": server, "certificate-authority-data": user.authority_data}
     return _write(path, cluster, user.name, _proof(user), user.namespace)
 

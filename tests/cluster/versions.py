@@ -15,17 +15,17 @@ RUNNING = {
 
 
 def is_kubevirt_at_least(version: str) -> bool:
-    """Whether the KubeVirt that runs is of this version ("1.8") or newer."""
+    """Whether the tested KubeVirt is of this version ("1.8") or newer."""
     return _order(RUNNING["kubevirt"]) >= _order(version)
 
 
 def is_kubernetes_at_least(version: str) -> bool:
-    """Whether the kube-apiserver that runs is of this version ("1.37") or newer."""
+    """Whether the tested kube-apiserver is of this version ("1.37") or newer."""
     return _order(RUNNING["kube-apiserver"]) >= _order(version)
 
 
 def since(version: str, what: str) -> pytest.MarkDecorator:
-    """Run a test with KubeVirt from this version on; `make matrix` prints what is not there."""
+    """Run a test only with this version of KubeVirt or newer; `make matrix` prints the others."""
     there = is_kubevirt_at_least(version)
     return pytest.mark.skipif(not there, reason=f"KubeVirt {RUNNING['kubevirt']}: no {what}")
 

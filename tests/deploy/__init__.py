@@ -1,1 +1,1 @@
-"""The manifests of `deploy/`: rendered, checked, admitted by a real API server, run under."""
+"""The manifests of `deploy/`: rendered, checked, and applied to a real API server."""

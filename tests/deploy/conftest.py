@@ -1,4 +1,4 @@
-"""The real API servers that the manifests are tried on."""
+"""The real API servers to which the manifests are applied."""
 
 import json
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ ADDED = (
 
 @pytest.fixture(scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
-    """A control plane with the CRDs that deploy/ needs, and our namespace."""
+    """A control plane with the CRDs that deploy/ needs, and the exporter's namespace."""
     async with equipped(tmp_path_factory.mktemp("cluster")) as cluster:
         await apply(cluster.admin, [only(render("base"), "Namespace")])
         yield cluster
@@ -34,7 +34,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rea
 
 @pytest.fixture(scope="module")
 async def fresh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
-    """The same for one module, and without anything of ours."""
+    """A control plane for one module, without any object of the exporter."""
     async with equipped(tmp_path_factory.mktemp("fresh")) as cluster:
         yield cluster
 
@@ -50,14 +50,14 @@ async def equipped(directory: Path) -> AsyncIterator[RealCluster]:
 
 
 async def serves_added(client: Client) -> bool:
-    """Whether the API server has taken the further CRDs up, schemas included."""
+    """Whether the API server serves the added CRDs with their schemas."""
     served = (await client.request("GET", "/openapi/v2"))["definitions"]
     return all(kind in served for kind in ADDED)
 
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """What would be in the Secret of the certificate, for the loopback address."""
+    """The content of the certificate's Secret, for the loopback address."""
     directory = tmp_path_factory.mktemp("pair")
     write_certificates(directory, "tls")
     return Pair(directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
@@ -65,7 +65,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 async def paging(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
-    """A control plane that streams no lists, as those before Kubernetes 1.32."""
+    """A control plane without streaming lists, as before Kubernetes 1.32."""
     directory = tmp_path_factory.mktemp("paging")
     async with RealCluster(directory, flags=["--feature-gates=WatchList=false"]) as cluster:
         await apply(cluster.admin, [only(render("base"), "Namespace")])

@@ -17,7 +17,7 @@ _REFERENCE = "#/definitions/"
 
 
 def find_faults(objects: Iterable[Object], openapi: Object, folder: Path) -> Object:
-    """What kubeconform finds in objects, by the schemas of an API server."""
+    """The faults that kubeconform finds in objects, with an API server's schemas."""
     schemas, file = folder / "schemas", folder / "objects.yaml"
     if not schemas.exists():
         schemas.mkdir()
@@ -50,7 +50,7 @@ def write_schemas(openapi: Object, folder: Path) -> None:
 
 
 def _strict(schema: Any) -> Any:
-    """A schema that knows Kubernetes' own words, and refuses fields that it does not name."""
+    """A schema without Kubernetes' extensions that refuses unknown fields."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, dict):
@@ -64,7 +64,7 @@ def _strict(schema: Any) -> Any:
 
 
 def _reachable(name: str, definitions: Object) -> set[str]:
-    """What a definition refers to, directly or not, itself included."""
+    """All definitions that a definition refers to, directly or not, and itself."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

@@ -1,4 +1,4 @@
-"""The exporter as callers meet it that have a token or none: over TLS, as its overlay has it."""
+"""The exporter over TLS, configured as in its overlay, for callers with and without a token."""
 
 import json
 import ssl
@@ -27,17 +27,17 @@ class Pair:
 
     @property
     def trust(self) -> ssl.SSLContext:
-        """For who trusts that authority alone."""
+        """A TLS context that trusts only this CA."""
         return ssl.create_default_context(cafile=self.authority)
 
 
 def runnable(folder: str, pair: Pair) -> Object:
-    """An overlay's configuration, but for places that a test has no right to."""
+    """An overlay's configuration, with paths that a test may use."""
     return playable(config_of(render(folder)), pair)
 
 
 def playable(config: Object, pair: Pair) -> Object:
-    """A configuration, but for places that a test has no right to."""
+    """A configuration, with paths that a test may use."""
     config = {**config, **ANYWHERE}
     if "tls" not in config:
         return config
@@ -51,7 +51,7 @@ def playable(config: Object, pair: Pair) -> Object:
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who asks over TLS, with a token or without; `host` is whom they believe to ask."""
+    """A client over TLS, with or without a token; `host` is the expected server name."""
 
     exporter: Program
     trust: ssl.SSLContext
@@ -59,7 +59,7 @@ class Caller:
     host: str | None = None
 
     def as_who_has(self, token: str | None) -> "Caller":
-        """The same with another token."""
+        """The same client with another token."""
         return replace(self, token=token or "")
 
     async def ask(self, method: str, url: str, body: object = None) -> tuple[int, Any]:
@@ -76,7 +76,7 @@ class Caller:
             return response.status, json.loads(text) if is_json else text
 
     async def ready(self) -> None:
-        """Wait until it is, by the metrics listener's probe."""
+        """Wait until the exporter is ready, by the probe of the metrics listener."""
         await self.exporter.listening()
 
         async def is_ready() -> bool:
@@ -85,7 +85,7 @@ class Caller:
         await poll(is_ready, what="/readyz")
 
     async def sample(self, metric: str, **labels: str) -> float:
-        """The sum of a metric's series of these labels in a scrape."""
+        """The sum of a metric's series with these labels in a scrape."""
         status, text = await self.ask("GET", f"{self.exporter.metrics}/metrics")
         assert status == 200, text
         lines = [line.rpartition(" ") for line in text.splitlines()]
@@ -99,7 +99,7 @@ class Caller:
 
 @asynccontextmanager
 async def somebody(cluster: RealCluster, name: str, *roles: str) -> AsyncIterator[str]:
-    """The token of a new account that the ClusterRoles are bound to."""
+    """The token of a new account with these ClusterRoles."""
     await cluster.admin.create(
         SERVICE_ACCOUNTS, {"metadata": {"name": name, "namespace": NAMESPACE}}
     )

@@ -1,4 +1,4 @@
-"""A real API server as the manifests meet it: apply, delete, and the account that they make."""
+"""Applying and deleting manifests on a real API server, and the accounts that they create."""
 
 import json
 from collections.abc import AsyncIterator, Iterable
@@ -26,13 +26,13 @@ Grants: TypeAlias = set[tuple[str, str, str, str]]
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the API server serves each kind, as it says itself."""
+    """The paths of each kind, from the API server's discovery."""
 
     plurals: dict[tuple[str, str], tuple[str, bool]]
 
     @classmethod
     async def discover(cls, client: Client, objects: Iterable[Object]) -> "Paths":
-        """Ask for the versions that the objects have."""
+        """Read the discovery of the API versions of these objects."""
         plurals = {}
         for version in sorted({one["apiVersion"] for one in objects}):
             listed = await client.request("GET", _root(version))
@@ -74,7 +74,7 @@ async def delete(client: Client, objects: Iterable[Object]) -> None:
 
 @asynccontextmanager
 async def applied(client: Client, objects: Iterable[Object]) -> AsyncIterator[None]:
-    """The objects are there for the length of the block."""
+    """Apply the objects, and delete them after the block."""
     await apply(client, objects)
     try:
         yield
@@ -86,7 +86,7 @@ async def applied(client: Client, objects: Iterable[Object]) -> AsyncIterator[No
 async def account(
     cluster: RealCluster, folder: str, *, without: tuple[str, tuple[str, ...]] | None = None
 ) -> AsyncIterator[User]:
-    """The exporter's account with the roles of an overlay, or all but a verb on some resources."""
+    """The exporter's account with an overlay's roles, possibly without a verb."""
     objects = [one for one in render(folder) if one["kind"] in RBAC]
     if without is not None:
         objects = [less(one, *without) for one in objects]
@@ -104,7 +104,7 @@ async def account(
 
 
 def bound_rules(objects: Iterable[Object], role: Object) -> list[Object]:
-    """The rules of a role that a binding among the objects gives to the exporter's account."""
+    """The rules that the bindings among these objects give to the exporter's account."""
     name = role["metadata"]["name"]
     bound = any(
         (one["roleRef"]["kind"], one["roleRef"]["name"]) == (role["kind"], name)
@@ -116,7 +116,7 @@ def bound_rules(objects: Iterable[Object], role: Object) -> list[Object]:
 
 
 def less(role: Object, verb: str, resources: tuple[str, ...]) -> Object:
-    """A role without a verb on some resources; other objects as they are."""
+    """The object; if it is a role, without a verb on some resources."""
     if "rules" not in role:
         return role
     rules = [rule for rule in role["rules"] if "nonResourceURLs" in rule]
@@ -128,7 +128,7 @@ def less(role: Object, verb: str, resources: tuple[str, ...]) -> Object:
 
 
 async def granted(client: Client) -> Grants:
-    """Verb, group, resource and name of all that a user may do in the exporter's namespace."""
+    """A user's permissions in the exporter's namespace: verb, group, resource and name."""
     answer = await client.request(
         "POST",
         "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",

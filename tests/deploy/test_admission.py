@@ -1,4 +1,4 @@
-"""A real API server takes every object as it is rendered, and the roles are enough and no more."""
+"""A real API server accepts every rendered object, and the roles are exactly sufficient."""
 
 import asyncio
 import json
@@ -66,18 +66,18 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
 def rendered(name: str) -> tuple[Object, ...]:
-    """The objects of a folder, or those that the descheduler's chart makes of our values."""
+    """The objects of a folder, or those of the descheduler's chart with our values."""
     return render_chart() if name == "chart" else render(name)
 
 
 @pytest.mark.parametrize("folder", RENDERED)
 async def test_every_object_is_accepted(cluster: RealCluster, folder: str) -> None:
-    """A server-side dry run takes each of them, its schema strict and its admission real."""
+    """A strict server-side dry run accepts every object."""
     await apply(cluster.admin, rendered(folder), dryRun="All")
 
 
 async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) -> None:
-    """Every object fits the schemas that this API server tells, and a wrong one does not."""
+    """Every object matches this API server's schemas, and a wrong one does not."""
     openapi = await cluster.admin.request("GET", "/openapi/v2")
     objects = [one for folder in RENDERED for one in rendered(folder)]
     found = find_faults(objects, openapi, tmp_path)
@@ -90,7 +90,7 @@ async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) 
 
 @pytest.mark.parametrize("folder", [*OVERLAYS, "chart"])
 async def test_every_pod_is_restricted(cluster: RealCluster, folder: str) -> None:
-    """Under the pod security standard `restricted`, enforced, the pods would be made."""
+    """All pods are accepted under the enforced pod security standard `restricted`."""
     templates = pod_templates(rendered(folder))
 
     assert len(templates) == 1
@@ -101,7 +101,7 @@ async def test_every_pod_is_restricted(cluster: RealCluster, folder: str) -> Non
 
 
 async def test_a_pod_that_is_not_restricted_is_not_made(cluster: RealCluster) -> None:
-    """The standard is enforced in that namespace: the manifest says so."""
+    """A pod that is not restricted is refused, as the namespace enforces the standard."""
     template = pod_templates(render("base"))[0]
     privileged = json.loads(json.dumps(template).replace('"runAsNonRoot": true', '"fsGroup": 1'))
 
@@ -112,7 +112,7 @@ async def test_a_pod_that_is_not_restricted_is_not_made(cluster: RealCluster) ->
 
 
 def pod(template: Object) -> Object:
-    """The pod that a Deployment makes of its template."""
+    """The pod of a Deployment's template."""
     metadata = {**template["metadata"], "namespace": NAMESPACE, "generateName": f"{NAME}-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
@@ -121,7 +121,7 @@ def pod(template: Object) -> Object:
 async def test_the_exporter_runs_under_its_roles(
     cluster: RealCluster, folder: str, pair: Pair, tmp_path: Path
 ) -> None:
-    """With its account and its configuration it sees all it reads, and is refused nothing."""
+    """With its account and configuration the exporter reads everything without a 403."""
     async with (
         account(cluster, folder) as user,
         somebody(cluster, "scraper", SCRAPER) as token,
@@ -145,7 +145,7 @@ async def test_the_exporter_runs_under_its_roles(
 async def test_every_verb_is_needed(
     cluster: RealCluster, paging: RealCluster, verb: str, tmp_path: Path
 ) -> None:
-    """Without it on what is optional each is missing; without it on VMIs nothing is known.
+    """Without a verb on an optional resource that is missing; on VMIs nothing is known.
 
     A server that streams lists asks for `watch` alone.
     """
@@ -172,7 +172,7 @@ async def test_every_verb_is_needed(
 
 @pytest.mark.parametrize(("folder", "reviews"), [("overlays/standalone", REVIEWS), (PLAIN, set())])
 async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, reviews: Grants) -> None:
-    """Of an account without roles it differs by what it reads, reviews, and by its history."""
+    """The account has no other permissions: it reads, reviews, and writes its history."""
     other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
     await cluster.admin.create(SERVICE_ACCOUNTS, other)
     nobody = await cluster.account(NAMESPACE, "other")
@@ -199,7 +199,7 @@ CHECKPOINT = [
 async def test_the_history_is_written_with_every_verb_and_with_none_less(
     paging: RealCluster, resource: str, verb: str, pair: Pair, tmp_path: Path
 ) -> None:
-    """Under the rendered role it is; without one of its verbs the log says which."""
+    """The history is written with the rendered role; without a verb the log names it."""
     await forget_history(paging.admin)
     config = runnable("overlays/standalone", pair)
     config["kube"] = {"leaseDuration": "1s", "historyInterval": "100ms"}
@@ -230,7 +230,7 @@ async def test_the_history_is_written_with_every_verb_and_with_none_less(
 
 @asynccontextmanager
 async def migrated_vm(client: Client) -> AsyncIterator[None]:
-    """A VM that has just been moved: something for the stored history to keep."""
+    """A VM that has just been migrated, so that there is a history to store."""
     now = int(time.time())
     state = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
     state["endTimestamp"] = rfc3339(now - 30)
@@ -248,7 +248,7 @@ async def forget_history(client: Client) -> None:
 
 
 async def test_no_other_object_can_be_written(cluster: RealCluster) -> None:
-    """ConfigMaps of other names cannot be, nor what is another's Lease."""
+    """ConfigMaps and Leases of other names cannot be written."""
 
     async def refused(*arguments: Any, **more: Any) -> str:
         with pytest.raises(ApiError) as refusal:

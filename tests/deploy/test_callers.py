@@ -1,4 +1,4 @@
-"""Who gets what from an exporter as it is installed: real accounts, real roles, a real TLS pair."""
+"""Who may read what from an installed exporter: real accounts, roles and TLS."""
 
 import asyncio
 import socket
@@ -43,7 +43,7 @@ REQUESTS = (
 
 @pytest.fixture
 async def standalone(cluster: RealCluster, pair: Pair, tmp_path: Path) -> AsyncIterator[Caller]:
-    """The overlay's exporter under its account and roles, and one VM; asked by nobody yet."""
+    """The overlay's exporter with its account and roles, and one VM."""
     await cluster.admin.create(VMIS, vmi("asked-about"))
     async with (
         account(cluster, "overlays/standalone") as user,
@@ -76,7 +76,7 @@ async def statuses(caller: Caller) -> dict[tuple[str, str, str], int]:
 async def test_everybody_gets_what_their_role_says(
     cluster: RealCluster, standalone: Caller, prove: Callable[[str], None]
 ) -> None:
-    """The table of SECURITY.md: who gets what. No token is logged."""
+    """Each account gets the answers that SECURITY.md's table says; no token is logged."""
     async with (
         somebody(cluster, "a-caller", CALLER) as caller,
         somebody(cluster, "a-scraper", SCRAPER) as scraper,
@@ -129,7 +129,7 @@ async def test_a_refusal_says_who_and_what(cluster: RealCluster, standalone: Cal
 async def test_both_reviews_are_needed(
     cluster: RealCluster, resource: str, pair: Pair, tmp_path: Path
 ) -> None:
-    """Without either permission nobody is let in, and the log says what could not be asked."""
+    """Without either review permission all requests are refused, and the log says why."""
     async with (
         account(cluster, "overlays/standalone", without=("create", (resource,))) as user,
         somebody(cluster, "a-caller", CALLER) as token,
@@ -151,7 +151,7 @@ async def test_both_reviews_are_needed(
 
 
 async def test_plain_text_gets_no_answer(standalone: Caller) -> None:
-    """A token that is sent without TLS by mistake is not taken, and the sender notices."""
+    """A token that is sent without TLS is refused, and the sender gets an error."""
     for secure in (standalone.exporter.query, standalone.exporter.metrics):
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.ClientError):
@@ -159,7 +159,7 @@ async def test_plain_text_gets_no_answer(standalone: Caller) -> None:
 
 
 async def test_a_certificate_of_another_authority_is_not_trusted(standalone: Caller) -> None:
-    """What callers are given as CA is what they verify by."""
+    """Callers only trust the CA that they were given."""
     stranger = Caller(standalone.exporter, ssl.create_default_context())
 
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
@@ -167,7 +167,7 @@ async def test_a_certificate_of_another_authority_is_not_trusted(standalone: Cal
 
 
 async def test_no_tls_below_1_2(standalone: Caller) -> None:
-    """An older client is turned away in the handshake."""
+    """The TLS handshake of an older client fails."""
     url = urllib.parse.urlsplit(standalone.exporter.query)
 
     def shake_hands(version: ssl.TLSVersion) -> str | None:
@@ -191,7 +191,7 @@ async def test_no_tls_below_1_2(standalone: Caller) -> None:
 async def test_a_renewed_secret_is_served_without_a_restart(
     cluster: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    """The Secret's volume turns, as kubelet turns it, and the next connection has the new pair."""
+    """When the kubelet updates the Secret's volume, the next connection has the new pair."""
     volume, newer = tmp_path / "..data", tmp_path / "newer"
     for directory, source in ((tmp_path / "older", pair), (newer, None)):
         directory.mkdir()
@@ -228,7 +228,7 @@ async def test_a_renewed_secret_is_served_without_a_restart(
 async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
     cluster: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    """The descheduler needs no token where only its pod reaches; the metrics listener asks."""
+    """The socket of the pod needs no token; the metrics listener does."""
     config = runnable("overlays/sidecar", pair)
     query = tmp_path / "query.sock"
     config["listen"] = {**config["listen"], "query": f"unix:{query}"}

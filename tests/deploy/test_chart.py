@@ -1,4 +1,4 @@
-"""Our Helm chart: it renders what kustomize renders, and a real API server takes it."""
+"""The Helm chart: it renders what kustomize renders, and a real API server accepts it."""
 
 import json
 import re
@@ -55,7 +55,7 @@ MODES: dict[str, tuple[Object, str, list[str]]] = {
 
 
 def helm(*arguments: str, values: Object | None = None) -> subprocess.CompletedProcess[str]:
-    """Run helm; the values come from standard input."""
+    """Run helm with values from standard input."""
     return subprocess.run(
         [str(find_binary("helm")), *arguments, *(["--values", "-"] if values is not None else [])],
         input=None if values is None else yaml.safe_dump(values),
@@ -83,7 +83,7 @@ def charted(*arguments: str, values: str | None = None, namespace: str = NAMESPA
 
 
 def comparable(objects: list[Object]) -> dict[str, Object]:
-    """By kind and name, without hashes of names and labels of the tool; texts of YAML are read."""
+    """The objects by kind and name, without name hashes and the tool's labels, YAML parsed."""
     text = re.sub(r"(-(?:config|descheduler))-[a-z0-9]{10}\b", r"\1", json.dumps(objects))
     found = {}
     for one in json.loads(text):
@@ -100,7 +100,7 @@ def comparable(objects: list[Object]) -> dict[str, Object]:
 @pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> None:
-    """Object by object, but for the namespace itself, which Helm makes or the administrator."""
+    """The objects are equal, without the namespace, which Helm or an administrator creates."""
     values, folder, components = MODES[mode]
     kustomized = overlay(
         {"namespace": namespace},
@@ -118,7 +118,7 @@ def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> 
 
 @pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
 def test_events_add_a_setting_and_the_component(namespace: str) -> None:
-    """`events.enabled` sets `events: true`; what is added is what the component adds."""
+    """`events.enabled` sets `events: true`, and adds what the component adds."""
     without, ours = (
         comparable(charted(values=json.dumps({"events": {"enabled": on}}), namespace=namespace))
         for on in (False, True)
@@ -138,7 +138,7 @@ def test_events_add_a_setting_and_the_component(namespace: str) -> None:
 
 
 def test_every_object_says_that_helm_made_it() -> None:
-    """The two labels that the comparison leaves out are on each."""
+    """Every object has the two labels that the comparison ignores."""
     for one in charted(values=json.dumps(MONITORING)):
         assert one["metadata"]["labels"].keys() >= TOOL_LABELS
 
@@ -159,7 +159,7 @@ async def test_a_real_api_server_takes_every_object(
 
 
 def test_each_mode_has_values_for_ci() -> None:
-    """And so have plain metrics and the webhook."""
+    """Each mode, plain metrics and the webhook have values for CI."""
     modes = {yaml.safe_load(path.read_text(encoding="utf-8"))["mode"] for path in CI}
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 
@@ -194,7 +194,7 @@ def test_each_mode_has_values_for_ci() -> None:
     ids=str,
 )
 def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
-    """Before anything is installed."""
+    """Wrong values are refused by name before anything is installed."""
     refused = template(values=values)
 
     assert refused.returncode != 0
@@ -204,7 +204,7 @@ def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
 async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     cluster: RealCluster,
 ) -> None:
-    """Else the exporter would never see their evictions; the API server compiles the condition."""
+    """The webhook is called for these groups, and the API server compiles the condition."""
     group = "system:serviceaccounts:kube-system"
     values = {
         "mode": "standalone",
@@ -230,7 +230,7 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     ids=["value", "setting"],
 )
 def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
-    """The setting is on, and the condition on users is left out."""
+    """To observe, the setting is on and the condition on users is missing."""
     objects = tuple(charted(values=json.dumps({"mode": "standalone", **values})))
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
     assert [one["name"] for one in webhook["matchConditions"]] == ["launcher-pods"]
@@ -238,7 +238,7 @@ def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
 
 
 def test_own_settings_are_merged_over_those_of_the_mode() -> None:
-    """`config` is the exporter's own YAML; the rest stays."""
+    """`config` is merged over the mode's settings; other settings stay."""
     values = {"mode": "standalone", "config": {"policy": {"migrationCooldown": "1h"}}}
     changed, plain = (
         comparable(charted(values=json.dumps(one)))[f"ConfigMap {NAME}-config"]["data"][
@@ -253,7 +253,7 @@ def test_own_settings_are_merged_over_those_of_the_mode() -> None:
 
 
 def test_alerts_follow_the_conventions_of_a_site() -> None:
-    """Left out by name, with labels and runbooks of one's own; recording rules stay as they are."""
+    """Alerts can be left out, labelled, and given other runbooks; recording rules stay."""
     chosen: Object = {
         "disabled": ["KubeVirtVMChurning", "KubeVirtEvictionExporterStale"],
         "additionalLabels": {"release": "ours"},
@@ -299,7 +299,7 @@ def test_dashboards_of_perses_are_those_of_kustomize() -> None:
 
 
 def test_a_changed_setting_makes_new_pods() -> None:
-    """Its name is that of its content."""
+    """A changed setting changes the ConfigMap's name, so that pods are replaced."""
     names = {
         one["metadata"]["name"]
         for cooldown in ("15m", "1h")
@@ -313,7 +313,7 @@ def test_a_changed_setting_makes_new_pods() -> None:
 
 
 def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
-    """The schema knows the keys of values.yaml and no others; nothing else is accepted."""
+    """The schema has the keys of values.yaml, and refuses others."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     del schema["properties"]["global"]  # Helm's own

@@ -25,7 +25,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 
 def arguments(kubeconfig: Path, directory: Path, plugin: Object | None = None) -> list[str]:
-    """The container's flags, its policy's file moved, on a port of its own.
+    """The container's flags, with another policy file and port.
 
     `plugin` is what the policy has of KubeVirtVerdicts in place of what it has.
     """
@@ -70,7 +70,7 @@ def node(name: str) -> Object:
 
 @pytest.fixture
 async def crowded(cluster: RealCluster) -> AsyncIterator[RealCluster]:
-    """One node with three launcher pods of a processor each, and one without any."""
+    """A node with three launcher pods of one processor each, and an empty node."""
     names = ("a", "b", "c")
     request = {"requests": {"cpu": "1", "memory": "1Gi"}}
     compute = {"name": "compute", "image": "virt-launcher", "resources": request}
@@ -90,7 +90,7 @@ async def crowded(cluster: RealCluster) -> AsyncIterator[RealCluster]:
 
 
 async def cycle(cluster: RealCluster, directory: Path, *lacking: str) -> str:
-    """What it says until it has evicted a pod and told so in an event, or until it is refused.
+    """The descheduler's log until it has evicted a pod and written an Event, or gets a 403.
 
     `lacking` is a verb and a resource.
     """
@@ -100,7 +100,7 @@ async def cycle(cluster: RealCluster, directory: Path, *lacking: str) -> str:
 
 
 async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
-    """Run the descheduler until it has evicted a pod or is refused something; what it said."""
+    """Run the descheduler until it has evicted a pod or gets a 403; its log."""
     process = Process(command, directory / "descheduler.log")
     process.start()
 
@@ -119,7 +119,7 @@ async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
 
 
 async def test_a_cycle_under_the_rendered_roles(crowded: RealCluster, tmp_path: Path) -> None:
-    """It reads what it needs, evicts, tells so in an event, and is refused nothing."""
+    """It reads what it needs, evicts a pod, writes an Event, and gets no 403."""
     said = await cycle(crowded, tmp_path)
 
     assert EVICTED in said
@@ -143,20 +143,20 @@ async def test_a_cycle_under_the_rendered_roles(crowded: RealCluster, tmp_path: 
 async def test_what_a_cycle_needs(
     crowded: RealCluster, verb: str, resource: str, tmp_path: Path
 ) -> None:
-    """Without it the log says what was refused: the proof above would have seen it."""
+    """Without one of its permissions the log has the 403."""
     said = await cycle(crowded, tmp_path, verb, resource)
 
     assert f'cannot {verb} resource \\"{resource}\\"' in said
 
 
 def as_a_caller() -> tuple[Object, Object]:
-    """The example for a descheduler in a pod of its own: the plugin's policy, and the pod."""
+    """The example of a descheduler in its own pod: the plugin's policy, and the pod."""
     policy, pod = (yaml.safe_load(text) for text in fenced(OWN_CALLER, "yaml"))
     return policy[0], pod
 
 
 def test_the_files_of_a_pod_of_its_own_are_mounted() -> None:
-    """The plugin's paths are those of the token and the authority that the volume projects."""
+    """The plugin's paths are those of the token and the CA in the projected volume."""
     plugin, pod = as_a_caller()
     (mount,) = pod["containers"][0]["volumeMounts"]
     (volume,) = pod["volumes"]
@@ -173,7 +173,7 @@ def test_the_files_of_a_pod_of_its_own_are_mounted() -> None:
 async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
     crowded: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    """With the arguments of the example it sends its token, and evicts what it may."""
+    """With the example's arguments it sends its token, and evicts what is allowed."""
     plugin, _ = as_a_caller()
     async with (
         account(crowded, "overlays/standalone") as user,

@@ -1,4 +1,4 @@
-"""`deploy/components/events`: one verb more, and with it the exporter writes Events."""
+"""`deploy/components/events` adds one verb, with which the exporter writes Events."""
 
 import subprocess
 from collections.abc import Callable
@@ -17,7 +17,7 @@ KINDS = ("events.events.k8s.io", "events")
 
 
 def can_i(kubeconfig: Path) -> dict[tuple[str, str], str]:
-    """What `kubectl auth can-i` answers about Events of another namespace, and of any object."""
+    """The answer of `kubectl auth can-i` about Events in another namespace."""
     asked = [(verb, kind) for kind in KINDS for verb in VERBS] + [("*", "*")]
     command = [str(find_binary("kubectl")), "--kubeconfig", str(kubeconfig), "-n", "default"]
     return {
@@ -31,7 +31,7 @@ def can_i(kubeconfig: Path) -> dict[tuple[str, str], str]:
 async def test_one_verb_is_added(
     cluster: RealCluster, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """Before it none is allowed on Events, after it `create`; nothing else is. Events appear."""
+    """It adds the verb `create` on Events and nothing else; Events are written."""
     async with account(cluster, "base") as user, cluster.client(user) as client:
         kubeconfig = cluster.kubeconfig(user)
         before, asked_before = await granted(client), can_i(kubeconfig)

@@ -1,4 +1,4 @@
-"""From nothing to verdicts in five typed lines: each way of the documents, and in two namespaces.
+"""Each documented way to install, in two namespaces: five typed lines, then verdicts.
 
 The API server is real. The kubelet, cert-manager and the controllers are played: the exporter runs
 here, under the account, the roles and the configuration that the typed lines have made.
@@ -59,7 +59,7 @@ LABEL = f"app.kubernetes.io/name={NAME}"
 
 @pytest.fixture(scope="module")
 async def busy(fresh: RealCluster) -> AsyncIterator[RealCluster]:
-    """A cluster with a VM that has just been moved, and a descheduler that runs already."""
+    """A cluster with a VM that has just been migrated, and a running descheduler."""
     await fresh.namespace("shop")
     now = int(time.time())
     ended = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
@@ -82,7 +82,7 @@ async def busy(fresh: RealCluster) -> AsyncIterator[RealCluster]:
 
 
 def follow_readme(picked: str) -> list[str]:
-    """What is typed for one of the README's ways; there is no registry here for the images."""
+    """The lines of one of the README's ways, without those that push images."""
     (block,) = code_blocks(chapters(README)["Pick one of three"], "bash")
     *images, install, wait, ask = block.splitlines()
     assert all(line.startswith("podman build ") for line in images)
@@ -92,7 +92,7 @@ def follow_readme(picked: str) -> list[str]:
 
 
 class Adopter:
-    """Somebody who types the lines of one way, with another namespace where it has one."""
+    """A user who types the lines of one way, for the default or another namespace."""
 
     def __init__(self, cluster: RealCluster, directory: Path, pair: Pair, namespace: str) -> None:
         self._cluster = cluster
@@ -102,7 +102,7 @@ class Adopter:
         self._environment = Reader(cluster, directory).environment
 
     def lines(self, way: str) -> list[str]:
-        """What is typed; by kustomize in another namespace it is an overlay of one's own."""
+        """The typed lines; kustomize in another namespace needs an overlay."""
         lines = WAYS[way]
         applied = [line for line in lines if line.startswith("kubectl apply ")]
         if self._namespace != NAMESPACE and applied:
@@ -121,12 +121,12 @@ class Adopter:
         return [self.moved(line) for line in lines]
 
     def moved(self, line: str) -> str:
-        """A line of the documents with our namespace in it."""
+        """A line of the documents with the namespace replaced."""
         named = rf"(?<=-n ){NAMESPACE}|(?<=--namespace ){NAMESPACE}|(?<=serviceaccount=){NAMESPACE}"
         return re.sub(named, self._namespace, line)
 
     async def type(self, line: str) -> str:
-        """What a line prints."""
+        """Type a line; returns what it prints."""
         if " exec " in line:
             return await self._exec(line.partition(" -- ")[2])
         if line.startswith("export "):
@@ -137,7 +137,7 @@ class Adopter:
         return await shell(line, **self._environment)
 
     async def _exec(self, command: str) -> str:
-        """What a command prints in the exporter's container: beside a process that runs as it."""
+        """Run a command as in the exporter's container; returns what it prints."""
         place = f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{NAME}"
         deployment = await self._cluster.admin.request("GET", place)
         (volume,) = (
@@ -179,7 +179,7 @@ async def test_the_typed_lines_end_in_verdicts(
     namespace: str,
     prove: Callable[[str], None],
 ) -> None:
-    """And the documented lines for uninstalling leave nothing that has our label."""
+    """The typed lines end in verdicts; the documented removal leaves no labelled object."""
     adopter = Adopter(busy, tmp_path, pair, namespace)
     by_helm = way.endswith("Helm")
     lines = adopter.lines(way)
@@ -206,7 +206,7 @@ async def test_the_typed_lines_end_in_verdicts(
 async def test_the_readme_s_lines_end_in_verdicts(
     busy: RealCluster, pair: Pair, tmp_path: Path, picked: str
 ) -> None:
-    """Whichever is picked, and with the images that the first lines have pushed."""
+    """Each of the README's ways ends in verdicts, with the images that its lines pushed."""
     adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
     said = [await adopter.type(line) for line in follow_readme(picked)]
     images = await adopter.type(
@@ -223,7 +223,7 @@ async def test_the_readme_s_lines_end_in_verdicts(
 async def test_helm_changes_the_mode_in_place(
     busy: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    """Each mode over each other: nothing is refused, and what the new mode lacks is gone."""
+    """Helm changes any mode into any other, and removes what the new mode does not have."""
     adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
     (install, *_) = WAYS["Metrics, by Helm"]
     upgrade = install.replace("helm install", "helm upgrade --install")

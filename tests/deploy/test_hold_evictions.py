@@ -35,14 +35,14 @@ def commands(heading: str) -> list[str]:
 
 
 def test_the_outcomes_are_the_program_s() -> None:
-    """Each has its row."""
+    """Each outcome of the program has its row."""
     steps = chapters(HOLD_EVICTIONS)["Five steps"]
     rows = re.findall(r"^ *\| (`\w+`) \|", steps, re.MULTILINE)
     assert {bare(row) for row in rows} == set(ReviewOutcome)
 
 
 def test_the_users_named_are_the_shipped_ones() -> None:
-    """Who is fit for the list, by a whole name, is on it."""
+    """The users that the page names are those of the shipped list."""
     listed = chapters(HOLD_EVICTIONS)["Which users to list"]
     told = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", listed)
     shipped = read_settings(config_of(render(OVERLAY))).admission.users
@@ -51,7 +51,7 @@ def test_the_users_named_are_the_shipped_ones() -> None:
 
 
 class Reader:
-    """Somebody who types what the page says."""
+    """A user who types the commands of the page."""
 
     def __init__(self, cluster: RealCluster, directory: Path) -> None:
         self.cluster = cluster
@@ -62,7 +62,7 @@ class Reader:
         }
 
     async def type(self, command: str) -> str:
-        """Run one command; nobody runs pods here, so every Deployment says that they are up."""
+        """Run one command, and mark every Deployment as available, as no pods run here."""
         if command.startswith("export "):
             name = command.removeprefix("export ").partition("=")[0]
             self.environment[name] = await self._run(f'{command}; printf %s "${name}"')
@@ -77,7 +77,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
-    """A control plane with a VM that has just migrated, in a pod of the page's name."""
+    """A control plane with a VM that has just migrated, whose pod has the page's name."""
     async with RealCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         await cluster.namespace("shop")
         await add_vm(cluster.admin, "shop", "db1", held=True)
@@ -106,7 +106,7 @@ async def exporter(cluster: RealCluster, directory: Path, *, mode: str) -> Async
 
 
 async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_path: Path) -> None:
-    """Certificate by openssl, install, warn, enforce, one let through, off: as it is written.
+    """All commands of the page work: certificate, install, warn, enforce, exception, off.
 
     The API server calls the shipped configuration by the Service's name and verifies the
     certificate by it; the Service leads to this machine in place of a pod.
@@ -171,14 +171,14 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
 
 
 def test_the_default_is_to_hold_nobody() -> None:
-    """Without the settings of the page nothing is listened on and nobody is listed."""
+    """By default there is no webhook listener, and no user is listed."""
     assert AdmissionSettings().users == ()
     assert read_settings({}).listen.admission == ()
 
 
 @asynccontextmanager
 async def _descheduler(cluster: RealCluster) -> AsyncIterator[Evictor]:
-    """The descheduler's service account, under its own name and token."""
+    """A client with the descheduler's service account."""
     user = await cluster.account("kube-system", ACCOUNT)
     evicts = {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}
     await allow(cluster.admin, user, "descheduler-evicts", evicts)
@@ -187,7 +187,7 @@ async def _descheduler(cluster: RealCluster) -> AsyncIterator[Evictor]:
 
 
 async def _lead_here(cluster: RealCluster) -> None:
-    """Have the Service lead to this machine: no pod runs here, and no kube-proxy."""
+    """Point the Service to this machine, as there are no pods and no kube-proxy."""
     await cluster.admin.delete(SERVICES, NAMESPACE, NAME)
     spec = {"type": "ExternalName", "externalName": "127.0.0.1"}
     place = {"name": NAME, "namespace": NAMESPACE}
@@ -195,7 +195,7 @@ async def _lead_here(cluster: RealCluster) -> None:
 
 
 async def _name_pod(cluster: RealCluster) -> str:
-    """Make db1's launcher pod anew, under the page's name."""
+    """Recreate db1's launcher pod with the page's name."""
     await cluster.admin.send(
         "DELETE",
         PODS.path("shop"),

@@ -1,4 +1,4 @@
-"""The Dockerfile's own steps, run in a clean place: no container engine is needed to know them."""
+"""The Dockerfile's steps, run in an empty folder without a container engine."""
 
 import json
 import re
@@ -16,14 +16,14 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def instructions(name: str) -> list[str]:
-    """The arguments of every instruction of a name, continuation lines joined."""
+    """The arguments of every instruction with this name, continuation lines joined."""
     joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
     lines = [line for line in joined.splitlines() if line.startswith(f"{name} ")]
     return [line.removeprefix(f"{name} ") for line in lines]
 
 
 def test_it_runs_the_program_as_nobody() -> None:
-    """The entry point is the module in exec form, the user a number that is not root's."""
+    """The entry point is the module in exec form, and the user is a number other than root's."""
     assert json.loads(instructions("ENTRYPOINT")[0]) == ["python", "-m", "exporter"]
     user, group = instructions("USER")[0].split(":")
     assert int(user) > 0
@@ -31,7 +31,7 @@ def test_it_runs_the_program_as_nobody() -> None:
 
 
 def test_only_what_is_copied_is_sent() -> None:
-    """What COPY takes from the context is let through by .dockerignore, and nothing else is."""
+    """.dockerignore lets through what COPY needs, and nothing else."""
     copied = {line.split()[0] for line in instructions("COPY") if not line.startswith("--from")}
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line[1:] for line in ignore if line.startswith("!")}
@@ -42,14 +42,14 @@ def test_only_what_is_copied_is_sent() -> None:
 
 
 def test_what_is_installed_fits_the_python_that_runs_it() -> None:
-    """Packages are installed by the Python of Debian 13, which distroless' image of it has."""
+    """Packages are installed by the Python of Debian 13, as in the distroless image."""
     bases = [line.split()[0].partition("@")[0] for line in instructions("FROM")]
     assert bases == ["python:3.13-slim-trixie", "gcr.io/distroless/python3-debian13:nonroot"]
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file system that the steps make, below a directory."""
+    """The file system that the steps create, in a directory."""
     root = tmp_path_factory.mktemp("image")
     shutil.copytree(
         ROOT / "exporter", root / "exporter", ignore=shutil.ignore_patterns("__pycache__")
@@ -71,7 +71,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the entry point where the image would, with nothing of this checkout on the path."""
+    """Run the entry point as in the image, without this checkout on the path."""
     entry = json.loads(instructions("ENTRYPOINT")[0])
     return subprocess.run(
         [sys.executable, "-S", *entry[1:], *arguments],
@@ -91,7 +91,7 @@ def test_its_steps_make_a_program_that_runs(image: Path) -> None:
 
 
 def test_it_needs_no_writable_file_system(image: Path) -> None:
-    """Running it leaves no file behind in the program's directory."""
+    """The program writes no file to its directory."""
     before = sorted(image.joinpath("app").rglob("*"))
     config = image / "config.yaml"
     config.write_text("policy: {migrationCooldown: 15m}\n", encoding="utf-8")
@@ -101,7 +101,7 @@ def test_it_needs_no_writable_file_system(image: Path) -> None:
 
 
 def test_it_has_what_the_bill_of_materials_lists(image: Path) -> None:
-    """Nothing is installed but the pinned requirements, of which `make sbom` is made."""
+    """Only the pinned requirements are installed, as `make sbom` lists them."""
     pinned = (ROOT / "requirements/runtime.txt").read_text(encoding="utf-8")
     wanted = set(re.findall(r"^([a-z0-9._-]+)==([^\s;]+)(?: ;.*)?(?= \\$)", pinned, re.MULTILINE))
     metadata = image.glob("app/*.dist-info/METADATA")

@@ -1,4 +1,4 @@
-"""Every command in the documents on installing it, and the caller's program, run as written."""
+"""Every command of the installation documents, and the caller's program, run as written."""
 
 import asyncio
 import base64
@@ -64,7 +64,7 @@ TYPED = [
 async def exporter(
     fresh: RealCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Program]:
-    """The exporter at the end of the port-forward, and one VM that has just been moved."""
+    """The exporter behind the port-forward, and one VM that has just been migrated."""
     await fresh.namespace("shop")
     now = int(time.time())
     ended = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
@@ -79,7 +79,7 @@ async def exporter(
 
 
 async def shell(command: str, **environment: str) -> str:
-    """What a command prints; it has to succeed."""
+    """Run a command that must succeed; returns what it prints."""
     process = await asyncio.create_subprocess_shell(
         command,
         cwd=ROOT,
@@ -93,7 +93,7 @@ async def shell(command: str, **environment: str) -> str:
 
 
 async def play_controllers(cluster: RealCluster) -> None:
-    """Nobody runs pods here: every Deployment says that its pods are up."""
+    """Mark every Deployment as available, as no pods run here."""
     for one in (await cluster.admin.request("GET", "/apis/apps/v1/deployments"))["items"]:
         replicas = one["spec"]["replicas"]
         counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
@@ -110,7 +110,7 @@ async def play_controllers(cluster: RealCluster) -> None:
 
 
 async def uninstall(cluster: RealCluster) -> None:
-    """Delete all that any of our folders makes but the namespace, which nobody would empty here."""
+    """Delete the objects of all folders except the namespace, which no controller would end."""
     with suppress(ApiError):
         await cluster.admin.send("DELETE", SECRET)
     for folder in (*OVERLAYS, *ADDITIONS):
@@ -122,7 +122,7 @@ async def uninstall(cluster: RealCluster) -> None:
 
 
 def test_the_folders_are_those_of_deploy() -> None:
-    """The table has every folder that can be applied, once."""
+    """The table has every folder of deploy/ that can be applied, once."""
     rows = re.findall(r"^\|.*\| (`deploy/[^|]*`) \|$", read(INSTALL), re.MULTILINE)
     folders = [bare(row) for row in rows]
 
@@ -131,7 +131,7 @@ def test_the_folders_are_those_of_deploy() -> None:
 
 
 class Reader:
-    """Somebody who types what the documents say, into one shell."""
+    """A user who types the documents' commands into one shell."""
 
     def __init__(self, cluster: RealCluster, directory: Path) -> None:
         self._cluster = cluster
@@ -145,7 +145,7 @@ class Reader:
         self.forwarded = ""
 
     async def follow(self, section: str, forward: Callable[[], Awaitable[str]]) -> None:
-        """Every command of a section; `forward` plays kubectl port-forward, and says to where."""
+        """Run every command of a section; `forward` plays kubectl port-forward."""
         for command in commands(section):
             await play_controllers(self._cluster)
             if " port-forward " in command:
@@ -178,7 +178,7 @@ class Reader:
 
 
 def mounted(secret: Object, directory: Path) -> Pair:
-    """The pair that is in the Secret, as kubelet would put it into a volume."""
+    """The Secret's key pair, as the kubelet writes it to a volume."""
     directory.mkdir()
     for name, text in secret["data"].items():
         (directory / name).write_bytes(base64.b64decode(text))
@@ -189,7 +189,7 @@ def mounted(secret: Object, directory: Path) -> Pair:
 async def test_every_command_runs_as_written(
     fresh: RealCluster, exporter: Program, section: str, tmp_path: Path
 ) -> None:
-    """Against a real API server; the pods, the port-forward and the chart's address are played."""
+    """Every command runs as written on a real API server; pods and port-forward are played."""
     reader = Reader(fresh, tmp_path)
 
     async def forward() -> str:
@@ -202,7 +202,7 @@ async def test_every_command_runs_as_written(
 async def test_a_caller_of_one_s_own_is_answered(
     fresh: RealCluster, exporter: Program, tmp_path: Path
 ) -> None:
-    """From the certificate to the verdict: every command as written, and then the program.
+    """From the certificate to the verdict: every command as written, then the program.
 
     It leaves out the VM that has just been moved; unheard, it does not.
     """
@@ -240,7 +240,7 @@ async def test_a_caller_of_one_s_own_is_answered(
 
 
 async def run(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """What the caller's program prints on standard output and on standard error."""
+    """Run the caller's program; returns its standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "error", "-c", text),
         env={**os.environ, **environment},
@@ -254,7 +254,7 @@ async def run(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def test_the_places_are_the_manifests() -> None:
-    """Namespace, Service and labels in the text are those that are rendered."""
+    """Namespace, Service and labels in the text are those of the manifests."""
     objects = "".join(str(one) for one in render("overlays/standalone"))
 
     assert f"https://{NAME}.{NAMESPACE}.svc:9810" in TEXT

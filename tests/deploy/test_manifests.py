@@ -1,4 +1,4 @@
-"""The manifests by themselves: what they render to, and that their parts fit each other."""
+"""The manifests without a cluster: what they render to, and that their parts match."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def settings_of(folder: str) -> Settings:
 
 
 def plugin_arguments(policy: Object) -> Object:
-    """What the policy tells the plugin KubeVirtVerdicts."""
+    """The arguments of the plugin KubeVirtVerdicts in the policy."""
     configured: list[Object] = [
         plugin["args"]
         for profile in policy["profiles"]
@@ -69,7 +69,7 @@ def plugin_arguments(policy: Object) -> Object:
 
 
 def references(objects: tuple[Object, ...]) -> set[tuple[str, str]]:
-    """What the objects name and somebody has to have made."""
+    """The objects that these objects refer to."""
     named = set()
     for one in objects:
         if "roleRef" in one:
@@ -90,7 +90,7 @@ def references(objects: tuple[Object, ...]) -> set[tuple[str, str]]:
 
 
 def identities(objects: tuple[Object, ...]) -> list[tuple[str, str]]:
-    """Kind and name of each."""
+    """The kind and name of each object."""
     return [(one["kind"], one["metadata"]["name"]) for one in objects]
 
 
@@ -107,7 +107,7 @@ def test_what_is_derived_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("folder", EVERYTHING)
 def test_only_the_release_s_images_are_pulled(folder: str) -> None:
-    """Every overlay names this version's images, and none of a test or a moving tag."""
+    """Every overlay has this version's images, and none with a moving tag."""
     wanted = {"exporter": EXPORTER_IMAGE, "descheduler": DESCHEDULER_IMAGE}
     found = {
         name: container["image"]
@@ -124,7 +124,7 @@ def test_only_the_release_s_images_are_pulled(folder: str) -> None:
 
 
 def test_no_file_names_another_image() -> None:
-    """An image stands in deploy/ under the one registry only, its tag in one place."""
+    """Images in deploy/ have one registry, and their tag is in one place."""
     text = "".join(path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*.yaml"))
     named = set(re.findall(r"(?:image|repository|- name): ([^\s,}]+/[^\s,}]+)", text))
 
@@ -136,7 +136,7 @@ def test_no_file_names_another_image() -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_everything_named_is_there(folder: str) -> None:
-    """Roles, accounts and ConfigMaps that an object names are among the objects, once each.
+    """Every role, account and ConfigMap that an object names exists once.
 
     But for the certificate: that is made first.
     """
@@ -149,7 +149,7 @@ def test_everything_named_is_there(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", EVERYTHING)
 def test_everything_is_in_its_namespace_and_labelled(folder: str) -> None:
-    """One namespace, and the label by which the runbooks find it."""
+    """Every object is in the namespace and has the label that the runbooks use."""
     for one in render(folder):
         place = one["metadata"].get("namespace", NAMESPACE)
         assert place == NAMESPACE, one["metadata"]
@@ -158,7 +158,7 @@ def test_everything_is_in_its_namespace_and_labelled(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_additions_collide_with_nothing(folder: str) -> None:
-    """`monitoring` can be applied on top of any installation that does not have it."""
+    """`monitoring` can be applied to any installation that does not have it."""
     both = identities(render(folder)) + identities(render("overlays/monitoring"))
     doubles = {one for one in both if both.count(one) > 1}
 
@@ -169,7 +169,7 @@ def test_additions_collide_with_nothing(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
-    """The Deployment, the account and the ports of the runbooks' commands are there."""
+    """The Deployment, account and ports in the runbooks' commands exist."""
     objects = render(folder)
     ports = {
         int(port)
@@ -190,7 +190,7 @@ def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_commands_in_the_pod_need_no_flag(folder: str) -> None:
-    """The socket that the CLI looks for is opened, in a volume that the container may write."""
+    """The socket that the CLI uses is opened in a volume that the container may write."""
     template = pod_templates(render(folder))[0]
     mounts = {one["mountPath"]: one for one in containers(template)["exporter"]["volumeMounts"]}
     mount = mounts[str(SOCKET.parent)]
@@ -203,7 +203,7 @@ def test_commands_in_the_pod_need_no_flag(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_configurations_are_valid(folder: str) -> None:
-    """The exporter takes them without a remark."""
+    """The exporter accepts every configuration without a remark."""
     settings = settings_of(folder)
 
     window, cap = settings.policy.migration_history_window, settings.policy.max_migration_cooldown
@@ -213,7 +213,7 @@ def test_configurations_are_valid(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
-    """What is probed, scraped, served and let in is what is listened on."""
+    """Probes, scrapes, Services and NetworkPolicies have the ports of the listeners."""
     objects, settings = render(folder), settings_of(folder)
     exporter = containers(only(objects, "Deployment")["spec"]["template"])["exporter"]
     named = {port["name"]: port["containerPort"] for port in exporter["ports"]}
@@ -237,7 +237,7 @@ def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_selectors_select_the_pods(folder: str) -> None:
-    """Deployment, Service, PodDisruptionBudget, NetworkPolicy and spread mean the same pods."""
+    """The selectors of all objects select the same pods."""
     text = yaml.safe_dump_all(render(folder))
     template = only(render(folder), "Deployment")["spec"]["template"]
     selectors: list[Any] = [
@@ -256,7 +256,7 @@ def test_selectors_select_the_pods(folder: str) -> None:
 
 
 def test_only_an_account_that_is_used_is_mounted() -> None:
-    """The token comes into the pods that need it, and not by default into others."""
+    """The account's token is mounted only in pods that need it."""
     for folder in OVERLAYS:
         assert only(render(folder), "ServiceAccount")["automountServiceAccountToken"] is False
         assert pod_templates(render(folder))[0]["spec"]["automountServiceAccountToken"] is True
@@ -285,7 +285,7 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
 
 
 def test_the_sidecar_is_a_native_one() -> None:
-    """It has read the cluster before the descheduler starts: its first cycle is guarded too."""
+    """The sidecar is ready before the descheduler starts, so its first cycle asks as well."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     (sidecar,) = template["spec"]["initContainers"]
 
@@ -294,7 +294,7 @@ def test_the_sidecar_is_a_native_one() -> None:
 
 
 def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
-    """Its program is where the Dockerfile puts it, its policy where the flag looks for it."""
+    """The program's and the policy's paths are those of the Dockerfile and the flag."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     descheduler = containers(template)["descheduler"]
     dockerfile = (DEPLOY / "descheduler/Dockerfile").read_text(encoding="utf-8")
@@ -308,7 +308,7 @@ def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
 
 
 def test_the_chart_makes_the_same_pod() -> None:
-    """The descheduler's own chart, given our values, makes the sidecar overlay's pod."""
+    """The descheduler's own chart with our values makes the pod of the sidecar overlay."""
     ours = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     theirs = only(render_chart(), "Deployment")["spec"]["template"]
     policy = only(render_chart(), "ConfigMap")["data"]["policy.yaml"]
@@ -333,7 +333,7 @@ def test_the_chart_makes_the_same_pod() -> None:
 
 
 def test_the_chart_and_what_goes_with_it_are_whole() -> None:
-    """Together they have what the sidecar overlay has; neither has what is the other's."""
+    """Both together have exactly the objects of the sidecar overlay, each once."""
     together = (*render("helm"), *render_chart())
     made = identities(together)
 
@@ -357,7 +357,7 @@ def test_prometheus_finds_the_ports_and_keeps_the_vms_labels() -> None:
 
 
 def test_prometheus_shows_its_token_to_the_exporter_alone() -> None:
-    """Over TLS that it verifies by the Service's name, with a token that is good for /metrics."""
+    """Prometheus verifies the Service's name by TLS, and sends a token for /metrics only."""
     objects = render("overlays/monitoring")
     (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     credentials = endpoint["authorization"]["credentials"]
@@ -378,7 +378,7 @@ def test_prometheus_shows_its_token_to_the_exporter_alone() -> None:
 
 
 def test_openshift_s_authority_is_known_to_its_prometheus() -> None:
-    """The service CA makes the certificate of the Service, and says in a ConfigMap who it is."""
+    """The service CA makes the Service's certificate, and its ConfigMap has the CA."""
     objects = render("overlays/openshift")
     service, known = only(objects, "Service"), only(objects, "ConfigMap", f"{NAME}-ca")
     (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
@@ -394,7 +394,7 @@ def test_openshift_s_authority_is_known_to_its_prometheus() -> None:
 
 @pytest.mark.parametrize("folder", ENCRYPTED)
 def test_what_the_network_reaches_is_encrypted_and_asks_who_it_is(folder: str) -> None:
-    """TLS and Kubernetes' authentication on each listener that has an address of the network."""
+    """Each listener on a network address has TLS and Kubernetes' authentication."""
     settings = settings_of(folder)
     listeners = [
         (settings.listen.query, settings.tls_query, settings.auth.query),
@@ -409,7 +409,7 @@ def test_what_the_network_reaches_is_encrypted_and_asks_who_it_is(folder: str) -
 
 @pytest.mark.parametrize("folder", ENCRYPTED)
 def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) -> None:
-    """In a volume of the Secret that follows it: no subPath."""
+    """The certificate is mounted without subPath, so that the volume follows the Secret."""
     template = only(render(folder), "Deployment")["spec"]["template"]
     mounts = {one["name"]: one for one in containers(template)["exporter"]["volumeMounts"]}
     volume = {one["name"]: one for one in template["spec"]["volumes"]}["tls"]["secret"]
@@ -423,7 +423,7 @@ def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) ->
 
 
 def test_the_certificate_has_the_service_s_names() -> None:
-    """From cert-manager and from openssl alike; `localhost` is for kubectl port-forward."""
+    """Certificates of cert-manager and openssl have the Service's names and `localhost`."""
     objects = render("components/cert-manager")
     certificate = only(objects, "Certificate")["spec"]
     authority = only(objects, "Certificate", f"{NAME}-authority")["spec"]
@@ -441,7 +441,7 @@ def test_the_certificate_has_the_service_s_names() -> None:
 
 
 def test_no_scrape_is_refused_for_its_size() -> None:
-    """The limit on samples is above what `limits.vmiSeries` allows, by a fifth and more."""
+    """The limit on samples is at least a fifth above what `limits.vmiSeries` allows."""
     per_vmi = sum({"namespace", "name"} <= set(family.labels) for family in FAMILIES)
     limit = only(render("overlays/monitoring"), "PodMonitor")["spec"]["sampleLimit"]
 
@@ -463,7 +463,7 @@ def test_monitoring_holds_the_files_themselves() -> None:
 
 
 def test_nothing_on_openshift_asks_for_a_user() -> None:
-    """The SCC restricted-v2 gives each namespace users of its own, and refuses any other."""
+    """No pod sets a user, because the SCC restricted-v2 assigns one to each namespace."""
     text = yaml.safe_dump_all(render("overlays/openshift"))
     template = only(render("overlays/openshift"), "Deployment")["spec"]["template"]
 
@@ -472,7 +472,7 @@ def test_nothing_on_openshift_asks_for_a_user() -> None:
 
 
 def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
-    """It has every object of both, and what the cluster's Prometheus needs to see them."""
+    """It has every object of both, and what the cluster's Prometheus needs."""
     both = {*identities(render("overlays/standalone")), *identities(render("overlays/monitoring"))}
     more = set(identities(render("overlays/openshift"))) - both
     space = only(render("overlays/openshift"), "Namespace")
@@ -485,7 +485,7 @@ ADMISSION = "overlays/admission"
 
 
 def test_the_webhook_s_configuration_is_standalone_s_and_more() -> None:
-    """Kustomize merges no text: what the two files share is equal."""
+    """The common part of both files is equal, because kustomize does not merge text."""
     plain, more = (config_of(render(one)) for one in ("overlays/standalone", ADMISSION))
     own = more.pop("admission")
     port = more["listen"].pop("admission")
@@ -508,7 +508,7 @@ def test_the_webhook_s_users_are_those_of_the_configuration() -> None:
 
 
 def test_to_observe_the_webhook_is_called_for_all_users() -> None:
-    """The component leaves out the condition on users, and changes nothing else."""
+    """The component removes the condition on users, and changes nothing else."""
     observing = overlay(resources=[ADMISSION], components=["components/admission-observe"])
     (listing,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
     (webhook,) = only(observing, "MutatingWebhookConfiguration")["webhooks"]
@@ -518,7 +518,7 @@ def test_to_observe_the_webhook_is_called_for_all_users() -> None:
 
 
 def test_the_webhook_reaches_the_pods_by_the_service() -> None:
-    """From the configuration to the container's port, and past no pod that is not ready."""
+    """The webhook's Service leads to the container's port, and only to ready pods."""
     objects = render(ADMISSION)
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
     service = only(objects, "Service")
@@ -531,7 +531,7 @@ def test_the_webhook_reaches_the_pods_by_the_service() -> None:
 
 
 def test_the_webhook_fails_open_and_holds_nothing_of_its_own() -> None:
-    """A short timeout, `Ignore`, and neither our namespace nor kube-system."""
+    """The webhook has a short timeout and `Ignore`, and skips our namespace and kube-system."""
     (webhook,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
     (selector,) = webhook["namespaceSelector"]["matchExpressions"]
     (rule,) = webhook["rules"]
@@ -545,7 +545,7 @@ def test_the_webhook_fails_open_and_holds_nothing_of_its_own() -> None:
 
 
 def test_a_rollout_of_the_webhook_loses_no_review() -> None:
-    """Two replicas, never fewer ready ones, and a pause before the old ones end."""
+    """A rollout keeps two ready replicas, with a pause before the old ones end."""
     deployment = only(render(ADMISSION), "Deployment")["spec"]
     exporter = containers(deployment["template"])["exporter"]
 
@@ -556,7 +556,7 @@ def test_a_rollout_of_the_webhook_loses_no_review() -> None:
 
 
 def test_who_tells_the_api_server_the_webhook_s_authority() -> None:
-    """cert-manager by its Certificate; on OpenShift the service CA, by the folder of the page."""
+    """The webhook's CA comes from cert-manager, or on OpenShift from the service CA."""
     made = only(render("components/cert-manager"), "Certificate")["metadata"]
     found = only(render(ADMISSION), "MutatingWebhookConfiguration")["metadata"]["annotations"]
     assert found == {"cert-manager.io/inject-ca-from": f"{made['namespace']}/{made['name']}"}
@@ -577,7 +577,7 @@ def test_who_tells_the_api_server_the_webhook_s_authority() -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_the_kubelet_waits_longer_than_the_exporter(folder: str) -> None:
-    """The exporter gives up a first list by itself, before the kubelet kills it; as documented."""
+    """The first list times out before the kubelet kills the exporter, as documented."""
     exporter = containers(only(render(folder), "Deployment")["spec"]["template"])["exporter"]
     probe = exporter["startupProbe"]
     allowed = probe["periodSeconds"] * probe["failureThreshold"]
@@ -588,7 +588,7 @@ def test_the_kubelet_waits_longer_than_the_exporter(folder: str) -> None:
 
 
 def test_every_overlay_replaces_pods_in_the_same_way() -> None:
-    """So that each can be applied over any other; only the leader of two deschedulers evicts."""
+    """Every overlay has the same update strategy; only the leading descheduler evicts."""
     strategies = [only(render(folder), "Deployment")["spec"]["strategy"] for folder in OVERLAYS]
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
 
@@ -599,7 +599,7 @@ def test_every_overlay_replaces_pods_in_the_same_way() -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_only_what_others_depend_on_is_critical(folder: str) -> None:
-    """Metrics alone preempt nobody; every pod goes to Linux."""
+    """Only pods that others depend on have a critical priority; all need Linux."""
     spec = only(render(folder), "Deployment")["spec"]["template"]["spec"]
 
     assert ("priorityClassName" in spec) == (folder not in {"base", PLAIN})
@@ -607,7 +607,7 @@ def test_only_what_others_depend_on_is_critical(folder: str) -> None:
 
 
 def test_plain_metrics_need_no_certificate_and_no_token() -> None:
-    """`plain` is `base` without both, and so is a PodMonitor beside it."""
+    """`plain` is `base` without certificate and token, and so is its PodMonitor."""
     less = overlay(
         resources=["base", "overlays/monitoring"], components=["components/plain-metrics"]
     )
@@ -626,7 +626,7 @@ def test_plain_metrics_need_no_certificate_and_no_token() -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_another_namespace_is_everywhere(folder: str) -> None:
-    """An outer `namespace:` with the transformer leaves no object and no reference behind."""
+    """With the transformer an outer `namespace:` changes every object and reference."""
     here = (*render(folder), *render("overlays/monitoring"), *render("components/cert-manager"))
     parts = {"resources": [folder], "components": ["components/cert-manager"]}
     if folder != "overlays/openshift":  # it has them

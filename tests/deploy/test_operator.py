@@ -1,4 +1,4 @@
-"""The real Prometheus operator takes our monitors and rules, by the label, and not without it.
+"""The real Prometheus operator selects our monitors and rules by the label only.
 
 It runs as a process on a real API server. Of its work only what it selects matters here: the
 configuration that it writes for a Prometheus. No pod runs.
@@ -37,7 +37,7 @@ CONTROL = f"podMonitor/{NAMESPACE}/control/0"
 
 
 def operator_crds() -> list[Object]:
-    """The CRDs of the operator that is run, from its own module."""
+    """The operator's CRDs, from its own module."""
     command = ["go", "list", "-m", "-f", "{{.Dir}}", MODULE]
     place = ROOT / "tests/tools/prometheus-operator"
     found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=place)
@@ -46,7 +46,7 @@ def operator_crds() -> list[Object]:
 
 
 def prometheus() -> Object:
-    """One that selects as kube-prometheus-stack's does, in every namespace."""
+    """A Prometheus that selects in every namespace, as kube-prometheus-stack's does."""
     selector = {"matchLabels": RELEASE}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -62,7 +62,7 @@ def prometheus() -> Object:
 
 
 def control() -> Object:
-    """A PodMonitor that is always selected: once it is there, the others have been looked at."""
+    """A PodMonitor that is always selected: when it appears, the others were checked too."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -72,7 +72,7 @@ def control() -> Object:
 
 
 def secrets(pair: Pair) -> list[Object]:
-    """What a monitor of ours names and the operator reads."""
+    """The Secrets that our monitors name."""
     data = {f"{NAME}-scraper": {"token": "t"}, TLS_SECRET: {"ca.crt": pair.authority.read_text()}}
     return [
         {
@@ -129,7 +129,7 @@ async def operated(
 
 
 async def configuration(cluster: RealCluster) -> tuple[set[str], str]:
-    """The jobs that the operator's Prometheus would scrape, and its rules."""
+    """The scrape jobs and the rules of the operator's Prometheus."""
     path = "/api/v1/namespaces/default"
     try:
         secret = await cluster.admin.request("GET", f"{path}/secrets/prometheus-stack")
@@ -151,7 +151,7 @@ def by_helm(labels: Object) -> tuple[Object, ...]:
 
 
 def by_kustomize(labels: Object) -> tuple[Object, ...]:
-    """Those of the overlay, with the line of the documents."""
+    """The overlay's monitors and rules, with the documented label."""
     more = {"labels": [{"pairs": labels}]} if labels else {}
     return overlay(more, resources=["overlays/monitoring"])
 
@@ -164,7 +164,7 @@ async def test_the_operator_selects_them_by_the_label(
     labels: Object,
     jobs: set[str],
 ) -> None:
-    """Without it, it takes neither monitor nor rules; with it, both."""
+    """The operator selects monitors and rules with the label, and none without."""
     objects = made(labels)
     await apply(operated.admin, [only(objects, "PodMonitor"), rule_of(objects), control()])
 
@@ -176,6 +176,6 @@ async def test_the_operator_selects_them_by_the_label(
 
 
 def rule_of(objects: tuple[Object, ...]) -> Object:
-    """The PrometheusRule among them."""
+    """The PrometheusRule among these objects."""
     (rule,) = (one for one in objects if one["kind"] == "PrometheusRule")
     return rule

@@ -1,4 +1,4 @@
-"""What a release consists of, as far as it can be made here; and the workflows that make it."""
+"""The files of a release, and the workflows that make them."""
 
 import asyncio
 import hashlib
@@ -63,7 +63,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_runs_are_equal(dist: Path, tmp_path: Path) -> None:
-    """Byte for byte, every file of them; and the checksums are those of the files."""
+    """Two runs make equal files, and the checksums are right."""
     first = (dist / CHECKSUMS).read_text(encoding="ascii")
 
     assert dry_run(tmp_path) == first
@@ -75,7 +75,7 @@ def test_two_runs_are_equal(dist: Path, tmp_path: Path) -> None:
 
 
 def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
-    """No links are in it, Helm reads it, and the runbooks' URLs are those of the tag."""
+    """The chart has no links, Helm accepts it, and the runbooks' URLs have the tag."""
     packed = dist / f"{NAME}-{__version__}.tgz"
     with tarfile.open(packed) as archive:
         assert all(member.isreg() for member in archive)
@@ -91,7 +91,7 @@ def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
 
 
 def test_artifact_hub_reads_the_chart_s_annotations() -> None:
-    """Its images are those of the manifests; what is YAML in a string can be read as such."""
+    """The annotations have the manifests' images, and their YAML is valid."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     about = {
         name.removeprefix("artifacthub.io/"): yaml.safe_load(text)
@@ -107,7 +107,7 @@ def test_artifact_hub_reads_the_chart_s_annotations() -> None:
 
 
 def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:
-    """The namespace comes first."""
+    """install.yaml has all objects but cert-manager's, the namespace first."""
     objects = list(yaml.safe_load_all((dist / "install.yaml").read_text(encoding="utf-8")))
     kinds = [one["kind"] for one in objects]
 
@@ -117,7 +117,7 @@ def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install` makes of the wheel."""
+    """An environment in which the wheel was installed."""
     folder = tmp_path_factory.mktemp("installed")
     (wheel,) = dist.glob("*.whl")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -127,7 +127,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
-    """By its own name the demo starts, and ends at Ctrl-C."""
+    """The installed command starts the demo, which ends at Ctrl-C."""
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(ANYWHERE))
     demo = await asyncio.create_subprocess_exec(
@@ -150,7 +150,7 @@ async def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> Non
 
 
 def test_the_package_s_page_leads_to_the_project() -> None:
-    """Its URLs are those of the one place where the project is published."""
+    """The package's URLs are those of the project."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert project["urls"]
@@ -159,7 +159,7 @@ def test_the_package_s_page_leads_to_the_project() -> None:
 
 
 def test_actionlint_finds_no_fault() -> None:
-    """In any workflow, the shell scripts in them aside."""
+    """Actionlint finds no fault in any workflow."""
     command = [str(find_binary("actionlint")), "-shellcheck=", *map(str, WORKFLOWS)]
     found = subprocess.run(command, check=False, capture_output=True, text=True)
 
@@ -183,7 +183,7 @@ def test_a_workflow_may_do_nothing_by_default(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_no_checkout_leaves_its_credentials(path: Path) -> None:
-    """Else every later step of the job could use the token."""
+    """No checkout keeps its token for later steps."""
     workflow: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     checkouts = [one for one in steps if one.get("uses", "").startswith("actions/checkout@")]
@@ -192,7 +192,7 @@ def test_no_checkout_leaves_its_credentials(path: Path) -> None:
 
 
 def test_no_release_without_digests_of_the_base_images() -> None:
-    """The workflow's check finds images that only have a tag; stages and `scratch` have none."""
+    """The workflow refuses base images without a digest, except stages and `scratch`."""
     pinned = f"python:3.11@sha256:{'0' * 64}"
     dockerfile = f"FROM {pinned} AS build\nFROM golang:1.26 AS go\nFROM scratch\n"
 
@@ -201,7 +201,7 @@ def test_no_release_without_digests_of_the_base_images() -> None:
 
 
 def test_signatures_are_verified_by_workflow_and_tag() -> None:
-    """Another workflow of the repository, or of a branch, could sign as well."""
+    """Signatures are verified by workflow and tag, as other workflows could sign too."""
     commands = re.findall(r"^cosign verify.*$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
     release = RELEASE.relative_to(ROOT)
 
@@ -212,7 +212,7 @@ def test_signatures_are_verified_by_workflow_and_tag() -> None:
 
 
 def test_ci_runs_what_everybody_can_run() -> None:
-    """And the release goes to the registry that the manifests name."""
+    """CI runs the documented commands; the release has the manifests' registry."""
     ci = RELEASE.with_name("ci.yaml")
 
     assert ".ci/run" in ci.read_text(encoding="utf-8")

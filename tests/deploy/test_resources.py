@@ -1,4 +1,4 @@
-"""What the pods request is enough, by measurement."""
+"""The memory that the pods request is enough, by measurement."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ AS_LARGE_AS_REAL_ONES = {"annotations": {"padding": "x" * 6000}}
 
 
 async def populate(stage: SimulatedStage) -> None:
-    """VMs with their pods and migrations, as large as KubeVirt's own."""
+    """Create VMs with pods and migrations, as large as KubeVirt's own objects."""
     now = int(time.time())
     at_once = asyncio.Semaphore(20)
 
@@ -44,7 +44,7 @@ async def populate(stage: SimulatedStage) -> None:
 
 
 def peak_mebibytes(process: int) -> float:
-    """The most memory that a process has held."""
+    """The peak memory of a process."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(peak.split()[1]) / 1024
@@ -54,7 +54,7 @@ def peak_mebibytes(process: int) -> float:
 async def test_the_request_holds_a_thousand_vms(
     simulated: SimulatedStage, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """Listing and scraping them, the exporter stays below what its container requests."""
+    """With a thousand VMs the exporter stays below its memory request."""
     exporter = containers(pod_templates(render("base"))[0])["exporter"]
     requested = int(exporter["resources"]["requests"]["memory"].removesuffix("Mi"))
     await populate(simulated)

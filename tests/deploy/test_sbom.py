@@ -1,4 +1,4 @@
-"""The bill of materials: what `make sbom` writes is what the image is installed from."""
+"""The bill of materials of `make sbom` is what the image is installed from."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def pins() -> dict[tuple[str, str], set[str]]:
 
 @pytest.fixture(scope="module")
 def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `make sbom` writes; nothing is to be installed for it, and no network asked."""
+    """The output of `make sbom`, which needs no installation and no network."""
     directory = tmp_path_factory.mktemp("dist")
     make = shutil.which("make")
     assert make
@@ -54,7 +54,7 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_it_lists_exactly_the_pinned_requirements(bill: dict[str, Any]) -> None:
-    """Each of them with its version and every hash that may be installed, and nothing else."""
+    """It has each pinned requirement with its version and hashes, and nothing else."""
     listed = {
         (one["name"], one["version"]): {
             digest["content"]
@@ -73,7 +73,7 @@ def test_it_lists_exactly_the_pinned_requirements(bill: dict[str, Any]) -> None:
 
 
 def test_it_says_of_what_it_is_the_bill(bill: dict[str, Any]) -> None:
-    """CycloneDX, of this version of the exporter, under its licence."""
+    """The bill is CycloneDX, and has the exporter's version and licence."""
     assert bill["bomFormat"] == "CycloneDX"
     about = bill["metadata"]["component"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -82,7 +82,7 @@ def test_it_says_of_what_it_is_the_bill(bill: dict[str, Any]) -> None:
 
 
 def test_every_requirement_is_hashed() -> None:
-    """Those of the image and of development: a package that was replaced is not installed."""
+    """Every requirement has hashes, so that a replaced package is not installed."""
     for name in ("runtime", "development"):
         text = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
         blocks = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""SECURITY.md is true: its tables are those of the manifests, its claims have tests."""
+"""SECURITY.md has the manifests' tables, and tests for its claims."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ SPOKEN = {
 
 
 def tables() -> list[list[list[str]]]:
-    """The cells of each table, its head left out."""
+    """The cells of each table, without its head."""
     blocks = re.findall(r"(?:^\|.*\n)+", SECURITY, re.MULTILINE)
     return [
         [[cell.strip() for cell in row.split("|")[1:-1]] for row in block.splitlines()[2:]]
@@ -45,18 +45,18 @@ def tables() -> list[list[list[str]]]:
 
 
 def table(first: str) -> list[list[str]]:
-    """The table whose first cell of its head is this."""
+    """The table with this first column."""
     heads = re.findall(r"^\| ([^|]*?) \|.*\n\|[-|]+\|$", SECURITY, re.MULTILINE)
     return tables()[heads.index(first)]
 
 
 def told(cell: str) -> str:
-    """A role's whole name."""
+    """A role's full name."""
     return cell.strip("`").replace("…", NAME)
 
 
 def rules() -> set[tuple[str, str, str]]:
-    """Role, verbs and objects of each rule of ours, as the table has them."""
+    """Role, verbs and objects of each rule, in the table's format."""
     found = set()
     for folder in (*OVERLAYS, *ADDITIONS):
         for role in render(folder):
@@ -78,7 +78,7 @@ def test_the_rules_are_those_of_the_manifests() -> None:
 
 
 def test_the_listeners_are_those_of_the_manifests() -> None:
-    """Every address that an installation listens on, and whether it speaks TLS."""
+    """The table has every address on which an installation listens, and whether by TLS."""
     listening = set()
     for folder in OVERLAYS:
         settings = read_settings(config_of(render(folder)))
@@ -105,7 +105,7 @@ def test_the_listeners_are_those_of_the_manifests() -> None:
 
 
 def test_the_pods_are_as_told() -> None:
-    """No root, no privileges, a root file system that cannot be written, a seccomp profile."""
+    """The pods have no root, no privileges, a read-only root, and a seccomp profile."""
     for folder in OVERLAYS:
         (template,) = pod_templates(render(folder))
         assert template["spec"]["securityContext"]["runAsNonRoot"]
@@ -121,7 +121,7 @@ def test_the_pods_are_as_told() -> None:
 
 
 def test_the_certificate_is_the_only_secret_mounted() -> None:
-    """No other Secret comes into a pod, and nothing of the node's."""
+    """No other Secret is mounted, and nothing of the node."""
     for folder in OVERLAYS:
         (template,) = pod_templates(render(folder))
         kinds = [next(kind for kind in one if kind != "name") for one in volumes(template)]
@@ -138,7 +138,7 @@ def volumes(template: Object) -> list[Object]:
 
 
 def test_this_version_is_supported() -> None:
-    """The line of releases that is being worked on gets fixes."""
+    """The current minor version is listed as supported."""
     supported = [row[0].strip("`") for row in table("version") if row[1] == "yes"]
 
     assert __version__.rpartition(".")[0] in supported
@@ -146,7 +146,7 @@ def test_this_version_is_supported() -> None:
 
 @pytest.mark.parametrize("row", table("claim"), ids=lambda row: row[1].rpartition("::")[2])
 def test_each_claim_has_its_test(row: list[str]) -> None:
-    """What is named is there, to be run."""
+    """Each test that SECURITY.md names exists."""
     file, _, name = row[1].strip("`").partition("::")
 
     assert re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)

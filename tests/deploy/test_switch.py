@@ -1,4 +1,4 @@
-"""From one installation to another in place: nothing half applied, never two that evict."""
+"""Changing one installation into another: nothing is left, and only one evicts."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ LEADS = "Started leading"
 async def test_each_can_be_applied_over_any_other(
     cluster: RealCluster, before: str, after: str
 ) -> None:
-    """The Deployment is then the one that a first installation makes."""
+    """After a change the Deployment is that of a new installation."""
     wanted = await _applied(cluster, after)
     await _applied(cluster, before)
     deployment = only(render(after), "Deployment")
@@ -37,7 +37,7 @@ async def test_each_can_be_applied_over_any_other(
 
 @pytest.mark.parametrize("before", ["sidecar", "standalone", "admission"])
 def test_the_documented_lines_remove_what_a_mode_leaves(before: str) -> None:
-    """What would still grant, select or block something; an unbound role does not."""
+    """The documented lines remove everything of the old mode that still has an effect."""
     left = {(one["kind"].lower(), one["metadata"]["name"]) for one in render(f"overlays/{before}")}
     left -= {(one["kind"].lower(), one["metadata"]["name"]) for one in render("base")}
     left = {(kind, name) for kind, name in left if kind not in ("configmap", "clusterrole")}
@@ -50,7 +50,7 @@ def test_the_documented_lines_remove_what_a_mode_leaves(before: str) -> None:
 
 
 async def _applied(cluster: RealCluster, folder: str) -> Object:
-    """What the API server makes of a Deployment where there was none."""
+    """The Deployment as the API server creates it."""
     deployment = only(render(folder), "Deployment")
     path = (await Paths.discover(cluster.admin, [deployment])).of(deployment)
     if any(
@@ -64,7 +64,7 @@ async def _applied(cluster: RealCluster, folder: str) -> Object:
 
 
 async def test_only_one_of_two_deschedulers_evicts(cluster: RealCluster, tmp_path: Path) -> None:
-    """With the rendered flags and roles the second waits, until the first has stopped."""
+    """With the rendered flags and roles the second waits until the first has stopped."""
     async with account(cluster, "overlays/sidecar") as user:
         processes = []
         for name in ("first", "second"):

@@ -1,1 +1,1 @@
-"""The real descheduler on KubeVirt's real controllers, with the exporter beside it and without."""
+"""The real descheduler on KubeVirt's real controllers, with and without the exporter."""

@@ -1,4 +1,4 @@
-"""Very many VMs as plain API objects, on which no controller acts, and one cycle over them."""
+"""Many VMs as API objects without a controller, and one descheduler cycle over them."""
 
 import asyncio
 from dataclasses import dataclass
@@ -24,8 +24,7 @@ _AT_ONCE = 40
 
 
 async def fill(admin: Client, count: int, *, migrating: int) -> None:
-    """
-    So many VMs on full nodes beside empty ones, each with its launcher pod.
+    """Create this many VMs with launcher pods on full nodes, beside empty ones.
 
     The first ones migrate now, all others have done so a moment ago.
     """
@@ -49,7 +48,7 @@ async def fill(admin: Client, count: int, *, migrating: int) -> None:
 
 @dataclass(frozen=True)
 class Cycle:
-    """One cycle: its time, what the sidecar was asked, and what became of it."""
+    """One cycle: its duration, the requests to the sidecar, and the results."""
 
     seconds: float
     requests: float
@@ -60,7 +59,7 @@ class Cycle:
     """The plugin's own count, by checkpoint and outcome."""
 
     def count(self, checkpoint: str, outcome: str = "") -> int:
-        """How often the descheduler called the plugin there, of one outcome if it is given."""
+        """How often the descheduler called the plugin at this point, all or of one outcome."""
         return sum(
             times
             for (at, ended), times in self.questions.items()
@@ -71,7 +70,7 @@ class Cycle:
 async def run_cycle(
     folder: Path, login: Path, verdicts: Verdicts | None, exporter: Program
 ) -> Cycle:
-    """One cycle over all pods, and no other."""
+    """Run exactly one cycle over all pods."""
 
     async def asked(endpoint: str) -> float:
         return await exporter.sample(f"{DURATION}_count", endpoint=endpoint)

@@ -1,4 +1,4 @@
-"""The real descheduler as a process, under a user of its own that may do what it does."""
+"""The real descheduler as a process with its own user and roles."""
 
 import json
 import time
@@ -44,7 +44,7 @@ class Verdicts:
 
 
 class Descheduler(Server):
-    """A descheduler that works on a cluster again and again, and what it has said of it."""
+    """A descheduler that runs its cycles on a cluster, and its log."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Descheduler(Server):
         super().__init__(Process(arguments, directory / "descheduler.log"))
 
     async def ready(self) -> bool:
-        """Ask whether it listens, which it does before its first cycle."""
+        """Whether it listens, which it does before its first cycle."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/healthz", ssl=False) as response,
@@ -86,7 +86,7 @@ class Descheduler(Server):
             return response.status == 200
 
     def said(self, message: str = "") -> list[dict[str, Any]]:
-        """The lines of its log whose message begins so, oldest first."""
+        """The log lines whose message begins with this text, oldest first."""
         return [one for one in self._lines() if one["msg"].startswith(message)]
 
     @property
@@ -96,15 +96,15 @@ class Descheduler(Server):
 
     @property
     def under_way(self) -> int:
-        """How many evictions it took for under way when its last cycle ended."""
+        """How many evictions it counted as under way at the end of its last cycle."""
         return int(self.said(CYCLE_ENDED)[-1]["evictionRequests"])
 
     async def ran(self, cycles: int) -> None:
-        """Wait until so many more cycles have ended, the running one counted."""
+        """Wait until this many more cycles have ended, with the running one."""
         await self.ran_in_all(self.cycles + cycles)
 
     async def ran_in_all(self, cycles: int) -> None:
-        """Wait until so many cycles have ended since it was started."""
+        """Wait until this many cycles have ended since the start."""
 
         async def done() -> bool:
             return self.cycles >= cycles
@@ -118,7 +118,7 @@ class Descheduler(Server):
     async def run_until(
         self, enough: Callable[[], Awaitable[bool]], *, within: float, what: str
     ) -> None:
-        """Run until `enough`, and for one more cycle; restart whenever it has stalled.
+        """Run until `enough`, and for one more cycle; restart it if it stalls.
 
         If it evicts the target pod of a migration, it counts that eviction as in progress even
         after the migration has ended. It never evicts that pod again, and several such pods keep
@@ -139,14 +139,14 @@ class Descheduler(Server):
                 return
 
     def _has_stalled(self, cycles: int) -> bool:
-        """`cycles`: how many have ended since the last start."""
+        """Whether it has stalled; `cycles` have ended since the last start."""
         if cycles < STALLED_AFTER or not self.under_way:
             return False
         messages = [one["msg"] for one in self._lines() if one["msg"] in (CYCLE_ENDED, EVICTED)]
         return EVICTED not in messages[-STALLED_AFTER:]
 
     def durations(self) -> list[float]:
-        """The seconds that each ended cycle took."""
+        """The duration of each ended cycle, in seconds."""
         begun = 0.0
         taken = []
         for one in self._lines():
@@ -157,13 +157,13 @@ class Descheduler(Server):
         return taken
 
     async def sample(self, metric: str, /, **labels: str) -> float:
-        """The sum of a metric's series that carry these labels; 0 where there is none."""
+        """The sum of a metric's series with these labels; 0 if there is none."""
         names = tuple(labels)
         wanted = tuple(labels.values())
         return sum(v for k, v in (await self.samples(metric, *names)).items() if k == wanted)
 
     async def samples(self, metric: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """A metric's sums, by the values of these labels."""
+        """A metric's sums by the values of these labels."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/metrics", ssl=False) as response,
@@ -199,7 +199,7 @@ async def log_in(cluster: RealCluster) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be under way at once."""
+    """The limits on evictions at once."""
 
     per_node: int = 2
     in_all: int = 5
@@ -207,7 +207,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """From where on a node has room, and from where on it has too much, in percent of memory."""
+    """The thresholds of LowNodeUtilization, in percent of memory."""
 
     room: int
     too_much: int
@@ -222,7 +222,7 @@ AROUND_MEAN = Bounds(10, 10, of_mean=True)
 def build_policy(
     verdicts: Verdicts | None, *, bounds: Bounds = AROUND_MEAN, limits: Limits = SHIPPED
 ) -> Object:
-    """The policy that the project ships, on requested memory; without our plugin where it says so.
+    """The shipped policy, on requested memory; optionally without our plugin.
 
     Limits and thresholds are set where a scene needs others.
     """

@@ -15,7 +15,7 @@ COUNTED = ("background", "error")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What happened in one cluster: its audit log, its migrations and the descheduler's counts."""
+    """The result of one cluster: its audit log, migrations and the descheduler's counts."""
 
     gate: bool
     held_by: str

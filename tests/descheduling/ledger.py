@@ -1,4 +1,4 @@
-"""Who moved when, by the cluster's own word: its audit log and its migrations' timestamps.
+"""Which VM moved when, from the audit log and the migrations' timestamps.
 
 Nothing here asks the exporter, or shares its arithmetic.
 """
@@ -26,7 +26,7 @@ _ACCEPTED = re.compile(r'(?<!Evacuation in progress: )Eviction triggered evacuat
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The descheduler asked for a VM to leave, and KubeVirt agreed."""
+    """An eviction by the descheduler that KubeVirt accepted."""
 
     vm: str
     at: datetime
@@ -44,26 +44,26 @@ class Move:
 
     @property
     def duration(self) -> timedelta:
-        """How long it copied."""
+        """The duration of the migration."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The cooldown, as its definition says it."""
+    """The cooldown rule, computed from its definition."""
 
     base: timedelta
     cap: timedelta
 
     def effective(self, moves: list[Move]) -> timedelta:
-        """What the moves of one VM so far, oldest first and all in the window, come to."""
+        """The effective cooldown after these moves of one VM, oldest first, all in the window."""
         doubled = 1 << (len(moves) - 1)
         return min(max(self.base, moves[-1].duration) * doubled, self.cap)
 
 
 @dataclass
 class Ledger:
-    """What happened in one namespace."""
+    """The evictions and migrations of one namespace."""
 
     namespace: str
     evictions: list[Eviction] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Ledger:
     """By user, how many other migrations."""
 
     def evictions_of(self, vm: str) -> int:
-        """How often a VM was told to leave."""
+        """How often a VM was evicted."""
         return sum(one.vm == vm for one in self.evictions)
 
     def moves_of(self, vm: str) -> list[Move]:
@@ -84,7 +84,7 @@ class Ledger:
         return sorted((one for one in self.moves if one.vm == vm), key=lambda one: one.end)
 
     def too_early(self, rules: Rules) -> list[tuple[Eviction, Move]]:
-        """The evictions inside the cooldown that the VM's moves before them had earned.
+        """The evictions inside the cooldown of the VM's earlier moves.
 
         The API server's log dates them when they are received; they are judged within a second.
         """
@@ -97,7 +97,7 @@ class Ledger:
         return found
 
     def moving(self) -> list[Eviction]:
-        """The evictions of a VM whose migration ran at that moment."""
+        """The evictions of a VM while its migration ran."""
         return [
             eviction
             for eviction in self.evictions
@@ -111,7 +111,7 @@ class Ledger:
 
 @asynccontextmanager
 async def recording(admin: Client) -> AsyncIterator[dict[str, Object]]:
-    """Every migration that is seen while inside, as it was last, by its UID."""
+    """Record the last state of every migration during the block, by its UID."""
     listed = await admin.list(VMIMS)
     seen = {one["metadata"]["uid"]: one for one in listed["items"]}
 
@@ -133,7 +133,7 @@ async def recording(admin: Client) -> AsyncIterator[dict[str, Object]]:
 
 
 def write_ledger(namespace: str, audit: Path, migrations: Iterable[Object] = ()) -> Ledger:
-    """What the audit log and the migrations say of a namespace."""
+    """The evictions and migrations of a namespace, from the audit log and the VMIMs."""
     ledger = Ledger(namespace)
     for one in read_audit(audit):
         if one.namespace != namespace:

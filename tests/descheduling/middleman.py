@@ -1,4 +1,4 @@
-"""A relay of requests between a descheduler and the exporter, which counts and tampers."""
+"""A relay between a descheduler and the exporter that counts and changes requests."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,8 +19,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=90)
 
 
 class Middleman:
-    """
-    `async with Middleman(url) as middle` passes what is asked of `middle.url` on to the exporter.
+    """`async with Middleman(url) as middle` forwards requests of `middle.url` to the exporter.
 
     `requests` counts by path. `tamper` may answer instead, and `on_request` is told before.
     """

@@ -1,4 +1,4 @@
-"""The ways in which a sidecar fails a descheduler."""
+"""The ways in which the sidecar can fail."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,24 +13,24 @@ from tests.support.relay import Gate
 
 @dataclass
 class Outage:
-    """A sidecar that fails, or is about to, and the middleman through whom it is asked."""
+    """A sidecar that fails or will fail, and the relay in front of it."""
 
     middle: Middleman
 
     @property
     def url(self) -> str:
-        """Where the descheduler asks."""
+        """The URL that the descheduler uses."""
         return self.middle.url
 
     @property
     def asked(self) -> int:
-        """How many verdicts were asked for."""
+        """How many verdicts were requested."""
         return self.middle.requests[VERDICTS]
 
 
 @asynccontextmanager
 async def killed(stage: Stage) -> AsyncIterator[Outage]:
-    """A sidecar that is killed by the first verdict that it is asked for."""
+    """A sidecar that is killed by the first request for a verdict."""
     async with stage.exporter() as exporter:
         await exporter.ready()
         async with Middleman(exporter.query) as middle:
@@ -45,7 +45,7 @@ async def killed(stage: Stage) -> AsyncIterator[Outage]:
 
 @asynccontextmanager
 async def slow(stage: Stage) -> AsyncIterator[Outage]:
-    """A sidecar that says nothing any more from the first verdict that it is asked for."""
+    """A sidecar that no longer answers after the first request for a verdict."""
     async with stage.exporter() as exporter:
         await exporter.ready()
         async with Gate(exporter.query) as gate, Middleman(gate.url) as middle:
@@ -71,7 +71,7 @@ async def unready(stage: Stage) -> AsyncIterator[Outage]:
 
 @asynccontextmanager
 async def stale(stage: Stage) -> AsyncIterator[Outage]:
-    """A sidecar that has lost the API server, and says so."""
+    """A sidecar that has lost the API server, and reports this."""
     async with Gate(stage.world.control.api.url) as gate:
         kube = {"staleAfter": "1s", "deadAfter": "10m"}
         async with stage.exporter(gate.url, kube=kube) as exporter:

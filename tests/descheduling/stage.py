@@ -1,4 +1,4 @@
-"""Where scenes are played: a world, and deschedulers and exporters that come and go in it."""
+"""The stage of the scenes: a cluster on which deschedulers and exporters start and stop."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ LONG = {"policy": {"migrationCooldown": "1h"}}
 
 @dataclass
 class Stage:
-    """The world, what a descheduler and an exporter log in with, and a folder for their files."""
+    """The cluster, the kubeconfigs of descheduler and exporter, and a folder for their files."""
 
     world: World
     kubeconfig: Path
@@ -47,7 +47,7 @@ class Stage:
 
     @asynccontextmanager
     async def exporter(self, url: str | None = None, **config: Any) -> AsyncIterator[Program]:
-        """An exporter with a long cooldown, by its own way to the API server; not yet ready."""
+        """An exporter with a long cooldown and its own API server URL; not yet ready."""
         control = self.world.control
         file = self.folder / f"exporter-{next(self.numbers)}.kubeconfig"
         login = kubeconfig(file, url or control.api.url, control.exporter)
@@ -56,15 +56,15 @@ class Stage:
             yield running
 
     def ledger(self, namespace: str) -> Ledger:
-        """What the audit log says of a namespace."""
+        """The evictions and migrations of a namespace."""
         return write_ledger(namespace, self.world.control.api.audit)
 
     def evicted(self, namespace: str) -> set[str]:
-        """The VMs of a namespace that the descheduler has told to leave."""
+        """The VMs of a namespace that the descheduler has evicted."""
         return {one.vm for one in self.ledger(namespace).evictions}
 
     def evicted_pods(self, namespace: str) -> set[str]:
-        """The pods of a namespace that the descheduler has evicted, being no VMs."""
+        """The pods of a namespace, not of VMs, that the descheduler has evicted."""
         return {
             one.name
             for one in read_audit(self.world.control.api.audit)

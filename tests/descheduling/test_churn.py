@@ -1,4 +1,4 @@
-"""Forty VMs that churn under the real descheduler, and the same forty with the verdicts asked."""
+"""Forty VMs under the real descheduler, without verdicts and with them."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
 
 @dataclass(frozen=True)
 class Run:
-    """What so many cycles did to forty VMs."""
+    """The effect of some cycles on forty VMs."""
 
     ledger: Ledger
     cycles: int
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Story:
-    """The same cluster twice, for the same time; what the sidecar has counted in the second."""
+    """The same cluster without and with verdicts, and the sidecar's counts in the second."""
 
     without: Run
     asking: Run
@@ -74,8 +74,7 @@ Enough = Callable[[int, Ledger], bool]
 async def story(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Story]:
-    """
-    Forty VMs without verdicts, then forty like them with; each for so many cycles.
+    """Run forty VMs without verdicts, then with them, each for this many cycles.
 
     On a slow machine for more of them: until the first forty have churned, and as many again.
     """
@@ -140,7 +139,7 @@ def test_without_verdicts_the_cluster_churns(story: Story) -> None:
 
 
 def test_with_verdicts_no_vm_moves_inside_its_cooldown(story: Story) -> None:
-    """Over as many cycles, no eviction comes before its VM's own migrations allow it."""
+    """With verdicts no VM is evicted inside its cooldown."""
     ledger = story.asking.ledger
 
     assert story.asking.cycles >= story.without.cycles >= 10
@@ -149,7 +148,7 @@ def test_with_verdicts_no_vm_moves_inside_its_cooldown(story: Story) -> None:
 
 
 def test_with_verdicts_no_vm_is_told_to_leave_while_it_moves(story: Story) -> None:
-    """No eviction is asked for between the start and the end of a migration, of no pod of it.
+    """No pod of a VM is evicted between the start and the end of its migration.
 
     What was let go at once (201) was the pod that a VM had left: KubeVirt holds only its own.
     """
@@ -160,7 +159,7 @@ def test_with_verdicts_no_vm_is_told_to_leave_while_it_moves(story: Story) -> No
 
 
 def test_with_verdicts_the_others_go_on(story: Story) -> None:
-    """While some cool down others are moved, and so is what has cooled down."""
+    """While some VMs cool down, others are moved, and also those that have cooled down."""
     ledger = story.asking.ledger
     first_block = min(one["ts"] / 1000 for one in story.asking.log if one["msg"] == BLOCKED)
 
@@ -169,20 +168,20 @@ def test_with_verdicts_the_others_go_on(story: Story) -> None:
 
 
 def test_nobody_moves_a_vm_whose_owner_forbids_it(story: Story) -> None:
-    """Our plugin stands beside the descheduler's own rules, and in place of none."""
+    """The descheduler's own rules still apply beside our plugin."""
     for run in (story.without, story.asking):
         assert {one.vm for one in run.ledger.evictions} <= set(MOVABLE)
 
 
 def test_every_evacuation_was_created_by_virt_controller(story: Story) -> None:
-    """The API server's audit log knows no other creator, and as many evacuations as evictions."""
+    """By the audit log virt-controller created all evacuations, one for each eviction."""
     for run in (story.without, story.asking):
         assert run.ledger.creators == {CONTROLLER: len(run.ledger.evictions)}
         assert run.ledger.by_hand == {}
 
 
 def test_the_sidecar_counts_the_blocks_that_the_descheduler_logs(story: Story) -> None:
-    """By reason and in all."""
+    """The sidecar's counts of blocks are those of the descheduler's log, by reason."""
     logged = {reason: story.asking.blocks(reason=reason) for reason in story.counted}
 
     assert story.counted == logged
@@ -190,7 +189,7 @@ def test_the_sidecar_counts_the_blocks_that_the_descheduler_logs(story: Story) -
 
 
 def test_the_table(story: Story, prove: Callable[[str], None]) -> None:
-    """Evictions and migrations of each VM that moved, without and with."""
+    """The table has the evictions and migrations of each VM, without and with verdicts."""
     runs = (story.without, story.asking)
     rows = [
         (vm, *(len(each) for run in runs for each in _of(run.ledger, vm)))

@@ -1,4 +1,4 @@
-"""Forty VMs under a descheduler with and without the gate EvictionsInBackground, side by side."""
+"""Forty VMs under a descheduler with and without the gate EvictionsInBackground."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ DEFAULT: dict[str, object] = {}
 
 @dataclass(frozen=True)
 class Size:
-    """How long the clusters run, and how often the descheduler; what a migration copies for."""
+    """How long the clusters run, the descheduler's interval, and a migration's duration."""
 
     seconds: float
     interval: float

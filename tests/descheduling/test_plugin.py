@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 def run_go(*arguments: str, cgo: bool = False) -> str:
-    """What `go` prints; a failure is the test's, with all of it.
+    """Run `go`; returns what it prints, and fails the test with it.
 
     Without cgo the flags are those of `tests/tools/build`, so that what it compiled is used.
     `make check` vets; vetting in tests would only compile more.
@@ -52,12 +52,12 @@ def test_its_tests_pass_under_the_race_detector(prove: Callable[[str], None]) ->
 
 
 def test_the_policy_is_one_that_the_descheduler_takes() -> None:
-    """`policy.yaml` passes the descheduler's own loader, the plugin at both points."""
+    """The descheduler's own loader accepts `policy.yaml`, with the plugin at both points."""
     run_go("test", "-vet=off", "-count=1", ".")
 
 
 def test_an_allowed_pod_allocates_nothing(prove: Callable[[str], None]) -> None:
-    """`Filter` for a pod that is not blocked, with 5,000 VMIs that are; the time is printed."""
+    """`Filter` for an allowed pod allocates nothing, with 5,000 blocked VMIs."""
     output = run_go("test", "-vet=off", "-run=^$", "-bench=FilterAllowed", "-count=3", "./verdicts")
     found = re.findall(r"^Benchmark\S+\s+\d+\s+([\d.]+) ns/op\s+(\d+) B/op", output, re.MULTILINE)
     costs = [float(nanoseconds) for nanoseconds, _ in found]
@@ -67,14 +67,14 @@ def test_an_allowed_pod_allocates_nothing(prove: Callable[[str], None]) -> None:
 
 
 def test_its_image_stands_in_for_the_stock_one() -> None:
-    """The binary is where the stock image has it, run by a number that is not root's."""
+    """The binary has the stock image's path, and the user is not root."""
     entry = re.findall(r"^ENTRYPOINT (.+)", DOCKERFILE, re.MULTILINE)
     assert json.loads(entry[0]) == ["/bin/descheduler"]
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", DOCKERFILE, re.MULTILINE)
 
 
 def test_only_what_is_copied_is_sent() -> None:
-    """The build context is what COPY takes, without the tests, and all of it is there."""
+    """The build context has exactly what COPY needs, without the tests."""
     lines = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
     copied = {source for line in lines for source in line.split()}
     ignore = (FOLDER / ".dockerignore").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""What the real descheduler does and leaves undone with the verdicts, one scene at a time.
+"""What the real descheduler evicts and does not evict with verdicts, scene by scene.
 
 Every node but one is overloaded by what cannot be moved, so that each VM is a candidate wherever
 it is, and only what the plugin says keeps it there.
@@ -43,7 +43,7 @@ BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
 async def test_a_cycle_over_two_thousand_launcher_pods(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """One request per `Filter` of a blocked pod, one per `PreEvictionFilter`, and the long poll.
+    """A cycle needs one request per blocked pod and per eviction, and the long poll.
 
     On eight overloaded nodes: a twentieth of the VMs migrate, the rest cool down, nobody may go.
     """
@@ -82,7 +82,7 @@ async def test_a_cycle_over_two_thousand_launcher_pods(
 
 @pytest.fixture(scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    """Four nodes that are too full with what cannot be moved, and one that takes no VM."""
+    """Four overloaded nodes with pods that cannot move, and a node that accepts no VM."""
     folder = tmp_path_factory.mktemp("scenes")
     async with World.opened() as world, AsyncExitStack() as stack:
         login = await log_in(world.control)
@@ -102,7 +102,7 @@ def _is_copying(scene: Scene) -> bool:
 async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
     stage: Stage, prove: Callable[[str], None]
 ) -> None:
-    """Mid-migration, pending, cooling down, evacuating: none is told to leave; the free ones are.
+    """VMs that migrate, wait, cool down or evacuate are not evicted; the others are.
 
     What the snapshot has said holds for a while when the sidecar is dead. Without the verdicts the
     same four are told to leave, but for the one that leaves already.
@@ -155,7 +155,7 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
 async def test_exceptions_are_held_for_their_own_time(
     stage: Stage, prove: Callable[[str], None]
 ) -> None:
-    """By label, by priority class and by the policy of all: 30 s, never, and an hour."""
+    """Policies by label, by priority class and for all apply: 30 s, never, and an hour."""
     world, rig, space = stage.world, stage.world.rig, "exceptions"
     names = ["brief", "never", "long", "free"]
     overrides = [
@@ -202,7 +202,7 @@ async def test_exceptions_are_held_for_their_own_time(
 
 
 async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
-    """From when virt-controller counts one VM as outdated until it counts none.
+    """Nothing is evicted while virt-controller counts an outdated VM.
 
     It corrects any other number. A VM is outdated whose launcher pod has another image than
     virt-controller would give it; it counts them when the KubeVirt object has changed.
@@ -211,7 +211,7 @@ async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
     rig = world.rig
 
     async def run_image(image: str) -> str:
-        """Have the launcher of the first VM run this image; returns the one before."""
+        """Change the launcher image of the first VM; returns the old one."""
         pod = (await rig.look(f"{space}/one")).pods[0]
         containers = pod["spec"]["containers"]
         (before,) = (one["image"] for one in containers if one["name"] == "compute")
@@ -251,7 +251,7 @@ async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
 async def test_a_migration_that_began_since_the_snapshot(
     stage: Stage, prove: Callable[[str], None]
 ) -> None:
-    """A VM that began to move after the descheduler's snapshot is not told to leave; others are."""
+    """A VM that began to migrate after the descheduler's snapshot is not evicted."""
     world, rig, space = stage.world, stage.world.rig, "lag"
     async with (
         world.vms(space, {"node-1": ["moving", "free"]}, guest=SMALL),
@@ -299,7 +299,7 @@ async def test_a_sidecar_that_fails(
     ignorable: bool,
     prove: Callable[[str], None],
 ) -> None:
-    """Ignorable: the descheduler goes on within one timeout. Not: it evicts no VM at all.
+    """If it may be ignored, the descheduler goes on after a timeout; else it evicts no VM.
 
     Pods that are no VMs are evicted in both.
     """
@@ -335,7 +335,7 @@ async def test_a_sidecar_that_fails(
 
 @pytest.mark.parametrize("asking", [False, True], ids=["without_verdicts", "with_verdicts"])
 async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool) -> None:
-    """Asked to leave, it stays in the descheduler's count for ten minutes. Verdicts prevent that.
+    """An evicted target pod counts as under way for ten minutes; verdicts prevent that.
 
     KubeVirt answers an eviction of any pod of a marked VMI with the words by which the descheduler
     knows an eviction under way; but a target pod never ends by it.
@@ -371,7 +371,7 @@ async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool
 
 
 def _has_left(scene: Scene) -> bool:
-    """Whether the VM runs on its target and its launcher on the source has ended."""
+    """Whether the VM runs on its target and its source launcher has ended."""
     running = [pod for pod in scene.pods if pod["status"]["phase"] == "Running"]
     return scene.phases == ["Succeeded"] and not scene.marked and len(running) == 1
 
@@ -394,8 +394,7 @@ if not is_kubevirt_at_least(MARKS_EXTERNAL):
 
 @pytest.fixture(scope="module")
 async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
-    """
-    Three nodes are each too full by one VM, and one VM of each is leaving it.
+    """Three nodes have one VM too many each, and one VM of each is leaving.
 
     By what that one waits for, which others moved: without verdicts, and with.
     """
@@ -437,7 +436,7 @@ async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
 def test_a_vm_that_is_leaving_makes_no_other_one_leave(
     leaving: dict[str, dict[str, set[str]]], state: str, prove: Callable[[str], None]
 ) -> None:
-    """A node is too full by one VM, and one is leaving it: with verdicts as without, it is enough.
+    """A VM that is leaving is enough: no other VM of its node is evicted.
 
     The descheduler counts a pod that carries `eviction-in-progress` as gone, if it may see it.
     """

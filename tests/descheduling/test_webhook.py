@@ -1,4 +1,4 @@
-"""The stock descheduler and kubectl, held by the admission webhook, on KubeVirt's controllers."""
+"""The stock descheduler and kubectl with the admission webhook, on KubeVirt's controllers."""
 
 import asyncio
 import subprocess
@@ -77,13 +77,13 @@ class Run:
 
     @property
     def held(self) -> float:
-        """How often a VM was held, or in `warn` would have been: by webhook or plugin."""
+        """How often a VM was denied, or in `warn` would have been, by webhook or plugin."""
         blocks = sum(bool(one["msg"] == "Eviction blocked") for one in self.log)
         return self.denied + self.warned + blocks
 
     @property
     def denials(self) -> list[str]:
-        """The denials of ours that the API server recorded."""
+        """The exporter's denials in the audit log."""
         return [one.message for one in find_denials(self.ledger)]
 
 
@@ -92,7 +92,7 @@ Story = dict[str, Run]
 
 @dataclass
 class Theatre:
-    """A world, and what is needed to play webhooks in it."""
+    """A cluster, and what webhooks need on it."""
 
     world: World
     folder: Path
@@ -119,21 +119,21 @@ class Theatre:
                 yield exporter
 
     async def failed_open(self) -> float:
-        """How often the API server has let an eviction pass for want of an answer."""
+        """How often the API server allowed an eviction because the webhook did not answer."""
         text = (await self.control.admin.send("GET", "/metrics")).decode()
         lines = [line for line in text.splitlines() if line.startswith(FAILED_OPEN)]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     @asynccontextmanager
     async def asked(self, policy: Mapping[str, object] = COOLDOWN) -> AsyncIterator[Program]:
-        """An exporter for the plugin."""
+        """The exporter for the plugin."""
         login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
         async with program(self.folder, *login, config={"policy": policy}) as exporter:
             await exporter.ready()
             yield exporter
 
     async def _until_called(self, exporter: Program, user: str) -> None:
-        """The webhook is asked before the API server looks for the pod, which is not there."""
+        """Wait until the webhook is called, by the eviction of a pod that does not exist."""
         path = f"{PODS.path('default', 'virt-launcher-nobody')}/eviction"
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "x"}}
         body["metadata"] = {"name": "virt-launcher-nobody", "namespace": "default"}
@@ -152,7 +152,7 @@ class Theatre:
 
 @pytest.fixture(scope="module")
 async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Theatre]:
-    """Five nodes, and a descheduler's account."""
+    """A cluster of five nodes, and a descheduler's account."""
     folder = tmp_path_factory.mktemp("webhook")
     async with World.opened() as world:
         yield Theatre(world, folder, await log_in(world.control))
@@ -168,7 +168,7 @@ async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[The
     ],
 )
 async def story(request: pytest.FixtureRequest, theatre: Theatre) -> Story:
-    """Forty VMs anew for each column; the first until they churn, the others for as many cycles."""
+    """Forty new VMs for each column: the first until they churn, the others as long."""
     cycles, columns = request.param
     runs: Story = {}
     for column in columns:
@@ -253,7 +253,7 @@ def _is_news(eviction: Eviction, run: Run) -> bool:
 
 @pytest.mark.timeout(3000)
 def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
-    """With the webhook in `enforce`, and with the plugin, though the cluster churns without."""
+    """No VM moves inside its cooldown with the webhook in `enforce` or with the plugin."""
     for name, run in story.items():
         early = run.ledger.too_early(RULES)
         if name in ("plugin", "enforce"):
@@ -267,7 +267,7 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
 
 
 def test_warnings_are_what_would_be_denied(story: Story) -> None:
-    """In `warn` every eviction inside a cooldown carries the warning, and still happens."""
+    """In `warn` every eviction inside a cooldown has the warning, and still happens."""
     run = story["warn"]
     ledger = run.ledger
     early = [eviction for eviction, _ in ledger.too_early(RULES)]
@@ -286,7 +286,7 @@ def test_warnings_are_what_would_be_denied(story: Story) -> None:
 
 
 def test_every_denial_is_ours_and_counted(story: Story) -> None:
-    """The API server's audit log has as many denials as the exporter has counted."""
+    """The audit log has as many denials as the exporter has counted."""
     run = story["enforce"]
 
     assert run.denied == len(run.denials) > 0
@@ -295,7 +295,7 @@ def test_every_denial_is_ours_and_counted(story: Story) -> None:
 
 
 def test_a_denied_vm_is_not_marked(story: Story) -> None:
-    """Every evacuation has an eviction that KubeVirt accepted: a denial made none."""
+    """Every evacuation has an accepted eviction: a denial makes none."""
     ledger = story["enforce"].ledger
 
     assert sum(ledger.creators.values()) == len(ledger.evictions)
@@ -303,7 +303,7 @@ def test_a_denied_vm_is_not_marked(story: Story) -> None:
 
 
 def test_the_others_go_on(story: Story) -> None:
-    """The descheduler takes the next pod, and comes back for what has cooled down."""
+    """The descheduler goes on with the next pod, and later with those that have cooled down."""
     run = story["enforce"]
     denied = find_denials(run.ledger)
     first = min(one.at for one in denied)
@@ -315,7 +315,7 @@ def test_the_others_go_on(story: Story) -> None:
 
 
 def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
-    """What was evicted, moved and held in each column."""
+    """Print the evictions, migrations and denials of each column."""
     prove("stock descheduler, forty VMs: cycles, s, evictions, VMs, inside a cooldown, VMIMs, held")
     for name, run in story.items():
         ledger = run.ledger
@@ -329,7 +329,7 @@ def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
 
 
 async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
-    """A VM that evacuates is let through; one that cools down is denied and nothing changes."""
+    """The eviction of an evacuating VM is allowed; of one that cools down it is denied."""
     space, user = "words", "words-evictor"
     rig = theatre.world.rig
     async with (
@@ -368,7 +368,7 @@ async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
 
 
 async def test_an_exception_is_denied_for_its_own_time(theatre: Theatre) -> None:
-    """A VM of 30 s is let through after them, when one of ten minutes is still denied."""
+    """A VM with a cooldown of 30 s is allowed while one of ten minutes is still denied."""
     space, user = "own-time", "own-time-evictor"
     rig, admin = theatre.world.rig, theatre.world.rig.cluster.admin
     brief = {"name": "brief", "match": {"vmiLabels": {"tier": "brief"}}, "migrationCooldown": "30s"}
@@ -403,7 +403,7 @@ async def test_an_exception_is_denied_for_its_own_time(theatre: Theatre) -> None
 
 
 async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> None:
-    """By an unlisted user it passes at once; by a listed one it waits for the cooldown's end."""
+    """A drain by an unlisted user passes at once; by a listed one after the cooldown."""
     space, rig = "drained", theatre.world.rig
     admin = rig.cluster.admin
     logins = {}
@@ -414,7 +414,7 @@ async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> 
         logins[name] = theatre.control.kubeconfig(user)
 
     async def drain(name: str, node: str) -> tuple[float, list[str]]:
-        """The seconds that it took, and the errors on the way."""
+        """Drain a node; the seconds that it took, and the errors."""
         began = asyncio.get_running_loop().time()
         process = await asyncio.create_subprocess_exec(
             *(str(find_binary("kubectl")), "--kubeconfig", str(logins[name]), "drain", node),

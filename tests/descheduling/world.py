@@ -1,4 +1,4 @@
-"""Forty VMs on five nodes, and a scheduler that undoes what the descheduler does.
+"""Forty VMs on five nodes, with a scheduler that undoes the descheduler's work.
 
 The nodes and the launcher pods carry what a real cluster's carry: room to give, and requests. The
 scheduler packs (kube-scheduler's `MostAllocated`): whatever leaves a full node goes to the fullest
@@ -32,7 +32,7 @@ _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10
 
 @dataclass
 class World:
-    """A rig whose nodes can be overloaded. `packs` says whether its scheduler fills nodes up."""
+    """A rig whose nodes can be overloaded; with `packs` its scheduler fills nodes."""
 
     rig: Rig
     packs: bool = True
@@ -42,7 +42,7 @@ class World:
     @classmethod
     @asynccontextmanager
     async def opened(cls) -> AsyncIterator[Self]:
-        """The nodes, the class of what is moved first, and nothing on them yet."""
+        """Create the empty nodes, and the priority class that is evicted first."""
         async with Rig.opened(audited=True, nodes=NODES, allocatable=ALLOCATABLE) as rig:
             world = cls(rig)
             rig.player.choose = world.choose
@@ -56,7 +56,7 @@ class World:
         return self.rig.cluster.control
 
     def choose(self, pod: Object, free: Sequence[str]) -> str | None:
-        """The scheduler: a VM starts at home, and moves to the fullest node that has room."""
+        """Schedule a VM: first on its own node, later on the fullest node with room."""
         if objects.MIGRATION_JOB not in objects.labels(pod):
             return next(iter(free), None)
         free = [node for node in free if node not in self.closed]
@@ -68,7 +68,7 @@ class World:
         return max(fitting, key=lambda node: used[node], default=None)
 
     def requested(self) -> Counter[str]:
-        """By node, the memory that its pods request, the finished ones left out."""
+        """The memory that unfinished pods request, by node."""
         used: Counter[str] = Counter()
         for pod in self.rig.player.pods:
             if not objects.is_final(pod):
@@ -79,7 +79,7 @@ class World:
     async def vms(
         self, namespace: str, layout: Mapping[str, Sequence[str]], **options: Any
     ) -> AsyncIterator[list[Object]]:
-        """Have these VMs run for a block; the options are those of `start`."""
+        """Run these VMs during the block; the options are those of `start`."""
         try:
             yield await self.start(namespace, layout, **options)
         finally:
@@ -96,8 +96,7 @@ class World:
         fate: Fate | Outcome = "succeeds",
         **spec: Any,
     ) -> list[Object]:
-        """
-        Have these VMs run, by the node on which each starts.
+        """Start these VMs, given by node, and wait until they run.
 
         What is `batch` work is picked first; who owns a `pinned` one does not want it evicted.
         """
@@ -121,7 +120,7 @@ class World:
         return await poll(running, within=_SETTLES_WITHIN, what=f"{len(homes)} VMs running")
 
     async def at_rest(self, namespace: str) -> None:
-        """Wait until no VM of a namespace is being moved, or is to be."""
+        """Wait until no VM of a namespace migrates or evacuates."""
         admin = self.rig.cluster.admin
 
         async def settled() -> bool:
@@ -132,7 +131,7 @@ class World:
         await poll(settled, within=_SETTLES_WITHIN, what=f"{namespace} at rest")
 
     async def clear(self, namespace: str) -> None:
-        """Delete the VMs of a namespace, and wait until no pod of theirs is left."""
+        """Delete the VMs of a namespace, and wait until their pods are gone."""
         admin = self.rig.cluster.admin
         for kind in (VMIS, PODS):
             await self._delete_all(kind, namespace)
@@ -145,7 +144,7 @@ class World:
         await self.at_rest(namespace)
 
     async def _delete_all(self, kind: Resource, namespace: str) -> None:
-        """As a user deletes VMIs, and after them the garbage collector their pods."""
+        """Delete VMIs as a user, and then their pods as the garbage collector."""
         admin = self.rig.cluster.admin
 
         async def delete(name: str) -> None:
@@ -159,7 +158,7 @@ class World:
     async def plain_pods(
         self, namespace: str, node: str, names: Iterable[str], *, memory: str, bare: bool = False
     ) -> AsyncIterator[None]:
-        """Have pods that are no VMs run on a node for a block; a bare pod is not evictable."""
+        """Run pods other than VMs on a node during the block."""
         admin = self.rig.cluster.admin
         for name in names:
             await admin.create(PODS, _plain(namespace, name, node, memory, bare=bare))
@@ -189,7 +188,7 @@ def parse_quantity(text: str) -> int:
 
 
 def spread(counts: Mapping[str, int]) -> dict[str, list[str]]:
-    """Names for so many VMs on each node: `vm-01` and on."""
+    """Names for this many VMs on each node: `vm-01` and so on."""
     numbers = iter(range(1, 1 + sum(counts.values())))
     return {
         node: [f"vm-{next(numbers):02}" for _ in range(count)] for node, count in counts.items()

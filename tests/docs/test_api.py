@@ -1,4 +1,4 @@
-"""docs/api.md is what the OpenAPI document and the API itself make it."""
+"""docs/api.md is generated from the OpenAPI document and the API's answers."""
 
 import asyncio
 import re
@@ -20,12 +20,12 @@ from tests.unit.server.test_api import ServedApi
 
 
 async def test_it_is_up_to_date() -> None:
-    """`make reference` would change nothing; every example answer is held against its schema."""
+    """`make reference` would change nothing; every example answer matches its schema."""
     assert read(API) == write_api(read(API), write_openapi(), await ask())
 
 
 async def test_its_examples_are_answers() -> None:
-    """Every endpoint of the API has an example that is answered 200, and one shows a refusal."""
+    """Every endpoint has an example with a 200, and one example has an error."""
     answers = await ask()
 
     assert {route.name for route in ROUTES if route.path.startswith("/v1/")} <= set(EXAMPLES)
@@ -36,7 +36,7 @@ async def test_its_examples_are_answers() -> None:
 
 
 def test_it_begins_with_how_to_try_it() -> None:
-    """Where the demo answers by default, and a VM that it has in place of the examples'."""
+    """It begins with the demo's URL, and with a VM of the demo."""
     head = read(API).split("\n## ")[0]
     query, *_ = Listen().query
 
@@ -45,7 +45,7 @@ def test_it_begins_with_how_to_try_it() -> None:
 
 
 def test_its_examples_name_vms_of_the_demo() -> None:
-    """What is typed from here is answered there."""
+    """The demo has the VMs of the examples."""
     vms = {(one.namespace, one.name) for one in Demo(lambda: datetime.now(UTC)).scenario.vms}
     asked = EXAMPLES["verdicts"].body or {}
     named = {(one["namespace"], one["name"]) for one in asked["candidates"]}
@@ -57,7 +57,7 @@ def test_its_examples_name_vms_of_the_demo() -> None:
 
 
 async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A 304, a change and turning stale renew it; it outlives a restart; old, it is silent."""
+    """The caller's copy is renewed by a 304 or a change, and does not block when it is old."""
     (source,) = code_blocks(read(API), "python")
     caller: dict[str, Any] = {}
     exec(source, caller)  # noqa: S102 (the document's own lines)
@@ -103,7 +103,7 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_type_is_in_it() -> None:
-    """Each schema of the document has its heading, and each property its row below it."""
+    """Each schema of the document has its heading, and each property its row."""
     text = read(API)
     for name, schema in write_openapi()["components"]["schemas"].items():
         section = text.split(f"\n### {name}\n")[1].split("\n### ")[0]

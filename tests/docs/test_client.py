@@ -1,4 +1,4 @@
-"""A client that knows only docs/api.md: no endpoint contradicts another about any VM."""
+"""A client built from docs/api.md: no endpoint contradicts another about any VM."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ EMPTY = {"waits": 0, "leaves": 0, "restarts": 0, "stays": 0, "fails": 0, "extern
 
 
 def a_busy_desk() -> ServedApi:
-    """VMs of every strategy on three nodes, moving, cooling, evacuating for a minute or an hour."""
+    """VMs of every strategy on three nodes: migrating, cooling down or evacuating."""
     api = ServedApi()
     api.store.put(KubeVirtSettings())
     strategies = ("LiveMigrate", "LiveMigrateIfPossible", "None", "External")
@@ -44,7 +44,7 @@ def a_busy_desk() -> ServedApi:
 
 
 class Client:
-    """Asks as docs/api.md says, and compares."""
+    """Sends the requests of docs/api.md, and compares the answers."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -114,7 +114,7 @@ class Client:
 
 
 async def test_no_endpoint_contradicts_another(prove: Callable[[str], None]) -> None:
-    """A stuck or failing VM is one everywhere, and each count is that of the single VMs."""
+    """A stuck or failing VM is so at every endpoint, and each count is the sum of its VMs."""
     async with serving(make_query_app(a_busy_desk().service)) as url:
         client = Client(url)
         await asyncio.to_thread(client.compare_all)

@@ -20,7 +20,7 @@ def test_every_dependency_is_explained() -> None:
 
 
 def test_the_requirements_name_no_registry() -> None:
-    """They are names, versions and hashes, without a URL."""
+    """The requirements are names, versions and hashes, without a URL."""
     for path in (ROOT / "requirements").glob("*.txt"):
         text = path.read_text(encoding="utf-8")
         assert "://" not in text

@@ -9,7 +9,7 @@ PLUGIN = DEPLOY.parent / "descheduler" / "verdicts"
 
 
 def test_the_plugin_s_arguments_are_those_of_its_types() -> None:
-    """Each argument of the Go types has its row, and nothing else has."""
+    """Each argument of the Go types has its row, and nothing else."""
     source = (PLUGIN / "types.go").read_text(encoding="utf-8")
     outer, _, inner = source.partition("type TLSConfig struct")
     names = re.findall(r'json:"(\w+)', outer), re.findall(r'json:"(\w+)', inner)

@@ -1,4 +1,4 @@
-"""docs/hold-evictions.md has what the last `make soak` has measured."""
+"""docs/hold-evictions.md has the results of the last `make soak`."""
 
 from tests.descheduling.gate import fill_table
 from tests.support.documents import HOLD_EVICTIONS, read

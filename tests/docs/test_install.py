@@ -1,4 +1,4 @@
-"""docs/install.md: what to check after an installation can be checked."""
+"""docs/install.md: the checks after an installation can be made."""
 
 import re
 

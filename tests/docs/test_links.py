@@ -1,4 +1,4 @@
-"""Every link in a document leads somewhere."""
+"""Every link in a document has a target."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def test_every_picture_is_used() -> None:
-    """No picture in docs/ is left that no document shows."""
+    """Every picture in docs/ is used by a document."""
     shown = {
         (document.parent / link).resolve() for document in DOCUMENTS for link in links(document)
     }

@@ -1,4 +1,4 @@
-"""What the README counts and names is true."""
+"""The README's counts and names are right."""
 
 import json
 import re
@@ -29,7 +29,7 @@ TOOLS = ROOT / "tests" / "tools"
 
 
 def test_it_leads_to_every_document() -> None:
-    """Its last chapter links to each document of docs/ and to those beside it."""
+    """The README's last chapter links to every document."""
     documents = {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "deploy" / "README.md"}
     links = re.findall(r"\]\(([^)#\s]+)", chapters(README)["Where to go on"])
 
@@ -67,7 +67,7 @@ def test_the_versions_are_those_that_the_tests_build(what: str, file: Path, modu
 
 
 def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:
-    """The same number in docs/versions.md, docs/install.md and the chart."""
+    """docs/versions.md, docs/install.md and the chart name the same oldest Kubernetes."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     oldest = chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
     (row,) = [row for row in table(VERSIONS, "Tested with") if row[0] == "kube-apiserver"]
@@ -77,7 +77,7 @@ def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:
 
 
 def test_its_count_of_alerts_is_right() -> None:
-    """As many alerts as there are."""
+    """The README's count of alerts is right."""
     assert f"**{len(all_alerts(load_groups()))} alerts**" in read(README)
 
 
@@ -91,7 +91,7 @@ def test_the_demo_has_the_vm_that_it_asks_about() -> None:
 
 
 def test_its_answer_has_the_fields_of_the_api() -> None:
-    """The verdict that it shows has exactly the fields of the OpenAPI document."""
+    """The verdict in the README has exactly the fields of the OpenAPI document."""
     schemas = write_openapi()["components"]["schemas"]
     (block,) = code_blocks(chapters(README)["Ten minutes with the demo"], "json")
     answer = json.loads(block)

@@ -35,7 +35,7 @@ from tests.unit.kube.test_migration_log import play
 
 
 class _Everything(Mapping[str, Any]):
-    """A mapping that has every key, each with a value that no setting accepts: itself."""
+    """A mapping that has every key, with itself as the value, which no setting accepts."""
 
     def get(self, key: str, default: object = None) -> Any:
         """The wrong value."""
@@ -75,12 +75,12 @@ def nested(rows: Mapping[str, object]) -> dict[str, Any]:
 
 
 def test_every_setting_has_its_row() -> None:
-    """The settings' table has every key once."""
+    """The table of settings has every key once."""
     assert sorted(bare(row[0]) for row in table(REFERENCE, "Settings")) == sorted(every_key())
 
 
 def test_the_memory_limit_is_the_sum_of_its_parts() -> None:
-    """The manifests' limit has room for what all callers may hold."""
+    """The manifests' memory limit includes what all callers may use."""
     (deployment,) = yaml.safe_load_all(read(ROOT / "deploy/base/deployment.yaml"))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     parts = [int(row[0]) for row in table(REFERENCE, "What callers may hold")]
@@ -108,7 +108,7 @@ def test_the_defaults_are_the_program_s() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    """No row is without a meaning."""
+    """Every row of the settings has a meaning."""
     assert all(len(row) == 3 and row[2] for row in table(REFERENCE, "Settings"))
 
 
@@ -122,7 +122,7 @@ def test_the_examples_are_valid() -> None:
 
 
 def test_the_exit_codes_and_metrics_are_the_program_s() -> None:
-    """`make reference` would change nothing: same rows, same words, same order."""
+    """`make reference` would change nothing."""
     assert read(REFERENCE) == fill_tables(read(REFERENCE))
     assert len(table(REFERENCE, "Exit codes")) == len(Exit)
     assert len(table(REFERENCE, "Metrics")) == len(FAMILIES)
@@ -197,7 +197,7 @@ def test_the_events_are_the_program_s() -> None:
 
 
 def test_the_limits_of_events_are_the_program_s() -> None:
-    """The numbers that are told are those of the queue."""
+    """The limits in the text are those of the queue."""
     text = " ".join(chapters(REFERENCE)["Events"].split())
 
     assert (PER_VMI, PER_SECOND, REPEATED_AFTER) == (60.0, 1.0, 1800.0)
@@ -207,7 +207,7 @@ def test_the_limits_of_events_are_the_program_s() -> None:
 
 
 def test_the_record_of_a_migration() -> None:
-    """Every field of a line `migration_ended` and every reason, in their order."""
+    """The tables have every field of `migration_ended` and every reason, in order."""
     _, fields, reasons = tables(REFERENCE, "Metrics")
     _, (line,) = play("success")
     assert [bare(row[0]) for row in fields] == [one for one in line if "." in one]

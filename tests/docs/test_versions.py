@@ -1,4 +1,4 @@
-"""docs/versions.md has what the last `make matrix` has shown, and the states that are recorded."""
+"""docs/versions.md has the results of `make matrix` and the recorded states."""
 
 import re
 
@@ -23,7 +23,7 @@ def test_the_tables_are_those_of_the_last_runs() -> None:
 
 
 def test_every_row_is_a_pair_that_is_run() -> None:
-    """The table has the pairs of `make matrix`, in their order."""
+    """The table has the versions of `make matrix`, in order."""
     versions = [[pair.versions[part] for part in MODULES] for pair in PAIRS]
     shown = [row[:3] for row in table(VERSIONS, "Compatibility")]
 
@@ -33,7 +33,7 @@ def test_every_row_is_a_pair_that_is_run() -> None:
 
 @pytest.mark.parametrize("part", MODULES)
 def test_the_pinned_versions_are_those_that_are_built(part: str) -> None:
-    """What the tests call the pinned version is what its module requires."""
+    """The pinned version in the tests is that of the Go module."""
     folder, module = MODULES[part]
     required = (ROOT / folder / "go.mod").read_text(encoding="utf-8")
 

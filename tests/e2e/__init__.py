@@ -1,1 +1,1 @@
-"""A real cluster in namespaces of its own: the images are built, and their pods run."""
+"""A real cluster in its own namespaces, with pods of the built images."""

@@ -1,4 +1,4 @@
-"""Somebody who asks the standalone exporter over TLS by a token, as a pod of the cluster would."""
+"""A client of the standalone exporter, with TLS and a token, like a pod of the cluster."""
 
 import http.client
 import json
@@ -26,7 +26,7 @@ _TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class Caller:
-    """A caller with a token, who trusts one authority."""
+    """A caller with a token, which trusts one CA."""
 
     trust: ssl.SSLContext
     token: str
@@ -39,7 +39,7 @@ class Caller:
         return status, json.loads(answer or "null")
 
     def read(self, path: str, port: int = 9810) -> str:
-        """The text of an answer that has to succeed."""
+        """The text of an answer that must succeed."""
         status, answer = self._request("GET", path, port=port)
         assert status == 200, answer
         return answer
@@ -47,7 +47,7 @@ class Caller:
     def _request(
         self, method: str, path: str, body: object = None, port: int = 9810
     ) -> tuple[int, str]:
-        """The status and the text of an answer, on a connection of its own."""
+        """The status and the text of an answer, on a new connection."""
         plain = socket.create_connection((self.address, port), _TIMEOUT)
         connection = http.client.HTTPConnection(HOST, timeout=_TIMEOUT)
         connection.sock = self.trust.wrap_socket(plain, server_hostname=HOST)
@@ -68,7 +68,7 @@ class Caller:
         return verdict
 
     def history(self, namespace: str, name: str) -> list[dict[str, Any]]:
-        """The migrations of a VM on record."""
+        """The recorded migrations of a VM."""
         status, answer = self.ask("GET", f"/v1/vmis/{namespace}/{name}")
         assert status == 200, answer
         migrations: list[dict[str, Any]] = answer["migrations"]
@@ -79,7 +79,7 @@ class Caller:
 def let_in(
     cluster: Cluster, folder: Path, checkout: Path = ROOT
 ) -> Iterator[tuple[Terminal, Caller]]:
-    """Two replicas and a caller who is let in, by the documents; gone after the block."""
+    """Two replicas and a caller with permission, installed by the documents; removed later."""
     cluster.kubectl("create", "namespace", "my-tools")
     with cluster.terminal(folder, checkout) as terminal:
         type_section(terminal, CERTIFICATE)
@@ -100,7 +100,7 @@ def let_in(
 
 @dataclass
 class Load:
-    """Asks about one VM again and again for a block, and counts what is answered."""
+    """Asks about one VM repeatedly during the block, and counts the answers."""
 
     caller: Caller
     namespace: str
@@ -123,7 +123,7 @@ class Load:
             time.sleep(0.02)
 
     def _once(self) -> str:
-        """The reason of a verdict; the caller tries twice, as the documents say."""
+        """The reason of a verdict; the caller retries once, as documented."""
         last = ""
         for _ in range(2):
             try:

@@ -1,4 +1,4 @@
-"""A real cluster as its administrator has it: kubectl, and a shell to type commands into."""
+"""A real cluster for its administrator: kubectl, and a shell for commands."""
 
 import json
 import os
@@ -29,7 +29,7 @@ DEPLOYMENT = f"deployment/{NAME}"
 
 
 def wait_for(attempt: Callable[[], T], what: str, within: float = PATIENCE) -> T:
-    """Try until there is an answer that is true, and return it."""
+    """Repeat until the result is true, and return it."""
     deadline = time.monotonic() + within
     while not (answer := attempt()):
         if time.monotonic() > deadline:
@@ -50,13 +50,13 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a shell needs to reach it."""
+        """The environment of a shell that reaches the cluster."""
         tools = [str(find_binary(one).parent) for one in ("kubectl", "helm")]
         path = os.pathsep.join([*tools, os.environ["PATH"]])
         return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
 
     def kubectl(self, *arguments: str, given: str = "") -> str:
-        """Run kubectl, which has to succeed; what it printed."""
+        """Run kubectl, which must succeed; returns its output."""
         ended = self.try_kubectl(*arguments, given=given)
         assert ended.returncode == 0, f"kubectl {' '.join(arguments)}\n{ended.stdout}{ended.stderr}"
         return ended.stdout
@@ -73,19 +73,19 @@ class Cluster:
         )
 
     def get(self, *arguments: str) -> Object:
-        """What `kubectl get` finds, as JSON."""
+        """The result of `kubectl get`, as JSON."""
         found: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
 
     def apply(self, objects: Iterable[Object]) -> None:
-        """Apply objects on the server's side."""
+        """Apply objects by server-side apply."""
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl(
             "apply", "--server-side", "--force-conflicts", "-f", "-", given=json.dumps(listed)
         )
 
     def terminal(self, folder: Path, checkout: Path = ROOT) -> Terminal:
-        """A shell in the root of a checkout, whose temporary files are in a folder."""
+        """A shell in the root of a checkout, with its own folder for temporary files."""
         return Terminal({**self.environment, "TMPDIR": str(folder)}, checkout)
 
     def wait_until_ready(self, *crds: Path) -> None:
@@ -104,7 +104,7 @@ class Cluster:
             raise
 
     def wait_for_node(self, name: str) -> None:
-        """Wait until a node is there and Ready."""
+        """Wait until a node exists and is Ready."""
         wait_for(lambda: self.try_kubectl("get", "node", name).returncode == 0, f"node {name}")
         self.kubectl("wait", "--for=condition=Ready", f"node/{name}", f"--timeout={PATIENCE:g}s")
 
@@ -127,20 +127,20 @@ class Cluster:
     # Our own namespace
 
     def rolled_out(self) -> None:
-        """Wait until our Deployment is; what its pods say if it is not."""
+        """Wait until our Deployment is rolled out; fails with the logs of its pods."""
         ended = self.try_kubectl(
             "-n", NAMESPACE, "rollout", "status", DEPLOYMENT, f"--timeout={PATIENCE:g}s"
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr + self.describe()
 
     def pods(self) -> list[Object]:
-        """The exporter's pods that are not on their way out."""
+        """The exporter's pods that are not being deleted."""
         selector = f"app.kubernetes.io/name={NAME}"
         found = self.get("-n", NAMESPACE, "pods", "-l", selector)["items"]
         return [one for one in found if "deletionTimestamp" not in one["metadata"]]
 
     def describe(self) -> str:
-        """What somebody would look at if pods do not start."""
+        """The state of the pods, to explain why they do not start."""
         return "".join(
             self.try_kubectl("-n", NAMESPACE, *words).stdout
             for words in (

@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 async def kubevirt(cluster: Cluster) -> AsyncIterator[KubeVirt]:
-    """KubeVirt beside all else, from here on; and a pod under virt-controller's label."""
+    """KubeVirt on the cluster, and a pod with virt-controller's label."""
     cluster.kubectl("-n", "shop", "delete", "virtualmachineinstances", "--all")
     async with installed(cluster) as kubevirt:
         cluster.run_pause("kubevirt", "virt-controller", kubevirt_io="virt-controller")
@@ -38,7 +38,7 @@ async def kubevirt(cluster: Cluster) -> AsyncIterator[KubeVirt]:
 
 
 def just_moved() -> Object:
-    """A VM that was moved half a minute ago: shop/db1."""
+    """A VM that was migrated half a minute ago: shop/db1."""
     now = int(time.time())
     state = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
     return vmi(
@@ -48,12 +48,12 @@ def just_moved() -> Object:
 
 @pytest.fixture(scope="session")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for what commands leave behind."""
+    """A folder for the files that commands write."""
     return tmp_path_factory.mktemp("scratch")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print every command of the documents that was typed, in the order of the first time."""
+    """Print every command of the documents that was run, in order."""
     terminalreporter.section(
         f"{len(TYPED)} commands of the documents typed, {len(set(TYPED))} of them different"
     )

@@ -1,4 +1,4 @@
-"""The commands of the documents, to be typed."""
+"""The commands of the documents."""
 
 import re
 
@@ -18,7 +18,7 @@ def commands(text: str) -> list[str]:
 
 
 def type_section(terminal: Terminal, section: str, *, without: str = "(?!)") -> dict[str, str]:
-    """Type every command of a section or way but those in which a pattern is found."""
+    """Run every command of a section, except those that match a pattern."""
     return {
         command: terminal.type(command)
         for command in commands(WAYS.get(section) or SECTIONS[section])

@@ -52,7 +52,7 @@ _GO_CACHES = {
 
 @dataclass(frozen=True)
 class Image:
-    """An image of ours: what it is made of, and how."""
+    """One of our images: its sources, and how it is built."""
 
     name: str
     sources: Sequence[str]
@@ -62,7 +62,7 @@ class Image:
 
     @property
     def archive(self) -> Path:
-        """The image as a file."""
+        """The file of the image."""
         return FOLDER / f"{self.name.rpartition('/')[2].replace(':', '-')}.tar"
 
     @property
@@ -78,7 +78,7 @@ class Image:
         return ended.stdout.strip() or "unknown"
 
     def update(self) -> None:
-        """Build it, unless nothing has changed since it was built."""
+        """Build the image if its sources have changed."""
         versions = f"{__version__} {RUNNING['kubevirt']}"
         state = f"{_fingerprint(self.sources)} {self.revision} {versions}"
         stamp = self.archive.with_suffix(".stamp")
@@ -95,13 +95,13 @@ class Image:
 
 
 def buildah(*arguments: str | Path) -> str:
-    """Run buildah on a storage of our own; what it printed. Its mounts go with it."""
+    """Run buildah with its own storage and mount namespace; returns its output."""
     storage: list[str | Path] = ["--root", FOLDER / "storage", "--runroot", FOLDER / "run"]
     return run("unshare", "--mount", "buildah", *storage, "--storage-driver=overlay", *arguments)
 
 
 def run(*arguments: str | Path, folder: Path = ROOT) -> str:
-    """Run a program that has to succeed; what it printed."""
+    """Run a program that must succeed; returns its output."""
     ended = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
     if ended.returncode:
         command = " ".join(str(one) for one in arguments)
@@ -116,7 +116,7 @@ def _build_exporter(revision: str) -> None:
 
 
 def _build_earlier(_: str) -> None:
-    """The earlier exporter and its requirements, by the present Dockerfile."""
+    """Build the earlier exporter with its requirements, by the present Dockerfile."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         check_out(EARLIER_COMMIT, Path(folder), "exporter", "requirements")
         for name in ("Dockerfile", ".dockerignore"):
@@ -125,7 +125,7 @@ def _build_earlier(_: str) -> None:
 
 
 def check_out(commit: str, folder: Path, *paths: str) -> None:
-    """Write paths as they were in a commit below a folder."""
+    """Write files as they were in a commit to a folder."""
     archive = folder / "checkout.tar"
     run("git", "archive", f"--output={archive}", commit, *paths)
     run("tar", "-xf", archive, folder=folder)
@@ -149,7 +149,7 @@ def _build_pause(_: str) -> None:
 
 
 def _build_launcher(_: str) -> None:
-    """What plays QEMU's pod: programs of virt-launcher's names that only wait."""
+    """Build the launcher's stand-in: programs with virt-launcher's names that only wait."""
     made = buildah("from", "scratch").strip()
     for name in ("virt-launcher-monitor", "virt-tail"):
         buildah("copy", "-q", made, find_binary("pause"), f"/usr/bin/{name}")
@@ -157,7 +157,7 @@ def _build_launcher(_: str) -> None:
 
 
 def of_binaries(name: str, folder: str, *tools: str, user: str = "0") -> Image:
-    """An image of tools from a folder of tests/tools, and a /tmp; it runs the first of them."""
+    """An image with tools of tests/tools and a /tmp; it runs the first tool."""
 
     def build(_: str) -> None:
         made = buildah("from", "scratch").strip()
@@ -176,7 +176,7 @@ def of_binaries(name: str, folder: str, *tools: str, user: str = "0") -> Image:
 def build_file(
     image: str, folder: Path, revision: str, *options: str, file: Path | None = None
 ) -> None:
-    """Run a Dockerfile, by default the folder's; its steps trust the machine's authorities.
+    """Build a Dockerfile, by default the folder's; its steps trust the machine's CAs.
 
     The stand-ins of the base images have no digests, so those of the Dockerfile are left out.
     """
@@ -190,7 +190,7 @@ def build_file(
 
 
 def stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:
-    """Make a stand-in of an image once, of the root that `make` returns below a folder."""
+    """Make an image's stand-in once, from the root that `make` writes."""
     if image in buildah("images", "--format={{.Name}}:{{.Tag}}").splitlines():
         return
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -203,7 +203,7 @@ def stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:
 
 
 def _debian(folder: Path) -> Path:
-    """A Debian with its Python and pip, as an archive."""
+    """An archive of Debian with its Python and pip."""
     root = folder / "root.tar"
     link = "--customize-hook=ln -s python3 $1/usr/bin/python"
     packages = "--include=ca-certificates,python3,python3-pip"
@@ -212,12 +212,12 @@ def _debian(folder: Path) -> Path:
 
 
 def _golang(folder: Path) -> Path:
-    """The same, where a build mounts the machine's Go."""
+    """A Debian in which a build mounts the machine's Go."""
     return _debian(folder)
 
 
 def _distroless(folder: Path) -> Path:
-    """Packages unpacked and not installed: no shell, no package manager."""
+    """Packages that are unpacked but not installed: no shell, no package manager."""
     root = folder / "root"
     download = f"cd /root && apt-get download {' '.join(DISTROLESS_PACKAGES)}"
     hooks = (f"chroot $1 sh -c '{download}'", f"cp $1/root/*.deb {folder}")

@@ -1,4 +1,4 @@
-"""KubeVirt on the e2e cluster: its own virt-api and virt-controller, and launcher pods that run.
+"""KubeVirt on the e2e cluster: its virt-api and virt-controller, and running launcher pods.
 
 The scheduler and the kubelet are real here. What stays played is virt-handler, and QEMU: in its
 place a launcher's containers run the program `pause`.
@@ -25,7 +25,7 @@ _FEW = "100"
 
 
 class RunningCluster(RealCluster):
-    """The e2e cluster as the rig knows clusters; others have started its servers."""
+    """The e2e cluster in the form that the rig needs; its servers run already."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.directory = cluster.directory
@@ -46,7 +46,7 @@ class RunningCluster(RealCluster):
 
 
 class Handlers(Player):
-    """virt-handlers on real nodes: pods are bound and run by others."""
+    """Plays virt-handlers on real nodes, which schedule and run pods themselves."""
 
     async def _sign_in(self, stack: AsyncExitStack) -> None:
         control = self.cluster.control
@@ -57,7 +57,7 @@ class Handlers(Player):
             self.handlers[name] = await stack.enter_async_context(control.client(account))
 
     async def _equip_node(self, name: str) -> None:
-        """What virt-handler's labeller and device plugins say of a node."""
+        """Set the labels and resources of virt-handler's labeller and device plugins on a node."""
         labels = {
             "kubevirt.io/schedulable": "true",
             "machine-type.node.kubevirt.io/q35": "true",
@@ -78,7 +78,7 @@ class Handlers(Player):
         del pod
 
     async def finish_pod(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> Object:
-        """The launcher's containers wait to be ended: delete the pod."""
+        """Delete the pod, as its containers only wait."""
         del phase
         metadata = pod["metadata"]
         return await self.cluster.admin.delete(PODS, metadata["namespace"], metadata["name"])
@@ -96,18 +96,18 @@ class KubeVirt:
         return (await self.cluster.pods("db1", "shop"))[0]
 
     async def is_marked(self) -> bool:
-        """Whether the VM is being evacuated."""
+        """Whether the VM is marked for evacuation."""
         return "evacuationNodeName" in (await self.cluster.vmi("db1", "shop"))["status"]
 
     async def calm(self) -> None:
-        """Cancel what moves the VM."""
+        """Cancel the VM's evacuation and migration."""
         if await self.is_marked():
             await self.cluster.cancel_evacuation("db1", "shop", "n1")
         for vmim in await self.cluster.vmims("db1", "shop"):
             await self.cluster.admin.delete(VMIMS, "shop", vmim["metadata"]["name"])
 
     async def just_moved(self) -> None:
-        """Have its virt-handler write that the VM was moved a moment ago."""
+        """Report a migration of the VM that has just ended."""
         now = time.time()
         state = {
             "migrationUid": "m",
@@ -124,7 +124,7 @@ class KubeVirt:
 
 @asynccontextmanager
 async def installed(cluster: Cluster) -> AsyncIterator[KubeVirt]:
-    """KubeVirt for a block."""
+    """Run KubeVirt during the block."""
     async with (
         KubeVirtCluster(RunningCluster(cluster)) as kubevirt,
         Handlers(kubevirt, ["n1"], heartbeat=2.0) as handlers,

@@ -1,4 +1,4 @@
-"""What `make e2e` and `make vms` need of the machine, checked before anything is built.
+"""What `make e2e` and `make vms` need, checked before anything is built.
 
 `python -m tests.e2e.needs [vms]` names what is missing and the command that installs it. It runs
 before there is a virtual environment.
@@ -32,7 +32,7 @@ CGROUP = Path("/sys/fs/cgroup/memory")
 
 
 def find_missing(target: str = "e2e") -> list[str]:
-    """Say what is missing for a target, each with its remedy; nothing if all is there."""
+    """What is missing for a target, each with its remedy."""
     missing = []
     for_vms = target == "vms"
     path = f"{os.environ['PATH']}:/usr/sbin"
@@ -55,14 +55,14 @@ def find_missing(target: str = "e2e") -> list[str]:
 
 
 def _available_memory() -> float:
-    """In GB."""
+    """The available memory in GB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     return kibibytes * 1024 / 1e9
 
 
 def main() -> int:
-    """Print what is missing; the exit code is 1 if anything is."""
+    """Print what is missing; exit code 1 if anything is."""
     target = sys.argv[1] if sys.argv[1:] else "e2e"
     missing = find_missing(target)
     for one in missing:

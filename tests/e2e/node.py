@@ -1,4 +1,4 @@
-"""Nodes of a real cluster, in namespaces of their own, which nothing outlives."""
+"""Nodes of a real cluster, each in its own namespaces, which leave nothing behind."""
 
 import ctypes
 import os
@@ -36,19 +36,18 @@ class Node:
     supervisor: subprocess.Popen[str]
 
     def power_off(self) -> None:
-        """Kill its init, and everything with it; its block ends as usual."""
+        """Kill the node's init, and all its processes with it."""
         os.kill(self.init, signal.SIGKILL)
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """A command as it is run inside the node."""
+        """The command that runs another one inside the node."""
         namespaces = ["-m", "-n", "-p", "-u", "-i", "-C"]
         return ["nsenter", f"--target={self.init}", *namespaces, *map(str, arguments)]
 
 
 @contextmanager
 def running(name: str, directory: Path) -> Iterator[Node]:
-    """
-    Run a node for a block.
+    """Run a node during the block.
 
     The first one has the control plane. The directory is one for all nodes of a cluster, and gets
     their logs: NAME-SERVER.log.
@@ -79,7 +78,7 @@ def running(name: str, directory: Path) -> Iterator[Node]:
 
 @contextmanager
 def joined(first: Node, directory: Path) -> Iterator[Node]:
-    """Run a second node beside the first one for a block, and lay a cable between them."""
+    """Run a second node during the block, and connect the two networks."""
     name, address = "n2", ADDRESSES["n2"]
     with running(name, directory) as node:
         for command in (
@@ -118,8 +117,7 @@ def prepare(directory: Path, images: Iterable[Image]) -> Path:
 
 @contextmanager
 def inside_network(node: Node) -> Iterator[None]:
-    """
-    Have the network of a node for a block: this thread, and what it starts, programs too.
+    """Enter a node's network during the block, for this thread and what it starts.
 
     So nothing of the machine's network is used or changed, and every port is free.
     """
@@ -138,7 +136,7 @@ def inside_network(node: Node) -> Iterator[None]:
 
 
 def log_tails(directory: Path) -> str:
-    """The last lines of every log, for a test that has failed."""
+    """The end of every log, for a test that has failed."""
     return "\n".join(
         f"{log.name}: " + "\n".join(log.read_text(errors="replace").splitlines()[-5:])
         for log in sorted(directory.glob("*.log"))

@@ -1,4 +1,4 @@
-"""A shell in which somebody types what the documents say."""
+"""A shell that runs the commands of the documents."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ _DONE = "e2e-terminal-done"
 
 
 class Terminal:
-    """One bash, so that variables and background jobs stay; all of it ends with the block."""
+    """One bash with its variables and background jobs, which end with the block."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._shell = subprocess.Popen(
@@ -36,7 +36,7 @@ class Terminal:
         self._shell.communicate()
 
     def type(self, command: str) -> str:
-        """Run a command of the documents, which has to succeed; what it printed."""
+        """Run a command of the documents that must succeed; returns its output."""
         output = self.type_unlisted(command)
         TYPED.append(command)
         return output

@@ -1,4 +1,4 @@
-"""A cluster leaves nothing on the machine, however it ends. This runs before there is another."""
+"""A cluster leaves nothing on the machine, however it ends. Runs before the other tests."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ SERVERS = {"containerd", "etcd", "kube-apiserver", "kubelet", "pause", "unshare"
 
 
 def left_behind() -> dict[str, set[str]]:
-    """What a cluster might leave: processes, mounts, cgroups, links and firewall rules."""
+    """What a cluster could leave: processes, mounts, cgroups, links and firewall rules."""
     processes = {
         read(path.with_name("comm"))
         for path in Path("/proc").glob("[0-9]*/cgroup")
@@ -37,7 +37,7 @@ def left_behind() -> dict[str, set[str]]:
 
 
 def read(path: Path) -> str:
-    """A file that may have gone."""
+    """The text of a file, "" if it has gone."""
     try:
         return path.read_text()
     except OSError:
@@ -45,14 +45,14 @@ def read(path: Path) -> str:
 
 
 def output(*command: str) -> set[str]:
-    """The lines that a program prints, without counters and dates."""
+    """The output of a program, without counters and dates."""
     # `find` fails where a folder goes meanwhile.
     ended = subprocess.run(command, capture_output=True, text=True, check=command[0] != "find")
     return {line for line in ended.stdout.splitlines() if not line.startswith("#")}
 
 
 def start(directory: Path) -> subprocess.Popen[str]:
-    """A cluster in a process of its own, with a pod that runs."""
+    """Start a cluster with a running pod in another process."""
     directory.mkdir()
     trial = subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.trial", directory],
@@ -68,7 +68,7 @@ def start(directory: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.timeout(600)
 def test_nothing_is_left(tmp_path: Path, prove: Callable[[str], None]) -> None:
-    """After two runs in a row, the second of them killed in the middle."""
+    """Nothing is left after two runs, the second of them killed."""
     before = left_behind()
 
     trial = start(tmp_path / "ended")

@@ -23,7 +23,7 @@ WEBHOOK = f'name="evictions.{NAME}.io"'
 def test_it_writes_the_authority_that_the_api_server_then_trusts(
     cluster: Cluster, scratch: Path, tmp_path: Path
 ) -> None:
-    """From openssl's Secret: the part of cert-manager that would issue it does not run here."""
+    """Cainjector writes openssl's CA into the webhook, and the API server trusts it."""
     with cluster.terminal(scratch) as terminal:
         type_section(terminal, CERTIFICATE)
     owner = f"cert-manager.io/certificate-name={NAME}"
@@ -53,7 +53,7 @@ def test_it_writes_the_authority_that_the_api_server_then_trusts(
     let_evict(cluster)
 
     def called() -> bool:
-        """The webhook is called before the API server sees that there is no such pod."""
+        """Whether the webhook is called for the eviction of a pod that does not exist."""
         assert "NotFound" in try_evict(cluster, "virt-launcher-nobody")
         counted = cluster.kubectl("get", "--raw", "/metrics").splitlines()
         return any(one.startswith(CALLS) and WEBHOOK in one for one in counted)

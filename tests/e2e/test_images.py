@@ -1,4 +1,4 @@
-"""What is in the images: their labels, their user, their files and sizes."""
+"""The content of the images: labels, user, files and sizes."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def unpack(image: Image) -> tuple[dict[str, Any], Counter[str]]:
 
 
 def top(sizes: Counter[str]) -> str:
-    """The folders that take most, and what each takes."""
+    """The largest folders, with their sizes."""
     folders: Counter[str] = Counter()
     for path, size in sizes.items():
         folders["/".join(Path(path).parts[:2])] += size
@@ -46,7 +46,7 @@ def top(sizes: Counter[str]) -> str:
 
 @pytest.mark.parametrize("image", [EXPORTER, DESCHEDULER], ids=["exporter", "descheduler"])
 def test_an_image(image: Image, prove: Callable[[str], None]) -> None:
-    """It says where it comes from, runs as nobody, and has neither shell nor installer."""
+    """An image has its source as label, runs as nobody, and has no shell or installer."""
     config, sizes = unpack(image)
 
     labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}

@@ -1,4 +1,4 @@
-"""Every way to install it, by the commands of docs/install.md: Ready, asked, and uninstalled."""
+"""Every way to install it, by the commands of docs/install.md."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ UNINSTALL = "Uninstall"
 
 @pytest.fixture(scope="module", autouse=True)
 def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
-    """The certificate is there, from openssl; and a descheduler that the sidecar replaces."""
+    """The certificate from openssl, and a descheduler for the sidecar to replace."""
     with cluster.terminal(scratch) as terminal:
         type_section(terminal, CERTIFICATE)
     cluster.run_pause("kube-system", "descheduler")
@@ -33,7 +33,7 @@ def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
     ],
 )
 def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) -> None:
-    """The lines as written, `status` by exec among them; and uninstalled as written."""
+    """Installed as documented it is Ready and answers; the documented lines remove it."""
     with cluster.terminal(scratch) as terminal:
         *_, said = type_section(terminal, way).values()
         print(cluster.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide"))
@@ -57,7 +57,7 @@ def containers(pod: dict[str, dict[str, list[dict[str, bool]]]]) -> list[dict[st
 
 
 def uninstall(cluster: Cluster, scratch: Path, *, by_helm: bool) -> None:
-    """Type it; what the document says is left, and nothing else."""
+    """Run the commands to uninstall; only what the document names is left."""
     with cluster.terminal(scratch) as terminal:
         for command in commands_of_uninstall(by_helm=by_helm):
             terminal.type(command)
@@ -72,7 +72,7 @@ def uninstall(cluster: Cluster, scratch: Path, *, by_helm: bool) -> None:
 
 
 def commands_of_uninstall(*, by_helm: bool) -> list[str]:
-    """The command for Helm, or the lines for kustomize; not the one that removes everything."""
+    """The command for Helm, or the lines for kustomize, without the one that removes everything."""
     listed = commands(SECTIONS[UNINSTALL])
     helm = [one for one in listed if one.startswith("helm ")]
     everything = [one for one in listed if "delete namespace" in one]

@@ -1,4 +1,4 @@
-"""What happens to two replicas in a life: certificates, memory, upgrades; history is kept."""
+"""Two replicas over certificate renewal, memory limits and upgrades; history is kept."""
 
 import http.client
 import ssl
@@ -27,20 +27,20 @@ HISTORY = 2
 
 @pytest.fixture(scope="module")
 def installation(cluster: Cluster, scratch: Path) -> Iterator[tuple[Terminal, Caller]]:
-    """Two replicas, and a caller who is let in."""
+    """Two replicas, and a caller with permission."""
     with let_in(cluster, scratch) as installation:
         yield installation
 
 
 @pytest.fixture(scope="module")
 def terminal(installation: tuple[Terminal, Caller]) -> Terminal:
-    """Whoever has installed them."""
+    """The shell of the user who has installed them."""
     return installation[0]
 
 
 @pytest.fixture(scope="module")
 def caller(cluster: Cluster, installation: tuple[Terminal, Caller]) -> Caller:
-    """Whoever asks, through the Service; shop/db2 has been moved twice."""
+    """A caller through the Service; shop/db2 was migrated twice."""
     caller = installation[1]
     now = int(time.time())
     for number in range(1, HISTORY + 1):
@@ -53,7 +53,7 @@ def caller(cluster: Cluster, installation: tuple[Terminal, Caller]) -> Caller:
 
 
 def moves(caller: Caller) -> int:
-    """How many migrations of shop/db2 are on record; none while it is unknown."""
+    """How many migrations of shop/db2 are recorded."""
     status, answer = caller.ask("GET", "/v1/vmis/shop/db2")
     return len(answer["migrations"]) if status == 200 else 0
 
@@ -61,7 +61,7 @@ def moves(caller: Caller) -> int:
 def test_an_upgrade_and_the_way_back_lose_nothing(
     cluster: Cluster, caller: Caller, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """From an earlier commit's manifests and image to ours and back, while a caller asks."""
+    """An upgrade from an earlier commit and the way back lose nothing, while a caller asks."""
     check_out(EARLIER_COMMIT, tmp_path, "deploy")
     (tmp_path / "kustomization.yaml").write_text(
         "resources: [deploy/overlays/standalone]\n"
@@ -99,7 +99,7 @@ def images(pod: Object) -> list[str]:
 def test_a_certificate_is_renewed_without_a_restart(
     cluster: Cluster, terminal: Terminal, caller: Caller, prove: Callable[[str], None]
 ) -> None:
-    """The commands from the second openssl on, again: every replica serves the new one."""
+    """After the documented renewal every replica serves the new certificate."""
     addresses = {pod["status"]["podIP"] for pod in cluster.pods()}
     before = {at: ssl.get_server_certificate((at, 9811)) for at in addresses}
     lines = commands(SECTIONS[CERTIFICATE])
@@ -127,7 +127,7 @@ def restarts(pod: Object) -> int:
 def test_a_container_killed_by_memory_comes_back_with_its_history(
     cluster: Cluster, caller: Caller
 ) -> None:
-    """The kernel's OOM killer ends one; it starts again and knows what it knew."""
+    """A container that the OOM killer ended restarts with its history."""
     before = caller.history("shop", "db2")
     pod = cluster.pods()[0]
     name = pod["metadata"]["name"]
@@ -147,7 +147,7 @@ def test_a_container_killed_by_memory_comes_back_with_its_history(
 
 
 def take_memory(cluster: Cluster, pod: Object) -> None:
-    """Limit a container to what it has now, without caches."""
+    """Limit a container's memory to what it uses now, without caches."""
     (status,) = pod["status"]["containerStatuses"]
     uid = status["containerID"].rpartition("/")[2]
     script = f"""

@@ -29,7 +29,7 @@ VERSION = re.compile(r"github.com/prometheus/alertmanager (v\S+)")
 
 
 def operator() -> list[Object]:
-    """The operator, who may do everything, and the accounts of what it starts."""
+    """The operator with all permissions, and the accounts of Prometheus and Alertmanager."""
     labels = {"app": "operator"}
     container = {
         "name": "operator",
@@ -113,7 +113,7 @@ def stack() -> list[Object]:
 
 
 def stuck() -> Object:
-    """A VM whose evacuation was requested two hours ago; nothing has happened since: shop/db9."""
+    """A VM whose evacuation was requested two hours ago without any attempt: shop/db9."""
     requested = rfc3339((datetime.now(UTC) - STUCK_FOR).timestamp())
     condition = {
         "type": "EvictionRequested",
@@ -125,7 +125,7 @@ def stuck() -> Object:
 
 @pytest.fixture(scope="module")
 def installation(cluster: Cluster, scratch: Path) -> Iterator[None]:
-    """Metrics, by kustomize, as documented; without cert-manager, with the certificate."""
+    """The metrics installation by kustomize, with a certificate of openssl."""
     cluster.apply([stuck()])
     with cluster.terminal(scratch) as terminal:
         type_section(terminal, CERTIFICATE)
@@ -142,7 +142,7 @@ async def test_the_page_through_a_port_forward(
     tmp_path: Path,
     prove: Callable[[str], None],
 ) -> None:
-    """In a real Chromium, from a pod: the page shows the stuck evacuation."""
+    """In a real Chromium the page shows the stuck evacuation through a port-forward."""
     with cluster.terminal(scratch) as terminal:
         forward, url, *_ = commands(SECTIONS["Check that it works"])
         terminal.type(forward)
@@ -162,7 +162,7 @@ async def test_the_page_through_a_port_forward(
 def test_an_alert_reaches_alertmanager(
     cluster: Cluster, scratch: Path, prove: Callable[[str], None]
 ) -> None:
-    """Our overlay alone is applied: targets over TLS with a token, rules, an alert that is sent."""
+    """With our overlay alone targets are scraped by TLS and token, and an alert is sent."""
     cluster.apply(operator_crds())
     cluster.apply(operator())
     wait_for(lambda: cluster.try_kubectl("get", "prometheus,alertmanager").returncode == 0, "kinds")

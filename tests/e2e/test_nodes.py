@@ -1,4 +1,4 @@
-"""A node that goes: the other replica answers, and the lost one starts elsewhere."""
+"""A lost node: the other replica answers, and the lost one starts elsewhere."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def second(cluster: Cluster) -> Iterator[Node]:
 def test_a_node_that_goes(
     cluster: Cluster, second: Node, scratch: Path, prove: Callable[[str], None]
 ) -> None:
-    """Two replicas on two nodes, one node without power: every answer is right, history kept."""
+    """After the loss of one of two nodes every answer is right, and the history is kept."""
     with let_in(cluster, scratch) as (_, caller):
         assert {pod["spec"]["nodeName"] for pod in cluster.pods()} == {"n1", second.name}
         before = wait_for(lambda: caller.history("shop", "db1"), "history")
@@ -49,7 +49,7 @@ def test_a_node_that_goes(
 
 
 def on_first_node(cluster: Cluster) -> bool:
-    """Whether two replicas are ready there."""
+    """Whether two replicas are ready on the first node."""
     ready = [
         pod
         for pod in cluster.pods()

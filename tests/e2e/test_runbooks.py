@@ -1,4 +1,4 @@
-"""Every command of every runbook, typed as written, beside KubeVirt's own controllers.
+"""Every command of every runbook runs as written, with KubeVirt's own controllers.
 
 The VMs are stand-ins: their launcher pods run, and nothing is in them.
 """
@@ -28,7 +28,7 @@ OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1":
 
 @pytest.fixture(scope="module")
 def terminal(cluster: Cluster, scratch: Path) -> Iterator[Terminal]:
-    """Somebody with the certificate."""
+    """The shell of a user with the certificate."""
     with cluster.terminal(scratch) as terminal:
         type_section(terminal, CERTIFICATE)
         yield terminal
@@ -37,7 +37,7 @@ def terminal(cluster: Cluster, scratch: Path) -> Iterator[Terminal]:
 
 @pytest.fixture(scope="module")
 def typed() -> set[str]:
-    """The commands of the runbooks that were typed."""
+    """The commands of the runbooks that were run."""
     return set()
 
 
@@ -45,7 +45,7 @@ def typed() -> set[str]:
 async def test_every_command_runs(
     cluster: Cluster, kubevirt: KubeVirt, terminal: Terminal, typed: set[str]
 ) -> None:
-    """Beside two replicas, whose query listener asks for a token that no command needs."""
+    """Every command runs, with two replicas whose query listener needs a token."""
     await asyncio.to_thread(type_section, terminal, "Standalone, by kustomize")
     terminal.type_unlisted("kubectl apply --server-side -k deploy/overlays/monitoring")
     for name, text in TEXTS.items():
@@ -65,7 +65,7 @@ async def test_every_command_runs(
 
 
 def typed_once(lines: Sequence[str]) -> list[str]:
-    """The commands that can run here, those that are repeated where they come last.
+    """The commands that can run here, each once.
 
     `virtctl restart` needs a VirtualMachine; the VMIs here have none.
     """
@@ -74,13 +74,13 @@ def typed_once(lines: Sequence[str]) -> list[str]:
 
 
 def test_none_was_left_out(typed: set[str], prove: Callable[[str], None]) -> None:
-    """All of them were typed, but for those of virtctl."""
+    """All commands were run, except those of virtctl."""
     assert typed == {line for line in EVERY_COMMAND if not line.startswith("virtctl ")}
     prove(f"runbooks: {len(typed)} of {len(EVERY_COMMAND)} commands run as they are written")
 
 
 async def make_stuck(kubevirt: KubeVirt) -> str:
-    """Evict the VM, which no other node can take; the name of the attempt."""
+    """Evict the VM, which fits no other node; returns the name of the VMIM."""
     refusal = await kubevirt.cluster.evict(await kubevirt.pod())
     assert refusal is not None
     assert "Eviction triggered evacuation" in str(refusal)

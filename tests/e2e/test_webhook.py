@@ -35,7 +35,7 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
                 await asyncio.to_thread(terminal.type, line)
 
         async def evict_until(expected: str) -> None:
-            """Try to evict until the answer is as expected.
+            """Evict repeatedly until the answer is as expected.
 
             KubeVirt evacuates where the API server has not read the webhook's configuration yet,
             or where a replica of the mode before answers; the webhook then lets the VM pass.
@@ -90,7 +90,7 @@ def let_evict(cluster: Cluster) -> None:
 
 
 def try_evict(cluster: Cluster, pod: str) -> str:
-    """Ask for the eviction of a pod as a listed user; what kubectl prints."""
+    """Evict a pod as a listed user; returns what kubectl prints."""
     eviction = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

@@ -1,4 +1,4 @@
-"""The files of `deploy/`, rendered, and what is derived from others.
+"""The files of `deploy/`: rendering, and those that are derived from others.
 
 `python -m tests.generate.manifests` (`make manifests`) writes what is derived: this version in each
 place, the copy of the descheduler's policy, the table of our chart's values, and what the values
@@ -75,14 +75,14 @@ class _Dumper(yaml.SafeDumper):
 
 @cache
 def render(folder: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
-    """The objects that kustomize makes of a folder of `deploy/`, in our namespace or another."""
+    """The objects of a folder of `deploy/` by kustomize, in our namespace or another."""
     if namespace == NAMESPACE:
         return build(DEPLOY / folder)
     return overlay({"namespace": namespace}, resources=[folder], transformers=["namespace"])
 
 
 def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, ...]:
-    """The objects of an overlay somewhere else that names folders of `deploy/`."""
+    """The objects of an overlay elsewhere that refers to folders of `deploy/`."""
     with TemporaryDirectory() as directory:
         write_overlay(Path(directory), more, **folders)
         return build(Path(directory))
@@ -98,7 +98,7 @@ def write_overlay(place: Path, more: Object | None = None, **folders: list[str])
 
 
 def localize(document: Object) -> tuple[Object, dict[str, list[str]]]:
-    """An adopter's kustomization.yaml, and the folders of `deploy/` that it names by URL."""
+    """A user's kustomization.yaml, with local folders in place of URLs."""
     kinds = ("resources", "components", "transformers")
     tag = f"?ref=v{__version__}"
     folders = {
@@ -110,7 +110,7 @@ def localize(document: Object) -> tuple[Object, dict[str, list[str]]]:
 
 
 def build(folder: Path) -> tuple[Object, ...]:
-    """The objects that kustomize makes of a folder; it has to have no complaint."""
+    """The objects of a folder by kustomize, which must print no warning."""
     command = [str(find_binary("kustomize")), "build", str(folder)]
     made = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (made.returncode, made.stderr) == (0, ""), made.stderr
@@ -119,7 +119,7 @@ def build(folder: Path) -> tuple[Object, ...]:
 
 @cache
 def render_chart() -> tuple[Object, ...]:
-    """The objects that the descheduler's own chart makes of our values."""
+    """The objects of the descheduler's own chart with our values."""
     command = [str(find_binary("helm")), "template", "descheduler", str(chart())]
     command += ["--namespace", NAMESPACE, "--values", str(VALUES)]
     made = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -127,7 +127,7 @@ def render_chart() -> tuple[Object, ...]:
 
 
 def chart() -> Path:
-    """The chart of the descheduler that our binary is built from: its module holds it."""
+    """The chart in the Go module of the descheduler that we build."""
     command = ["go", "mod", "download", _CHART]
     subprocess.run(command, check=True, cwd=DEPLOY / "descheduler")
     command = ["go", "list", "-m", "-f", "{{.Dir}}", _CHART]
@@ -138,7 +138,7 @@ def chart() -> Path:
 
 
 def only(objects: tuple[Object, ...], kind: str, name: str = NAME) -> Object:
-    """The one object of that kind and name, the hash of a generated name left out."""
+    """The object of this kind and name, without the hash of a generated name."""
     fitting = [
         one
         for one in objects
@@ -150,7 +150,7 @@ def only(objects: tuple[Object, ...], kind: str, name: str = NAME) -> Object:
 
 
 def pod_templates(objects: tuple[Object, ...]) -> list[Object]:
-    """The pods that the objects would make."""
+    """The pod templates of the objects."""
     return [one["spec"]["template"] for one in objects if "template" in one.get("spec", {})]
 
 
@@ -161,7 +161,7 @@ def containers(template: Object) -> dict[str, Object]:
 
 
 def config_of(objects: tuple[Object, ...]) -> Object:
-    """The exporter's configuration that is in them."""
+    """The exporter's configuration in the objects."""
     text = only(objects, "ConfigMap", f"{NAME}-config")["data"]["config.yaml"]
     document: Object = yaml.safe_load(text)
     return document
@@ -173,7 +173,7 @@ def derive_images(text: str) -> str:
 
 
 def derive_values(text: str) -> str:
-    """The chart's values: what is written by hand, with this version, then what is shared."""
+    """The chart's values: the part by hand with this version, then the shared part."""
     own, marker, _ = text.partition(_IN_BOTH)
     assert marker, f"{VALUES} has no line {_IN_BOTH!r}"
     sidecar = pod_templates(render("overlays/sidecar"))[0]["spec"]["initContainers"]
@@ -189,7 +189,7 @@ def derive_values(text: str) -> str:
 
 
 def derive_policy_values(text: str) -> tuple[str, str]:
-    """The version of a policy file, and what is below its head, indented and without comments."""
+    """A policy file's version, and its body, indented and without comments."""
     head, kind, body = text.partition("kind: DeschedulerPolicy\n")
     version = re.search(r"^apiVersion: (\S+)$", head, re.MULTILINE)
     assert kind
@@ -205,7 +205,7 @@ def derive_chart(text: str) -> str:
 
 
 def derive_chart_readme(text: str) -> str:
-    """The chart's README with a row for each value: its key, its default and what it means."""
+    """The chart's README with a row for each value: key, default and meaning."""
     head, marker, _ = text.partition(_VALUES_HEAD)
     assert marker
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -228,7 +228,7 @@ def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[
 
 
 def derive_references(text: str) -> str:
-    """A document whose URLs for kustomize and whose own images name this version."""
+    """A document with this version in its URLs for kustomize and its images."""
     return re.sub(r"(\?ref=v|registry\.example/\w+:)\d+\.\d+\.\d+", rf"\g<1>{__version__}", text)
 
 
@@ -244,7 +244,7 @@ DERIVED: dict[Path, Callable[[str], str]] = {
 
 
 def main() -> None:
-    """Write what is derived, each from what was written before."""
+    """Write the derived files in order."""
     for path, derive in DERIVED.items():
         path.write_text(derive(path.read_text(encoding="utf-8")), encoding="utf-8")
     POLICY_COPY.write_bytes(POLICY.read_bytes())

@@ -28,7 +28,7 @@ WRITERS = (
 
 @dataclass(frozen=True)
 class Scene:
-    """A state at an instant of a recording, in seconds of its first line's clock."""
+    """A state of a recording, at some seconds after its first line."""
 
     state: str
     recording: str
@@ -57,7 +57,7 @@ _POD_STATUS = ("initContainerStatuses", "resources", "allocatedResources", "volu
 
 
 def _trim(one: Object) -> Object:
-    """Without what nothing here reads: managed fields, specs, containers' details."""
+    """An object without fields that no test reads."""
     copy = objects.copy(one)
     copy["metadata"].pop("managedFields", None)
     copy["metadata"].get("annotations", {}).pop(
@@ -97,7 +97,7 @@ def _read(folder: Path, recording: str, vm: str) -> list[tuple[float, str, Objec
 
 
 def write_sequence(folder: Path, name: str) -> None:
-    """Write one VM's versions from a recording; what had ended before it is left out."""
+    """Write one VM's versions from a recording, without what had ended before."""
     found = [one for _, kind, one in _read(folder, *SEQUENCES[name]) if kind != "DELETED"]
     versions: dict[str, list[Object]] = {}
     for one in found:
@@ -108,7 +108,7 @@ def write_sequence(folder: Path, name: str) -> None:
 
 
 def write_scene(folder: Path, scene: Scene) -> None:
-    """Write what was there of a VM at one instant, in the format of the rig's recordings."""
+    """Write a VM's objects at one time, in the format of the rig's recordings."""
     there: dict[str, Object] = {}
     for at, kind, one in _read(folder, scene.recording, scene.vm):
         if at <= scene.at:

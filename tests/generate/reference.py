@@ -47,7 +47,7 @@ _ENDPOINTS = "| endpoint | what it answers |\n|---|---|\n"
 
 @dataclass(frozen=True)
 class Example:
-    """A request that stands for its endpoint."""
+    """An example request of an endpoint."""
 
     path: str
     body: Json | None = None

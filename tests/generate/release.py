@@ -53,7 +53,7 @@ def build_chart(folder: Path, epoch: int) -> None:
 
 
 def pack_again(archive: bytes, epoch: int) -> bytes:
-    """A .tgz with one instant for all of its files; Helm writes that of the packing."""
+    """A .tgz with one time for all of its files, because Helm writes the current one."""
     tar, packed = io.BytesIO(), io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(archive)) as read,
@@ -74,7 +74,7 @@ def pin_urls(text: str) -> str:
 
 
 def build_manifests(folder: Path) -> None:
-    """`base` with its certificate from cert-manager as one file; the rules as another."""
+    """Write `base` with cert-manager's certificate as one file, the rules as another."""
     objects = overlay(resources=["base"], components=["components/cert-manager"])
     (folder / "install.yaml").write_text(
         "# kubectl apply --server-side -f install.yaml; it needs cert-manager.\n"
@@ -87,7 +87,7 @@ def build_manifests(folder: Path) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """In the format of `sha256sum --check`."""
+    """Write checksums in the format of `sha256sum --check`."""
     files = sorted(path for path in folder.iterdir() if path.name != CHECKSUMS)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="ascii")

@@ -61,7 +61,7 @@ def all_alerts(groups: Groups) -> dict[str, Rule]:
 
 
 def keep_alerts(groups: Groups, names: Collection[str]) -> Groups:
-    """The rules of these alerts, and the recording rules that they read."""
+    """These alerts, and the recording rules that they need."""
     kept: list[Rule] = []
     for rule in reversed(all_rules(groups)):
         read = (str([one["expr"], one.get("annotations")]) for one in kept)
@@ -109,7 +109,7 @@ def derive_rules(text: str) -> str:
 
 
 def derive_prometheus_rule(text: str) -> str:
-    """The text of prometheusrule.yaml: that of rules.yaml, comments and all, under a head."""
+    """The text of prometheusrule.yaml: rules.yaml with its comments, and a head."""
     groups = text[text.index("groups:\n") :]
     return _HEAD + re.sub(r"^(?=.)", "  ", groups, flags=re.MULTILINE)
 

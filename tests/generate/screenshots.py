@@ -23,7 +23,7 @@ SCALE = 1.5
 
 
 class Shot(NamedTuple):
-    """One picture: the file's name, the window, what is asked for, the part at its top."""
+    """One picture: its file, the window size, the URL, and the part to show."""
 
     name: str
     window: dict[str, Any]
@@ -63,7 +63,7 @@ async def take() -> None:
 
 
 def _write(picture: bytes, path: Path) -> None:
-    """With a palette: a page has few colours, and a third of the bytes will do."""
+    """Write the picture with a palette, which takes a third of the bytes."""
     with Image.open(io.BytesIO(picture)) as image:
         few = image.convert("RGB").quantize(
             COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE

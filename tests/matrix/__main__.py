@@ -58,7 +58,7 @@ def run(pair: Pair) -> Result:
 
 
 def read_report(report: Path, suite: str, result: Result) -> None:
-    """Add what pytest's report says of a suite."""
+    """Add the results of a suite from pytest's report."""
     if not report.exists():
         result.failed.append(f"{suite} did not run")
         return
@@ -76,7 +76,7 @@ def read_report(report: Path, suite: str, result: Result) -> None:
 
 
 def reason(said: str) -> str:
-    """What was refused, of all that Go said, or its last line."""
+    """The module that Go could not get, or the last line of its output."""
     refused = re.search(r"([\w./-]+@v[\w.+-]+)\)?: reading \S+: (.*)", said)
     return f"{refused[1]}: {refused[2]}" if refused else said.strip().splitlines()[-1]
 

@@ -13,7 +13,7 @@ Row = Sequence[str]
 
 
 def write_document() -> None:
-    """Fill the tables anew."""
+    """Fill the tables again."""
     VERSIONS.write_text(fill(read(VERSIONS), read_results()), encoding="utf-8")
 
 
@@ -40,7 +40,7 @@ def _pair_row(one: Result) -> Row:
 
 
 def _measured(results: Iterable[Result]) -> Iterable[str]:
-    """What was measured of KubeVirt, each line once: pairs with the same KubeVirt repeat it."""
+    """The measurements of KubeVirt, each line once."""
     return dict.fromkeys(line.removeprefix("rig: ") for one in results for line in one.proven)
 
 

@@ -1,4 +1,4 @@
-"""The versions that are run together, and what has been seen of each."""
+"""The versions that are tested together, and the results of each pair."""
 
 import json
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ ABOUT_KUBEVIRT = "rig: KubeVirt "
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A version of each part; those not named are the pinned ones."""
+    """A version of each part; the others are pinned."""
 
     versions: Mapping[str, str]
     suites: tuple[str, ...] = tuple(SUITES)
 
     @classmethod
     def of(cls, *suites: str, **versions: str) -> "Pair":
-        """The pinned versions but for these; a keyword has an underscore for a hyphen."""
+        """The pinned versions with these changes; a keyword has an underscore for a hyphen."""
         changed = {part.replace("_", "-"): version for part, version in versions.items()}
         return cls(PINNED | changed, suites or tuple(SUITES))
 
     @property
     def changed(self) -> dict[str, str]:
-        """The parts that are not of the pinned version."""
+        """The parts whose version is not the pinned one."""
         return {part: one for part, one in self.versions.items() if one != PINNED[part]}
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ PAIRS = (
 
 @dataclass(slots=True)
 class Result:
-    """What a run of one pair has shown."""
+    """The result of a run of one pair."""
 
     versions: Mapping[str, str]
     passed: dict[str, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """One phrase for a person."""
+        """The result in one phrase."""
         if self.unbuilt:
             return f"cannot be built: {self.unbuilt}"
         passed = ", ".join(f"{suite} {number}" for suite, number in self.passed.items())
@@ -94,7 +94,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
 
 
 def keep(result: Result, path: Path = RESULTS) -> None:
-    """Write a result in the place of that pair's last one."""
+    """Write a result in place of the pair's last one."""
     kept = {_key(one): one for one in read_results(path)} | {_key(result): result}
     order = [_key(pair) for pair in PAIRS]
     ordered = [asdict(kept[key]) for key in order if key in kept]

@@ -1,4 +1,4 @@
-"""What `make matrix` makes of a run, and where it keeps it."""
+"""How `make matrix` reads and stores the results of a run."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ REPORT = """<testsuites><testsuite>
 
 
 def test_what_pytest_reports(tmp_path: Path) -> None:
-    """Failures and errors are named, reasons for skipping kept, and measurements of KubeVirt."""
+    """A report gives failed tests, reasons for skipping, and measurements of KubeVirt."""
     report = tmp_path / "report.xml"
     report.write_text(REPORT, encoding="utf-8")
     result = Result({})

@@ -146,7 +146,7 @@ def find_mutants(file: str, source: str) -> list[Mutant]:
 
 
 def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """What can be changed, with its function: no annotation, decorator or f-string.
+    """The nodes that can be changed, with their functions.
 
     Nor the step of a revision, of which readers ask only whether it has changed.
     """
@@ -211,7 +211,7 @@ def _changed_statement(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 def copy_tree(directory: Path) -> None:
-    """The tree as git sees it, changes that are not committed included."""
+    """Copy the files that git knows, with uncommitted changes."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     named = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in filter(None, named.stdout.split("\0")):
@@ -221,7 +221,7 @@ def copy_tree(directory: Path) -> None:
 
 
 def run_tests(tree: Path, file: str, source: str) -> NoReturn:
-    """In a process of its own: the module's tests on this source, their exit code as ours."""
+    """Run the module's tests with this source in another process; returns its exit code."""
     path = tree / file
     path.write_text(source)
     # Python tells sources apart by size and whole seconds: not enough here.
@@ -242,7 +242,7 @@ def run_tests(tree: Path, file: str, source: str) -> NoReturn:
 
 
 def try_all(file: str, sources: list[str], trees: list[Path], seconds: float) -> list[int | None]:
-    """The exit code of the tests, for each source; None where they were not done in time."""
+    """The exit code of the tests for each source; None after a timeout."""
     codes: list[int | None] = [None] * len(sources)
     waiting = list(enumerate(sources))
     free = list(trees)
@@ -268,7 +268,7 @@ def try_all(file: str, sources: list[str], trees: list[Path], seconds: float) ->
 
 
 def drop_equivalent(mutants: list[Mutant], file: str) -> list[Mutant]:
-    """Without those listed as equivalent; an entry that matches no line is an error."""
+    """Remove the mutants that are listed as equivalent; unknown entries are an error."""
     for entry in tomllib.loads(EQUIVALENT.read_text())["mutant"]:
         if entry["file"] != file:
             continue
@@ -281,7 +281,7 @@ def drop_equivalent(mutants: list[Mutant], file: str) -> list[Mutant]:
 
 
 def check(file: str, trees: list[Path], *, sample: int | None, seed: int) -> bool:
-    """Try a module's mutants and tell the survivors; whether enough were killed."""
+    """Run a module's mutants and print the survivors; whether enough were killed."""
     original = (ROOT / file).read_text()
     mutants = drop_equivalent(find_mutants(file, original), file)
     if sample is not None and sample < len(mutants):

@@ -1,4 +1,4 @@
-"""The shipped admission webhook on a real API server, and evictors who meet it."""
+"""The shipped admission webhook on a real API server, and users who evict."""
 
 import base64
 import time
@@ -43,14 +43,14 @@ class Pair:
 
 
 def make_pair(directory: Path) -> Pair:
-    """A pair signed by an authority of its own."""
+    """A key pair signed by its own CA."""
     directory.mkdir(parents=True, exist_ok=True)
     write_certificates(directory, "tls")
     return Pair(directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
 
 
 def admitting(pair: Pair, mode: str, *users: str, port: int = 0) -> dict[str, Any]:
-    """The configuration of an exporter with the admission webhook on."""
+    """The configuration of an exporter with the admission webhook."""
     anywhere = "127.0.0.1:0"
     return {
         "listen": {"query": anywhere, "metrics": anywhere, "admission": f"127.0.0.1:{port}"},
@@ -60,7 +60,7 @@ def admitting(pair: Pair, mode: str, *users: str, port: int = 0) -> dict[str, An
 
 
 def configuration(url: str, authority: Path, users: Iterable[str] | None) -> Object:
-    """The shipped configuration, calling a URL for these users, or for all."""
+    """The shipped webhook configuration with this URL, for these users or for all."""
     one: Object = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
     (webhook,) = one["webhooks"]
     assert webhook["timeoutSeconds"] == TIMEOUT
@@ -78,7 +78,7 @@ def configuration(url: str, authority: Path, users: Iterable[str] | None) -> Obj
 
 @asynccontextmanager
 async def registered(cluster: RealCluster, configured: Object) -> AsyncIterator[None]:
-    """The API server has the configuration for the length of the block."""
+    """Register the webhook configuration during the block."""
     await cluster.admin.create(MUTATING_WEBHOOKS, configured)
     try:
         yield
@@ -88,7 +88,7 @@ async def registered(cluster: RealCluster, configured: Object) -> AsyncIterator[
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back of one eviction, and after how long."""
+    """The answer to one eviction, and its duration."""
 
     code: int
     body: Object
@@ -97,13 +97,13 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The server's words."""
+        """The server's message."""
         return str(self.body.get("message", ""))
 
 
 @dataclass
 class Evictor:
-    """A user of its own who evicts pods, while entered."""
+    """A user who evicts pods, as an async context manager."""
 
     user: User
     url: str
@@ -115,7 +115,7 @@ class Evictor:
     async def made(
         cls, cluster: RealCluster, name: str, namespace: str
     ) -> AsyncIterator["Evictor"]:
-        """Make the user, who may evict and drain."""
+        """Create the user, who may evict and drain."""
         user = cluster.certified(name)
         await allow(cluster.admin, user, name, *EVICTS)
         async with cls.opened(cluster, user, namespace) as evictor:
@@ -126,7 +126,7 @@ class Evictor:
     async def opened(
         cls, cluster: RealCluster, user: User, namespace: str
     ) -> AsyncIterator["Evictor"]:
-        """A user who is there already."""
+        """A client for an existing user."""
         connector = aiohttp.TCPConnector(ssl=user.tls, limit=0)
         async with aiohttp.ClientSession(
             cluster.api.url, connector=connector, headers=user.headers
@@ -134,7 +134,7 @@ class Evictor:
             yield cls(user, cluster.api.url, namespace, session)
 
     async def evict(self, pod: str, *, dry_run: bool = False, query: bool = False) -> Answer:
-        """Ask for an eviction; a dry run by the Eviction's own options, or by the query's."""
+        """Evict a pod; a dry run is requested by the Eviction's options or by the query."""
         body: Object = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -152,7 +152,7 @@ class Evictor:
             return Answer(response.status, answer, response.headers, seconds)
 
     async def until_called(self, exporter: Program, pod: str) -> None:
-        """Wait until the API server calls the webhook, which takes it a moment to learn of."""
+        """Wait until the API server calls the webhook."""
         before = await exporter.sample(EVICTIONS, endpoint="evictions")
 
         async def is_called() -> bool:
@@ -165,7 +165,7 @@ class Evictor:
 async def add_vm(
     admin: Client, namespace: str, name: str, *, held: bool, evacuates: str | None = None
 ) -> str:
-    """A running VMI and its launcher pod, the pod's name; a held one has just migrated."""
+    """Create a running VMI and its pod; a held one has just migrated. Returns the pod's name."""
     now = datetime.now(UTC)
     status: Object = {}
     if held:

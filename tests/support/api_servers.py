@@ -53,7 +53,7 @@ class Stage(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where the server listens."""
+        """The server's URL."""
 
     @abstractmethod
     def login_at(self, url: str) -> Login:
@@ -61,7 +61,7 @@ class Stage(ABC):
 
     @abstractmethod
     async def next_second(self) -> None:
-        """Wait until the server's clock is in another second."""
+        """Wait until the server's clock shows another second."""
 
     @abstractmethod
     async def restart(self) -> None:
@@ -69,7 +69,7 @@ class Stage(ABC):
 
     @abstractmethod
     async def force_gone(self) -> None:
-        """Break the watches, and answer every version from before with 410."""
+        """End the watches, and answer every earlier version with 410."""
 
 
 class RealStage(Stage):
@@ -126,7 +126,7 @@ class Nobody(User):
 
     @property
     def tls(self) -> bool:  # type: ignore[override]
-        """Plain HTTP needs none."""
+        """None, as the server speaks plain HTTP."""
         return True
 
 
@@ -149,7 +149,7 @@ class SimulatedStage(Stage):
     @classmethod
     @asynccontextmanager
     async def opened(cls) -> AsyncIterator[Self]:
-        """A stage of its own, closed with the block."""
+        """A new stage, closed after the block."""
         stage = cls()
         async with stage.server as server, Client(server.url, Nobody()) as admin:
             stage.admin, stage.login = admin, Login(url=server.url)
@@ -177,7 +177,7 @@ class SimulatedStage(Stage):
 
 @asynccontextmanager
 async def real_stage() -> AsyncIterator[RealStage]:
-    """A control plane of its own, in a directory of its own."""
+    """A new control plane in its own directory."""
     with tempfile.TemporaryDirectory(prefix="exporter-cluster-") as directory:
         async with RealCluster(Path(directory)) as cluster:
             yield RealStage(cluster)

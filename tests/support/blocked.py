@@ -1,11 +1,11 @@
-"""The blocked set, read at once."""
+"""Reading the blocked set without an event loop."""
 
 from exporter.engine.model import Checkpoint
 from exporter.server.blocked_set import Blocked, BlockedSet
 
 
 def read(blocked: BlockedSet, checkpoint: Checkpoint | None) -> Blocked:
-    """The set, computed to its end without an event loop: whenever it yields, it goes on."""
+    """The blocked set, computed without an event loop."""
     reading = blocked.read(checkpoint)
     while True:
         try:

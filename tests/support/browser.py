@@ -1,4 +1,4 @@
-"""A real Chromium, and a demo that is stopped at a moment when a lot is going on."""
+"""A real Chromium, and a demo that is stopped in a state with many events."""
 
 import asyncio
 import os
@@ -66,7 +66,7 @@ class Still:
 
 @asynccontextmanager
 async def standing_demo(seed: int = 1) -> AsyncIterator[Still]:
-    """Run the demo until a lot is going on, then stop it for the length of the block."""
+    """Run the demo until it has many states, then stop its clock during the block."""
     clock = Clock()
     settings = read_settings(dict(shorten_settings()))
     settings = replace(settings, listen=Listen(query=ANYWHERE, metrics=ANYWHERE))

@@ -51,7 +51,7 @@ def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]
 
 
 def perses_dashboards() -> dict[str, dict[str, Any]]:
-    """What Perses stores of the committed dashboards for it, by file name."""
+    """The committed dashboards for Perses, by file name."""
     paths = sorted((FOLDER / "perses").glob("*.json"))
     return {path.stem: json.loads(path.read_text())["spec"]["config"] for path in paths}
 
@@ -67,7 +67,7 @@ def perses_panels(
 
 
 def variables(values: Mapping[str, str]) -> Iterator[Query]:
-    """The queries behind the variables that choose from the result of one."""
+    """The queries of the variables whose values come from a query."""
     for dashboard in load_dashboards().values():
         for variable in dashboard["templating"]["list"]:
             inner = re.fullmatch(r"query_result\((.*)\)", variable["query"])
@@ -77,7 +77,7 @@ def variables(values: Mapping[str, str]) -> Iterator[Query]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Put in the values of the variables."""
+    """Replace the variables by their values."""
     return VARIABLE.sub(lambda match: values[match["plain"] or match["braced"]], text)
 
 

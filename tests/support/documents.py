@@ -83,7 +83,7 @@ def anchors(document: Path) -> set[str]:
 
 
 def fill(text: str, contents: Mapping[str, str]) -> str:
-    """A document with these contents between the pairs of comments that have their names."""
+    """A document with these contents between the comments of their names."""
     for name, content in contents.items():
         head, opened, rest = text.partition(f"<!-- {name} -->\n")
         _, closed, tail = rest.partition(f"<!-- /{name} -->\n")

@@ -34,7 +34,7 @@ class Fault:
 
 
 class FaultyApiServer(SimulatedApiServer):
-    """A simulated API server that a test can break, and ask which requests it has seen."""
+    """A simulated API server with faults, which records its requests."""
 
     def __init__(
         self, store: ObjectStore, port: int = 0, *, bookmark_seconds: float = 60.0
@@ -199,7 +199,7 @@ def _resource_named(plural: str) -> ApiResource:
 
 
 class FaultyDemo(Demo):
-    """The demo's cluster behind an API server with faults."""
+    """The demo's cluster with an API server that has faults."""
 
     server: FaultyApiServer
 

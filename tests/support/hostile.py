@@ -1,4 +1,4 @@
-"""Texts that somebody who may write a VM could put into a field, to harm whoever reads it."""
+"""Texts that a malicious user could write to a VM's fields."""
 
 import json
 
@@ -19,5 +19,5 @@ HOSTILE = {
 
 
 def hostile_json(value: object) -> bytes:
-    """JSON with half pairs as escapes; pairs of broken UTF-8 instead of the text BROKEN-UTF-8."""
+    """JSON with single surrogates as escapes, and broken UTF-8 for the text BROKEN-UTF-8."""
     return json.dumps(value).encode().replace(b"BROKEN-UTF-8", b"\xff\xfe\xc3")

@@ -38,7 +38,7 @@ def rfc3339(instant: float) -> str:
 
 @dataclass
 class _Life:
-    """One VM: its VMI, its launcher pod, its VMIMs oldest first, and the one under way."""
+    """One VM: its VMI, launcher pod and VMIMs, oldest first, and the running migration."""
 
     name: str
     vmi: Object
@@ -70,7 +70,7 @@ class Script:
 
     @property
     def namespace(self) -> str:
-        """Its namespace."""
+        """The script's namespace."""
         return self._namespace
 
     async def play(self, steps: int) -> None:
@@ -231,7 +231,7 @@ class Script:
 
 
 def compare(expected: ClockedStore, seen: Store, namespace: str, now: float) -> list[str]:
-    """Every way in which the verdicts of two stores differ in one namespace."""
+    """The differences between the verdicts of two stores in one namespace."""
     policy = Policy()
     names = sorted(
         {e.vmi.name for e in expected.all_evidence() if e.vmi.namespace == namespace}

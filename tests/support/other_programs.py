@@ -30,7 +30,7 @@ class OtherPrograms:
         self._renewed = 0.0
 
     def write(self) -> str:
-        """The page of the next scrape."""
+        """Set the page of the next scrape."""
         self._counts["descheduler_loop_duration_seconds_count"] += 1
         for name in FAILURES:
             self._counts[name] += self.broken

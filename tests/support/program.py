@@ -92,7 +92,7 @@ class Program:
         return total
 
     async def until(self, path: str, holds: Any, *, within: float = PATIENCE) -> Any:
-        """Ask until `holds(status, body)`; returns that body."""
+        """Repeat the request until `holds(status, body)`; returns that body."""
 
         async def attempt() -> tuple[Any] | None:
             try:
@@ -106,7 +106,7 @@ class Program:
     async def until_verdict(
         self, namespace: str, name: str, checkpoint: str, reason: str | None
     ) -> dict[str, Any]:
-        """Ask, without counting, until the verdict has this reason."""
+        """Repeat the request as a dry run until the verdict has this reason."""
 
         async def attempt() -> dict[str, Any] | None:
             verdict = await self.verdict(namespace, name, checkpoint, dryRun=True)
@@ -140,7 +140,7 @@ async def program(
     environment: Mapping[str, str] | None = None,
     measured: bool = False,
 ) -> AsyncIterator[Program]:
-    """The program for the length of the block, on ports of its own; killed if it is left over.
+    """Run the program during the block, on its own ports; killed if it still runs.
 
     Python's development mode, which makes it slow, is off where it is `measured`.
     """

@@ -1,4 +1,4 @@
-"""A TCP relay between the exporter and an API server that can cut, refuse and stall."""
+"""A TCP relay to an API server that can cut, refuse and stall connections."""
 
 import asyncio
 from contextlib import suppress
@@ -24,7 +24,7 @@ class Gate:
 
     @property
     def url(self) -> str:
-        """Where to connect instead of to the server."""
+        """The relay's URL."""
         return f"{self._scheme}://127.0.0.1:{self._port}"
 
     async def __aenter__(self) -> Self:
@@ -39,7 +39,7 @@ class Gate:
         await self.cut()
 
     async def cut(self) -> int:
-        """Break every connection; new ones are relayed. Returns how many there were."""
+        """Break every connection, but relay new ones; returns how many were broken."""
         links = list(self._links)
         for link in links:
             link.cancel()
@@ -57,7 +57,7 @@ class Gate:
         self._flowing.set()
 
     def stall(self) -> None:
-        """Keep connections open and let nothing through, like a hung peer."""
+        """Keep connections open without data, like a hung peer."""
         self._flowing.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

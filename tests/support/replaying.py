@@ -8,7 +8,7 @@ from exporter.whatif.replay import Replay
 
 
 def play(events: Iterable[Recorded], contenders: Iterable[Contender]) -> Comparison:
-    """Play all events and return what each contender would have done."""
+    """Play all events; returns the account of each policy."""
     replay = Replay(contenders)
     for event in events:
         replay.take(event)

@@ -1,4 +1,4 @@
-"""Admission reviews as the API server sends them, whole and spoilt."""
+"""Admission reviews as the API server sends them, valid and invalid."""
 
 import copy
 import random
@@ -65,7 +65,7 @@ def a_review(*, review: Json | None = None, eviction: Json | None = None, **requ
 
 
 def a_spoilt_review(rng: random.Random) -> Json:
-    """A review in which up to four places hold something odd, or nothing."""
+    """A review with up to four fields changed to unusual values, or removed."""
     whole = copy.deepcopy(a_review())
     for _ in range(rng.randrange(5)):
         place: Any = whole

@@ -1,4 +1,4 @@
-"""What a migration writes: fields of its VMI, VMIMs and launcher pods, in order.
+"""The fields that a migration writes to VMI, VMIMs and launcher pods, in order.
 
 A sequence is every version of these objects, as a watch reports them. Those of real nodes are in
 `tests/recorded/VERSION-nodes/*.jsonl`; the simulated cluster makes its own.

@@ -1,4 +1,4 @@
-"""An aiohttp application behind a port of its own, for as long as a test needs it."""
+"""An aiohttp application on its own port during a test."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[str]:
-    """The URL of the application, without a slash at its end."""
+    """The URL of the application, without a slash at the end."""
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""Tests whose sleeps take no time: an event loop whose clock goes on only while all tasks wait.
+"""An event loop with simulated time: it passes only while all tasks wait.
 
 What such a test measures is exact, also on a busy machine.
 """
@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 
 
 class _Selector(DefaultSelector):
-    """Waits for no file and no second: whatever is waited for is skipped."""
+    """A selector that skips all waiting time."""
 
     now = 0.0
 
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 
 
 def in_its_own_time(story: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A test whose sleeps take no time."""
+    """A test that runs in simulated time."""
 
     @wraps(story)
     def play(*arguments: P.args, **named: P.kwargs) -> None:
@@ -46,5 +46,5 @@ def in_its_own_time(story: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P
 
 
 def now() -> float:
-    """The loop's time: 0 where a test begins."""
+    """The loop's time, 0 at the beginning of a test."""
     return asyncio.get_running_loop().time()

@@ -42,7 +42,7 @@ _numbers = count(1)
 async def a_keeper(
     cluster: RealCluster, namespace: str, reads: Iterable[Resource] = EXPORTER_READS
 ) -> Path:
-    """A kubeconfig that may read the cluster and write the stored history `NAME` in a namespace."""
+    """A kubeconfig with permission to read the cluster and write the history `NAME`."""
     name = f"keeper-{next(_numbers)}"
     user: User = await cluster.user(name, reads)
     shards = [f"{NAME}-{shard:02d}" for shard in range(64)]
@@ -61,7 +61,7 @@ async def a_keeper(
 
 
 class FixedLease:
-    """A Lease that is held, or not, for good."""
+    """A Lease that is always held, or never."""
 
     def __init__(self, *, held: bool) -> None:
         self.held = held
@@ -69,17 +69,17 @@ class FixedLease:
 
 
 def finish(work: Iterator[object]) -> None:
-    """Do all of it at once."""
+    """Run the generator to its end."""
     deque(work, maxlen=0)
 
 
 def read_shard(raw: bytes) -> list[Remembered]:
-    """What a sealed shard says. Raises `Damaged` or `UnknownVersion`."""
+    """The content of a sealed shard. Raises `Damaged` or `UnknownVersion`."""
     return [decode(entry) for entry in unseal(raw)]
 
 
 def keeping(namespace: str, **kube: str) -> dict[str, Any]:
-    """Settings of a replica that writes the stored history `NAME` in that namespace."""
+    """The settings of a replica with the stored history `NAME` in this namespace."""
     return {"history": f"configmap:{namespace}/{NAME}", "kube": {**BRISK, **kube}}
 
 
@@ -118,7 +118,7 @@ async def until_one_writes(*replicas: Program) -> None:
 
 
 async def migrate_unseen(admin: Client, namespace: str, name: str, *, ago: float) -> None:
-    """A migration that ended so many seconds ago, of which only its deleted VMIM told."""
+    """A migration that ended this many seconds ago, shown only by its deleted VMIM."""
     made = await admin.create(VMIMS, vmim(f"m{next(_numbers)}", namespace, of=name))
     end = int(time.time()) - ago
     await admin.merge_status(VMIMS, namespace, made["metadata"]["name"], _succeeded(end, {}))

@@ -1,4 +1,4 @@
-"""A store with a clock, for tests; a view and the changes to store that are subscribed to one."""
+"""A store with a clock, and the view and pending changes that subscribe to it."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -25,7 +25,7 @@ READ_AT: Instant = 1_800_000_000.0
 
 
 class ClockedStore(Store):
-    """A store of which everything is visible; what is put into it was read at `now`.
+    """A store with full visibility, whose objects are read at `now`.
 
     The methods return what `apply` does.
     """
@@ -42,36 +42,36 @@ class ClockedStore(Store):
         pods: bool = True,
         blind: Mapping[Resource, AbstractSet[str]] | None = None,
     ) -> None:
-        """Only this is visible."""
+        """Set what is visible."""
         self.apply(Visibility(vmims, pods, blind or {}), self.now)
 
     def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> int:
-        """An object was added or modified."""
+        """Add or modify an object."""
         return self.apply(Observed(fact, reasons), self.now)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> int:
-        """An object was deleted."""
+        """Delete an object."""
         return self.apply(Removed(resource, namespace, name, uid), self.now)
 
     def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
-        """A complete list."""
+        """Apply a complete list."""
         return self.apply(Listed(resource, names, namespace), self.now)
 
     def note_unreadable(self, resource: Resource, namespace: str, name: str) -> int:
-        """An object cannot be read."""
+        """Mark an object as unreadable."""
         return self.apply(Unreadable(resource, namespace, name), self.now)
 
     def recall(self, remembered: Remembered) -> int:
-        """A stored history says this of a VMI."""
+        """Apply what a stored history has of a VMI."""
         return self.apply(remembered, self.now)
 
     def forget(self, uid: str) -> int:
-        """What a stored history says of this VMI does not count any more."""
+        """Forget what a stored history had of this VMI."""
         return self.apply(Forgotten(uid), self.now)
 
 
 def put(store: Store, *facts: Fact, at: Instant = READ_AT) -> None:
-    """Objects were added or modified."""
+    """Add or modify objects."""
     for fact in facts:
         store.apply(Observed(fact), at)
 
@@ -79,19 +79,19 @@ def put(store: Store, *facts: Fact, at: Instant = READ_AT) -> None:
 def remove(
     store: Store, resource: Resource, namespace: str, name: str, *, at: Instant = READ_AT
 ) -> None:
-    """An object was deleted."""
+    """Delete an object."""
     store.apply(Removed(resource, namespace, name), at)
 
 
 def a_verdict_view(store: Store, policy: Policy) -> VerdictView:
-    """The view of a store."""
+    """The verdict view of a store."""
     view = VerdictView(store, policy)
     store.subscribe(view.note_change, NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
     return view
 
 
 def pending_changes(store: Store, window: float = 86_400.0) -> PendingChanges:
-    """What is to be stored of a store."""
+    """The pending changes of a store."""
     changes = PendingChanges(store, window)
     store.subscribe(changes.note_change, NoticeKind.MEMORY)
     return changes

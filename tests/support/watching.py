@@ -1,4 +1,4 @@
-"""A running watch for tests: its store, its health, and waiting for conditions on them."""
+"""A running watch for tests, with its store and health."""
 
 import asyncio
 import random
@@ -102,7 +102,7 @@ async def following(
     reflector: type[Reflector] = Reflector,
     **changed: object,
 ) -> AsyncIterator[Following]:
-    """Watch for the length of the block; `changed` overrides single `settings`."""
+    """Watch during the block; `changed` overrides single `settings`."""
     kube = replace(settings, **changed)  # type: ignore[arg-type]
     store = Store(endings_kept=Policy().endings_kept)
     health = Health(kube.stale_after, kube.dead_after, list_watches(namespaces))

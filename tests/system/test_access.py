@@ -1,4 +1,4 @@
-"""Who may ask: real tokens and roles on a real API server, and one that cannot be asked."""
+"""Callers' permissions: real tokens and roles on a real API server, and its outages."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ _numbers = count(1)
 
 
 class Clock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -51,7 +51,7 @@ class Clock:
 
 
 async def a_caller(cluster: RealCluster, *rules: tuple[str, str]) -> User:
-    """A service account that may do these, as (verb, non-resource URL)."""
+    """A service account with these permissions, as (verb, non-resource URL)."""
     name = f"caller-{next(_numbers)}"
     user = await cluster.user(name, [])
     asks = ({"nonResourceURLs": [url], "verbs": [verb]} for verb, url in rules)
@@ -61,14 +61,14 @@ async def a_caller(cluster: RealCluster, *rules: tuple[str, str]) -> User:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine's API server is slower than callers are patient."""
+    """Raise the time limits, as the API server of a busy machine is slow."""
     monkeypatch.setattr("exporter.server.access.PATIENCE", UNHURRIED)
     monkeypatch.setattr("exporter.server.access.RENEWAL_PATIENCE", UNHURRIED)
 
 
 @asynccontextmanager
 async def checking(real: RealStage, url: str | None = None) -> AsyncIterator[tuple[Access, Clock]]:
-    """What decides for the length of the block, with an account that may ask for reviews."""
+    """The access check during the block, with an account that may create reviews."""
     clock = Clock()
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
     if url is not None:
@@ -78,7 +78,7 @@ async def checking(real: RealStage, url: str | None = None) -> AsyncIterator[tup
 
 
 class CountingApi(ApiServer):
-    """The real API server; how often it was asked, and a way to have it fail."""
+    """The real API server, with a count of requests and a switch to make it fail."""
 
     reviews = 0
     failures = 0
@@ -94,7 +94,7 @@ class CountingApi(ApiServer):
 
 @asynccontextmanager
 async def counting(real: RealStage) -> AsyncIterator[tuple[Access, Clock, CountingApi]]:
-    """The same, with what it asks of the API server."""
+    """The access check, and the API client that counts its requests."""
     clock = Clock()
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
     async with CountingApi(login, read_timeout=UNHURRIED) as api:
@@ -102,7 +102,7 @@ async def counting(real: RealStage) -> AsyncIterator[tuple[Access, Clock, Counti
 
 
 def bearer(user: User) -> str:
-    """The header that a caller sends."""
+    """The Authorization header of a caller."""
     return f"Bearer {user.token}"
 
 
@@ -214,7 +214,7 @@ QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
 
 @asynccontextmanager
 async def guarded(real: RealStage, directory: Path) -> AsyncIterator[Program]:
-    """The program, which asks the API server about its callers and keeps answers for a second."""
+    """The program with Kubernetes' authentication and a cache of one second."""
     login = real.cluster.kubeconfig(real.cluster.administrator)
     config = {"auth": {"query": "kubernetes", "cache": "1s"}}
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
@@ -249,7 +249,7 @@ async def test_who_runs_a_command_in_the_pod_needs_no_token(
 
 @asynccontextmanager
 async def frozen(real: RealStage) -> AsyncIterator[None]:
-    """The API server says nothing for the length of the block."""
+    """Freeze the API server during the block."""
     real.freeze()
     try:
         yield
@@ -267,7 +267,7 @@ async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> 
 
 
 async def intrude(exporter: Program, number: int, statuses: Counter[int]) -> None:
-    """Ask on one connection with a new invented token each time, for ever; count the answers.
+    """Send invented tokens on one connection until cancelled; counts the answers.
 
     Without an HTTP client and with pauses, in turn: 490 clients in this process must leave the
     exporter a processor, on a busy machine too.
@@ -293,7 +293,7 @@ async def intrude(exporter: Program, number: int, statuses: Counter[int]) -> Non
 async def test_what_was_revoked_is_not_granted_again_in_an_outage(
     real: RealStage, tmp_path: Path, revoked: str, refusal: int
 ) -> None:
-    """A no ends the yes before it, also for the time when the API server cannot be asked."""
+    """A revoked permission is not granted again while the API server is away."""
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     name = caller.name.rpartition(":")[2]
     async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
@@ -323,7 +323,7 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
 
 
 def busy_or_starved(*pids: int) -> float:
-    """For how many seconds threads of these processes have run, or were ready and had no processor.
+    """The seconds in which threads of these processes ran or waited for a processor.
 
     All threads count: one of them reads what the exporter logs, and may keep it waiting.
     """
@@ -335,7 +335,7 @@ def busy_or_starved(*pids: int) -> float:
 
 
 def spent_elsewhere(*pids: int) -> float:
-    """Seconds in which these processes did not wait for another one.
+    """The seconds in which these processes did not wait for another one.
 
     Those of `busy_or_starved`, and those in which the host did not run this virtual machine.
     """
@@ -359,7 +359,7 @@ async def ask_and_time(
 async def test_a_known_caller_gets_each_verdict_within_a_second(
     real: RealStage, tmp_path: Path, strangers: int, prove: Callable[[str], None]
 ) -> None:
-    """The API server is frozen; invented tokens on all other connections delay no renewal.
+    """With a frozen API server and many invented tokens, known callers are served in a second.
 
     What is measured is the wall time of each request in this process, the strangers' clients
     beside it. At most a second of it may be a wait for another process, such as the frozen API

@@ -62,7 +62,7 @@ _numbers = count(1)
 
 @dataclass
 class Ground:
-    """A namespace with a held VM and a free one, a listed evictor and another."""
+    """A namespace with a blocked VM and an allowed one, a listed evictor and another."""
 
     real: RealStage
     folder: Path
@@ -97,7 +97,7 @@ class Ground:
 
     @asynccontextmanager
     async def called(self, exporter: Program, authority: Path | None = None) -> AsyncIterator[None]:
-        """The API server is told of an exporter's webhook."""
+        """Register an exporter's webhook at the API server."""
         one = configuration(
             exporter.admission, authority or self.pair.authority, [self.listed.user.name]
         )
@@ -106,7 +106,7 @@ class Ground:
 
     @asynccontextmanager
     async def held_back(self, mode: str = "enforce", **options: Any) -> AsyncIterator[Program]:
-        """A ready exporter that the API server calls."""
+        """A ready exporter whose webhook the API server calls."""
         async with self.exporter(mode, **options) as exporter, self.called(exporter):
             await exporter.ready()
             await exporter.until_verdict(self.namespace, "held", "preEviction", "cooldown")
@@ -162,7 +162,7 @@ EVICTION_REQUEST_FLAGS = (
     reason=f"Kubernetes {RUNNING['kube-apiserver']}: no EvictionRequest",
 )
 async def test_an_eviction_request_is_judged_by_its_last_responder(tmp_path: Path) -> None:
-    """Nobody asks us about the request; the eviction is judged by the account that then makes it.
+    """An EvictionRequest is not reviewed; the eviction is judged by the account that makes it.
 
     Kubernetes 1.37.2 has the API and no controller yet, so the test evicts in its place.
     """
@@ -192,7 +192,7 @@ async def test_an_eviction_request_is_judged_by_its_last_responder(tmp_path: Pat
 
 
 async def test_a_denial_changes_nothing(ground: Ground) -> None:
-    """It comes back as 429 with our words, without Retry-After, and no object has changed."""
+    """A denial is a 429 with our message, without Retry-After, and changes no object."""
     before = await versions(ground.real.admin, ground.namespace)
     async with ground.held_back() as exporter:
         answer = await ground.listed.evict(ground.held)
@@ -212,7 +212,7 @@ async def test_a_denial_changes_nothing(ground: Ground) -> None:
 
 
 async def test_only_listed_users_are_held(ground: Ground) -> None:
-    """Another user's eviction passes without the webhook being asked."""
+    """Another user's eviction passes without a call of the webhook."""
     async with ground.held_back() as exporter:
         assert (await ground.other.evict(ground.held, dry_run=True)).code == 201
         assert (await ground.listed.evict(ground.held, dry_run=True)).code == 429
@@ -222,7 +222,7 @@ async def test_only_listed_users_are_held(ground: Ground) -> None:
 
 @pytest.mark.parametrize("query", [False, True], ids=["of-the-eviction", "of-the-request"])
 async def test_dry_runs_are_not_counted(ground: Ground, query: bool) -> None:
-    """Either way of asking for a dry run is judged, and counts in no metric."""
+    """Both forms of a dry run are judged, and counted in no metric."""
     async with ground.held_back() as exporter:
         before = await exporter.sample(REVIEWS)
         answer = await ground.listed.evict(ground.held, dry_run=not query, query=query)
@@ -231,7 +231,7 @@ async def test_dry_runs_are_not_counted(ground: Ground, query: bool) -> None:
 
 
 async def test_warnings_reach_the_evictor(ground: Ground) -> None:
-    """In mode `warn` the eviction passes, and its answer carries our words."""
+    """In mode `warn` the eviction passes, and its answer has our warning."""
     async with ground.held_back("warn"):
         answer = await ground.listed.evict(ground.held, dry_run=True)
     assert answer.code == 201
@@ -239,7 +239,7 @@ async def test_warnings_reach_the_evictor(ground: Ground) -> None:
 
 
 async def test_warnings_are_what_would_be_denied(ground: Ground) -> None:
-    """The same evictions in both modes: warned about are those that are denied, and no others."""
+    """In `warn` the warnings are for exactly the evictions that `enforce` denies."""
     pods = [
         await add_vm(ground.real.admin, ground.namespace, f"vm-{number}", held=number % 3 == 0)
         for number in range(20)
@@ -263,7 +263,7 @@ async def test_warnings_are_what_would_be_denied(ground: Ground) -> None:
 
 
 async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
-    """Each sentence of SECURITY.md about the admission listener, with reviews sent directly."""
+    """Reviews sent directly have only the effects that SECURITY.md names."""
     admin, namespace = ground.real.admin, ground.namespace
     pod = await add_vm(admin, namespace, "forged", held=True)
     user = {"username": ground.listed.user.name}
@@ -288,7 +288,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
             return answer["response"]
 
         async def count_calls() -> float:
-            """What the cause `not_called` of `KubeVirtEvictionWebhookFailing` counts."""
+            """The value of the cause `not_called` of `KubeVirtEvictionWebhookFailing`."""
             outcomes = set(ReviewOutcome) - {ReviewOutcome.UNLISTED_USER}
             return sum([await exporter.sample(REVIEWS, outcome=one) for one in outcomes])
 
@@ -320,7 +320,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
 
 
 async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> None:
-    """Killed, frozen, not ready, wrong certificate, wrong caBundle: all pass within the timeout.
+    """With each fault of the webhook evictions pass within the timeout.
 
     The API server counts each call that failed, which is what our alert rests on; an exporter
     that is not ready answers, and counts `unavailable`.
@@ -381,7 +381,7 @@ async def _until_failing(ground: Ground) -> None:
     "evictions", [pytest.param(60, id="small"), pytest.param(1000, id="soak", marks=SOAK)]
 )
 async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
-    """What an eviction takes: with no webhook, past it, allowed by it and denied by it, by turns.
+    """The duration of an eviction without the webhook, and allowed or denied by it.
 
     The limit is loose, because the machine is shared; the table has the numbers.
     """
@@ -418,7 +418,7 @@ async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
     ],
 )
 async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: int) -> None:
-    """So many reviews a second on one core: none fails, and memory stays where it was."""
+    """At many reviews a second on one core none fails, and memory does not grow."""
     async with ground.exporter(measured=True) as exporter:
         await exporter.ready()
         await exporter.until_verdict(ground.namespace, "held", "preEviction", "cooldown")
@@ -472,7 +472,7 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
 
 
 class Service:
-    """A Service as kube-proxy has it: connections go to a ready endpoint, and stay there."""
+    """A Service as by kube-proxy: connections go to a ready endpoint, and stay there."""
 
     def __init__(self) -> None:
         self.endpoints: list[int] = []
@@ -524,7 +524,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
     ],
 )
 async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replaced: int) -> None:
-    """Replicas are replaced one by one under evictions: each is answered, in time and rightly.
+    """During a rolling restart each eviction is answered in time and correctly.
 
     As the Deployment does it: a new one is ready before an old one leaves the Service, which then
     has `preStop` before it is told to end.
@@ -592,7 +592,7 @@ def _port(one: Program) -> int:
 
 
 async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:
-    """`demo --evictor webhook`: the descheduler logs one, and the VM tells who asked."""
+    """`demo --evictor webhook`: the descheduler logs a denial, and the VM has the requester."""
     async with program(tmp_path, "demo", "--evictor", "webhook", "--speed", "10") as demo:
         await demo.ready()
 

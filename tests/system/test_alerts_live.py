@@ -142,7 +142,7 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="watch_failing")
 
     async def deny_and_break(self) -> None:
-        """Both, one after the other, because they are about the same resource."""
+        """Refuse a permission and break a watch in turn, as both are about one resource."""
         await self.refuse_a_permission()
         await self.break_a_watch()
 
@@ -170,7 +170,7 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionWebhookFailing", cause="not_called")
 
     async def fall_silent(self) -> None:
-        """Let the API server send nothing for minutes."""
+        """Freeze the API server for minutes."""
         self.demo.server.freeze()
         await self.receiver.fires(
             "KubeVirtEvictionExporterStale", cause="no_contact", resource=VMIS.plural

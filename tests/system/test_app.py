@@ -51,10 +51,10 @@ def why(stopped: Program) -> str:
 
 
 class TestExits:
-    """What it exits with, and what it says then."""
+    """The exit codes, and their messages."""
 
     async def test_without_credentials(self, tmp_path: Path) -> None:
-        """No service account and no kubeconfig: 5, before anything is listened on."""
+        """Without credentials it exits with 5 before it listens."""
         nowhere = {"KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
         code, stopped = await finished(tmp_path, environment=nowhere)
 
@@ -73,7 +73,7 @@ class TestExits:
         ],
     )
     async def test_with_a_kubeconfig_that_cannot_be_used(self, tmp_path: Path, text: str) -> None:
-        """A file that is no kubeconfig: 5, in words, and nothing of what stands in it."""
+        """An invalid kubeconfig is 5, with a message that repeats nothing of the file."""
         path = tmp_path / "kubeconfig"
         path.write_text(text, encoding="utf-8")
         code, stopped = await finished(tmp_path, "--kubeconfig", str(path))
@@ -86,7 +86,7 @@ class TestExits:
     async def test_where_it_cannot_listen(
         self, login: Login, tmp_path: Path, listener: str
     ) -> None:
-        """A port that is in use: 6, with the address."""
+        """A port in use is 6, with the address."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             code, stopped = await finished(tmp_path, *login, listen=PORTS | {listener: address})
@@ -95,7 +95,7 @@ class TestExits:
         assert address in why(stopped)
 
     async def test_where_the_demo_cannot_listen(self, tmp_path: Path) -> None:
-        """The demo is the same program: a socket in no directory is 6 there too."""
+        """In the demo, too, a socket in a missing directory is 6."""
         listen = PORTS | {"query": f"unix:{tmp_path}/none/q.sock"}
         code, stopped = await finished(tmp_path, "demo", listen=listen)
 
@@ -106,7 +106,7 @@ class TestExits:
     async def test_where_it_may_not_list(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path, answer: int
     ) -> None:
-        """VMIs that may not be listed in time: 3, with the server's reason and never the token."""
+        """Without permission for VMIs it exits with 3, the server's reason and no token."""
         if answer == 401:
             simulated.server.tokens = frozenset({"another"})
         else:
@@ -121,7 +121,7 @@ class TestExits:
         assert TOKEN not in stopped.output
 
     async def test_where_nothing_answers(self, tmp_path: Path) -> None:
-        """An API server that is not there: 3, with the last error."""
+        """A missing API server is 3, with the last error."""
         with socket.create_server(("127.0.0.1", 0)) as closed:
             url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         login = logging_in(tmp_path, url)
@@ -146,7 +146,7 @@ class TestExits:
     async def test_by_a_signal_before_the_sync(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path, number: signal.Signals
     ) -> None:
-        """SIGTERM and Ctrl-C end it well, also while it waits for KubeVirt."""
+        """SIGTERM and Ctrl-C end it with 0, also while it waits for KubeVirt."""
         simulated.server.answer(VMIS.plural, 404)
         async with program(tmp_path, *login, config={"kube": {"waitForKubeVirt": True}}) as waiting:
 
@@ -159,7 +159,7 @@ class TestExits:
 
 
 async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path: Path) -> None:
-    """Both listeners answer from what the server shows; SIGTERM answers who waits; exit 0."""
+    """Both listeners answer; SIGTERM answers the long polls and ends it with 0."""
     simulated.server.tokens = frozenset({TOKEN})
     socket_path = f"{tmp_path}/q.sock"
     listen = PORTS | {"query": [PORTS["query"], f"unix:{socket_path}"]}
@@ -207,7 +207,7 @@ async def test_json_lines_are_objects(tmp_path: Path) -> None:
 
 
 async def test_console_lines_are_words(tmp_path: Path) -> None:
-    """On request the lines are for people, without colours where it is no terminal."""
+    """The console format is for people, without colours outside a terminal."""
     missing = ("--log-format", "console", "--kubeconfig", str(tmp_path / "none"))
     _, stopped = await finished(tmp_path, *missing)
 
@@ -217,7 +217,7 @@ async def test_console_lines_are_words(tmp_path: Path) -> None:
 
 
 async def test_the_demo_answers_within_seconds(tmp_path: Path) -> None:
-    """The simulated cluster is there: blocked VMIs, verdicts, reasons, metrics, the page."""
+    """The demo answers within seconds: blocked VMIs, verdicts, metrics, the page."""
     async with program(tmp_path, "demo") as demo, aiohttp.ClientSession() as session:
         await demo.ready()
         _, body = await demo.get("/v1/blocked?checkpoint=preEviction")

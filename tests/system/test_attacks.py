@@ -1,4 +1,4 @@
-"""What is tried on the two listeners, and what it is answered: a process, TLS, a real cluster."""
+"""Attacks on the two listeners of a process with TLS on a real cluster."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ _numbers = count(1)
 
 @dataclass
 class Target:
-    """The exporter as it stands in a cluster: TLS, tokens, limits."""
+    """The exporter as in a cluster: TLS, tokens, limits."""
 
     program: Program
     namespace: str
@@ -46,13 +46,13 @@ class Target:
 
     @property
     def trust(self) -> ssl.SSLContext:
-        """What a caller trusts; no more is asked of it here."""
+        """A TLS context that verifies nothing."""
         return ssl.create_default_context(cafile=self.authority)
 
     async def ask(
         self, method: str, path: str, *, token: str | None = None, **options: Any
     ) -> tuple[int, Any]:
-        """The status and the problem or answer."""
+        """The status and the body, a problem or an answer."""
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         headers |= options.pop("headers", {})
         connector = aiohttp.TCPConnector(ssl=self.trust)
@@ -67,7 +67,7 @@ class Target:
             return response.status, json.loads(text) if is_json else text
 
     async def send(self, *parts: bytes, pause: float = 0.0) -> bytes:
-        """What is answered to these bytes, sent as they are."""
+        """Send these bytes; returns the answer."""
         host, _, port = self.program.query.removeprefix("https://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), ssl=self.trust)
         try:
@@ -90,7 +90,7 @@ class Target:
         await poll(is_ready, what="readiness")
 
     def note(self, attempt: str, answer: str, bound: str) -> None:
-        """A row of the table."""
+        """Add a row to the table."""
         self.rows.append(f"attack: {attempt} | {answer} | {bound}")
 
 
@@ -104,7 +104,7 @@ async def a_caller(real: RealStage, url: str) -> User:
 
 
 async def a_reviewer(real: RealStage) -> User:
-    """What the exporter runs as: it reads the cluster, and asks who its callers are."""
+    """The exporter's account: it reads the cluster, and reviews its callers."""
     name = f"reviewer-{next(_numbers)}"
     user = await real.cluster.user(name, EXPORTER_READS)
     await allow(
@@ -126,7 +126,7 @@ async def a_reviewer(real: RealStage) -> User:
 
 
 def expired(real: RealStage, user: User) -> str:
-    """A token that this very cluster signed for the user, an hour ago, for less than that."""
+    """An expired token that this cluster has signed."""
     key = real.cluster.directory / "service-account.key"
     issuer = "https://kubernetes.default.svc"
     command = ["token", str(key), issuer, user.name, str(int(time.time()) - 60)]
@@ -140,7 +140,7 @@ def expired(real: RealStage, user: User) -> str:
 async def target(
     real: RealStage, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Target]:
-    """One process for all attempts: what one of them spoils the next would show."""
+    """One process for all attacks, so that damage by one shows in the next."""
     directory = tmp_path_factory.mktemp("attacks")
     write_certificates(directory, "localhost")
     namespace = await real.make_namespace()
@@ -179,7 +179,7 @@ async def target(
 async def test_every_attempt(
     target: Target, real: RealStage, prove: Callable[[str], None], idle: int
 ) -> None:
-    """Each has its answer, nothing of it stays, and a caller who may is served after all."""
+    """Each attack gets its answer, leaves nothing behind, and other callers are served."""
     before = target.program.resident() // MIB
     await ask_without_leave(target, real)
     await send_too_much(target)
@@ -204,7 +204,7 @@ async def test_every_attempt(
 
 
 async def ask_without_leave(target: Target, real: RealStage) -> None:
-    """No token, a bad one, an expired one, a revoked one, one that may not."""
+    """Requests with no, a bad, an expired, a revoked and a forbidden token are refused."""
     stranger = await a_caller(real, "/metrics")
     revoked = await a_caller(real, "/v1/*")
     await real.admin.delete(SERVICE_ACCOUNTS, "accounts", revoked.name.rpartition(":")[2])
@@ -228,7 +228,7 @@ async def ask_without_leave(target: Target, real: RealStage) -> None:
 
 
 async def send_too_much(target: Target) -> None:
-    """A body and a head beyond all measure."""
+    """Too large bodies and heads are refused."""
     token = target.caller.token
     status, problem = await target.ask(
         "POST", "/v1/verdicts", token=token, data=BytesIO(bytes(BODY))
@@ -249,7 +249,7 @@ async def send_too_much(target: Target) -> None:
 
 
 async def send_too_slowly(target: Target) -> None:
-    """A head that never ends, a body that never comes, and nothing at all."""
+    """Unfinished heads and bodies and silent connections are closed."""
     assert await target.send(b"GET /v1/blocked HTTP/1.1\r\nHost: x\r\n") == b""
     target.note("a head that never ends", "closed", "limits.idleTimeout")
     head = (
@@ -262,7 +262,7 @@ async def send_too_slowly(target: Target) -> None:
 
 
 async def play_tricks_with_paths(target: Target) -> None:
-    """No way of writing a path goes round the permission for it, or out of the API."""
+    """No spelling of a path avoids its permission, or leaves the API."""
     token = target.caller.token
     for path in (
         "/v1/../metrics",
@@ -286,7 +286,7 @@ async def play_tricks_with_paths(target: Target) -> None:
 
 
 async def invent_nodes(target: Target) -> None:
-    """A caller's node, pod and VM names make no series and no line of the log."""
+    """Names that a caller invents make no series and no log line."""
     candidates = [
         {"namespace": target.namespace, "name": "db", "node": f"made-up-{n}", "pod": "x\nforged"}
         for n in range(500)
@@ -305,7 +305,7 @@ async def invent_nodes(target: Target) -> None:
 
 
 async def hold_connections(target: Target, idle: int) -> None:
-    """Far more idle connections than are taken: the others are closed, the process stays up."""
+    """Beyond the limit idle connections are closed, and the process stays up."""
     host, _, port = target.program.query.removeprefix("https://").rpartition(":")
     before = target.program.resident() // MIB
     before_refused = await refused_connections(target)
@@ -357,7 +357,7 @@ async def verdict(target: Target, token: str | None) -> tuple[int, Any]:
 
 
 async def reviewed(target: Target, token: str | None) -> tuple[int, Any]:
-    """The same, asked again while a busy API server does not say in time who the caller is."""
+    """The same, repeated while a busy API server does not answer the review in time."""
 
     async def attempt() -> tuple[int, Any] | None:
         status, answer = await verdict(target, token)
@@ -367,7 +367,7 @@ async def reviewed(target: Target, token: str | None) -> tuple[int, Any]:
 
 
 async def scrape(target: Target) -> tuple[int, str]:
-    """The metrics listener's own answer: plain, on loopback."""
+    """Read the metrics from the plain listener on loopback."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(target.program.metrics + "/metrics") as response,
@@ -382,6 +382,6 @@ async def count_series(target: Target) -> int:
 
 
 async def refused_connections(target: Target) -> float:
-    """How many connections of the query listener were closed for others."""
+    """How many connections of the query listener were closed in favour of others."""
     name = "kubevirt_eviction_exporter_refused_connections_total"
     return await target.program.sample(name, listener="query")

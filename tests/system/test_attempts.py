@@ -1,4 +1,4 @@
-"""Attempts are counted beyond what KubeVirt keeps: the simulated cluster, a short backoff."""
+"""Failed attempts are counted beyond the five that KubeVirt keeps."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ KEPT_BY_KUBEVIRT = 5
 
 
 async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None]) -> None:
-    """Twelve more attempts fail; never are more than five failed VMIMs of the VM there."""
+    """Twelve more failures are counted, while at most five failed VMIMs exist."""
     demo = Demo(lambda: datetime.now(UTC), seed=1, speed=20.0)
     stop = asyncio.Event()
     most_seen = 0

@@ -1,4 +1,4 @@
-"""The page in a real Chromium, on a demo that stands still at a lively moment."""
+"""The page in a real Chromium, on a stopped demo with many states."""
 
 import os
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ def words(evacuation: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    """One Chromium for all tests of this file; they do not run without, but in CI they must."""
+    """One Chromium for all tests of this file, which are skipped without it except in CI."""
     try:
         async with chromium() as browser:
             yield browser
@@ -60,7 +60,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture(scope="module")
 async def demo(browser: Browser) -> AsyncIterator[Still]:
-    """One demo for all tests of this file; none where there is nothing to look at it with."""
+    """One demo for all tests of this file, if there is a Chromium."""
     assert browser.is_connected()
     async with standing_demo() as demo:
         yield demo
@@ -68,7 +68,7 @@ async def demo(browser: Browser) -> AsyncIterator[Still]:
 
 @asynccontextmanager
 async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
-    """A page that was opened; leaving it fails where anything went wrong in it or left its origin.
+    """Open a page; fails if it had an error or loaded anything from elsewhere.
 
     `faults` of the page may be said beforehand to be expected: those that a test provokes.
     """
@@ -92,27 +92,27 @@ async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Pag
 
 
 async def rows(page: Page, selector: str) -> list[dict[str, Any]]:
-    """The rows of a table, each with what its cells say by field."""
+    """The rows of a table, each with its cells by field."""
     found: list[dict[str, Any]] = await page.evaluate(READ_ROWS, selector)
     return found
 
 
 async def text(page: Page, selector: str) -> str:
-    """The text of an element, spaces run together."""
+    """The text of an element, with single spaces."""
     return " ".join((await page.locator(selector).inner_text()).split())
 
 
 async def axe_faults(page: Page) -> str:
-    """What axe-core finds wrong with the page as it is."""
+    """The faults that axe-core finds in the page."""
     results = await Axe().run(page)
     return str(results.generate_report()) if results.violations_count else ""
 
 
 class TestTheSame:
-    """Every claim on the page is the API's at the same instant."""
+    """The page shows what the API answers at the same time."""
 
     async def test_the_evacuations(self, demo: Still, browser: Browser) -> None:
-        """Every row of GET /v1/evacuations, in its order, and in each row what it says."""
+        """The page has every evacuation of the API, in order, with its fields."""
         api = await demo.get("/v1/evacuations")
         async with visit(browser, demo.query) as page:
             shown = await rows(page, "#evacuation-rows tbody tr")
@@ -154,7 +154,7 @@ class TestTheSame:
             assert_drawn(row, vmi)
 
     async def test_the_page_of_one_vm(self, demo: Still, browser: Browser) -> None:
-        """The page that each VM's name links to says what the API says of it."""
+        """The page of a VM has what the API answers about it."""
         (stuck, *_) = (await demo.get("/v1/evacuations"))["evacuations"]
         vmi = await demo.get(f"/v1/vmis/{stuck['namespace']}/{stuck['name']}")
         async with visit(browser, demo.query) as page:
@@ -187,14 +187,14 @@ def assert_drawn(row: dict[str, Any], vmi: dict[str, Any]) -> None:
 
 
 class TestLooks:
-    """For every eye and hand."""
+    """Accessibility, and use without JavaScript."""
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     @pytest.mark.parametrize("width", [1280, 360])
     async def test_it_is_accessible(
         self, demo: Still, browser: Browser, scheme: Any, width: int
     ) -> None:
-        """axe-core finds nothing, in light and dark, wide and narrow, with everything opened."""
+        """axe-core finds no fault, light and dark, wide and narrow, with all details open."""
         size = {"width": width, "height": 800}
         for url in (demo.query, demo.metrics) if width > 360 else (demo.query,):
             async with visit(browser, url, color_scheme=scheme, viewport=size) as page:
@@ -205,7 +205,7 @@ class TestLooks:
                 assert await page.evaluate("document.getAnimations().length") == 0
 
     async def test_the_keyboard_reaches_everything(self, demo: Still, browser: Browser) -> None:
-        """Tab goes from the skip link over the filter to the rows, and each place is visible."""
+        """Tab goes from the skip link over the filter to the rows, with a visible focus."""
         async with visit(browser, demo.query) as page:
             reached = []
             for _ in range(14):
@@ -229,7 +229,7 @@ class TestLooks:
         assert "unseen" not in reached
 
     async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
-        """Rows, details and the filter are there; only the refresh is not, which is said."""
+        """Without JavaScript everything works except the refresh, and the page says so."""
         async with visit(browser, demo.query, java_script_enabled=False) as page:
             await expect(page.locator("#live-status")).to_have_text("Reload to update.")
             await expect(page.locator("#live-pause")).to_be_hidden()
@@ -244,7 +244,7 @@ class TestLooks:
             assert await states.all_inner_texts() == ["external"]
 
     async def test_the_filter_filters(self, demo: Still, browser: Browser) -> None:
-        """Enter in a field asks the server, the form remembers, and one link shows all again."""
+        """Enter applies the filter, the form keeps it, and one link shows all again."""
         async with visit(browser, demo.query) as page:
             total = await page.locator("#blocked-rows tbody tr").count()
             await page.locator("#more-filter summary").click()
@@ -259,7 +259,7 @@ class TestLooks:
             await expect(page.locator("#blocked-rows tbody tr")).to_have_count(total)
 
     async def test_any_vm_is_found_by_its_name(self, demo: Still, browser: Browser) -> None:
-        """Also one that is neither blocked nor evacuated, from a part of its name."""
+        """Any VM is found by a part of its name."""
         async with visit(browser, demo.query) as page:
             await page.locator("[name=vm]").fill("p/steady")
             await page.keyboard.press("Enter")
@@ -268,7 +268,7 @@ class TestLooks:
             assert "/vmis/shop/steady-" in page.url
 
     async def test_a_vm_that_has_gone_has_a_page(self, demo: Still, browser: Browser) -> None:
-        """People get a page, whether it has ended or has never been; programs get JSON."""
+        """An unknown VM has a page for people, and JSON for programs."""
         url = f"{demo.query}/vmis/bank/gone"
         async with visit(browser, url, faults=("404 (Not Found)",)) as page:
             await page.clock.install()
@@ -281,7 +281,7 @@ class TestLooks:
         assert (await demo.get("/vmis/bank/gone"))["title"] == "No such VMI"
 
     async def test_nothing_else_may_run(self, demo: Still, browser: Browser) -> None:
-        """A script and a style that came into the page all the same are stopped."""
+        """Scripts and styles injected into the page do not run."""
         provoked = ("Content Security Policy",)
         async with visit(browser, demo.query, faults=provoked) as page:
             ran = await page.evaluate(
@@ -297,10 +297,10 @@ class TestLooks:
 
 
 class TestRefresh:
-    """The page renews itself where it stands."""
+    """The page refreshes itself."""
 
     async def test_it_keeps_what_the_reader_has_done(self, demo: Still, browser: Browser) -> None:
-        """News come in; focus, scroll, what was opened and typed stay as they were."""
+        """A refresh keeps focus, scroll position, opened details and typed text."""
         async with visit(browser, demo.query) as page:
             await page.clock.install()
             await page.reload()
@@ -327,7 +327,7 @@ class TestRefresh:
             }
 
     async def test_it_becomes_what_the_server_sends(self, demo: Still, browser: Browser) -> None:
-        """After rows have come, gone and moved it is the page that a reload gives."""
+        """After a refresh the page equals a reloaded one."""
         async with visit(browser, demo.query) as page:
             await page.clock.install()
 
@@ -353,7 +353,7 @@ class TestRefresh:
             await poll(renews, what="a page that is renewed to what a reload gives")
 
     async def test_it_can_be_paused(self, demo: Still, browser: Browser) -> None:
-        """While it is paused or not looked at it asks for nothing; then at once."""
+        """While paused or hidden the page sends no request; then it refreshes at once."""
         async with visit(browser, demo.query) as page:
             await page.clock.install()
             await page.reload()
@@ -378,7 +378,7 @@ class TestRefresh:
                 await page.evaluate(hide, False)  # noqa: FBT003
 
     async def test_it_says_when_nobody_answers(self, demo: Still, browser: Browser) -> None:
-        """Without an exporter the page stays, says as of when it is, and goes on trying."""
+        """Without an exporter the page stays, shows its time, and tries again."""
         provoked = ("ERR_INTERNET_DISCONNECTED",)
         async with visit(browser, demo.query, faults=provoked) as page:
             await page.clock.install()
@@ -395,7 +395,7 @@ class TestRefresh:
             await expect(status).to_have_text("Refreshes every 5 s")
 
     async def _let_pass(self, demo: Still, seconds: float) -> str:
-        """Let the demo stand still a little later; returns that instant."""
+        """Let the demo run a little, and stop it again; returns its time."""
         assert demo.clock.stopped_at is not None
         demo.clock.stopped_at += seconds
         later: str = (await demo.get("/v1/status"))["asOf"]

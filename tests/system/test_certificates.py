@@ -1,4 +1,4 @@
-"""TLS of a listener: renewed in place, refused below 1.2, with an authority for its callers."""
+"""TLS of a listener: renewal, old protocols, and client certificates."""
 
 import asyncio
 import shutil
@@ -27,20 +27,20 @@ REQUEST = b"GET / HTTP/1.0\r\n\r\n"
 
 
 def a_pair(directory: Path, name: str = "localhost") -> Path:
-    """A pair for a name, signed by an authority of the directory's own."""
+    """Write a key pair for a name, signed by the directory's CA."""
     directory.mkdir(exist_ok=True)
     write_certificates(directory, name)
     return directory
 
 
 def tls_of(directory: Path, *, callers: Path | None = None, name: str = "localhost") -> Tls:
-    """The settings that use a directory's pair."""
+    """The TLS settings for a directory's key pair."""
     return Tls(directory / f"{name}.crt", directory / f"{name}.key", callers)
 
 
 @asynccontextmanager
 async def serving(certificates: Certificates) -> AsyncIterator[int]:
-    """A server that says ok; its port."""
+    """Run a server that answers ok; yields its port."""
 
     async def greet(_: web.BaseRequest) -> web.Response:
         return web.Response(text="ok")
@@ -59,7 +59,7 @@ async def serving(certificates: Certificates) -> AsyncIterator[int]:
 
 
 def trusting(directory: Path, client: Path | None = None) -> ssl.SSLContext:
-    """A caller that trusts a directory's authority, with a pair of its own where one is given."""
+    """A TLS context that trusts a directory's CA, with a client certificate if given."""
     context = ssl.create_default_context(cafile=directory / "ca.crt")
     context.check_hostname = False
     if client is not None:
@@ -68,7 +68,7 @@ def trusting(directory: Path, client: Path | None = None) -> ssl.SSLContext:
 
 
 async def ask(port: int, context: ssl.SSLContext) -> bytes:
-    """What the server says. Raises ssl.SSLError or OSError where there is no handshake."""
+    """The server's answer. Raises ssl.SSLError or OSError if the handshake fails."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
         writer.write(REQUEST)
@@ -80,7 +80,7 @@ async def ask(port: int, context: ssl.SSLContext) -> bytes:
 def resume(
     port: int, context: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> tuple[bytes, ssl.SSLSession | None]:
-    """What the server says in a TLS session, and that session for the next connection."""
+    """The answer in a TLS session, and the session for the next connection."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain,
         context.wrap_socket(plain, session=session) as secured,
@@ -92,7 +92,7 @@ def resume(
 
 
 async def try_to_ask(port: int, context: ssl.SSLContext) -> bytes:
-    """The same, and nothing where there is no handshake: TLS 1.3 lets a caller learn of it late."""
+    """The answer, or "" if the handshake fails, which TLS 1.3 shows late."""
     try:
         return await ask(port, context)
     except (ssl.SSLError, OSError):
@@ -115,7 +115,7 @@ async def test_renewed_in_place(tmp_path: Path) -> None:
 
 
 async def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
-    """Half a renewal, or garbage: it is said, and what was read before is served on."""
+    """After an invalid renewal the old pair is served on, and the error is logged."""
     files = a_pair(tmp_path / "a")
     certificates = Certificates("query", tls_of(files))
     async with serving(certificates) as port:
@@ -129,7 +129,7 @@ async def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_callers_show_a_certificate(tmp_path: Path) -> None:
-    """With an authority for callers, none, another's and an untrusted one are turned away."""
+    """With a client CA, callers without a certificate of it are refused."""
     files, callers = a_pair(tmp_path / "a"), a_pair(tmp_path / "c", "client")
     stranger = a_pair(tmp_path / "d", "client")
     certificates = Certificates("query", tls_of(files, callers=callers / "ca.crt"))
@@ -186,7 +186,7 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["localhost.crt", "localhost.key", "ca.crt"])
 def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
-    """At the start, too, it is said which listener and which files."""
+    """At the start an invalid pair is an error with the listener and the files."""
     files = a_pair(tmp_path / "a")
     (files / missing).write_text("garbage")
     with pytest.raises(UnusableCertificate, match=r"tls.metrics: .*localhost.key"):
@@ -195,7 +195,7 @@ def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
 
 @pytest.mark.parametrize("days", [5, -1])
 def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
-    """To the second, also of a certificate that has ended, and with an authority for callers."""
+    """The end of the certificate is exact, also if it is past, and with a client CA."""
     write_certificates(tmp_path, f"localhost={days}")
     alone = Certificates("query", tls_of(tmp_path))
     with_callers = Certificates("query", tls_of(tmp_path, callers=tmp_path / "ca.crt"))
@@ -205,7 +205,7 @@ def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
 
 
 def test_a_renewed_one_ends_later(tmp_path: Path) -> None:
-    """What is said is of the pair that is in use."""
+    """The reported end is that of the pair in use."""
     write_certificates(tmp_path, "localhost=5")
     certificates = Certificates("query", tls_of(tmp_path))
     assert certificates.not_after is not None

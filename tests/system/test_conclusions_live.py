@@ -1,4 +1,4 @@
-"""What the program concludes where a watch, a clock or an object cannot be believed."""
+"""The program's conclusions if a watch, a clock or an object is wrong."""
 
 import os
 import time
@@ -28,7 +28,7 @@ STUCK = "kubevirt_vmi_evacuation_stuck"
 async def running(
     stage: SimulatedStage, directory: Path, *, ahead: float = 0.0, **config: object
 ) -> AsyncIterator[Program]:
-    """The program with this configuration, its clock `ahead` seconds of the API server's."""
+    """Run the program with this configuration, and a clock `ahead` of the API server's."""
     login = directory / "kubeconfig"
     (directory / "sitecustomize.py").write_text(SKEWED)
     path = os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))
@@ -78,7 +78,7 @@ async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: 
 
 
 async def test_a_dead_watch_of_vmis(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """A stuck evacuation becomes unknown and was last seen stuck; no series says 1, no Event."""
+    """With a dead watch a stuck evacuation is unknown, last seen stuck, without an Event."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     await admin.create(VMIS, vmi("db", namespace, status=requested("n1", time.time() - 7200)))
@@ -103,7 +103,7 @@ async def test_a_dead_watch_of_vmis(simulated: SimulatedStage, tmp_path: Path) -
 
 
 async def test_an_end_by_a_wrong_clock(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """The target's clock is two hours ahead: the VM is held from the end of its VMIM on."""
+    """If the target's clock is two hours ahead, the cooldown begins at the VMIM's end."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     now = time.time()
@@ -144,7 +144,7 @@ async def test_a_migration_whose_vmim_is_final(simulated: SimulatedStage, tmp_pa
 async def test_a_vmi_that_cannot_be_read_any_more(
     simulated: SimulatedStage, tmp_path: Path
 ) -> None:
-    """It holds for `kube.deadAfter` longer, is named in log and explanation, and recovers."""
+    """An unreadable VMI blocks for `kube.deadAfter` longer, is reported, and recovers."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     state = {"migrationUid": "m", "startTimestamp": rfc3339(time.time())}
@@ -170,7 +170,7 @@ async def test_a_vmi_that_cannot_be_read_any_more(
 
 
 async def test_a_migration_between_clusters(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """An attempt that waits for its peer is named, with KubeVirt's own words."""
+    """An attempt that waits for its peer has its own state, and KubeVirt's message."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     words = "waiting for incoming synchronization, unable to proceed"
@@ -192,7 +192,7 @@ async def test_a_migration_between_clusters(simulated: SimulatedStage, tmp_path:
 
 
 async def test_a_clock_that_was_behind(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """The condition dates the request, also for a process whose clock was right from the start."""
+    """The condition dates the request, whether our clock was right or wrong."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     now = int(time.time())

@@ -1,4 +1,4 @@
-"""What callers without a token cost: compressed bodies, half requests, crowds of connections."""
+"""The cost of callers without a token: compressed bodies, half requests, connections."""
 
 import asyncio
 import gzip
@@ -43,7 +43,7 @@ REVIEW = msgspec.json.encode(a_review())
 
 @dataclass
 class Exporter:
-    """The running program, and the streams that strangers hold open.
+    """The running program, and the open connections of strangers.
 
     Strangers have no certificate; our own requests have one of the same CA.
     """
@@ -64,7 +64,7 @@ class Exporter:
         return streams
 
     async def crowd(self, url: str, count: int, *sent: bytes, tls: bool = True) -> None:
-        """Many of them, each of which sends this and no more."""
+        """Open many connections that each send only this."""
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def one() -> None:
@@ -192,7 +192,7 @@ SIZES = pytest.mark.parametrize(
 async def test_a_compressed_body_is_refused_and_not_inflated(
     exporter: Exporter, prove: Prove, times: int
 ) -> None:
-    """On every listener it gets 415, whatever is asked, and the connection is closed."""
+    """A compressed body gets 415 on every listener, and the connection is closed."""
     before = exporter.cpu()
     targets = [
         (exporter.program.metrics, b"GET /livez"),
@@ -210,7 +210,7 @@ async def test_a_compressed_body_is_refused_and_not_inflated(
 
 
 async def drop_a_bomb(exporter: Exporter, url: str, line: bytes) -> tuple[bytes, bool]:
-    """The status, and whether the connection is closed."""
+    """Send a compressed body; the status, and whether the connection is closed."""
     head = b"%s HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n" % line
     reader, writer = await exporter.open(url)
     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(BOMB) + BOMB)
@@ -249,7 +249,7 @@ KINDS: dict[str, dict[str, tuple[bytes, ...]]] = {
 async def test_what_is_not_a_whole_request_has_one_bound(
     exporter: Exporter, prove: Prove, kind: str, times: int
 ) -> None:
-    """All listeners together keep to the budget, and the memory comes back."""
+    """Unfinished requests of all listeners stay in one budget, which is freed again."""
     before = most = exporter.resident()
     crowds = asyncio.gather(
         *(
@@ -289,7 +289,7 @@ async def test_a_crowd_shuts_nobody_out(
 async def test_a_crowd_without_client_certificates_shuts_nobody_out(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, times: int, shakes_hands: bool
 ) -> None:
-    """Where callers need a certificate, those without one cannot keep out the API server either."""
+    """Crowds without a client certificate do not keep out the API server."""
     authority = str(tmp_path / "ca.crt")
     async with running(simulated, tmp_path, clientCAFile=authority) as exporter:
         reader, writer = await exporter.open(exporter.program.admission)
@@ -304,7 +304,7 @@ async def test_a_crowd_without_client_certificates_shuts_nobody_out(
 async def shut_nobody_out(
     exporter: Exporter, prove: Prove, listener: str, times: int, *, shakes_hands: bool
 ) -> None:
-    """Let a crowd connect to a listener, and ask for probes and reviews meanwhile."""
+    """Probes and reviews are answered while a crowd connects to a listener."""
     url = getattr(exporter.program, listener)
     await exporter.crowd(url, 520 * times, tls=shakes_hands)
     answered = 0
@@ -325,7 +325,7 @@ PROXY = "exporter.example"
 
 
 async def test_no_web_page_is_answered(exporter: Exporter) -> None:
-    """Neither one whose name has our address now, nor one of another site; programs are."""
+    """Requests by web pages are refused (DNS rebinding, other sites); programs are served."""
     query, metrics = exporter.program.query, exporter.program.metrics
     port, verdicts = urlsplit(query).port, f"{query}/v1/verdicts"
     reviews = exporter.program.admission + PATH

@@ -1,4 +1,4 @@
-"""The panels in a real Prometheus, with the real program on the simulated cluster.
+"""The dashboards' queries in a real Prometheus that scrapes the real program.
 
 Prometheus scrapes the program in three jobs: with honorLabels, without, and as two clusters with a
 label `cluster`. It has the shipped rules with shorter durations, and a page with the metrics of
@@ -102,7 +102,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
 
 @asynccontextmanager
 async def watching(directory: Path) -> AsyncIterator[Watched]:
-    """Run for two minutes; yields the Prometheus of the run."""
+    """Run the cluster for two minutes; yields the finished run."""
     stop = asyncio.Event()
     demo = FaultyDemo(lambda: datetime.now(UTC), speed=SPEED)
     write_certificates(directory, "admission")
@@ -146,7 +146,7 @@ async def watching(directory: Path) -> AsyncIterator[Watched]:
 async def test_every_query_of_every_panel_shows_something(
     watched: Watched, job: str, prove: Callable[[str], None]
 ) -> None:
-    """Each query has a value other than 0 and NaN at some time of the run."""
+    """Each query has a value other than 0 and NaN in the run."""
     shown = [(query, _first_telling(await watched.ask(query))) for query in watched.queries(job)]
     empty = [query for query, value in shown if value is None]
     several = "one of two clusters" if CLUSTERS[job] else "one cluster"
@@ -277,7 +277,7 @@ class Perses:
         return f"{self.url}/proxy/globaldatasources/prometheus"
 
     async def store(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a dashboard in a project of its own; returns what the server then has."""
+        """Create a dashboard in its own project; returns what the server stores."""
         await self._create("projects", "Project", {"name": name}, {})
         path = f"projects/{name}/dashboards"
         await self._create(path, "Dashboard", {"name": name, "project": name}, config)
@@ -328,7 +328,7 @@ def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
 async def _call(
     session: aiohttp.ClientSession, exporter: Program, demo: FaultyDemo, stop: asyncio.Event
 ) -> None:
-    """A second caller that asks about every VM and sends invalid requests."""
+    """Asks about every VM, and sends invalid requests."""
     candidates: list[Mapping[str, str]] = [
         *({"namespace": vm.namespace, "name": vm.name} for vm in demo.scenario.vms),
         {"namespace": "shop", "name": "nobody"},

@@ -1,4 +1,4 @@
-"""The demo shows the main states of evacuations within its first minutes, in every place."""
+"""The demo shows the main states of evacuations within its first minutes."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ _STATE = re.compile(r'^kubevirt_vmi_evacuation_state\{.*state="(\w+)"\} 1\.0$', 
 
 
 async def test_every_main_state_is_seen(tmp_path: Path, prove: Callable[[str], None]) -> None:
-    """Each is told by GET /v1/evacuations and by /metrics, and some of them are stuck."""
+    """Each main state is in GET /v1/evacuations and in /metrics, and some are stuck."""
     told: set[str] = set()
     measured: set[str] = set()
     stuck: set[str] = set()

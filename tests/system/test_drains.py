@@ -1,4 +1,4 @@
-"""Drains: what GET /v1/nodes had forecast of each, and that a queue that moves is not stuck.
+"""Drains: the forecasts come true, and a queue that moves is not stuck.
 
 The forecasts are of a simulated cluster, whose time passes only between two questions, so that the
 machine's speed plays no part. A drain there does what `kubectl drain` does: no new pod on the node,
@@ -52,7 +52,7 @@ HAPPENS = {
 
 
 class Vm(Struct, frozen=True):
-    """A VM, where it is at first, and how long each of its migrations copies."""
+    """A VM, its first node, and the duration of its migrations."""
 
     name: str
     home: str
@@ -64,9 +64,7 @@ class Vm(Struct, frozen=True):
 
 
 def make_vms(nodes: Sequence[str], movable: int) -> list[Vm]:
-    """On each node several VMs that have moved before and one of every kind, but none on the last
-    that would keep it from being emptied.
-    """
+    """VMs with a history on each node, and one of every kind except on the last."""
     chance = random.Random(16)
     made = []
     for home in nodes:
@@ -89,7 +87,7 @@ def make_vms(nodes: Sequence[str], movable: int) -> list[Vm]:
 
 
 class Fleet:
-    """The cluster's plan: VMs go home if they can, and nowhere that is cordoned."""
+    """The plan: VMs return to their first node if possible, and never to a cordoned one."""
 
     def __init__(self, vms: Sequence[Vm]) -> None:
         self.vms = {vm.name: vm for vm in vms}
@@ -97,19 +95,19 @@ class Fleet:
         self._chance = random.Random(61)
 
     def fate(self, vmi: Object, attempt: int) -> plan.Fate:
-        """A VM's migrations all take as long; the first ones may fail."""
+        """The fate of a VM's migration: its duration, and whether it fails."""
         vm = self.vms[vmi["metadata"]["name"]]
         return plan.Fate("fails" if attempt < vm.fails else "succeeds", vm.seconds, "a broken pipe")
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
-        """Home, else any."""
+        """Choose the VM's first node, else any free one."""
         home = self.vms[vmi["metadata"]["name"]].home
         open_ = [one for one in free if one != self.cordoned]
         return home if home in open_ else self._chance.choice(open_)
 
 
 class Drained(Struct):
-    """What became of a node's VMs, and when: seconds since the drain began."""
+    """When each VM of a node left, in seconds since the drain began."""
 
     forecast: Any
     happened: dict[str, str]
@@ -117,7 +115,7 @@ class Drained(Struct):
 
     @property
     def came_true(self) -> int:
-        """How many forecasts did."""
+        """How many forecasts came true."""
         return sum(
             self.happened[one["name"]] == HAPPENS[one["outcome"]]
             for one in self.forecast["candidates"]
@@ -125,17 +123,17 @@ class Drained(Struct):
 
     @property
     def took(self) -> float:
-        """When the last VM that was to be migrated had left."""
+        """The time at which the last VM to be migrated had left."""
         moved = (self.after[name] for name, what in self.happened.items() if what == "left")
         return max(moved, default=0.0)
 
     @property
     def remaining(self) -> int:
-        """How many VMs are still there."""
+        """How many VMs are still on the node."""
         return Counter(self.happened.values())["is there"]
 
     def table(self) -> str:
-        """A row per VM, below the node's own line."""
+        """The result as a table: a row per VM below the node's."""
         told = self.forecast
         bound = told["atLeastSeconds"]
         text = (
@@ -155,7 +153,7 @@ class Drained(Struct):
 
 
 class Story:
-    """The cluster with its time, and the exporter that watches it."""
+    """The cluster with its clock, and the exporter that watches it."""
 
     def __init__(self, vms: Sequence[Vm], nodes: int) -> None:
         self.fleet = Fleet(vms)
@@ -180,7 +178,7 @@ class Story:
         await asyncio.sleep(0)
 
     async def begin(self) -> None:
-        """Create the VMs, and move those there and back that have moved before."""
+        """Create the VMs, and migrate some to have a history."""
         for vm in self.fleet.vms.values():
             self.cluster.create_vmi(
                 objects.build_vmi(NAMESPACE, vm.name, strategy=vm.strategy, annotations={})
@@ -201,7 +199,7 @@ class Story:
         assert all(self._vmi(vm.name)["status"]["nodeName"] == vm.home for vm in moved)
 
     async def drain(self, name: str, *, under_way: int) -> Drained:
-        """Drain a node, where this many VMs migrate already, and open it again."""
+        """Drain a node on which this many VMs migrate already, and uncordon it."""
         self.fleet.cordoned = name
         movable = [vm for vm in self.fleet.vms.values() if vm.moved_before and vm.home == name]
         for vm in movable[:under_way]:
@@ -228,7 +226,7 @@ class Story:
         return drained
 
     async def estimate(self, name: str) -> tuple[float, float]:
-        """Drain a node: the estimate when half of its VMs have left, and what it then took."""
+        """Drain a node: the estimate at half of its VMs, and the real rest."""
         self.fleet.cordoned = name
         self.cluster.cordon(name)
         vms = [one for one in self.fleet.vms if self._is_on(one, name)]
@@ -281,7 +279,7 @@ class Story:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """The exporter watches for the length of the block."""
+        """Run the exporter's watch during the block."""
         stop = asyncio.Event()
         listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
         nowhere = {"query": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
@@ -314,7 +312,7 @@ class Story:
     ],
 )
 async def test_forecasts_come_true(nodes: int, movable: int, prove: Callable[[str], None]) -> None:
-    """Each VM does what was forecast, and no drain is faster than its bound."""
+    """Each VM's outcome is as forecast, and no drain is faster than its bound."""
     names = [f"node-{number}" for number in range(1, nodes + 1)]
     story = Story(make_vms(names, movable), nodes)
     await story.begin()
@@ -349,7 +347,7 @@ async def test_forecasts_come_true(nodes: int, movable: int, prove: Callable[[st
 async def test_estimates_beside_what_drains_took(
     nodes: int, rounds: int, prove: Callable[[str], None]
 ) -> None:
-    """The estimate of half a drain is about what the other half takes, by the median."""
+    """The estimate at half of a drain is close to the real rest, by the median."""
     chance = random.Random(34)
     names = [f"node-{number}" for number in range(1, nodes + 1)]
     story = Story(
@@ -373,7 +371,7 @@ async def test_estimates_beside_what_drains_took(
 async def test_a_queue_that_moves_is_not_stuck(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A drain of 20 VMs, of which KubeVirt moves two at a time: stuck only once it has stopped."""
+    """A drain of 20 VMs, two at a time, is stuck only after it has stopped."""
     after, vms = 30.0, 20
     left, left_at, waited = vms, 0.0, 0.0
 

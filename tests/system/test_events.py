@@ -58,7 +58,7 @@ _numbers = count(1)
 
 
 async def a_reporter(cluster: RealCluster, namespace: str, *rules: dict[str, Any]) -> str:
-    """A kubeconfig that may read the cluster, and what these rules allow in the namespace."""
+    """A kubeconfig that may read the cluster, and has these rules in the namespace."""
     name = f"reporter-{next(_numbers)}"
     user = await cluster.user(name, EXPORTER_READS)
     await allow(cluster.admin, user, f"{name}-events", *rules, namespace=namespace)
@@ -66,7 +66,7 @@ async def a_reporter(cluster: RealCluster, namespace: str, *rules: dict[str, Any
 
 
 async def kubectl(cluster: RealCluster, *arguments: str) -> str:
-    """What kubectl prints."""
+    """Run kubectl; returns its output."""
     process = await asyncio.create_subprocess_exec(
         find_binary("kubectl"),
         "--kubeconfig",
@@ -100,7 +100,7 @@ async def until_reported(admin: Client, namespace: str, *reasons: EventReason) -
 async def until_counted(
     exporter: Program, reason: EventReason, outcome: EventOutcome, least: int = 1
 ) -> None:
-    """Wait until so many Events had this outcome."""
+    """Wait until this many Events had this outcome."""
 
     async def is_so() -> bool:
         return await exporter.sample(COUNTED, reason=reason, outcome=outcome) >= least
@@ -117,7 +117,7 @@ def cooling(name: str, namespace: str) -> dict[str, Any]:
 
 
 async def a_stuck_vm(admin: Client, namespace: str, name: str) -> None:
-    """A VM that has to leave its node, and a target pod that fits on no other."""
+    """A VM that must leave its node, and a target pod that fits on no other."""
     made = await admin.create(VMIS, vmi(name, namespace, status={"evacuationNodeName": "n1"}))
     await admin.create(PODS, launcher_pod(made))
     migration = await admin.create(VMIMS, vmim(f"of-{name}", namespace, of=name, evacuates="n1"))
@@ -136,7 +136,7 @@ async def a_stuck_vm(admin: Client, namespace: str, name: str) -> None:
 async def test_kubectl_shows_them(
     real: RealStage, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A stuck evacuation: state, action, the scheduler's words; then its end. And a hold."""
+    """Kubectl shows the Events of a stuck evacuation, its end, and a blocked eviction."""
     namespace = await real.make_namespace()
     login = await a_reporter(real.cluster, namespace, CREATE)
     await a_stuck_vm(real.admin, namespace, "db1")
@@ -174,7 +174,7 @@ async def test_kubectl_shows_them(
 
 
 async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -> None:
-    """Only the holder of the Lease reports evacuations; what both would write is there once."""
+    """Only the holder of the Lease reports evacuations, so each Event exists once."""
     namespace = await real.make_namespace()
     maps, leases = [CONFIG_MAPS.group], [LEASES.group]
     writes = ["get", "create", "patch", "list", "watch"]
@@ -220,7 +220,7 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
 
 
 async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[str], None]) -> None:
-    """With its count, first and last time; the longest name and note are accepted as well."""
+    """A series has its count, first and last time; the longest name and note are accepted."""
     namespace = await real.make_namespace()
     now = time.time() - 7200
     held = a_vmi(namespace=namespace, uid="u1")
@@ -261,7 +261,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
 
 
 async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> None:
-    """Without the permission each Event is tried once, and everything else goes on."""
+    """Without the permission each Event is tried once and counted."""
     namespace = await real.make_namespace()
     login = await a_reporter(real.cluster, namespace)
     names = [f"db{n}" for n in range(3)]
@@ -284,7 +284,7 @@ async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> Non
 
 
 async def test_by_default_there_are_none(real: RealStage, tmp_path: Path) -> None:
-    """With the permission, but without the setting, nothing is written and no metric is there."""
+    """Without the setting no Event is written, and the metric is absent."""
     namespace = await real.make_namespace()
     login = await a_reporter(real.cluster, namespace, CREATE)
     await real.admin.create(VMIS, cooling("db1", namespace))
@@ -312,7 +312,7 @@ async def test_by_default_there_are_none(real: RealStage, tmp_path: Path) -> Non
 async def test_a_flood_is_bounded(
     real: RealStage, tmp_path: Path, vms: int, seconds: int, prove: Callable[[str], None]
 ) -> None:
-    """All VMs held at once: 100 Events and one a second, while verdicts are answered."""
+    """If all VMs are blocked at once, 100 Events are written, then one a second."""
     namespace = await real.make_namespace()
     login = await a_reporter(real.cluster, namespace, CREATE)
     names = [f"vm{n}" for n in range(vms)]

@@ -1,4 +1,4 @@
-"""Evidence that is over, old or another's, as the program answers it on both API servers."""
+"""Outdated evidence, or that of another object, on both API servers."""
 
 import time
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ ALLOWED = "descheduler_kubevirt_vmis"
 async def exporting(
     stage: Stage, directory: Path, *, through: str | None = None
 ) -> AsyncIterator[Program]:
-    """The program on this stage, ready; `through` is another address of the server."""
+    """Run the program on this stage; `through` is another address of the server."""
     url = stage.url if through is None else through
     login = stage.login_at(url).kubeconfig or open_kubeconfig(directory / "kubeconfig", url)
     async with program(directory, "--kubeconfig", str(login)) as exporter:
@@ -35,7 +35,7 @@ async def exporting(
 
 
 def requested(node: str, at: float | None, **status: Any) -> Object:
-    """The status of a migratable VMI that has to leave its node."""
+    """The status of a migratable VMI that must leave its node."""
     conditions = [{"type": "LiveMigratable", "status": "True"}]
     if at is not None:
         condition = {"type": "EvictionRequested", "status": "True"}
@@ -44,7 +44,7 @@ def requested(node: str, at: float | None, **status: Any) -> Object:
 
 
 async def until_evacuation(exporter: Program, key: str, **fields: object) -> dict[str, Any]:
-    """Wait until the evacuation of a VM is told with these fields; the whole of it."""
+    """Wait until the evacuation of a VM has these fields; returns it."""
 
     async def told() -> dict[str, Any] | None:
         found = await ask_evacuation(exporter, key)
@@ -55,7 +55,7 @@ async def until_evacuation(exporter: Program, key: str, **fields: object) -> dic
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 async def test_a_vmi_that_ends_while_it_evacuates(stage: Stage, tmp_path: Path, phase: str) -> None:
-    """It is no evacuation any more, in no series, on no node, and no rule blocks it."""
+    """A VMI that ended is no longer an evacuation anywhere, and no rule blocks it."""
     namespace = await stage.make_namespace()
     node = f"node-of-{namespace}"
     admin = stage.admin
@@ -88,7 +88,7 @@ async def test_a_vmi_that_ends_while_it_evacuates(stage: Stage, tmp_path: Path, 
 
 
 async def test_an_evacuation_that_is_requested_anew_in_a_gap(stage: Stage, tmp_path: Path) -> None:
-    """The marker was cleared and set again while nothing was heard: age and attempts start over."""
+    """A marker that was cleared and set again unseen starts a new evacuation."""
     namespace = await stage.make_namespace()
     key = f"{namespace}/db"
     admin = stage.admin
@@ -116,7 +116,7 @@ async def test_an_evacuation_that_is_requested_anew_in_a_gap(stage: Stage, tmp_p
 async def test_an_attempt_of_an_older_request_says_nothing_of_who_asked(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """After a drain that was cancelled, the descheduler's request is the descheduler's."""
+    """Attempts of a cancelled drain do not make the next request a drain."""
     namespace = await stage.make_namespace()
     key = f"{namespace}/db"
     admin = stage.admin
@@ -142,7 +142,7 @@ async def test_an_attempt_of_an_older_request_says_nothing_of_who_asked(
 async def test_a_migration_counts_against_the_node_that_it_leaves(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """A VM that has just moved takes up its source's limit until its migration is finalised."""
+    """A VM that has just migrated counts against its source node until it is finalised."""
     namespace = await stage.make_namespace()
     source, target = f"source-of-{namespace}", f"target-of-{namespace}"
     admin = stage.admin
@@ -179,7 +179,7 @@ async def test_a_migration_counts_against_the_node_that_it_leaves(
 
 
 async def test_a_pod_of_another_namespace_changes_no_verdict(stage: Stage, tmp_path: Path) -> None:
-    """Anybody can label a pod of theirs with the UID of another's VMI."""
+    """A pod with a VMI's UID in another namespace changes no verdict."""
     namespace, other = await stage.make_namespace(), await stage.make_namespace()
     admin = stage.admin
     made = await admin.create(VMIS, vmi("db", namespace, status=requested("n1", time.time())))

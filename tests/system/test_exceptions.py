@@ -1,4 +1,4 @@
-"""Exceptions from the policy, by the whole program: overrides, and an update of KubeVirt."""
+"""Exceptions from the policy in the whole program: overrides, and an update of KubeVirt."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.unit.cli.test_commands import ask
 
 
 async def test_overrides_and_an_update(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """A label gives a VM its own cooldown, another one forbids its eviction, an update all."""
+    """Labels give VMs their own policies; a KubeVirt update blocks all evictions."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     metadata = {"namespace": namespace, "name": "kubevirt"}
@@ -54,7 +54,7 @@ async def test_overrides_and_an_update(simulated: SimulatedStage, tmp_path: Path
 
 
 async def test_check_names_the_entry_of_a_vm(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """The labels and the priority class of the VMI decide, which `check` reads in the cluster."""
+    """`check` reads the VMI's labels and priority class in the cluster."""
     namespace = await simulated.make_namespace()
     made = vmi("slow", namespace, spec={"priorityClassName": "critical-1"})
     made["metadata"]["labels"] = {"tier": "gold"}

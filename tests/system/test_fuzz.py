@@ -1,4 +1,4 @@
-"""All that may be asked and much that may not: the API by its own document, the parser by bytes."""
+"""Fuzzing: the API by its OpenAPI document, the parser by changed bytes."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ SOAK = pytest.mark.soak
 async def test_the_api_keeps_its_own_document(
     tmp_path: Path, prove: Prove, examples: int, at_least: int
 ) -> None:
-    """Schemathesis, all phases and all checks: no 5xx, and no answer that is not as promised."""
+    """Schemathesis finds no 5xx, and no answer that differs from the OpenAPI document."""
     async with program(tmp_path, "demo", "--speed", "5") as exporter:
         await exporter.ready()
         schemathesis = await asyncio.create_subprocess_exec(
@@ -64,7 +64,7 @@ async def test_the_api_keeps_its_own_document(
     ],
 )
 def test_a_byte_mutator(inputs: int, prove: Prove) -> None:
-    """Objects with bytes changed, cut, doubled and put in raise nothing but `Refused`."""
+    """Objects with changed bytes raise only `Refused`."""
     rng = random.Random(8)
     bodies = {resource: raw(value) for resource, value in WHOLE.items()}
     read = 0
@@ -76,7 +76,7 @@ def test_a_byte_mutator(inputs: int, prove: Prove) -> None:
 
 
 def mutate(rng: random.Random, body: bytes) -> bytes:
-    """A body with one to six places spoilt."""
+    """A body with one to six changes."""
     line = bytearray(body)
     for _ in range(rng.randint(1, 6)):
         at = rng.randrange(len(line) + 1)
@@ -116,7 +116,7 @@ SPOILERS = (
 
 
 def hostile() -> dict[str, dict[str, Any]]:
-    """VMIs that mean harm, each with what makes it dangerous."""
+    """Malicious VMIs, each with its dangerous text."""
     names = {"namespace": "shop", "name": "evil", "uid": "evil-1"}
     deep: Any = "x"
     for _ in range(300):
@@ -147,7 +147,7 @@ def hostile() -> dict[str, dict[str, Any]]:
 
 
 async def test_a_cluster_that_means_harm(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """Hostile objects are taken or counted; good ones beside them are judged, the scrape holds."""
+    """Malicious objects are accepted or counted, and others are judged as usual."""
     namespace = await simulated.make_namespace()
     for name in ("good-1", "good-2"):
         await simulated.admin.create(VMIS, vmi(name, namespace))
@@ -184,7 +184,7 @@ def is_a_sample(line: str) -> bool:
 async def test_many_clients_while_the_watch_breaks(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, clients: int, seconds: float
 ) -> None:
-    """They ask without pause while streams are cut and versions expire: no error, no leak."""
+    """Many clients get no error while the watch breaks, and nothing leaks."""
     namespace = await simulated.make_namespace()
     for number in range(200):
         await simulated.admin.create(VMIS, vmi(f"vm-{number}", namespace))
@@ -218,7 +218,7 @@ async def test_many_clients_while_the_watch_breaks(
 
 
 async def ask(exporter: Program, namespace: str, number: int, end: float) -> int:
-    """Ask in turn for everything until the end; how many answers came, each of which was right."""
+    """Send each request in turn until the end; returns the number of right answers."""
     rng = random.Random(number)
     candidates = [{"namespace": namespace, "name": f"vm-{n}"} for n in range(200)]
     answered = 0
@@ -238,7 +238,7 @@ async def ask(exporter: Program, namespace: str, number: int, end: float) -> int
 
 
 async def break_streams(stage: SimulatedStage, end: float) -> int:
-    """Cut streams and expire versions in turn; how often."""
+    """Cut streams and expire versions in turn; returns how often."""
     faults = 0
     while time.monotonic() < end or faults < 3:
         if faults % 3 == 2:
@@ -251,5 +251,5 @@ async def break_streams(stage: SimulatedStage, end: float) -> int:
 
 
 async def has_all(exporter: Program, vmis: int) -> bool:
-    """Whether that many VMIs are known."""
+    """Whether this many VMIs are known."""
     return await exporter.sample("kubevirt_eviction_exporter_objects", resource=VMIS.plural) == vmis

@@ -1,4 +1,4 @@
-"""One writer at a time: the Lease on a real API server, by candidates with clocks of their own."""
+"""The Lease on a real API server, with candidates that have their own clocks."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ DURATION = 6.0
 
 
 class Clock:
-    """A monotonic clock that runs, and jumps when it is told to."""
+    """A monotonic clock that a test can advance."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -31,7 +31,7 @@ class Clock:
 
 
 class Candidate:
-    """A candidate as it campaigns."""
+    """A candidate for the Lease."""
 
     def __init__(self, lease: Lease, clock: Clock, changes: list[bool]) -> None:
         self.lease = lease
@@ -40,11 +40,11 @@ class Candidate:
         self._task: asyncio.Task[None] | None = None
 
     def campaign(self) -> None:
-        """Begin, or go on after a pause."""
+        """Start, or resume after a pause."""
         self._task = asyncio.create_task(self.lease.run())
 
     async def pause(self) -> None:
-        """Do nothing any more, as a frozen process."""
+        """Stop, like a frozen process."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -84,13 +84,13 @@ async def candidate(real: RealStage, namespace: str, identity: str) -> AsyncIter
 
 
 async def spec_of(real: RealStage, namespace: str) -> dict[str, Any]:
-    """The Lease as it stands in the cluster."""
+    """The spec of the Lease in the cluster."""
     spec: dict[str, Any] = (await real.admin.get(LEASES, namespace, NAME))["spec"]
     return spec
 
 
 async def test_the_second_waits_and_takes_over(real: RealStage) -> None:
-    """While the first renews the second waits; a duration after the last renewal it takes."""
+    """The second takes the Lease one duration after the last renewal of the first."""
     namespace = await real.make_namespace()
     async with candidate(real, namespace, "one") as one, candidate(real, namespace, "two") as two:
         one.campaign()

@@ -1,4 +1,4 @@
-"""What is bound, and how: ports, sockets with their mode, TLS that is renewed, idle connections."""
+"""Listeners: ports, sockets with their mode, TLS renewal, idle connections."""
 
 import asyncio
 import grp
@@ -34,7 +34,7 @@ OTHER = "127.0.0.2"
 
 
 def a_listener(*addresses: str, **overrides: Any) -> Listener:
-    """A listener whose one endpoint says ok."""
+    """A listener with one endpoint that answers ok."""
 
     async def greet(_: web.Request) -> web.Response:
         return web.Response(text="ok")
@@ -55,14 +55,14 @@ def a_listener(*addresses: str, **overrides: Any) -> Listener:
 
 
 def a_pair(directory: Path) -> Tls:
-    """A pair for localhost in a directory of its own."""
+    """Write a key pair for localhost."""
     directory.mkdir(exist_ok=True)
     write_certificates(directory, "localhost")
     return Tls(directory / "localhost.crt", directory / "localhost.key")
 
 
 async def ask(url: str, authority: Path | None = None) -> str:
-    """What is served there."""
+    """The answer at a URL."""
     connector: aiohttp.BaseConnector
     if url.startswith("unix:"):
         connector, url = aiohttp.UnixConnector(url.removeprefix("unix:")), "http://localhost"
@@ -78,7 +78,7 @@ async def ask(url: str, authority: Path | None = None) -> str:
 async def connected(
     url: str, peer: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection to a port, from this address."""
+    """A raw connection to a port, from this address."""
     host, _, port = url.rpartition("//")[2].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), local_addr=(peer, 0))
     try:
@@ -88,7 +88,7 @@ async def connected(
 
 
 async def test_every_address_is_served(tmp_path: Path) -> None:
-    """Ports and sockets at once; a port of 0 is a real one, a host name all its addresses."""
+    """All ports and sockets are served; port 0 is a free one, a host name all its addresses."""
     path = tmp_path / "q.sock"
     async with a_listener("127.0.0.1:0", f"unix:{path}", "localhost:0").served() as urls:
         assert urls[1] == f"unix:{path}"
@@ -135,7 +135,7 @@ async def test_a_host_that_can_be_no_name(host: str) -> None:
 
 
 async def test_a_socket_that_was_left_behind(tmp_path: Path) -> None:
-    """A killed process's socket is replaced, a living one's is not, nor is a plain file."""
+    """The socket of a killed process is replaced; one in use or a plain file is not."""
     path = tmp_path / "q.sock"
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
@@ -196,7 +196,7 @@ async def test_a_port_that_is_taken() -> None:
 
 
 async def test_an_address_that_is_not_ours() -> None:
-    """The error for a foreign address has the system's message."""
+    """The error for an address of another machine has the system's message."""
     with pytest.raises(CannotListen, match=r"192\.0\.2\.1:9810: Cannot assign requested address"):
         async with a_listener("192.0.2.1:9810").served():
             pass
@@ -205,7 +205,7 @@ async def test_an_address_that_is_not_ours() -> None:
 async def test_tls_on_ports_and_not_on_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A certificate that is renewed in place is served from then on, and trouble is told once."""
+    """A renewed certificate is served from then on; an error is logged once."""
     monkeypatch.setattr(listeners, "CERTIFICATES_READ_EVERY", 0.05)
     tls, other = a_pair(tmp_path / "a"), a_pair(tmp_path / "b")
     assert tls.cert_file is not None
@@ -245,7 +245,7 @@ async def test_idle_connections_are_closed() -> None:
 
 
 async def test_no_more_connections_than_allowed() -> None:
-    """For one more, that of the same peer goes whose last whole request is the longest ago."""
+    """Beyond the limit the peer's longest idle connection is closed."""
     counters = Counters()
     limits = Limits(connections=3)
     async with a_listener(
@@ -291,7 +291,7 @@ HALF_A_BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
 
 
 async def test_an_early_answer_reads_no_further(tmp_path: Path) -> None:
-    """The caller can read it; of a body that nobody reads it can send only what buffers take."""
+    """An early answer reaches the caller, and the rest of the body is not read."""
     tls = a_pair(tmp_path)
     trust = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     async with a_listener("localhost:0", tls=tls).served() as urls:

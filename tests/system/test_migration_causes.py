@@ -52,7 +52,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 
 @pytest.fixture
 def quote(prove: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
-    """Print what counts of a line."""
+    """Print the important fields of a log line."""
 
     def show(line: dict[str, Any]) -> None:
         short = {
@@ -98,7 +98,7 @@ async def test_what_ends_by_itself(
 
 
 async def test_an_aborted_migration(stage: Stage, quote: Callable[[dict[str, Any]], None]) -> None:
-    """A migration that somebody deletes while it copies is aborted."""
+    """A VMIM that is deleted while its migration runs is logged as aborted."""
     async with stage.rig.vmi("ended-aborted/db1", "hangs", "succeeds"):
         await stage.rig.evict("ended-aborted/db1")
         await stage.rig.until("ended-aborted/db1", lambda scene: scene.state.get("startTimestamp"))
@@ -111,7 +111,7 @@ async def test_an_aborted_migration(stage: Stage, quote: Callable[[dict[str, Any
 async def test_no_node_for_the_target(
     stage: Stage, quote: Callable[[dict[str, Any]], None]
 ) -> None:
-    """A migration that is deleted because no node takes its target has that as its reason."""
+    """A migration without a node for its target has that as its reason."""
     key = "ended-nowhere/db1"
     async with stage.rig.vmi(key, "unschedulable", "succeeds"):
         await stage.rig.evict(key)
@@ -127,7 +127,7 @@ async def test_no_node_for_the_target(
 
 
 async def test_a_quota(stage: Stage, quote: Callable[[dict[str, Any]], None]) -> None:
-    """A migration that is deleted because a quota refuses its target has that as its reason."""
+    """A migration whose target a quota refuses has that as its reason."""
     key = "ended-quota/db1"
     async with stage.rig.vmi(key, "succeeds"):
         hard = {"hard": {"pods": "1"}}

@@ -1,4 +1,4 @@
-"""Drains of nodes by KubeVirt's own virt-api and virt-controller, and what the exporter says."""
+"""Drains with KubeVirt's own virt-api and virt-controller, and the exporter's answers."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -76,7 +76,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 
 
 async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> None:
-    """The numbers of a drain are those of what happens, and its estimate is about right."""
+    """The counts of a drain are right, and its estimate is close."""
     rig, keys = stage.rig, [f"followed-{number}/db1" for number in range(6)]
     async with stage.cordoned(), AsyncExitStack() as stack:
         for key in keys:
@@ -141,7 +141,7 @@ BUDGETED = {
 
 
 async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
-    """A budget stops the VMs that would restart, and no VM that KubeVirt's webhook answers for."""
+    """A budget stops VMs that would restart, and none that KubeVirt migrates."""
     rig, said = stage.rig, {}
     keys = {name: f"budget-{name}/db1" for name in BUDGETED}
     async with AsyncExitStack() as stack:
@@ -204,7 +204,7 @@ async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
 
 
 async def test_somebody_moves_an_external_vm(stage: Stage, prove: Prove) -> None:
-    """Migrations that somebody makes of an External VM are its attempts, until one succeeds."""
+    """Migrations of an External VM are its attempts, until one succeeds."""
     rig, exporter, key = stage.rig, stage.exporter, "external/db1"
     namespace, name = key.split("/")
     states = []

@@ -1,4 +1,4 @@
-"""The demo as whoever is on call practises on it: what `explain` says, typed with kubectl."""
+"""Practising on the demo: the commands of `explain`, run with kubectl."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.support.program import ROOT
 
 
 async def shell(command: str, **environment: str) -> str:
-    """What a command prints; it must succeed."""
+    """Run a command that must succeed; returns its output."""
     process = await asyncio.create_subprocess_exec(
         *("bash", "-euo", "pipefail", "-c", command),
         cwd=ROOT,
@@ -38,7 +38,7 @@ COMMANDS = ("    kubectl ", "    echo ")
 async def test_each_stuck_vm_has_an_action_that_can_be_typed(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """Of every stuck VM: the first line of `explain`, the command that runs, and the cancel."""
+    """For every stuck VM `explain` has an action, and commands that run."""
     port = free_port(2)
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}

@@ -15,12 +15,12 @@ COOLDOWNS = "descheduler_kubevirt_effective_cooldown_seconds"
 
 
 def kubeconfig(stage: RealStage) -> str:
-    """The exporter's own credentials: list and watch, and nothing else."""
+    """The exporter's credentials: only list and watch."""
     return str(stage.login.kubeconfig)
 
 
 async def test_a_migration_from_request_to_cooldown(real: RealStage, tmp_path: Path) -> None:
-    """Pending, handed off, running, ended, failed, deleted: each verdict, each count."""
+    """Every phase of a migration has the right verdict and counts."""
     namespace = await real.make_namespace()
     admin = real.admin
     made = await admin.create(VMIS, vmi("db", namespace))
@@ -87,7 +87,7 @@ async def test_a_migration_from_request_to_cooldown(real: RealStage, tmp_path: P
 async def test_outlives_a_restart_and_a_compaction_of_the_server(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """Killed and restarted, then compacted so that a real 410 occurs: verdicts stay right."""
+    """After a restart and a compaction (410) of the server verdicts stay right."""
     namespace = await real.make_namespace()
     admin = real.admin
     now = int(time.time())
@@ -120,7 +120,7 @@ async def test_outlives_a_restart_and_a_compaction_of_the_server(
 
 
 async def test_logs_in_with_a_client_certificate(real: RealStage, tmp_path: Path) -> None:
-    """The same role, proved by a certificate in place of a token."""
+    """The exporter can log in with a client certificate."""
     login = real.cluster.kubeconfig(real.cluster.certified_exporter)
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
         await exporter.ready()
@@ -128,7 +128,7 @@ async def test_logs_in_with_a_client_certificate(real: RealStage, tmp_path: Path
 
 
 async def test_runs_on_list_and_watch_of_vmis_alone(real: RealStage, tmp_path: Path) -> None:
-    """Without VMIMs and pods it says so once, exports it, and goes on."""
+    """Without permission for VMIMs and pods it reports this once and goes on."""
     login = await real.limited_login([VMIS])
     async with program(tmp_path, "--kubeconfig", str(login.kubeconfig)) as exporter:
         await exporter.ready()
@@ -143,7 +143,7 @@ async def test_runs_on_list_and_watch_of_vmis_alone(real: RealStage, tmp_path: P
 
 
 async def test_a_live_scrape_passes_promtool(real: RealStage, tmp_path: Path) -> None:
-    """`promtool check metrics` has nothing to say of a scrape with every family in it."""
+    """`promtool check metrics` accepts a scrape with every family."""
     namespace = await real.make_namespace()
     now = int(time.time())
     state = {"startTimestamp": rfc3339(now - 100), "endTimestamp": rfc3339(now - 40)}
@@ -170,7 +170,7 @@ async def test_takes_the_kubeconfig_of_the_environment(real: RealStage, tmp_path
 
 
 async def counts(exporter: Program, namespace: str) -> dict[str, float]:
-    """The fixed metrics, as far as this namespace's blocks move them."""
+    """The values of the fixed metrics."""
     by_reason = {
         reason: await exporter.sample(BLOCKS, reason=reason, namespace=namespace)
         for reason in ("migration_in_progress", "evacuation_in_progress", "cooldown")

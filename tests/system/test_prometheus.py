@@ -1,4 +1,4 @@
-"""Migrations read from a Prometheus: the real one, with KubeVirt's metrics put into its past."""
+"""Migrations read from a real Prometheus with KubeVirt's past metrics."""
 
 import json
 import subprocess
@@ -61,18 +61,18 @@ def a_span(name: str, start: float | None, end: float | None, *, failed: bool = 
 
 
 def told(*spans: Span, hours: float = 10.0) -> list[Recorded]:
-    """What these are as events."""
+    """The events of these migrations."""
     known = {(span.namespace, span.name): span for span in spans}
     return list(to_events(known, NOW, NOW + hours * HOUR))
 
 
 def account(*spans: Span, name: str = "ours") -> Account:
-    """What a policy would have done."""
+    """The account of one policy."""
     return play(told(*spans), [BUILTIN[name]]).accounts[0]
 
 
 def markers(events: list[Recorded]) -> list[tuple[float, str]]:
-    """When the VM's marker became what, in seconds since `NOW`."""
+    """The changes of the VM's marker, in seconds since `NOW`."""
     found: list[tuple[float, str]] = []
     for event in events:
         if isinstance(event.fact, Vmi) and (
@@ -83,7 +83,7 @@ def markers(events: list[Recorded]) -> list[tuple[float, str]]:
 
 
 class TestTold:
-    """What migrations are as events."""
+    """Migrations as events."""
 
     def test_an_evacuation_is_asked_for_at_its_start(self) -> None:
         """An evacuation is an eviction at its start and ends with its success."""
@@ -98,7 +98,7 @@ class TestTold:
         assert (found.asked, found.migrations.ended) == (0, 1)
 
     def test_evictions_are_answered_as_in_a_recording(self) -> None:
-        """The second comes within the cooldown of the first."""
+        """An eviction within the cooldown is refused, as in a recording."""
         found = account(
             a_span("kubevirt-evacuation-a", HOUR, HOUR + 60),
             a_span("kubevirt-evacuation-b", HOUR + 300, HOUR + 360),
@@ -107,7 +107,7 @@ class TestTold:
         assert (found.allowed, found.refused.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_failures_in_a_row_are_one_evacuation(self) -> None:
-        """KubeVirt tries again: asked once, stuck at the third, over when it gives up."""
+        """Failures in a row are one evacuation: one request, stuck at the third."""
         spans = [
             a_span(f"kubevirt-evacuation-{n}", HOUR + n * 300, HOUR + n * 300 + 60, failed=True)
             for n in range(4)
@@ -139,7 +139,7 @@ class TestTold:
         assert (found.asked, found.refused.total()) == (1, 1)
 
     def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
-        """Nobody is asked about it; its migration counts, and holds up the next."""
+        """An evacuation that began before the range is no request, but its migration counts."""
         going = a_span("kubevirt-evacuation-a", -30, 60)
         following = a_span("kubevirt-evacuation-b", 120, 180)
         found = account(going, following)
@@ -148,7 +148,7 @@ class TestTold:
         assert (found.asked, found.refused.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
-        """Its first attempt failed before the range, its second begins in it."""
+        """An evacuation whose first attempt failed before the range is under way."""
         spans = (
             a_span("kubevirt-evacuation-a", -120, -60, failed=True),
             a_span("kubevirt-evacuation-b", 120, 180),
@@ -159,7 +159,7 @@ class TestTold:
         assert (found.asked, found.migrations.ended) == (0, 1)
 
     def test_a_failure_long_before_is_not_under_way(self) -> None:
-        """KubeVirt has given up, and the next is asked for."""
+        """After an old failure the next evacuation is a new request."""
         found = account(
             a_span("kubevirt-evacuation-a", -2 * HOUR, -HOUR, failed=True),
             a_span("kubevirt-evacuation-b", 120, 180),
@@ -168,7 +168,7 @@ class TestTold:
         assert found.asked == 1
 
     def test_a_migration_by_hand_at_the_beginning_runs(self) -> None:
-        """It is no evacuation, and its end is counted."""
+        """A migration by hand that runs at the beginning is no evacuation, but is counted."""
         going = a_span("kubevirt-migrate-vm-a", -30, 60)
 
         assert markers(told(going)) == [(0, "")]
@@ -182,7 +182,7 @@ class TestTold:
         assert sum(isinstance(event.fact, Vmi) for event in events) == 1
 
     def test_a_migration_that_was_seen_last_without_an_end_holds_nothing_up(self) -> None:
-        """It is neither running nor cooling down."""
+        """A migration last seen without an end is neither running nor cooling down."""
         lost = a_span("kubevirt-evacuation-a", HOUR, None)
         lost.last_seen_at = NOW + 2 * HOUR
         found = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
@@ -190,7 +190,7 @@ class TestTold:
         assert (found.allowed, found.refused.total()) == (2, 0)
 
     def test_five_finished_vmims_are_kept(self) -> None:
-        """As KubeVirt keeps them: memory does not grow with the range."""
+        """Five finished VMIMs are kept, as in KubeVirt, so memory does not grow."""
         events = told(
             *(a_span(f"kubevirt-migrate-vm-{n}", n * 600.0, n * 600.0 + 60) for n in range(9))
         )
@@ -199,7 +199,7 @@ class TestTold:
         assert gone == [f"kubevirt-migrate-vm-{n}" for n in range(4)]
 
     def test_the_events_are_in_order_whatever_the_vms(self) -> None:
-        """And between the range's ends."""
+        """The events of all VMs are in order and within the range."""
         spans = [a_span(f"kubevirt-evacuation-{n}", n * 50.0, n * 50.0 + 70) for n in range(20)]
         for number, span in enumerate(spans):
             span.vm = f"vm{number % 3}"
@@ -210,10 +210,10 @@ class TestTold:
 
 
 class TestSeries:
-    """What the metrics' labels and values say."""
+    """The metrics' labels and values."""
 
     def test_one_migration_is_told_by_three_metrics(self) -> None:
-        """Start, end and outcome come together by the VMIM's name."""
+        """Start, end and outcome of a migration are joined by the VMIM's name."""
         spans: Spans = {}
         labels = {"namespace": "shop", "name": "db1", "migration_name": "m", "node": "n1"}
         note_series(spans, STARTS, labels, [(NOW, str(NOW - 5)), (NOW + 60, str(NOW - 5))])
@@ -227,14 +227,14 @@ class TestSeries:
 
     @pytest.mark.parametrize("value", ["NaN", "+Inf", "words", ""])
     def test_a_value_that_is_no_instant_is_none(self, value: str) -> None:
-        """The migration is known to exist, and no more."""
+        """With an invalid time the migration exists, but has no start or end."""
         spans: Spans = {}
         note_series(spans, STARTS, {"name": "db1", "migration_name": "m"}, [(NOW, value)])
 
         assert spans["", "m"].start is None
 
     def test_without_a_name_it_is_nobody_s(self) -> None:
-        """Series of something else are passed over."""
+        """Series without a VMIM's name are ignored."""
         spans: Spans = {}
         note_series(spans, STARTS, {"name": "db1"}, [(NOW, "1")])
 
@@ -249,13 +249,13 @@ class TestSeries:
         ],
     )
     def test_the_trigger_is_in_the_name(self, name: str, trigger: Trigger) -> None:
-        """KubeVirt's controllers name what they make."""
+        """The name of a VMIM gives its trigger."""
         assert a_span(name, 0, 1).trigger is trigger
 
 
 @pytest.mark.parametrize("steps", [0, 1, MAX_POINTS - 1, MAX_POINTS, 3 * MAX_POINTS + 7])
 def test_windows_cover_the_range_once(steps: int) -> None:
-    """Each point is in one window, and no window has more than Prometheus answers."""
+    """Each point is in one window, and no window exceeds Prometheus's limit."""
     points: list[float] = []
     for since, until in cut_windows(NOW, NOW + steps * 60, 60.0):
         count = round((until - since) / 60) + 1
@@ -296,7 +296,7 @@ def _samples(began: float, clusters: tuple[str, ...]) -> Iterator[str]:
 async def remembering(
     directory: Path, began: float, *, clusters: tuple[str, ...] = ("",)
 ) -> AsyncIterator[str]:
-    """A real Prometheus that remembers these hours."""
+    """A real Prometheus with these hours."""
     file = directory / "past.om"
     file.write_text("\n".join(_samples(began, clusters)) + "\n")
     subprocess.run(
@@ -316,7 +316,7 @@ async def remembering(
 
 
 async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
-    """Two evictions five minutes apart and a failure: with a cooldown the second is refused."""
+    """From a real Prometheus, the second of two evictions is refused with a cooldown."""
     began = (time.time() - 6 * HOUR) // 60 * 60
     seen: list[float] = []
     async with remembering(tmp_path, began) as url:
@@ -337,7 +337,7 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
 
 
 async def test_several_clusters_are_not_mixed(tmp_path: Path) -> None:
-    """Their VMs may have the same names: one has to be chosen."""
+    """With several clusters one has to be chosen, as VMs may have equal names."""
     began = (time.time() - 6 * HOUR) // 60 * 60
     async with remembering(tmp_path, began, clusters=("", 'east "1"')) as url:
         with pytest.raises(QueryFailed, match=r'clusters \("", "east \\"1\\""\): .*--cluster'):
@@ -456,7 +456,7 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 
 async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
-    """Where it would go to cannot be told."""
+    """An invalid URL is an error before a token is sent."""
     token = tmp_path / "token"
     token.write_text("abc\n")
     with pytest.raises(QueryFailed, match="expected http://HOST:PORT"):
@@ -464,7 +464,7 @@ async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
 
 
 def test_both_metrics_of_a_resource_are_events_of_it() -> None:
-    """FactSink of VMIs and of VMIMs, under the resource that they are of."""
+    """Metrics of VMIs and of VMIMs are events of their resource."""
     for event in told(a_span("kubevirt-evacuation-a", 60, 120)):
         if event.fact is not None:
             assert event.resource is (

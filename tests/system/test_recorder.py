@@ -1,4 +1,4 @@
-"""A real cluster, recorded: what the file says of it is what the exporter would have known."""
+"""Recordings of a real cluster have what the exporter has read."""
 
 import asyncio
 import errno
@@ -40,7 +40,7 @@ from tests.support.watching import QUICK
 
 
 def read(path: Path) -> list[Recorded]:
-    """What a recording says, all of whose lines can be read."""
+    """The events of a recording, which must all be valid."""
     faults = Faults()
     events = list(recording.read(recording.split([path.read_bytes()]), faults))
     assert not faults.count, faults.messages
@@ -59,14 +59,14 @@ def told(events: list[Recorded], namespace: str) -> list[tuple[Kind, Resource | 
 
 @dataclass
 class Running:
-    """A recorder at work."""
+    """A running recorder."""
 
     path: Path
     stop: asyncio.Event
     task: "asyncio.Task[None]"
 
     async def until(self, holds: Callable[[list[Recorded]], object]) -> list[Recorded]:
-        """Wait until the file, as it can be read by now, is as asked."""
+        """Wait until the file meets a condition."""
         deadline = time.monotonic() + PATIENCE
         while True:
             if self.task.done():
@@ -78,7 +78,7 @@ class Running:
             await asyncio.sleep(0.05)
 
     async def end(self) -> list[Recorded]:
-        """Tell it to stop, and read what it has written."""
+        """Stop it, and read the recording."""
         self.stop.set()
         await self.task
         return read(self.path)
@@ -88,7 +88,7 @@ class Running:
 async def recorded(
     login: Login, path: Path, namespace: str, *, lasts: float | None = None
 ) -> AsyncIterator[Running]:
-    """Record one namespace for the length of the block."""
+    """Record one namespace during the block."""
     stop = asyncio.Event()
     settings = Settings(kube=QUICK, namespaces=(namespace,))
     task = asyncio.create_task(
@@ -103,7 +103,7 @@ async def recorded(
 
 @pytest.fixture(autouse=True)
 def _flushes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written can be read at once."""
+    """Written lines are flushed at once."""
     monkeypatch.setattr("exporter.whatif.recorder.FLUSHED_EVERY", 0.05)
 
 
@@ -221,7 +221,7 @@ def test_a_repetition_is_no_line(tmp_path: Path) -> None:
 
 
 def test_why_a_migration_failed_is_in_the_file(tmp_path: Path) -> None:
-    """As one word; KubeVirt's own text is not."""
+    """A recording has the reason of a failure as one word, without KubeVirt's text."""
     file = LineFile(tmp_path / "cluster.ndjson")
     recorder = Recorder(file)
     state = a_state_json(failed=True, failureReason="virError(Code=9, Message='of shop')")
@@ -238,7 +238,7 @@ def test_why_a_migration_failed_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:
-    """No other label, and a change of a matched one adds a line; replay gives the entries."""
+    """A recording has the labels that overrides match, and no others."""
     match = {"vmiLabels": {"tier": "gold"}, "priorityClasses": ["high"]}
     policy = read_settings({"policy": {"overrides": [{"name": "gold", "match": match}]}}).policy
     file = LineFile(tmp_path / "cluster.ndjson")
@@ -275,7 +275,7 @@ def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_given_up_where_no_more_can_be_written(tmp_path: Path) -> None:
-    """What cannot be written cannot be ended either, and goes all the same."""
+    """If the disk is full, the recording ends with an error."""
 
     class Full(BytesIO):
         def close(self) -> None:

@@ -44,7 +44,7 @@ SOAK = pytest.mark.soak
 
 @dataclass
 class Stage:
-    """The rig, two service accounts and a listed user who may evict, and what exporters need."""
+    """The rig with two service accounts and a listed user who may evict."""
 
     rig: Rig
     folder: Path
@@ -73,7 +73,7 @@ class Stage:
             yield
 
     async def open(self, user: str, key: str) -> Evictor:
-        """That user, in the namespace of a VMI."""
+        """A client for this user in the namespace of a VMI."""
         one = self.evictors[user]
         return Evictor(one.user, one.url, key.partition("/")[0], one.session)
 
@@ -134,9 +134,7 @@ def _has_moved(scene: Scene) -> bool:
 
 
 async def test_each_evacuation_names_who_requested_it(stage: Stage, prove: Any) -> None:
-    """Two users with tokens and a listed one: each VM's is right, in both replicas, for as long
-    as the evacuation lasts; who is not listed is never denied by us.
-    """
+    """Each evacuation names its requester in both replicas; unlisted users are not denied."""
     rig = stage.rig
     alices, bobs, held = "requested-a/db1", "requested-b/db1", "requested-c/db1"
     async with (
@@ -199,7 +197,7 @@ async def test_the_demo_shows_a_requester(tmp_path: Path) -> None:
 async def test_what_observing_adds_to_an_eviction(
     stage: Stage, prove: Callable[[str], None], evictions: int
 ) -> None:
-    """An eviction with KubeVirt's webhook alone, and with ours before it, by turns.
+    """The duration of an eviction with KubeVirt's webhook alone, and with ours as well.
 
     The limit is loose, because the machine is shared; the line has the numbers.
     """

@@ -1,4 +1,4 @@
-"""KubeVirt's own virt-api and virt-controller, and the player of what no test has: nodes."""
+"""KubeVirt's own virt-api and virt-controller, with played nodes."""
 
 import asyncio
 import sys
@@ -47,7 +47,7 @@ IN_PROGRESS = "true" if HAS_REQUESTS else "kubevirt"
 
 @dataclass
 class Stage:
-    """The rig, the exporter that watches it, and what that says of the VMI that always fails."""
+    """The rig, the exporter that watches it, and its answers about a failing VMI."""
 
     rig: Rig
     exporter: Program
@@ -56,7 +56,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    """KubeVirt's servers and three nodes; the slowest VMI of all fails from the beginning."""
+    """KubeVirt's servers and three nodes; one VMI fails from the beginning."""
     async with Rig.opened() as rig, rig.vmi(FAILING, "crashes", node="node-3"):
         control = rig.cluster.control
         login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
@@ -79,7 +79,7 @@ def rig(stage: Stage) -> Rig:
 
 @pytest.fixture
 def quote(stage: Stage, prove: Callable[[str], None]) -> Quote:
-    """Ask for the newest reason from a source that a VMI has in GET /v1/evacuations in a state.
+    """The newest reason of a source for an evacuation in this state, from the API.
 
     It is printed as KubeVirt or the scheduler wrote it.
     """
@@ -136,7 +136,7 @@ async def test_a_user_cannot_write_what_a_virt_handler_writes(rig: Rig) -> None:
 
 
 async def test_a_virt_handler_writes_the_vmis_of_its_node_alone(rig: Rig) -> None:
-    """With KubeVirt's node restriction the played handlers do all that is theirs, and no more."""
+    """Under KubeVirt's node restriction a virt-handler can write only its own VMIs."""
     key = "restricted/db1"
     gates = {"featureGates": ["NodeRestriction"]}
     async with rig.cluster.configured(developerConfiguration=gates), rig.vmi(key) as scene:
@@ -150,7 +150,7 @@ async def test_a_virt_handler_writes_the_vmis_of_its_node_alone(rig: Rig) -> Non
 
 
 async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None:
-    """The webhook marks the VMI, the controllers move it, and the success clears every mark."""
+    """An eviction marks the VMI, KubeVirt migrates it, and the success clears the marker."""
     async with rig.vmi("moved/db1", "hangs"):
         refusal = await rig.evict("moved/db1")
         again = await rig.evict("moved/db1")
@@ -205,7 +205,7 @@ async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None
 
 
 async def test_a_migration_that_libvirt_breaks_leaves_its_instants(rig: Rig, quote: Quote) -> None:
-    """A failure after the start is on the VMI with both instants and its words; the mark stays."""
+    """A failed migration leaves start, end and message on the VMI; the marker stays."""
     async with rig.vmi("broken/db1", "fails"):
         await rig.evict("broken/db1")
         waiting = await rig.until("broken/db1", lambda scene: scene.phases == ["Failed", "Pending"])
@@ -251,7 +251,7 @@ async def test_a_deleted_migration_is_aborted_and_followed_without_a_wait(rig: R
 
 
 async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
-    """Where the target pod ends after its migration, the next attempt waits for a node's event."""
+    """If the target pod ends after its migration, the next attempt waits for a node's event."""
     key = "between/db1"
     async with rig.vmi(key, "fails"):
         rig.player.beating.clear()
@@ -278,7 +278,7 @@ async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
 
 
 async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled(rig: Rig) -> None:
-    """While no node takes the target, `evacuate/cancel` clears the mark, and no more than that."""
+    """While the target is unschedulable, `evacuate/cancel` clears the marker only."""
     key = "cancelled/db1"
     async with rig.vmi(key, "unschedulable"):
         await rig.evict(key)
@@ -318,7 +318,7 @@ async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled
 
 
 async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
-    """What the real kube-scheduler says of a target pod outlives the pod and its attempt."""
+    """The scheduler's message about a target pod is kept after the pod is gone."""
     key, rig = "nowhere/db1", stage.rig
     control = rig.cluster.control
     login = control.kubeconfig(control.certified("system:kube-scheduler"))
@@ -349,7 +349,7 @@ async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
 async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(
     rig: Rig, quote: Quote
 ) -> None:
-    """A bound target pod whose containers do not run is waited for."""
+    """A migration stays in Scheduling while its target pod's containers do not run."""
     async with rig.vmi("unready/db1", "never ready"):
         await rig.evict("unready/db1")
         waiting = await rig.until(
@@ -375,7 +375,7 @@ async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(
 
 
 async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
-    """With strategy External the mark stays alone, while a VMI marked later has moved."""
+    """With strategy External only the marker is set, while other VMIs are migrated."""
     async with (
         rig.vmi("external/db1", evictionStrategy="External"),
         rig.vmi("later/db1"),
@@ -399,7 +399,7 @@ async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
 async def test_a_vmi_that_ceases_to_be_migratable_gets_no_further_migration(
     rig: Rig, quote: Quote
 ) -> None:
-    """After a failure the evacuation controller leaves a VMI alone that cannot be migrated now."""
+    """A VMI that is no longer migratable gets no further migration."""
     key = "unmigratable/db1"
     async with rig.vmi(key, "hangs"):
         await rig.evict(key)
@@ -424,7 +424,7 @@ async def test_a_vmi_that_ceases_to_be_migratable_gets_no_further_migration(
 
 
 async def test_a_vmi_that_is_not_migratable_is_not_marked(rig: Rig) -> None:
-    """The webhook refuses the eviction of such a VMI without a mark."""
+    """The eviction of a VMI that is not migratable is refused without a marker."""
     async with rig.vmi("pinned/db1") as scene:
         await rig.player.set_migratable(scene.vmi, migratable=False)
         refusal = await rig.evict("pinned/db1")
@@ -463,7 +463,7 @@ async def test_a_source_pod_that_never_ends_blocks_the_next_evacuation(rig: Rig)
 
 
 async def test_a_lost_target_ends_the_migration_on_the_vmi(rig: Rig) -> None:
-    """A target that goes after the hand-off gives the VMI a failure with start equal to end."""
+    """A target lost after the hand-off gives the VMI a failure with start equal to end."""
     key = "lost/db1"
     async with rig.vmi(key, "loses target"):
         await rig.evict(key)
@@ -476,7 +476,7 @@ async def test_a_lost_target_ends_the_migration_on_the_vmi(rig: Rig) -> None:
 
 
 async def test_a_ready_target_that_is_lost_leaves_no_zombie_since_1_8(rig: Rig) -> None:
-    """1.8 ends the migration on the VMI even where the target's ports were published."""
+    """Since 1.8 a migration with a lost ready target is ended on the VMI."""
     key = "zombie/db1"
     async with rig.vmi(key, "loses ready target"):
         await rig.evict(key)
@@ -498,7 +498,7 @@ async def test_a_ready_target_that_is_lost_leaves_no_zombie_since_1_8(rig: Rig) 
 
 
 async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig, quote: Quote) -> None:
-    """Where no further pod is allowed the migration stays Pending and says so."""
+    """If a quota refuses the target pod, the migration stays Pending with a condition."""
     key = "bounded/db1"
     async with rig.vmi(key):
         hard = {"hard": {"pods": "1"}}
@@ -529,7 +529,7 @@ async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig, qu
 
 
 async def test_a_full_node_makes_the_next_evacuation_wait(rig: Rig) -> None:
-    """While as many leave the node as may, KubeVirt queues a VMIM; before 1.9 it makes none.
+    """At the node's limit KubeVirt queues a VMIM; before 1.9 it creates none.
 
     1.7 and 1.8 queue it with a feature gate.
     """
@@ -574,7 +574,7 @@ async def test_a_full_node_makes_the_next_evacuation_wait(rig: Rig) -> None:
 
 
 async def test_a_mark_that_comes_too_late_stays(rig: Rig) -> None:
-    """Marked for a node that it has left, a VMI keeps the mark and is not migrated again."""
+    """A VMI marked for a node that it has left keeps the marker without a migration."""
     key = "stale/db1"
     async with rig.vmi(key), rig.cluster.virt_api() as virt_api:
         await rig.evict(key)
@@ -658,7 +658,7 @@ async def test_utility_volumes_hold_a_migration_back(rig: Rig, quote: Quote) -> 
 
 
 async def test_five_finished_migrations_are_kept(rig: Rig) -> None:
-    """Of seven migrations asked for by hand, none of which waited, the newest five are there."""
+    """Of seven manual migrations the newest five are kept."""
     key = "collected/db1"
     async with rig.vmi(key, "crashes"):
         made = []
@@ -705,7 +705,7 @@ async def test_each_failure_doubles_the_wait_for_the_next_attempt(
 async def test_the_exporter_tells_every_step_of_it(
     stage: Stage, prove: Callable[[str], None]
 ) -> None:
-    """Counted, explained and measured at each failure; gone when the evacuation is cancelled."""
+    """The exporter shows each failed attempt, until the evacuation is cancelled."""
     scene = await stage.rig.until(
         FAILING, lambda scene: scene.phases == ["Failed"] * FAILURES + ["Pending"], within=200
     )
@@ -815,7 +815,7 @@ DRAINED: dict[str, tuple[str, Outcome, bool]] = {
 
 
 async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str], None]) -> None:
-    """A VM of every outcome on one node, and what KubeVirt makes of the eviction of each."""
+    """KubeVirt does with each VM of a node what was forecast."""
     rig, exporter, node = stage.rig, stage.exporter, "node-2"
     keys = {name: f"drained-{name}/db1" for name in DRAINED}
 

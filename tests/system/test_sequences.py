@@ -1,4 +1,4 @@
-"""Random lives of VMs under random faults: a disturbed watch ends where a perfect one does."""
+"""After random faults a watch has the same verdicts as an undisturbed one."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -44,14 +44,14 @@ class Unlisting:
 
 
 class Merging(Brisk):
-    """A broken reflector: a list adds to what was known and replaces nothing."""
+    """A broken reflector whose lists do not replace what was known."""
 
     def __init__(self, api: Any, watched: Any, sink: FactSink, *args: Any, **kwargs: Any) -> None:
         super().__init__(api, watched, Unlisting(sink), *args, **kwargs)
 
 
 class Stubborn(Brisk):
-    """A broken reflector: a 410 does not make it forget its version."""
+    """A broken reflector that keeps its version after a 410."""
 
     def _forget_version(self) -> None:
         return
@@ -65,7 +65,7 @@ async def test_the_comparison_notices_a_broken_watch(
     count: int,
     noticed: int,
 ) -> None:
-    """With relist changed to merge, or the 410 branch removed, the same sequences differ."""
+    """The comparison finds a reflector that merges lists or ignores a 410."""
     wrong = 0
     for seed in range(count):
         try:
@@ -82,7 +82,7 @@ async def test_the_comparison_notices_a_broken_watch(
 async def test_verdicts_after_faults_equal_an_undisturbed_runs(
     simulated: SimulatedStage, prove: Prove, count: int
 ) -> None:
-    """Each sequence on the simulated server: cut, 410 or restart, then the same verdicts."""
+    """On the simulated server verdicts are right after cuts, 410s and restarts."""
     met = await play_all(simulated, range(count))
     prove(f"sequences: {count} on the simulated server, no verdict differs; faults {met}")
 
@@ -90,13 +90,13 @@ async def test_verdicts_after_faults_equal_an_undisturbed_runs(
 async def test_verdicts_after_faults_equal_an_undisturbed_runs_on_the_real_server(
     real: RealStage, prove: Prove
 ) -> None:
-    """The same on the real server, its restarts and compactions included."""
+    """On the real server verdicts are right after cuts, compactions and restarts."""
     met = await play_all(real, range(REAL))
     prove(f"sequences: {REAL} on the real server, no verdict differs; faults {met}")
 
 
 async def play_all(stage: Stage, seeds: range) -> dict[str, int]:
-    """Play every seed, each with a fault in turn: none may differ. Returns the faults."""
+    """Play every seed, each with one of the faults; none may differ. Returns the faults."""
     met: dict[str, int] = {}
     for seed in seeds:
         fault = (cut, gone, restart)[seed % 3]
@@ -114,7 +114,7 @@ async def play(
     fault: Callable[[Stage, Gate, Script], Awaitable[Restart | None]],
     wait: float = 30.0,
 ) -> list[str]:
-    """One sequence with one fault in its middle; returns how the verdicts differ after it."""
+    """Play one sequence with one fault in the middle; returns the differing verdicts."""
     namespace = await stage.make_namespace()
     script = Script(stage, namespace, seed)
     async with (
@@ -149,7 +149,7 @@ async def caught_up(watch: Following, script: Script, wait: float) -> None:
 
 
 async def cut(_stage: Stage, gate: Gate, script: Script) -> Restart:
-    """The connection breaks, life goes on, the connection comes back."""
+    """Break the connection for some steps."""
     await gate.shut()
     await script.play(SHUT_STEPS)
     gate.open()
@@ -157,7 +157,7 @@ async def cut(_stage: Stage, gate: Gate, script: Script) -> Restart:
 
 
 async def gone(stage: Stage, gate: Gate, script: Script) -> Restart:
-    """As `cut`, and what happened meanwhile is forgotten by the server: a 410."""
+    """Break the connection for some steps, and compact the server: a 410."""
     await gate.shut()
     await script.play(SHUT_STEPS)
     await stage.force_gone()
@@ -166,6 +166,6 @@ async def gone(stage: Stage, gate: Gate, script: Script) -> Restart:
 
 
 async def restart(stage: Stage, _gate: Gate, script: Script) -> None:
-    """The server is killed and started again, and life goes on at once."""
+    """Restart the server, and play on at once."""
     await stage.restart()
     await script.play(SHUT_STEPS)

@@ -1,4 +1,4 @@
-"""The stored history as kept: in a file and in ConfigMaps, by processes on a real API server."""
+"""The stored history in a file and in ConfigMaps, by processes on a real API server."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ from tests.support.stores import ClockedStore, pending_changes, put
 
 
 async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path) -> None:
-    """Eight migrations, their VMIMs gone: killed replicas leave all of them behind."""
+    """Eight migrations without VMIMs are restored after all replicas were killed."""
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
     config = keeping(namespace)
@@ -82,7 +82,7 @@ async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path)
 
 
 async def test_the_holder_learns_what_only_a_standby_saw(real: RealStage, tmp_path: Path) -> None:
-    """Migrations that only a standby can see reach the holder of the Lease, and outlive both."""
+    """Migrations that only a standby has seen are stored by the holder of the Lease."""
     namespace = await real.make_namespace()
     await real.admin.create(VMIS, vmi("db", namespace))
     without_vmims = [one for one in EXPORTER_READS if one != VMIMS]
@@ -110,7 +110,7 @@ async def test_the_holder_learns_what_only_a_standby_saw(real: RealStage, tmp_pa
 async def test_a_standby_does_nothing_again_for_shards_without_news(
     real: RealStage, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A rewrite of all ConfigMaps costs a standby a small part of a change of every VMI."""
+    """Rewritten ConfigMaps without news cost a standby little."""
     namespace, vmis = await real.make_namespace(), 1_000
     slots = asyncio.Semaphore(20)
 
@@ -153,7 +153,7 @@ async def test_a_standby_does_nothing_again_for_shards_without_news(
 
 
 def a_migration_state(uid: str, end: float) -> dict[str, Any]:
-    """The `status` of a VMI whose migration ended then."""
+    """The `status` of a VMI whose migration ended at this time."""
     state = {
         "migrationUid": uid,
         "startTimestamp": rfc3339(end - 10),
@@ -164,7 +164,7 @@ def a_migration_state(uid: str, end: float) -> dict[str, Any]:
 
 
 async def until_idle(exporter: Program) -> float:
-    """Read verdicts and metrics until that is all it has to do; the CPU seconds it has used."""
+    """Wait until the process is idle; returns its CPU seconds."""
 
     async def is_idle() -> bool:
         for path in ("/v1/blocked", "/v1/status"):
@@ -180,7 +180,7 @@ async def until_idle(exporter: Program) -> float:
 async def test_refused_shards_do_not_keep_the_others_waiting(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """With three immutable ConfigMaps, whose turn is first, every other shard is written."""
+    """Three immutable ConfigMaps do not keep the other shards from being written."""
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
     by_shard: dict[int, str] = {}
@@ -211,7 +211,7 @@ async def test_refused_shards_do_not_keep_the_others_waiting(
 
 
 async def test_a_label_that_was_removed_is_put_back(real: RealStage, tmp_path: Path) -> None:
-    """Without it no replica would see the ConfigMap."""
+    """A label that was removed is restored, as replicas select by it."""
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
     made = await real.admin.create(VMIS, vmi("db", namespace))
@@ -234,7 +234,7 @@ async def test_a_label_that_was_removed_is_put_back(real: RealStage, tmp_path: P
 async def test_without_a_history_only_the_cluster_remembers(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """What makes the test above prove something: with none, one migration is left."""
+    """Without a stored history only one migration is left after a restart."""
     namespace = await real.make_namespace()
     await real.admin.create(VMIS, vmi("db", namespace))
     await migrate(real.admin, namespace, "db", ago=range(100, 900, 100))
@@ -244,30 +244,30 @@ async def test_without_a_history_only_the_cluster_remembers(
 
 
 class Garbled:
-    """An API server that takes what is applied, and answers with what is no ConfigMap."""
+    """An API server that answers an apply with something other than a ConfigMap."""
 
     def __init__(self) -> None:
         self.applied = 0
 
     async def read(self, *_: object) -> bytes:
-        """There is no ConfigMap yet."""
+        """Raise `Absent`, as there is no ConfigMap yet."""
         raise Absent("404")
 
     async def apply(self, *_: object, **__: object) -> bytes:
-        """Answer garbage."""
+        """Answer with invalid JSON."""
         self.applied += 1
         return b"[]"
 
 
 class Full:
-    """An API server with a quota: ConfigMaps that exist are applied, and no new ones."""
+    """An API server with a quota that refuses new ConfigMaps."""
 
     def __init__(self) -> None:
         self.full = False
         self.applied: dict[str, Any] = {}
 
     async def read(self, _resource: Resource, _namespace: str, name: str) -> bytes:
-        """A ConfigMap that was applied."""
+        """Read a ConfigMap that was applied."""
         if name not in self.applied:
             raise Absent("404")
         return json.dumps(self.applied[name]).encode()
@@ -275,7 +275,7 @@ class Full:
     async def apply(
         self, _resource: Resource, _namespace: str, name: str, body: dict[str, Any], **_: object
     ) -> bytes:
-        """Keep the ConfigMap, or refuse a new one."""
+        """Store an existing ConfigMap, refuse a new one."""
         if self.full and name not in self.applied:
             raise Forbidden("403 exceeded quota: count/configmaps")
         body["metadata"] |= {"resourceVersion": "1", "uid": "u"}
@@ -286,7 +286,7 @@ class Full:
 def a_config_map_writer(
     api: Garbled | Full | ApiServer, namespace: str = "x", uid: str = UID, *, may_write: bool = True
 ) -> tuple[ConfigMapWriter, PendingChanges, HistoryHealth]:
-    """A writer with one VMI to write of, and no watch."""
+    """A writer with the history of one VMI, without a watch."""
     store = ClockedStore(keep=KEEP)
     changes = pending_changes(store, window=86_400.0)
     store.put(a_vmi(uid=uid, migration=a_state()))
@@ -310,7 +310,7 @@ def a_config_map_writer(
 
 
 async def test_an_answer_that_is_no_config_map() -> None:
-    """It is counted and the shard waits to be written again; nothing ends."""
+    """An invalid answer is counted, and the shard is written again later."""
     api = Garbled()
     writer, changes, told = a_config_map_writer(api)
     await writer.flush()
@@ -321,7 +321,7 @@ async def test_an_answer_that_is_no_config_map() -> None:
 
 
 async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
-    """A shard that cannot be created is counted, and those that exist are written on."""
+    """A shard that cannot be created is counted, and existing ones are written."""
     api = Full()
     writer, changes, told = a_config_map_writer(api)
     await writer.flush()
@@ -341,7 +341,7 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
 
 @pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
 def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
-    """The start ends with the file that the configuration names."""
+    """If the file cannot be written, the start ends with an error that names it."""
     changes = pending_changes(ClockedStore(keep=KEEP), window=86_400.0)
     path = tmp_path / name
     with pytest.raises(HistoryUnwritable, match=f"history: file:{path}: "):
@@ -349,7 +349,7 @@ def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not even sent, and counted once for each attempt to write."""
+    """A shard too large for a ConfigMap is not sent, and counted at each attempt."""
     monkeypatch.setattr("exporter.history.configmap.LONGEST_SHARD", 10)
     api = Garbled()
     writer, changes, told = a_config_map_writer(api)
@@ -360,7 +360,7 @@ async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> None:
-    """What another replica wrote into it is joined, not overwritten."""
+    """A ConfigMap that another replica has written is merged, not overwritten."""
     namespace = await real.make_namespace()
     shard = shard_of(UID)
     other_uid = next(uid for uid in map(str, count()) if shard_of(uid) == shard)

@@ -1,4 +1,4 @@
-"""The reference's cases once more, through a real API on one side and HTTP on the other."""
+"""The vectors through a real API server and HTTP."""
 
 import asyncio
 import random
@@ -31,14 +31,14 @@ FIELDS = {
 
 @pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.id)
 async def test_verdict_over_http(simulated: SimulatedStage, probe: Probe) -> None:
-    """Written to an API server, watched, and asked for by POST /v1/verdicts: the same answer."""
+    """POST /v1/verdicts gives the vectors' verdicts for objects on an API server."""
     difference = DIFFERENCES.get(probe.id)
     expected = dict(probe.expected if difference is None else difference.ours)
     assert await answer(simulated, probe) == expected
 
 
 async def answer(stage: SimulatedStage, probe: Probe) -> dict[str, Any]:
-    """What the running exporter says of a probe, in the words of the vectors."""
+    """The running exporter's answer to a probe, in the vectors' format."""
     settings = read_settings({"policy": probe.policy, **ANYWHERE})
     sightings = probe.sightings(NOW)
     for name in ("default", "other-ns"):

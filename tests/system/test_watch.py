@@ -1,4 +1,4 @@
-"""The watcher on the wire, the same tests on the simulated and on the real API server."""
+"""The watch, with the same tests on the simulated and the real API server."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ class _Brisk(Reflector):
     ids=["a-second", "a-minute", "more", "a-day", "for-ever", "no-number"],
 )
 async def test_retry_after_is_believed_up_to_a_minute(value: str, seconds: float) -> None:
-    """Retry-After counts up to one minute."""
+    """A Retry-After is followed for at most one minute."""
 
     async def refuse(_request: web.Request) -> web.Response:
         return web.Response(status=429, headers={"Retry-After": value})
@@ -65,7 +65,7 @@ async def test_retry_after_is_believed_up_to_a_minute(value: str, seconds: float
 
 
 class TestOnBothServers:
-    """What must hold whichever server it is."""
+    """The tests for both API servers."""
 
     async def test_reads_what_was_there_before(self, stage: Stage) -> None:
         """Objects that existed before the start are in the first list."""
@@ -95,7 +95,7 @@ class TestOnBothServers:
         assert not sum(map(len, lists))
 
     async def test_follows_creations_changes_and_deletions(self, stage: Stage) -> None:
-        """What happens after the list arrives by the watch, without another list."""
+        """Changes after the list are read by the watch, without another list."""
         namespace = await stage.make_namespace()
         async with following(stage.login, namespaces=(namespace,)) as watch:
             await watch.ready()
@@ -112,7 +112,7 @@ class TestOnBothServers:
             assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
 
     async def test_lists_in_pages_where_asked_to(self, stage: Stage) -> None:
-        """A paged list of five objects in pages of two is whole, and the watch goes on from it."""
+        """A list of five objects in pages of two is complete, and the watch continues it."""
         namespace = await stage.make_namespace()
         for number in range(5):
             await stage.admin.create(VMIS, vmi(f"v{number}", namespace))
@@ -126,7 +126,7 @@ class TestOnBothServers:
             assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
 
     async def test_lists_anew_when_its_version_is_gone(self, stage: Stage) -> None:
-        """After a 410 a new list replaces what was known: a deletion that was missed heals."""
+        """After a 410 a new list replaces the objects, so missed deletions are applied."""
         namespace = await stage.make_namespace()
         await stage.admin.create(VMIS, vmi("stays", namespace))
         await stage.admin.create(VMIS, vmi("goes", namespace))
@@ -183,7 +183,7 @@ class TestOnBothServers:
             assert watch.health.of(Resource.VMIS)[0].lists == 1
 
     async def test_outlives_a_connection_that_is_half_open(self, stage: Stage) -> None:
-        """A connection that lets nothing through is given up after the read timeout."""
+        """A connection without data is closed after the read timeout."""
         namespace = await stage.make_namespace()
         async with (
             Gate(stage.url) as gate,
@@ -249,7 +249,7 @@ class TestOnBothServers:
 
 
 class TestOnTheSimulatedServer:
-    """Faults that a healthy real server cannot be made to show."""
+    """Faults that a real server does not have."""
 
     async def test_pages_where_streaming_lists_are_refused(self, simulated: SimulatedStage) -> None:
         """A server without the WatchList feature is listed in pages, and is not asked again."""
@@ -276,7 +276,7 @@ class TestOnTheSimulatedServer:
     async def test_pages_where_streaming_lists_are_ignored(
         self, simulated: SimulatedStage, line: bytes
     ) -> None:
-        """A server that knows no `sendInitialEvents` tells of other things before a list's end."""
+        """A server that ignores `sendInitialEvents` is listed in pages."""
 
         async def ignore(request: web.Request) -> web.StreamResponse:
             if "sendInitialEvents" not in request.query:
@@ -299,7 +299,7 @@ class TestOnTheSimulatedServer:
             assert watch.names(namespace) == {"a"}
 
     async def test_opening_a_watch_is_no_contact(self, simulated: SimulatedStage) -> None:
-        """A watch that opens and fails at once is no contact; after some tries it lists."""
+        """A watch that opens and fails at once is no contact; after some tries a list follows."""
         tries: list[tuple[str, float | None]] = []
 
         async def err(request: web.Request) -> web.StreamResponse:
@@ -345,7 +345,7 @@ class TestOnTheSimulatedServer:
     async def test_credentials_that_are_refused_lose_no_namespace(
         self, simulated: SimulatedStage
     ) -> None:
-        """After a 401 VMIs are asked for again."""
+        """After a 401 no namespace is given up."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
             simulated.login, namespaces=namespaces, reflector=_Brisk, refused_retry=60.0
@@ -359,7 +359,7 @@ class TestOnTheSimulatedServer:
             assert not watch.health.lost_namespaces
 
     async def test_the_last_namespace_is_not_given_up(self, simulated: SimulatedStage) -> None:
-        """Where 403 comes in every namespace, one is asked as often as if it were the only one."""
+        """If every namespace is forbidden, the last one is still tried."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
             simulated.login, namespaces=namespaces, reflector=_Brisk, refused_retry=60.0
@@ -378,7 +378,7 @@ class TestOnTheSimulatedServer:
     async def test_knows_of_a_vmi_whose_status_cannot_be_read(
         self, simulated: SimulatedStage
     ) -> None:
-        """A VMI with an invalid status is known and allowed."""
+        """A VMI with an invalid status is known, and allowed."""
         namespace = await simulated.make_namespace()
         body = vmi("odd", namespace)
         body["status"]["migrationState"] = "oops"
@@ -411,7 +411,7 @@ class TestOnTheSimulatedServer:
     async def test_resumes_a_stream_cut_in_the_middle_of_a_line(
         self, simulated: SimulatedStage
     ) -> None:
-        """Half a line is dropped with its stream, and nothing is lost."""
+        """An unfinished line is dropped with its stream, and nothing is lost."""
         namespace = await simulated.make_namespace()
         async with following(simulated.login) as watch:
             await watch.ready()
@@ -424,7 +424,7 @@ class TestOnTheSimulatedServer:
     async def test_waits_as_long_as_an_overloaded_server_asks(
         self, simulated: SimulatedStage
     ) -> None:
-        """A 429 is tried again, and not before its Retry-After."""
+        """A 429 is retried after its Retry-After."""
         simulated.server.answer(VMIS.plural, 429, retry_after=1, times=1)
         began = time.monotonic()
         async with following(simulated.login) as watch:
@@ -433,14 +433,14 @@ class TestOnTheSimulatedServer:
             assert watch.restarts(Resource.VMIS) == {Restart.OVERLOADED: 1}
 
     async def test_retries_a_server_that_fails(self, simulated: SimulatedStage) -> None:
-        """A 500 is tried again after a pause."""
+        """A 500 is retried after a pause."""
         simulated.server.answer(VMIS.plural, 500, times=2)
         async with following(simulated.login) as watch:
             await watch.ready()
             assert watch.restarts(Resource.VMIS) == {Restart.UNREACHABLE: 2}
 
     async def test_sees_what_is_permitted_later(self, simulated: SimulatedStage) -> None:
-        """A resource that was refused is asked for again, and used once it is permitted."""
+        """A forbidden resource is tried again, and used once it is permitted."""
         simulated.server.answer(PODS.plural, 403)
         async with following(simulated.login, refused_retry=0.1) as watch:
             await watch.ready()
@@ -457,7 +457,7 @@ class TestOnTheSimulatedServer:
             assert watch.store.visibility.vmims
 
     async def test_waits_for_kubevirt_where_told_to(self, simulated: SimulatedStage) -> None:
-        """With kube.waitForKubeVirt a 404 on VMIs is waited out, beyond the sync timeout."""
+        """With kube.waitForKubeVirt it waits longer than the sync timeout for VMIs."""
         simulated.server.answer(VMIS.plural, 404)
         async with following(simulated.login, wait_for_kubevirt=True, sync_timeout=0.5) as watch:
             await watch.until(
@@ -467,7 +467,7 @@ class TestOnTheSimulatedServer:
             await watch.ready()
 
     async def test_a_bookmark_is_proof_of_contact(self, simulated: SimulatedStage) -> None:
-        """On a quiet cluster the last contact moves with the server's bookmarks."""
+        """On a quiet cluster bookmarks update the last contact."""
         async with following(simulated.login) as watch:
             await watch.ready()
             before = watch.health.observed_at

@@ -1,4 +1,4 @@
-"""What is counted since the start."""
+"""The counters since the start."""
 
 import pytest
 
@@ -25,7 +25,7 @@ from tests.support.builders import NOW, a_vmi
 def test_a_value_is_in_every_bucket_whose_bound_it_does_not_exceed(
     value: float, first: str
 ) -> None:
-    """Buckets are cumulative and their bounds inclusive, the last has none."""
+    """Buckets are cumulative, their bounds inclusive, and the last is unbounded."""
     histogram = Histogram((1, 2))
     histogram.observe(value)
     counted = [le for le, count in histogram.cumulative() if count]
@@ -37,7 +37,7 @@ def test_a_value_is_in_every_bucket_whose_bound_it_does_not_exceed(
 
 
 def test_an_expected_endpoint_has_a_histogram() -> None:
-    """An endpoint's histogram is there before its first request and kept by later ones."""
+    """An endpoint has a histogram before its first request."""
     counters = Counters()
     counters.expect_requests("verdicts")
     before = counters.requests["verdicts"].count
@@ -49,7 +49,7 @@ def test_an_expected_endpoint_has_a_histogram() -> None:
 
 
 def test_blocks_end_a_day_after_their_node_or_namespace_has_gone() -> None:
-    """Where VMIs are left they stay; a later block is a new count."""
+    """The counts of a node or namespace without VMIs are dropped a day after the last block."""
     counters = Counters()
     for node in ("kept", "gone"):
         counters.count_block(Reason.COOLDOWN, node, "shop", 900.0, now=NOW)
@@ -71,7 +71,7 @@ class TestDenialPeriods:
     """How long evictions of a VMI have been denied."""
 
     def test_a_period_begins_with_its_first_denial(self) -> None:
-        """Further denials within the cooldown extend it; a longer pause begins a new one."""
+        """Denials within the cooldown extend a period; a longer pause begins a new one."""
         periods, vmi = DenialPeriods(), a_vmi(node="n1")
         for at in (0, 1000, 2500):
             periods.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + at)
@@ -92,7 +92,7 @@ class TestDenialPeriods:
         assert periods.find(a_vmi(node="n2"), NOW) is None
 
     def test_the_number_of_periods_is_bounded(self) -> None:
-        """The VMI that was denied longest ago is forgotten first."""
+        """The number of periods is bounded; the oldest is dropped."""
         periods = DenialPeriods()
         for number in range(HELD_VMIS + 1):
             periods.extend(a_vmi(uid=f"u{number}"), Reason.COOLDOWN, 900.0, NOW)

@@ -1,4 +1,4 @@
-"""What a client shows to whom it asks, and whom it trusts."""
+"""The credentials and the trust of a client."""
 
 import ssl
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.cluster.cluster import write_certificates
     ],
 )
 def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
-    """Over TLS, or to this machine; without a token any address will do."""
+    """A token is sent over TLS or to this machine only; without one any URL is allowed."""
     check_url(url, "expected", with_token=False)
     if sent:
         check_url(url, "expected", with_token=True)
@@ -39,7 +39,7 @@ def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
 
 @pytest.mark.parametrize("url", ["there", "ftp://there", "http://", "http://[", "http://a?b", ""])
 def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
-    """With or without a token."""
+    """An invalid URL is an error that says what was expected."""
     with pytest.raises(UnsafeUrl) as refused:
         check_url(url, "expected a URL", with_token=False)
 
@@ -61,7 +61,7 @@ def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
     ],
 )
 def test_a_password_is_never_repeated(url: str) -> None:
-    """Wherever it stands in what was typed."""
+    """A password in a URL is never repeated."""
     with pytest.raises(UnsafeUrl, match="give a token with --token-file") as refused:
         check_url(url, "expected a URL", with_token=False)
 
@@ -69,7 +69,7 @@ def test_a_password_is_never_repeated(url: str) -> None:
 
 
 def test_a_token_is_the_file_without_its_line_s_end(tmp_path: Path) -> None:
-    """As a header; without a file there is none."""
+    """The token is the file without its line end; without a file there is no header."""
     file = tmp_path / "token"
     file.write_text("abc\n")
 
@@ -79,7 +79,7 @@ def test_a_token_is_the_file_without_its_line_s_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"two words", b"a\r\nX-Evil: 1", b"a\x7f"])
 def test_what_holds_no_token_is_sent_nowhere(tmp_path: Path, content: bytes) -> None:
-    """A header is made of a token only."""
+    """A file without a valid token is an error."""
     file = tmp_path / "token"
     file.write_bytes(content)
     with pytest.raises(UnusableFile, match=f"--token-file {file} holds no token"):
@@ -87,7 +87,7 @@ def test_what_holds_no_token_is_sent_nowhere(tmp_path: Path, content: bytes) -> 
 
 
 def test_trust_is_the_system_s_unless_a_file_says_otherwise(tmp_path: Path) -> None:
-    """An authority, or a certificate to show, makes a context of its own."""
+    """The system's CAs are trusted unless a CA file is given."""
     write_certificates(tmp_path, "one")
     pair = (tmp_path / "one.crt", tmp_path / "one.key")
 
@@ -102,7 +102,7 @@ def test_trust_is_the_system_s_unless_a_file_says_otherwise(tmp_path: Path) -> N
 def test_a_file_that_is_no_authority_is_told(
     tmp_path: Path, content: str | None, said: str
 ) -> None:
-    """With its option."""
+    """The error for an invalid CA file names its option."""
     file = tmp_path / "ca.crt"
     if content is not None:
         file.write_text(content)
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_authority_is_told(
 
 
 def test_an_error_is_told_in_words() -> None:
-    """The system's, its own, or else its name."""
+    """The text of an error is the system's message, its own, or its name."""
     assert describe(OSError(2, "No such file")) == "No such file"
     assert describe(ValueError("odd")) == "odd"
     assert describe(TimeoutError()) == "TimeoutError"

@@ -1,4 +1,4 @@
-"""What the exporter knows about itself."""
+"""The exporter's health."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from tests.support.builders import NOW
 
 
 def watched(resource: Resource, **overrides: Any) -> Watched:
-    """A resource in all namespaces that is synced and was heard of a second ago."""
+    """A synced watch of all namespaces with contact a second ago."""
     fields: dict[str, Any] = {"namespace": None, "synced": True, "contact": NOW - 1.0} | overrides
     return Watched(resource=resource, **fields)
 
 
 def health(*everything: Watched) -> Health:
-    """Stale after three minutes, dead ten minutes later."""
+    """A health that is stale after three minutes, and dead ten minutes later."""
     return Health(stale_after=180.0, dead_after=600.0, watched=list(everything))
 
 
@@ -60,13 +60,13 @@ READY = {
 
 @pytest.mark.parametrize(("state", "ready", "waiting"), READY.values(), ids=READY)
 def test_ready(state: Health, waiting: list[str], *, ready: bool) -> None:
-    """Ready is: VMIs are synced somewhere, and everything else is synced or refused."""
+    """It is ready when VMIs are synced somewhere, and all else is synced or forbidden."""
     assert state.ready is ready
     assert state.waiting_for() == waiting
 
 
 def test_what_is_seen() -> None:
-    """A resource is seen where it is synced and not refused, in one namespace at least."""
+    """A resource is visible if it is synced and not forbidden in some namespace."""
     state = health(
         watched(Resource.VMIS),
         watched(Resource.PODS, namespace="a"),
@@ -111,7 +111,7 @@ OBSERVED_AT = {
 
 @pytest.mark.parametrize(("state", "observed"), OBSERVED_AT.values(), ids=OBSERVED_AT)
 def test_observed_at(state: Health, observed: float | None) -> None:
-    """The last proof of contact is that of the VMIs' watch, the oldest where there are many."""
+    """The last contact is that of the watch of VMIs, of several the oldest."""
     assert state.observed_at == observed
 
 
@@ -126,7 +126,7 @@ def test_observed_at(state: Health, observed: float | None) -> None:
     ],
 )
 def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> None:
-    """Evidence turns stale, and dead a while later, and it is known when."""
+    """Evidence turns stale and later dead, at known times."""
     state = health(watched(Resource.VMIS, contact=NOW - age))
     assert state.staleness(NOW) is staleness
     assert state.turns_at(NOW) == (None if turns_in is None else NOW + turns_in)
@@ -137,7 +137,7 @@ def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> 
 
 
 def test_staleness_before_the_first_contact() -> None:
-    """What was never heard of is stale, and no instant changes that."""
+    """Before the first contact evidence is stale."""
     assert health().staleness(NOW) is Staleness.STALE
     assert health().turns_at(NOW) is None
     assert health().dies_at(NOW) is None
@@ -146,7 +146,7 @@ def test_staleness_before_the_first_contact() -> None:
 
 @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
 def test_each_resource_dies_alone(resource: Resource) -> None:
-    """The silence of VMIMs or pods makes no answer stale; it is known when they turn dead."""
+    """Each resource turns dead alone; only VMIs make answers stale."""
     state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0))
     assert state.staleness(NOW) is Staleness.FRESH
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, NOW + 1.0)
@@ -155,20 +155,20 @@ def test_each_resource_dies_alone(resource: Resource) -> None:
 
 
 def test_no_rule_rests_on_histories() -> None:
-    """However long they are silent, nothing is dead and no instant is awaited."""
+    """ConfigMaps and Leases never turn dead, as no rule needs them."""
     state = health(watched(Resource.CONFIGMAPS, contact=NOW - 9999.0))
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, None)
 
 
 @pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"refused": "403"}])
 def test_a_kubevirt_object_that_cannot_be_seen_is_dead(missing: dict[str, Any]) -> None:
-    """The rule that rests on it, platform_update, is silent."""
+    """A forbidden KubeVirt object is dead, so platform_update does not block."""
     state = health(watched(Resource.KUBEVIRTS, **missing))
     assert state.find_dead(NOW).everywhere == {Resource.KUBEVIRTS}
 
 
 def test_a_namespace_dies_alone() -> None:
-    """What is dead in one namespace is alive in the others, and there may be more that is."""
+    """A resource can be dead in one namespace and alive in the others."""
     state = health(
         watched(Resource.VMIS, namespace="a"),
         watched(Resource.VMIS, namespace="b", contact=NOW - 780.0, refused="403"),
@@ -182,13 +182,13 @@ def test_a_namespace_dies_alone() -> None:
 
 
 def test_what_the_store_goes_without_is_not_dead() -> None:
-    """Refused pods are a blind spot: nothing is believed of them from the first refusal on."""
+    """Forbidden pods are a blind spot, and not dead."""
     state = health(watched(Resource.PODS, contact=NOW - 9999.0, refused="403"))
     assert state.find_dead(NOW) == ALL_ALIVE
 
 
 def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
-    """Answers about a namespace that may not be seen are stale at once, all others are fresh."""
+    """Answers about a forbidden namespace are stale, all others are fresh."""
     state = health(
         watched(Resource.VMIS, namespace="a"),
         watched(Resource.VMIS, namespace="b", refused="403"),
@@ -200,7 +200,7 @@ def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
 
 
 def test_restarts_are_counted_by_reason() -> None:
-    """Each resource counts why its watch was opened again."""
+    """The restarts of each watch are counted by reason."""
     one, other = watched(Resource.VMIS), watched(Resource.PODS)
     one.restarts[Restart.EXPIRED] += 1
     assert (one.restarts[Restart.EXPIRED], other.restarts[Restart.EXPIRED]) == (1, 0)
@@ -208,7 +208,7 @@ def test_restarts_are_counted_by_reason() -> None:
 
 
 def test_what_has_not_begun() -> None:
-    """Nothing is synced or counted of a watch that was just made, and no history is written."""
+    """A new watch is not synced and has no counts."""
     fresh, kept = Watched(Resource.VMIS, None), HistoryHealth()
     assert (fresh.synced, fresh.settled, fresh.lists, fresh.refused_objects) == (False, False, 0, 0)
     assert kept.may_write() is False
@@ -226,7 +226,7 @@ def test_what_has_not_begun() -> None:
     ],
 )
 def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
-    """A namespace is seen through up to the last contact of the synced watch that covers it."""
+    """A namespace is seen up to the last contact of its synced watch."""
     state = health(watched(Resource.PODS, namespace="a"), watched(Resource.VMIMS, **one))
     assert state.seen_through(Resource.VMIMS, "a") == seen
 
@@ -255,7 +255,7 @@ def test_contacts_by_namespace() -> None:
 
 @pytest.mark.parametrize("refused", ["", "403"])
 def test_it_is_ready_once_the_stored_history_is_merged(refused: str) -> None:
-    """It waits for what was stored, unless it may not read it."""
+    """It is ready after the stored history was merged, unless that is forbidden."""
     state = health(watched(Resource.VMIS), watched(Resource.CONFIGMAPS, refused=refused))
     state.history = HistoryHealth(loaded=False)
     assert not state.history.has_outdated()

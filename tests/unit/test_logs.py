@@ -1,4 +1,4 @@
-"""What is logged, and in which form."""
+"""The log and its formats."""
 
 import io
 import json
@@ -17,7 +17,7 @@ TOKEN = "s3cret-token"
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    """Logging as it was, after a test has configured it."""
+    """Restore the logging after the block."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     before = structlog.get_config()
@@ -28,15 +28,15 @@ def _restored() -> Iterator[None]:
 
 
 class Terminal(io.StringIO):
-    """A stream that a person looks at."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
-        """It is a terminal."""
+        """True, as a terminal."""
         return True
 
 
 def configured(form: str | None = "json", level: str = "info") -> io.StringIO:
-    """A stream that everything is logged to."""
+    """Configure the log to write to this stream."""
     stream = io.StringIO()
     configure_logging(form=form, level=level, stream=stream)
     return stream
@@ -54,7 +54,7 @@ def fail(token: str) -> None:
 
 
 def test_json_is_one_object_per_line() -> None:
-    """Every line is an object with its event, level and instant, whatever is in its values."""
+    """Every line is an object with event, level and time, for any values."""
     stream = configured()
     log = structlog.stdlib.get_logger()
     log.info("migration_began", name="db1\n\x1b[31m", nodes=("n1",), odd={1})
@@ -68,7 +68,7 @@ def test_json_is_one_object_per_line() -> None:
 
 
 def test_libraries_are_logged_alike() -> None:
-    """What a library logs has the same form, arguments filled in."""
+    """Log lines of libraries have the same form."""
     stream = configured()
     logging.getLogger("some.library").warning("%s of %d", "one", 2, extra={"more": 3})
     (line,) = lines(stream)
@@ -95,7 +95,7 @@ def test_a_traceback_shows_no_variables(form: str, logger: logging.Logger | None
     "value", ["\x1b[2J", "a\nfake line", "a\rb", "\x07", "\u202e", "a\x00b"], ids=ascii
 )
 def test_the_console_shows_text_as_text(value: str) -> None:
-    """What a caller sends moves no cursor, rings no bell and begins no line."""
+    """Control characters in the values are escaped on the console."""
     stream = configured("console")
     structlog.stdlib.get_logger().info("eviction_blocked", pod=value)
 
@@ -114,7 +114,7 @@ def test_the_console_shows_text_as_text(value: str) -> None:
     ],
 )
 def test_the_form_is_chosen(form: str | None, stream: io.StringIO, is_json: bool) -> None:
-    """Without a choice it is for people on a terminal and JSON elsewhere."""
+    """By default the log is for people on a terminal, and JSON elsewhere."""
     configure_logging(form=form, level="info", stream=stream)
     structlog.stdlib.get_logger().info("started")
 
@@ -150,7 +150,7 @@ def test_chatty_libraries_keep_their_requests_to_themselves() -> None:
 
 
 def test_a_clock_that_was_ahead_silences_nothing() -> None:
-    """What was logged in a future that is over is logged again."""
+    """After the clock was ahead, lines are logged again."""
     throttle = Throttle(2)
     assert throttle.lets_through("vm", 86_400.0)
     assert throttle.lets_through("vm", 10.0)

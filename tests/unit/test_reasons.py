@@ -1,4 +1,4 @@
-"""Each reason for which a VMI is held, on every surface that gives reasons."""
+"""Every reason for a block, in each output that gives reasons."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ FACTS: dict[Reason, tuple[Fact, ...]] = {
 
 @pytest.mark.parametrize("reason", Reason)
 async def test_every_surface_gives_the_reason(reason: Reason) -> None:
-    """The API as its document says, metrics, log of blocks, pages, commands and webhook."""
+    """API, metrics, log, pages, commands and webhook give the same reason."""
     async with opened(ServedApi(policy=POLICIES.get(reason, a_policy()))) as api:
         for fact in FACTS[reason]:
             api.store.put(fact)

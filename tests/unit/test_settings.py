@@ -30,7 +30,7 @@ from tests.support.builders import a_vmi
 
 
 def faults_of(document: object) -> list[str]:
-    """What is wrong with a document."""
+    """The errors of a configuration."""
     with pytest.raises(InvalidSettings) as invalid:
         read_settings(document)
     assert str(invalid.value) == "\n".join(invalid.value.faults)
@@ -38,7 +38,7 @@ def faults_of(document: object) -> list[str]:
 
 
 def written(tmp_path: Path, text: str) -> Path:
-    """A configuration file with this text."""
+    """Write a configuration file with this text."""
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
     return path
@@ -52,7 +52,7 @@ CASES = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encod
 
 @pytest.mark.parametrize("text", ["", "null\n", "{policy: null, namespaces: null}", "{policy: {}}"])
 def test_defaults(tmp_path: Path, text: str) -> None:
-    """What is absent, null or empty has its default."""
+    """Absent, null and empty values have their defaults."""
     assert load_settings(written(tmp_path, text)) == Settings()
 
 
@@ -151,7 +151,7 @@ def flatten(settings: object, path: str = "") -> dict[str, object]:
 
 
 def test_every_key(tmp_path: Path) -> None:
-    """Every key is read: no field has its default, but for what has no key."""
+    """Every key is read, and sets its field."""
     settings = load_settings(written(tmp_path, WHOLE))
     found, defaults = flatten(settings), flatten(Settings())
     assert {path for path, value in found.items() if value == defaults[path]} == {
@@ -235,7 +235,7 @@ def test_remarks(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("key", ["migrationCooldown", "maxMigrationCooldown"])
 def test_an_invalid_duration_is_not_compared(key: str) -> None:
-    """Where the minimum or the maximum cannot be read, only that is an error."""
+    """An invalid minimum or maximum is one error, and is not compared."""
     other = {"migrationCooldown": "7h", "maxMigrationCooldown": "1m"}
     assert len(faults_of({"policy": other | {key: "bogus"}})) == 1
 
@@ -268,7 +268,7 @@ def test_unreadable_files(tmp_path: Path, text: str, why: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A file that is not there, or is not text, is a fault too."""
+    """A missing file, or one that is not text, is an error."""
     for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "binary"):
         if path.name == "binary":
             path.write_bytes(b"\xff\xfe\x00")
@@ -439,7 +439,7 @@ def test_a_history_without_a_namespace_is_in_the_exporter_s_own(text: str, names
 
 
 def test_settings_by_their_old_names() -> None:
-    """They are errors that say the new name."""
+    """An old name is an error with the new name."""
     assert faults_of({"checkpoint": "none", "kube": {"checkpointInterval": "1s"}}) == [
         "kube.checkpointInterval: it is called historyInterval now",
         "checkpoint: it is called history now",
@@ -453,7 +453,7 @@ MATCHES = json.loads((Path(__file__).parents[1] / "vectors" / "overrides.json").
 
 @pytest.mark.parametrize("case", MATCHES, ids=[one["case"] for one in MATCHES])
 def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
-    """The first entry of which every key matches."""
+    """A VM gets the first entry of which every key matches."""
     policy = read_settings({"policy": {"overrides": case["overrides"]}}).policy
     vmi = case["vmi"]
     traits = (vmi["namespace"], vmi["labels"], vmi["priorityClass"])
@@ -461,7 +461,7 @@ def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
 
 
 def test_what_an_override_leaves_out_is_the_policy_s() -> None:
-    """Its own values, then those of the policy, then the defaults."""
+    """An override has its own values, then the policy's, then the defaults."""
     entry = {"name": "db", "match": {"namespaces": ["db"]}, "migrationCooldown": "1h"}
     policy = read_settings({"policy": {"maxMigrationCooldown": "12h", "overrides": [entry]}}).policy
     own = policy.of(a_vmi(override="db"))
@@ -513,7 +513,7 @@ NAMED = {"name": "a", "match": {"namespaces": ["x"]}}
     ],
 )
 def test_faults_of_overrides(entries: object, faults: list[str]) -> None:
-    """Each with its path; duplicates and entries that are never reached too."""
+    """Faults of overrides have their paths, also duplicates and unreachable entries."""
     found = faults_of({"policy": {"overrides": entries}})
     assert found == [f"policy.overrides{fault}" for fault in faults]
 

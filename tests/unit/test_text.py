@@ -33,7 +33,7 @@ from exporter.text import (
     ],
 )
 def test_a_span_is_written_in_its_units(seconds: float, written: str) -> None:
-    """Days, hours, minutes and seconds, without those that are zero."""
+    """A span has days, hours, minutes and seconds, without those that are zero."""
     assert write_span(seconds) == written
 
 
@@ -60,7 +60,7 @@ def test_an_instant_is_rfc_3339_in_utc(instant: float, written: str) -> None:
 
 @given(st.floats(0.0, 4e9))
 def test_a_release_is_never_too_early(instant: float) -> None:
-    """As a datetime it is the instant, or up to two microseconds later, and so is its text."""
+    """A release as datetime or text is never earlier than the instant."""
     release = to_release(instant)
 
     assert instant <= release.timestamp() <= instant + 2e-6
@@ -68,7 +68,7 @@ def test_a_release_is_never_too_early(instant: float) -> None:
 
 
 def test_the_last_release_is_the_last_second() -> None:
-    """Nothing is later than the calendar."""
+    """The last release is the last second of the calendar."""
     assert write_optional_release(1e18) == "9999-12-31T23:59:59Z"
 
 

@@ -1,4 +1,4 @@
-"""The reference plugin's verdicts as cases for us: what to load, what to ask, what it answers.
+"""The reference plugin's verdicts as cases: objects, requests and answers.
 
 `all_probes` yields one `Probe` per question of `reference.json`. What a probe needs is rendered
 for any `now`, so that the same cases run against the engine and, at the present time, over HTTP.
@@ -43,7 +43,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Sighting:
-    """One object, seen so at that time."""
+    """One object, as it was read at this time."""
 
     at: Instant
     kind: Kind
@@ -53,7 +53,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Probe:
-    """One question of one case.
+    """One request of one case.
 
     `policy` is our own `policy:` section, guards off. `candidate` is namespace and name of the
     VMI that the pod is of, or None where the pod is no launcher. `expected` is what the
@@ -70,11 +70,11 @@ class Probe:
     case: Json
 
     def at(self, now: Instant) -> Instant:
-        """When it is asked, for a case that is laid out around `now`."""
+        """The time of the request."""
         return now + self.offset
 
     def sightings(self, now: Instant) -> list[Sighting]:
-        """What is seen before it is asked, in order: the lists first, then the watch."""
+        """The objects read before the request, in order: first the lists, then the watch."""
         startup = _offset(self.case.get("startup_at", "@now+0s"))
         listed = [
             Sighting(now + startup, Kind.LISTED, Resource.VMIS, render(event["object"], now))
@@ -99,7 +99,7 @@ class Probe:
 
 @cache
 def all_probes() -> tuple[Probe, ...]:
-    """Every question of the reference's cases that ask for a verdict."""
+    """Every request for a verdict in the reference's cases."""
     return tuple(
         probe for vector in _vectors() if "now" in vector["case"] for probe in _probes(vector)
     )
@@ -116,7 +116,7 @@ def all_argument_cases() -> tuple[Probe, ...]:
 
 
 def policy_section(args: Mapping[str, int], *, defaulting: bool) -> Json:
-    """Our `policy:` section that means the same, both guards off.
+    """The equal `policy:` section, with both guards off.
 
     An argument left to the reference's default is left to ours where the two agree, and written
     out where they do not (the window: 48 h there, 24 h here).

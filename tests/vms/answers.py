@@ -1,4 +1,4 @@
-"""What the exporter answers about VMs and nodes."""
+"""The exporter's answers about VMs and nodes."""
 
 from tests.e2e.asking import Caller
 from tests.e2e.cluster import Object
@@ -6,7 +6,7 @@ from tests.vms.kubevirt import SPACE
 
 
 def ask_vmi(caller: Caller, name: str) -> Object:
-    """Everything about one VM."""
+    """The explanation of one VM."""
     status, answer = caller.ask("GET", f"/v1/vmis/{SPACE}/{name}")
     assert status == 200, answer
     found: Object = answer

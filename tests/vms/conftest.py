@@ -24,7 +24,7 @@ COOLDOWN = 60.0
 
 @pytest.fixture(scope="session")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, dict[str, Node]]]:
-    """The cluster and its two nodes; the tests are in its network. Nothing of them is left."""
+    """The cluster and its two nodes, in whose network the tests run."""
     directory = tmp_path_factory.mktemp("cluster")
     with running_vms(directory) as nodes:
         yield nodes
@@ -42,7 +42,7 @@ def cluster(nodes: tuple[Cluster, dict[str, Node]]) -> Cluster:
 
 @pytest.fixture
 def machine(nodes: tuple[Cluster, dict[str, Node]]) -> Iterator[Callable[[str], Machine]]:
-    """Gives VMs by name, which are gone after the test."""
+    """Creates VMs by name, and deletes them after the test."""
     made: list[Machine] = []
 
     def make(name: str) -> Machine:
@@ -64,7 +64,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exporter(
     cluster: Cluster, checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Terminal, Caller]]:
-    """Two replicas with the webhook, installed by the documents; and somebody who may ask all."""
+    """Two replicas with the webhook, installed by the documents, and a caller."""
     apply, rollout, trust, *_ = commands(SECTIONS["Five steps"])
     with let_in(cluster, tmp_path_factory.mktemp("scratch"), checkout) as (terminal, caller):
         for command in (apply, rollout, trust):
@@ -80,13 +80,13 @@ def exporter(
 
 @pytest.fixture(scope="session")
 def terminal(exporter: tuple[Terminal, Caller]) -> Terminal:
-    """Whoever has installed it."""
+    """The shell of the user who has installed it."""
     return exporter[0]
 
 
 @pytest.fixture(scope="session")
 def caller(exporter: tuple[Terminal, Caller]) -> Caller:
-    """Whoever asks it, through the Service."""
+    """A caller through the Service."""
     return exporter[1]
 
 

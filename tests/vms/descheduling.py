@@ -1,4 +1,4 @@
-"""What our plugin and our webhook spare real VMs: the real descheduler, with neither and with each.
+"""Real VMs under the real descheduler: alone, with our plugin, and with our webhook.
 
 `python -m tests.vms.descheduling [--minutes 30] [--write]` runs the descheduler that long in each
 of the three ways on a cluster of its own, and prints a table; `--write` puts it into
@@ -48,7 +48,7 @@ class Moves:
     ended: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def record(self, machine: Machine) -> None:
-        """Add what is new; KubeVirt deletes old VMIMs."""
+        """Add new migrations, as KubeVirt deletes old VMIMs."""
         for vmim in machine.migrations():
             key = machine.name, vmim["metadata"]["name"]
             self.requested[key] = parse_instant(vmim["metadata"]["creationTimestamp"]) or 0.0
@@ -74,7 +74,7 @@ class Moves:
 
 
 def measure(cluster: Cluster, nodes: dict[str, Node], way: str, minutes: float) -> Moves:
-    """Let the descheduler run in one way."""
+    """Run the descheduler in one of the ways, and measure."""
     machines = [Machine(name, cluster, nodes) for name in VMS]
     moves = Moves(minutes * 60 / 2)
     with tempfile.TemporaryDirectory() as folder, _installed(cluster, Path(folder), way, moves):
@@ -120,7 +120,7 @@ def _installed(cluster: Cluster, folder: Path, way: str, moves: Moves) -> Iterat
 
 
 def _install_stock(cluster: Cluster, checkout: Path) -> None:
-    """The descheduler as a Deployment of its own, by our policy without our plugin."""
+    """Install the descheduler as a Deployment, with our policy without our plugin."""
     rules = yaml.safe_load_all((checkout / "deploy/components/descheduler/rbac.yaml").read_text())
     role = next(one for one in rules if one["kind"] == "ClusterRole")
     policy = yaml.safe_load((checkout / "deploy/descheduler/policy.yaml").read_text())

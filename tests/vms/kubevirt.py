@@ -1,4 +1,4 @@
-"""KubeVirt by its own virt-operator, and what is done to its VMs."""
+"""KubeVirt installed by its own virt-operator, and its VMs."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ _SMALL = {"cpu": "50m"}
 
 @contextmanager
 def running_vms(directory: Path) -> Iterator[tuple[Cluster, dict[str, Node]]]:
-    """Run two nodes with KubeVirt for a block, which is in their network."""
+    """Run two nodes with KubeVirt during the block, in their network."""
     config = prepare(directory, IMAGES)
     with (
         running("n1", directory) as first,
@@ -101,7 +101,7 @@ def _policy(name: str, limits: Object) -> Object:
 
 @dataclass(frozen=True)
 class Machine:
-    """A VM, and its life as KubeVirt writes it."""
+    """A real VM on KubeVirt."""
 
     name: str
     cluster: Cluster
@@ -129,7 +129,7 @@ class Machine:
         return sorted(found["items"], key=lambda one: str(one["metadata"]["creationTimestamp"]))
 
     def pods(self) -> list[Object]:
-        """Its launcher pods that have not ended."""
+        """The VM's unfinished launcher pods."""
         pods = self.cluster.get("-n", SPACE, "pods", "-l", f"vm={self.name}")["items"]
         return [one for one in pods if one["status"]["phase"] not in {"Succeeded", "Failed"}]
 
@@ -154,7 +154,7 @@ class Machine:
         image: str = GUEST.name,
         strategy: str = "LiveMigrate",
     ) -> None:
-        """Start it on a node, with so many MiB of its memory filled; wait until that is done."""
+        """Start the VM on a node, and wait until this many MiB of its memory are filled."""
         others = [name for name in self.nodes if name != node]
         self.cluster.kubectl("cordon", *others)
         self.cluster.apply([self._guest(fill, copied, requests, image, strategy)])
@@ -163,7 +163,7 @@ class Machine:
         self.until(self._is_filled, "its memory filled")
 
     def migrate(self) -> str:
-        """Migrate it; the VMIM's name."""
+        """Migrate the VM; returns the VMIM's name."""
         vmim = {
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstanceMigration",
@@ -178,12 +178,12 @@ class Machine:
         self.cluster.kubectl("-n", SPACE, "delete", "vmim", vmim, "--wait=false")
 
     def label(self, **labels: str) -> None:
-        """Give it labels."""
+        """Add labels to the VM."""
         given = [f"{key}={value}" for key, value in labels.items()]
         self.cluster.kubectl("-n", SPACE, "label", "vmi", self.name, "--overwrite", *given)
 
     def evict(self, *options: str) -> str:
-        """Ask for the eviction of its launcher pod; what the API server answers."""
+        """Evict the launcher pod; returns the API server's answer."""
         pod = self.launcher()
         metadata = {"name": pod, "namespace": SPACE}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
@@ -194,13 +194,13 @@ class Machine:
         return ended.stdout + ended.stderr
 
     def kill_qemu(self, node: str) -> None:
-        """Kill its QEMU on a node, as soon as there is one."""
+        """Kill the VM's QEMU on a node as soon as it runs."""
         of_guest = f"^/usr/bin/qemu-system-x86_64 -name guest={SPACE}_{self.name},"
         kill = self.nodes[node].command("pkill", "-KILL", "-f", of_guest)
         self.until(lambda: subprocess.run(kill, check=False).returncode == 0, "a QEMU to kill")
 
     def delete(self) -> None:
-        """Delete it and all that is left of it."""
+        """Delete the VM and its other objects."""
         self.cluster.kubectl("-n", SPACE, "delete", "vmi", self.name, "--ignore-not-found")
         chosen = f"kubevirt.io/vmi-name={self.name}"
         self.cluster.kubectl("-n", SPACE, "delete", "vmim", "-l", chosen, "--wait=false")
@@ -209,7 +209,7 @@ class Machine:
     # Waiting
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
-        """Wait until something is so."""
+        """Wait until a condition holds."""
         try:
             wait_for(is_so, f"{self.name}: {what}", PATIENCE)
         except TimeoutError as late:
@@ -228,19 +228,19 @@ class Machine:
         )
 
     def until_moved(self, source: str) -> None:
-        """Wait until it has left a node, and only one pod is active."""
+        """Wait until the VM has left a node, and only one pod is active."""
         self.until(
             lambda: self.node != source and self.state().get("completed"), f"away from {source}"
         )
         self.until(lambda: len(self.pods()) == 1, "one pod")
 
     def until_ended(self, vmim: str) -> Object:
-        """Wait for the end of a migration; its VMIM."""
+        """Wait for the end of a migration; returns its VMIM."""
         self.until(lambda: _phase(self._migration(vmim)) in {"Succeeded", "Failed"}, f"{vmim} over")
         return self._migration(vmim)
 
     def describe(self) -> str:
-        """What somebody would look at."""
+        """The state of the VM, to explain a failure."""
         words = ("-n", SPACE, "get", "vmi,vmim,pods", "-o", "wide")
         events = ("-n", SPACE, "get", "events", "--sort-by=.lastTimestamp")
         printed = [self.cluster.try_kubectl(*one).stdout for one in (words, events)]
@@ -293,7 +293,7 @@ class Machine:
 
 
 def name_guest_image(node: Node, repository: str = GUEST.name.partition(":")[0]) -> None:
-    """Have the guest's image on a node under a tag, and by digest as a migration's target asks."""
+    """Name the guest's image on a node by tag and by digest."""
     _, _, digest = digest_name(GUEST).partition("@")
     for name in {f"{repository}:1", f"{repository}@{digest}"} - {GUEST.name}:
         tag = ("ctr", "-n", "k8s.io", "images", "tag", "--force", GUEST.name, name)

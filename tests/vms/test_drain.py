@@ -1,4 +1,4 @@
-"""Drains of a node: their forecast and progress beside what happens, budgets, External VMs."""
+"""Drains of a real node: forecast, progress, budgets, External VMs."""
 
 import time
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def test_a_drain(
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
 ) -> None:
-    """All five leave, as forecast; for a listed user each of them only after its cooldown."""
+    """All five VMs leave as forecast; for a listed user each only after its cooldown."""
     five = [machine(f"vm{number}") for number in range(COUNT)]
     for one in five:
         one.start("n2", fill=8)
@@ -130,7 +130,7 @@ def counted(caller: Caller, **counts: int) -> Object:
 def test_an_external_vm_that_somebody_moves(
     caller: Caller, machine: Callable[[str], Machine], prove: Callable[[str], None]
 ) -> None:
-    """Migrations that somebody makes of it are its attempts: two fail, the third ends it."""
+    """Migrations of an External VM are its attempts: two fail, the third ends it."""
     db = machine("db1")
     db.start("n1", copied=SLOW, strategy="External")
     db.evict()

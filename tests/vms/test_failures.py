@@ -1,4 +1,4 @@
-"""Evacuations and migrations that fail, beside what KubeVirt does."""
+"""Evacuations and migrations that fail on real nodes."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ SECONDS = 2.0
 
 
 def until_paused(caller: Caller, name: str, failed: int) -> Object:
-    """Wait until KubeVirt pauses after so many failures; the evacuation."""
+    """Wait for KubeVirt's backoff after this many failures; returns the evacuation."""
 
     def find() -> Object | None:
         one = ask_evacuation(caller, name)
@@ -39,7 +39,7 @@ def until_state(caller: Caller, machine: Machine, state: str) -> None:
 
 
 def reasons(caller: Caller, name: str) -> set[str]:
-    """The words of an evacuation's reasons."""
+    """The texts of an evacuation's reasons."""
     return {one["reason"] for one in ask_evacuation(caller, name).get("why", [])}
 
 
@@ -56,7 +56,7 @@ def test_a_failing_evacuation(
     prove: Callable[[str], None],
     quote: Callable[[Object], str],
 ) -> None:
-    """QEMU of the target is killed twice: attempts, pauses and next step are KubeVirt's own."""
+    """After two killed targets attempts, backoff and action are those of KubeVirt."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     db.evict()
@@ -98,7 +98,7 @@ def test_a_failing_evacuation(
 def test_a_timeout(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """KubeVirt gives up a migration that takes too long: a failure, with its words.
+    """A migration that times out is a failure with KubeVirt's message.
 
     Sometimes its own proxy closes the connection first, and libvirt's words are the reason.
     """
@@ -121,7 +121,7 @@ def test_a_timeout(
 def test_a_target_that_cannot_pull(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """The state names the container's reason; as soon as the image is there, the VM moves."""
+    """The state has the container's reason; with the image the VM is migrated."""
     db = machine("db1")
     image = "localhost/rare"
     name_guest_image(db.nodes["n1"], image)
@@ -146,7 +146,7 @@ def test_an_unschedulable_target_and_the_cancel_line(
     machine: Callable[[str], Machine],
     quote: Callable[[Object], str],
 ) -> None:
-    """The scheduler's words are named; after the uncordon the line of `explain` cancels it.
+    """The scheduler's message is shown; the line of `explain` cancels the evacuation.
 
     The migration that waits for a node is not cancelled with it, but deleted.
     """
@@ -177,7 +177,7 @@ def test_an_unschedulable_target_and_the_cancel_line(
 
 
 def cancel(cluster: Cluster, terminal: Terminal, machine: Machine) -> None:
-    """Type the line that `explain` prints."""
+    """Run the line that `explain` prints."""
     name = f"{SPACE}/{machine.name}"
     printed = cluster.exec("python", "-m", "exporter", "explain", name)
     (line,) = [one for one in printed.splitlines() if "/evacuate/cancel" in one]
@@ -187,7 +187,7 @@ def cancel(cluster: Cluster, terminal: Terminal, machine: Machine) -> None:
 def test_a_migration_that_is_cancelled(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """While memory is copied it fails; at the very end it succeeds, and counts as a success."""
+    """A migration cancelled during the copy fails; cancelled at the end it succeeds."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     vmim = db.migrate()
@@ -217,7 +217,7 @@ def test_a_target_pod_that_is_deleted_while_memory_is_copied(
     machine: Callable[[str], Machine],
     quote: Callable[[Object], str],
 ) -> None:
-    """The migration fails, or the VM dies where it arrives: then its evacuation said so before."""
+    """A deleted target pod fails the migration or ends the VM, as the evacuation warned."""
     db = machine("db1")
     db.start("n1", fill=8, copied=SLOW)
     db.evict()

@@ -1,4 +1,4 @@
-"""A VM that is evicted, migrated and cools down; and an upgrade of the exporter meanwhile."""
+"""A real VM is evicted, migrated and cools down; the exporter is upgraded meanwhile."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def samples(caller: Caller, name: str) -> list[tuple[str, dict[str, str], float]
 
 
 def seconds_of(state: Object) -> float:
-    """How long a migration that has ended took."""
+    """The duration of a migration that has ended."""
     began, ended = (parse_instant(state[f"{name}Timestamp"]) for name in ("start", "end"))
     assert began is not None
     assert ended is not None
@@ -90,7 +90,7 @@ def test_an_upgrade_in_the_middle_of_a_migration(
     tmp_path: Path,
     prove: Callable[[str], None],
 ) -> None:
-    """From an earlier commit to ours while memory is copied: history and verdicts as before."""
+    """An upgrade during a migration keeps history and verdicts."""
     check_out(EARLIER_COMMIT, tmp_path, "deploy")
     (tmp_path / "kustomization.yaml").write_text(
         "resources: [deploy/overlays/standalone]\n"

@@ -1,4 +1,4 @@
-"""The target's node without power in the middle of a migration; nothing runs after this."""
+"""The target's node loses power during a migration; this test is the last one."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def test_the_node_of_the_target_is_lost(
     prove: Callable[[str], None],
     quote: Callable[[Object], str],
 ) -> None:
-    """The attempt fails when KubeVirt gives it up, and the VM stays.
+    """The attempt fails when KubeVirt gives up, and the VM stays.
 
     The pod on the lost node ends only with the Node object, and only then comes the next attempt.
     """

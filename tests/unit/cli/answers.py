@@ -48,7 +48,7 @@ def cooling() -> Evidence:
 
 
 def stuck(**vmi: Any) -> Evidence:
-    """A VM whose evacuation was asked for two hours ago, and which a quota holds."""
+    """A VM whose evacuation was requested two hours ago, and which waits for a quota."""
     return an_evacuation(
         age=7200.0,
         vmims=(an_attempt(wait_reason=WaitReason.QUOTA),),
@@ -80,7 +80,7 @@ def status_of(
     now: float = NOW,
     why: tuple[Why, ...] = (),
 ) -> str:
-    """What `status` shows of these."""
+    """The output of `status` for these."""
     health = health or some_health()
     status = describe_status(
         health,

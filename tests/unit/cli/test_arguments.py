@@ -1,4 +1,4 @@
-"""What can be typed."""
+"""The command line's arguments."""
 
 import argparse
 import re
@@ -67,7 +67,7 @@ PARSERS = list_parsers()
 def test_the_help_has_an_example_that_can_be_typed(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command's `--help` fits 80 columns and ends in an example that is understood."""
+    """Each command's `--help` fits 80 columns and ends with a valid example."""
     monkeypatch.setenv("COLUMNS", "80")
     text = PARSERS[command].format_help()
     example = re.search(r"Example:\n  python -m exporter(.*)", text)
@@ -78,7 +78,7 @@ def test_the_help_has_an_example_that_can_be_typed(
 
 
 def test_every_option_and_command_is_explained() -> None:
-    """Nothing can be typed of which `--help` does not say what it is for."""
+    """`--help` explains every option and command."""
     for parser in PARSERS.values():
         assert parser.description
         for action in parser._actions:  # noqa: SLF001 (argparse lists them nowhere else)

@@ -1,4 +1,4 @@
-"""What asking a running exporter takes, and what is said where it does not answer."""
+"""The client of a running exporter, and its errors."""
 
 import asyncio
 import socket
@@ -39,7 +39,7 @@ def answering(
     media: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> web.Application:
-    """A server that answers everything alike; what it was asked is in its `asked`."""
+    """A server with one answer for all requests, which are in its `asked`."""
     app = web.Application()
 
     async def answer(request: web.Request) -> web.Response:
@@ -55,19 +55,19 @@ ASKED = web.AppKey("ASKED", list[web.Request])
 
 
 def refusing(status: int, title: str, detail: str) -> web.Application:
-    """A server that answers everything with a problem."""
+    """A server that answers all requests with a problem."""
     body = msgspec.json.encode(Problem(title=title, status=status, detail=detail))
     return answering(status, body, "application/problem+json")
 
 
 async def read(endpoint: Endpoint, path: str = "/v1/status") -> bytes:
-    """One answer."""
+    """Read one answer."""
     async with connect(endpoint) as exporter:
         return await exporter.read(path)
 
 
 async def trouble(endpoint: Endpoint) -> str:
-    """What is said where there is no answer."""
+    """The error without an answer."""
     with pytest.raises(CannotAsk) as told:
         await read(endpoint)
     return str(told.value)
@@ -84,7 +84,7 @@ async def trouble(endpoint: Endpoint) -> str:
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None:
-    """The error for invalid options says what is expected and repeats no password."""
+    """The error for invalid options has what is expected, and no password."""
     with pytest.raises(InvalidEndpoint) as refused:
         Endpoint(**options)
 
@@ -94,13 +94,13 @@ def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None
 
 @pytest.mark.parametrize("url", ["https://exporter.example:9810", "unix:/run/query.sock"])
 def test_a_token_may_be_sent_over_tls_and_to_a_socket(url: str) -> None:
-    """A unix socket is no less safe than TLS."""
+    """A token may be sent over TLS and to a unix socket."""
     assert Endpoint(url, token_file=TOKEN).url == url
 
 
 @pytest.mark.parametrize("slash", ["", "/"], ids=["bare", "slash"])
 async def test_asks_over_http(slash: str) -> None:
-    """The answer is the API's own, whether or not the URL ends in a slash."""
+    """The client returns the API's answer, with or without a slash at the URL's end."""
     api = ServedApi()
     api.cool()
     async with serving(make_query_app(api.service)) as url:
@@ -113,7 +113,7 @@ async def test_asks_over_http(slash: str) -> None:
 
 
 def test_finds_the_socket_of_its_own_pod(tmp_path: Path) -> None:
-    """Without --url: what the environment says, else the socket if there is one, else loopback."""
+    """Without --url it uses the environment's URL, else the pod's socket, else loopback."""
     path = tmp_path / "local.sock"
     assert find_url({}, path) == "http://127.0.0.1:9810"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -143,7 +143,7 @@ async def encrypted(trust: ssl.SSLContext) -> AsyncIterator[str]:
 
 
 async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
-    """With `--ca-file` it is trusted; without, that is the option which is named."""
+    """The server's CA is trusted with `--ca-file`; without it the error names the option."""
     write_certificates(tmp_path, "localhost")
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
@@ -215,7 +215,7 @@ async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
 
 
 async def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
-    """The error names the option."""
+    """The error for an unusable file names its option."""
     missing = tmp_path / "missing"
     async with serving(answering()) as url:
         no_token = await trouble(Endpoint(url, token_file=missing))
@@ -270,7 +270,7 @@ async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
 
 
 async def test_an_exporter_that_is_not_ready_is_told() -> None:
-    """The error before the first sync says what is waited for."""
+    """Before the first sync the error has what the exporter waits for."""
     api = ServedApi()
     api.health.watched[0].synced = False
     async with serving(make_query_app(api.service)) as url, connect(Endpoint(url)) as exporter:
@@ -289,7 +289,7 @@ async def test_the_metrics_listener_is_told_apart() -> None:
     [pytest.param("db9", False, id="vmi"), pytest.param("virt-launcher-db1-x", True, id="pod")],
 )
 async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
-    """An unknown VMI has an answer of its own; a pod's name is recognized."""
+    """The error for an unknown VMI says so, and recognizes a pod's name."""
     async with (
         serving(make_query_app(ServedApi().service)) as url,
         connect(Endpoint(url)) as exporter,

@@ -1,4 +1,4 @@
-"""What can be typed, and what it exits with."""
+"""The commands, and their exit codes."""
 
 import asyncio
 import fcntl
@@ -48,7 +48,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def written(directory: Path, text: str) -> Path:
-    """A configuration file."""
+    """Write a configuration file."""
     path = directory / "config.yaml"
     path.write_text(text, encoding="utf-8")
     return path
@@ -135,7 +135,7 @@ def test_a_vm_whose_labels_decide_has_to_be_read(
 
 
 def imported(*arguments: str) -> set[str]:
-    """The modules that a command has imported once it has ended."""
+    """The modules that a command has imported."""
     code = (
         "import sys\n"
         "from exporter.__main__ import main\n"
@@ -236,7 +236,7 @@ async def test_status_answers(exporter: str) -> None:
 
 
 async def test_json_is_the_api_s_own(exporter: str) -> None:
-    """What the API answers, indented; of `status` the three answers that it rests on."""
+    """`--json` prints the API's answers, indented; for `status` three of them."""
     _, vmi, _ = await ask("explain", "--json", "--url", exporter, "shop/db1")
     _, status, _ = await ask("status", "--json", "--url", exporter)
 
@@ -272,7 +272,7 @@ async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) 
 
 
 async def test_status_before_the_sync_is_an_answer() -> None:
-    """Not ready is what was asked for; the lists that nobody can give are null."""
+    """Before the sync `status` answers, and its lists are null."""
     api = ServedApi()
     api.health.watched[0].synced = False
     async with serving(make_query_app(api.service)) as url:
@@ -307,7 +307,7 @@ async def test_what_cannot_be_answered_has_its_code(
 
 
 async def test_an_exporter_of_another_version_is_told() -> None:
-    """What cannot be shown is no traceback; as JSON it is there."""
+    """An answer of another version is an error without a traceback; `--json` prints it."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"ready": False, "asOf": "noon"})
@@ -349,7 +349,7 @@ async def test_who_reads_no_further_ends_it(exporter: str) -> None:
 
 @pytest.mark.parametrize("plain", [False, True], ids=["colours", "no-color"])
 async def test_a_terminal_gets_colours(exporter: str, plain: bool) -> None:
-    """On a terminal there are some, and no line is wider than it; NO_COLOR takes them away."""
+    """A terminal gets colours and its width; with NO_COLOR it gets no colours."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     wanted = {"TERM": "xterm", **({"NO_COLOR": "1"} if plain else {})}
@@ -381,7 +381,7 @@ def recorded(tmp_path: Path) -> str:
 
 
 def test_replay_answers(recorded: str) -> None:
-    """The table on standard output, what it cost on standard error."""
+    """The table is on standard output, the cost on standard error."""
     done = run("replay", recorded, "--policy", "ours")
 
     assert done.returncode == Exit.OK
@@ -390,7 +390,7 @@ def test_replay_answers(recorded: str) -> None:
 
 
 def test_replay_answers_machines(recorded: str, tmp_path: Path) -> None:
-    """`--json`, and a picture beside it."""
+    """`--json` prints JSON, also with a plot."""
     plot = tmp_path / "cluster.png"
     done = run("replay", recorded, "--json", "--plot", str(plot))
     policies = json.loads(done.stdout)["policies"]
@@ -400,7 +400,7 @@ def test_replay_answers_machines(recorded: str, tmp_path: Path) -> None:
 
 
 def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
-    """Recorded and played, or played at once: the same answer."""
+    """A scenario gives the same answer recorded and then played, or played at once."""
     path = tmp_path / "week.ndjson.gz"
     scenario = ("--scenario", "week-pilot", "--days", "0.02")
     made = run("record", *scenario, "--output", str(path))
@@ -435,7 +435,7 @@ def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
 def test_what_cannot_be_played_has_its_code(
     recorded: str, arguments: list[str], code: Exit, why: str
 ) -> None:
-    """One line says what is wrong, and no half of an answer is printed."""
+    """What cannot be played is a one-line error with its exit code."""
     done = run("replay", *(argument.replace("{}", recorded) for argument in arguments))
 
     assert (done.returncode, done.stdout) == (code, "")
@@ -454,7 +454,7 @@ def test_what_cannot_be_played_has_its_code(
 def test_an_answer_that_cannot_be_printed_is_told(
     recorded: str, form: str, redirection: str, why: str
 ) -> None:
-    """A script that goes by the exit code does not take nothing for an answer."""
+    """If the answer cannot be printed, the exit code says so."""
     done = subprocess.run(
         [
             *("/bin/sh", "-c", f'"$@" {redirection}', "sh"),
@@ -483,7 +483,7 @@ def test_a_recording_is_never_overwritten(recorded: str) -> None:
 def test_an_incomplete_scenario_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would pass for a complete one, and block the next attempt."""
+    """An incomplete scenario leaves no file."""
     path = tmp_path / "week.ndjson"
 
     def lines(end: BaseException) -> Iterator[bytes]:
@@ -539,7 +539,7 @@ def demo(
 
 @pytest.mark.parametrize("module", ["exporter.engine.model", "aiohttp", "exporter.app"])
 def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path) -> None:
-    """Neither during the imports nor after them."""
+    """Ctrl-C during the start leaves no traceback."""
     with demo(tmp_path, python=("-X", "importtime")) as process:
         try:
             assert process.stderr is not None
@@ -555,7 +555,7 @@ def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path
 
 
 def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
-    """As in `demo | head`."""
+    """The demo runs on if its output is closed, as in `demo | head`."""
     reader, writer = os.pipe()
     os.close(reader)
     process = demo(
@@ -573,7 +573,7 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
 
 
 def test_a_demo_with_listeners_of_its_own_is_as_quiet(tmp_path: Path) -> None:
-    """A file that says nothing of the log changes nothing of it; `--log-level info` does."""
+    """A configuration without a log level keeps the demo quiet; `--log-level info` does not."""
     process = demo(tmp_path, "--vms", "4", "--log-format", "json", out=subprocess.PIPE)
     assert process.stdout is not None
     while not (line := process.stdout.readline()).startswith("Ctrl-C ends it."):
@@ -586,7 +586,7 @@ def test_a_demo_with_listeners_of_its_own_is_as_quiet(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:
-    """Without credentials the code is the main job's."""
+    """Without credentials `record` exits as the main job does, and leaves no file."""
     path = tmp_path / "cluster.ndjson"
     done = run("record", "--output", str(path), "--kubeconfig", str(tmp_path / "none"))
 
@@ -595,7 +595,7 @@ def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:
 
 
 async def test_sigterm_ends_a_recording_whole(real: RealStage, tmp_path: Path) -> None:
-    """A real cluster is recorded until somebody says stop, and the file has its end."""
+    """SIGTERM ends a recording, and the file is complete."""
     path = tmp_path / "cluster.ndjson.gz"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "exporter", "record", "--output", str(path)),

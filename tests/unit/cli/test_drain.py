@@ -1,4 +1,4 @@
-"""The command `node`: what is shown of a drain."""
+"""The output of `node`."""
 
 from typing import Any, cast
 
@@ -35,12 +35,12 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainAnswer:
 
 
 def shown(store: ClockedStore, screen: Screen = PIPED, *, everything: bool = False) -> str:
-    """What `node n1` shows."""
+    """The output of `node n1`."""
     return show_drain(drain_of(store), screen, everything=everything)
 
 
 def listed(store: ClockedStore, *, everything: bool = False, now: float = NOW) -> str:
-    """What `node` shows."""
+    """The output of `node`."""
     durations: dict[str, list[float]] = {}
     for evidence in store.all_evidence():
         duration = find_duration(evidence, store.kubevirt)
@@ -53,7 +53,7 @@ def listed(store: ClockedStore, *, everything: bool = False, now: float = NOW) -
 
 
 def a_mixed_store() -> ClockedStore:
-    """A VM of every outcome on n1, one that leaves on n2."""
+    """A VM of every outcome on n1, and one that can be migrated on n2."""
     return a_store(
         a_moved(1, 90.0),
         a_movable(2, migratable=False),
@@ -86,7 +86,7 @@ def test_the_first_sentence_is_the_answer() -> None:
 
 
 def test_every_vm_has_its_row_the_gravest_first() -> None:
-    """And each outcome that there is, its meaning."""
+    """Every VM has its row, the gravest first, and every outcome its meaning."""
     store = a_mixed_store()
     why = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
     store.put(a_movable(2, migratable=False), (why,))
@@ -144,7 +144,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
     ],
 )
 def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
-    """What was measured, and what the limits make of it."""
+    """The bound is shown with the durations and limits that it is computed from."""
     store = a_store(KubeVirtSettings(MigrationLimits(5, 2)), *facts)
     assert write_bound(drain_of(store)) == said
 
@@ -183,7 +183,7 @@ def test_a_cordoned_node_is_named_so() -> None:
 
 
 def test_silence_is_a_warning() -> None:
-    """As everywhere: what was last seen may no longer be so."""
+    """Without contact with the API server the answer has a warning."""
     assert "Warning: no contact with the API server" in listed(a_mixed_store(), now=NOW + 500.0)
 
 

@@ -1,4 +1,4 @@
-"""What `explain` prints."""
+"""The output of `explain`."""
 
 import re
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ MIGRATABLE = {"eviction_strategy": "LiveMigrate", "migratable": True}
 
 
 def test_a_vm_that_cools_down_is_explained() -> None:
-    """First one sentence; then each rule, the arithmetic, the migrations, what it rests on."""
+    """The output has one sentence, the rules, the arithmetic, the migrations and the evidence."""
     assert show_vmi(explained(cooling()), PIPED) == (
         """\
 shop/db1 may not be moved now: it is cooling down after its last migration, until \
@@ -73,7 +73,7 @@ Based on
 
 
 def test_the_policy_of_a_vm_is_named() -> None:
-    """The entry of policy.overrides that is for it, and what the entry sets."""
+    """The VM's entry of policy.overrides is named, with its values."""
     own = a_policy(migration_cooldown=3600.0, count_failed_migrations=False)
     policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
     vmi = explained(some_evidence(vmi=a_vmi(override="dbs")), policy=policy)
@@ -85,7 +85,7 @@ def test_the_policy_of_a_vm_is_named() -> None:
 
 
 def test_who_asked_for_its_eviction() -> None:
-    """Each user whose eviction was held, how often, when last, and whether it was denied."""
+    """Each user whose eviction was blocked is named, how often and when."""
     vmi = explained(
         cooling(),
         blocked_evictions=(
@@ -143,12 +143,12 @@ FIRST_SENTENCES = {
 
 @pytest.mark.parametrize(("evidence", "sentence"), FIRST_SENTENCES.values(), ids=FIRST_SENTENCES)
 def test_the_first_sentence_answers(evidence: Evidence, sentence: str) -> None:
-    """Whether it may be moved now; if not why, and until when."""
+    """The first sentence says whether the VM may be moved, else why not and until when."""
     assert show_vmi(explained(evidence), PIPED).splitlines()[0] == f"shop/db1 {sentence}"
 
 
 def test_a_stuck_evacuation_is_explained() -> None:
-    """First that it is stuck, and what to do; how to cancel stands with the evacuation."""
+    """A stuck VM has first the action, and the cancel beside the evacuation."""
     text = show_vmi(explained(stuck()), PIPED)
 
     assert text.startswith(
@@ -174,7 +174,7 @@ Evacuation from n1
 
 
 def test_the_command_that_cancels_is_printed_once() -> None:
-    """Also where it is the next step."""
+    """The command that cancels is printed once, also if it is the action."""
     answer = explained(stuck())
     evacuation = answer.evacuation
     assert evacuation is not None
@@ -195,7 +195,7 @@ def test_who_requested_an_evacuation() -> None:
 
 
 def test_the_cluster_s_own_words() -> None:
-    """Each reason once, with its source and age: the cause with the action, then the others."""
+    """The cluster's reasons are printed once each, with source and age, the cause first."""
     stays = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
     failed = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Scheduling 5m", NOW - 60.0)
     evidence = an_evacuation(vmi={"migratable": False})
@@ -213,7 +213,7 @@ What else the cluster says about it, newest first
 
 
 def test_the_mode_of_a_running_migration() -> None:
-    """Whether it is post-copy decides whether it may be aborted."""
+    """The mode of a running migration is shown, as post-copy must not be aborted."""
     running = an_evacuation(vmi={"migration": a_running_state(mode="PostCopy")})
     text = show_vmi(explained(running), PIPED)
     assert "\n  copies memory in  mode PostCopy\n" in text
@@ -221,7 +221,7 @@ def test_the_mode_of_a_running_migration() -> None:
 
 
 def test_a_pause_and_a_divergence_are_told() -> None:
-    """KubeVirt's pause with its end, and that the descheduler considers it over."""
+    """KubeVirt's backoff with its end is shown, and a diverged evacuation."""
     pausing = an_evacuation(
         age=7200.0,
         vmims=(an_attempt(), a_failed_attempt(1, 5.0)),
@@ -235,7 +235,7 @@ def test_a_pause_and_a_divergence_are_told() -> None:
 
 
 def test_doubts_come_right_after_the_sentence() -> None:
-    """Stale evidence and blind spots are warned of before anything is concluded from them."""
+    """Warnings about stale evidence and blind spots follow the first sentence."""
     health = some_health(synced=False, refused="forbidden by RBAC")
     text = show_vmi(explained(cooling(), now=NOW + 400.0, health=health), PIPED)
     first, second, third, *_ = text.splitlines()
@@ -251,7 +251,7 @@ def test_doubts_come_right_after_the_sentence() -> None:
 
 
 def test_rules_that_are_off_or_silent_are_told() -> None:
-    """Neither is taken for one that allows it."""
+    """Rules that are off or silent are shown as such."""
     off = explained(cooling(), policy=a_policy(guard_evacuations=False))
     dead = explained(cooling(), now=NOW + 3000.0)
 
@@ -272,7 +272,7 @@ def test_rules_that_are_off_or_silent_are_told() -> None:
 def test_migrations_that_do_not_count_are_told(
     ended: Mapping[str, Any], outcome: str, row: str
 ) -> None:
-    """With why, where it is not their age."""
+    """Migrations that are not counted are shown with the reason."""
     evidence = some_evidence(history=a_history(m1=a_migration(**ended)))
     text = show_vmi(explained(evidence), PIPED)
 
@@ -298,7 +298,7 @@ ARITHMETIC = {
 def test_the_arithmetic_is_as_one_writes_it(
     policy: Mapping[str, Any], took: float, ends: int, written: str
 ) -> None:
-    """Floor, duration, doubling and cap, each of them off where the policy switches it off."""
+    """The arithmetic shows floor, duration, doubling and cap, as the policy has them."""
     answer = explained(moved(ends, took), policy=a_policy(**policy))
 
     assert answer.cooldown is not None
@@ -306,7 +306,7 @@ def test_the_arithmetic_is_as_one_writes_it(
 
 
 def test_a_release_is_never_told_too_early() -> None:
-    """A fraction of a second is rounded up, in the instant and in how far it is."""
+    """A release is rounded up to a second, as an instant and as a distance."""
     state = a_state(start=NOW - 660.0, end=NOW - 600.0)
     answer = explained(some_evidence(vmi=a_vmi(migration=state)))
     answer.verdicts.pre_eviction.not_before = to_datetime(NOW + 1.5)
@@ -315,7 +315,7 @@ def test_a_release_is_never_told_too_early() -> None:
 
 
 def test_the_last_instant_is_told() -> None:
-    """Where there is no next second."""
+    """The last instant of the calendar can be shown."""
     answer = explained(cooling())
     answer.verdicts.pre_eviction.not_before = datetime.max.replace(tzinfo=UTC)
 

@@ -1,4 +1,4 @@
-"""How text is laid out: on terminals of any width, in pipes, with hostile names."""
+"""The layout of text: any terminal width, pipes, malicious names."""
 
 import fcntl
 import os
@@ -50,7 +50,7 @@ def test_nothing_is_wider_than_the_terminal(screen: Screen) -> None:
 
 
 def test_a_pipe_gets_a_line_each() -> None:
-    """Piped, nothing is wrapped, coloured or padded: a line can be grepped for."""
+    """In a pipe nothing is wrapped, coloured or padded."""
     texts = (show_vmi(explained(stuck(name="b" * 253)), PIPED), status_of(stuck()))
     for text in texts:
         assert text.replace("\n", "").isprintable()
@@ -62,7 +62,7 @@ def test_a_pipe_gets_a_line_each() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_reason_is_only_text(text: str) -> None:
-    """Whatever the cluster says, cleaned or not, it cannot move the cursor or change colours."""
+    """The cluster's messages cannot move the cursor or change colours."""
     why = (Why(WhySource.LIVE_MIGRATABLE, text[:64], text[:1024]),)
     evidence = an_evacuation(vmi={"migratable": False}, age=7200.0)
     for screen in (PIPED, COLORED):
@@ -75,7 +75,7 @@ def test_a_reason_is_only_text(text: str) -> None:
     name=st.text(min_size=1, max_size=40) | st.sampled_from(["[bold]x[/bold]", "[/]", ":smile:"])
 )
 def test_a_name_is_only_text(name: str) -> None:
-    """Whatever a name holds, control characters, markup or emoji codes, it is shown and no more."""
+    """A name with control characters, markup or emoji codes is only text."""
     evidence = stuck(namespace="shop", name=name, node=name, evacuation_node=name)
     for screen in (PIPED, COLORED):
         text = show_vmi(explained(evidence), screen) + status_of(evidence, screen=screen)
@@ -101,7 +101,7 @@ TERMINALS = {
 def test_a_terminal_is_looked_at(
     environment: Mapping[str, str], columns: int, screen: Screen
 ) -> None:
-    """Its width, and whether it wants colours."""
+    """The terminal's width and its colours are detected."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as terminal:

@@ -1,4 +1,4 @@
-"""What a start imports, and whether each measure that keeps it short is still needed."""
+"""The imports of a start, and whether each measure for a fast start is still needed."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 
 def run(program: str) -> str:
-    """What a program prints in a new interpreter."""
+    """Run a program in a new interpreter; returns its output."""
     command = [sys.executable, "-c", textwrap.dedent(program)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -49,14 +49,14 @@ def test_a_start_imports_these_libraries_and_no_other() -> None:
 
 
 def test_the_machines_certificates_are_not_read() -> None:
-    """The contexts that aiohttp makes, which nothing uses, trust nobody."""
+    """Aiohttp's default TLS contexts, which nothing uses, load no certificates."""
     count = "len(aiohttp.connector._SSL_CONTEXT_VERIFIED.get_ca_certs())"
     assert run(f"{START}\nimport aiohttp\nprint({count})") == "0"
 
 
 @pytest.mark.parametrize("before", ["'/somewhere/ca.crt'", "None"])
 def test_everything_is_as_before_afterwards(before: str) -> None:
-    """The environment, rich, and the garbage collector."""
+    """Afterwards the environment, rich and the garbage collector are as before."""
     said = run(
         f"""
         import gc, os, sys
@@ -73,7 +73,7 @@ def test_everything_is_as_before_afterwards(before: str) -> None:
 
 
 def test_rich_stays_loaded_if_it_was() -> None:
-    """Another's import is not undone."""
+    """Rich stays loaded if it was loaded before."""
     assert run(f"import rich\n{START}\nprint(sys.modules['rich'] is rich)") == "True"
 
 

@@ -43,10 +43,10 @@ def a_recording() -> bytes:
 
 
 class TestContenders:
-    """Which policies are compared."""
+    """The choice of the policies."""
 
     def test_a_file_is_an_exporter_configuration(self, tmp_path: Path) -> None:
-        """`policy:` and `stuck:` apply, and the rest is ignored."""
+        """Of an exporter configuration `policy:` and `stuck:` are used."""
         file = tmp_path / "exporter.yaml"
         file.write_text(
             "policy: {migrationCooldown: 1h}\nstuck: {after: 10m}\nlog: {level: debug}\n"
@@ -58,7 +58,7 @@ class TestContenders:
         assert mine.stuck == StuckPolicy(after=600.0)
 
     def test_all_faults_are_reported_at_once(self, tmp_path: Path) -> None:
-        """Faults of names and of files, each with its place."""
+        """All faults of names and files are reported at once."""
         file = tmp_path / "exporter.yaml"
         file.write_text("policy: {migrationCooldown: soon}\n")
         with pytest.raises(InvalidSettings) as refused:
@@ -74,11 +74,11 @@ class TestContenders:
 
 
 class TestSources:
-    """Where events come from."""
+    """The sources of events."""
 
     @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
     def test_a_file_is_played(self, tmp_path: Path, *, zipped: bool) -> None:
-        """Its content says whether it is compressed, not its name."""
+        """A file is played; its content decides whether it is compressed."""
         file = tmp_path / "recording"
         file.write_bytes(gzip.compress(a_recording()) if zipped else a_recording())
         with open_recording(file) as source:
@@ -88,13 +88,13 @@ class TestSources:
         assert (found.accounts[0].allowed, found.accounts[0].refused.total()) == (1, 1)
 
     def test_standard_input_is_played(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`-`, as in `kubectl ... | python -m exporter replay -`."""
+        """`-` plays the standard input."""
         monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(a_recording())))
         with open_recording(Path("-")) as source:
             assert play(source, [BUILTIN["ours"]], StringIO()).accounts[0].asked == 2
 
     def test_a_named_pipe_is_played(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As in `replay <(zcat week.ndjson.gz)`: without a size for the progress bar."""
+        """A named pipe is played, as in `replay <(zcat week.ndjson.gz)`."""
         monkeypatch.setattr(whatif, "PROGRESS_EVERY", 1)
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
@@ -107,13 +107,13 @@ class TestSources:
         assert (source.whole, found.accounts[0].asked) == (None, 2)
 
     def test_missing_standard_input_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As in `replay - <&-`."""
+        """Missing standard input is an error, as in `replay - <&-`."""
         monkeypatch.setattr("sys.stdin", None)
         with pytest.raises(CannotReplay, match="no standard input"), open_recording(Path("-")):
             raise AssertionError("it was opened")
 
     def test_a_read_error_is_reported(self) -> None:
-        """There is no answer from the part before it."""
+        """A read error is reported, without an answer."""
 
         def chunks() -> Iterator[bytes]:
             yield a_recording()
@@ -134,13 +134,13 @@ class TestSources:
         ],
     )
     def test_a_source_without_events_is_an_error(self, body: bytes, why: str) -> None:
-        """An empty answer would look like a quiet cluster."""
+        """A source without events is an error, as its answer would look like a quiet cluster."""
         with pytest.raises(CannotReplay, match=why):
             play(whatif.from_chunks([body]), [BUILTIN["ours"]], StringIO())
 
 
 def test_bad_lines_are_listed_up_to_a_limit() -> None:
-    """They go to standard error, and the other lines are played."""
+    """Bad lines are listed on standard error up to a limit; the others are played."""
     source = whatif.from_chunks([a_recording(), b"{\n" * 30])
     play(source, [BUILTIN["ours"]], StringIO())
     errors = StringIO()
@@ -154,7 +154,7 @@ def test_bad_lines_are_listed_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
 def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
-    """The message says how far it was read; a complete one has no message."""
+    """A truncated recording is reported, with how far it was read."""
     whole = a_recording()
     torn = gzip.compress(whole)[:-8] if zipped else whole[:-10]
     *_, last = recording.read(recording.split([torn]), Faults())
@@ -169,7 +169,7 @@ def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
 
 
 def test_no_progress_bar_without_a_terminal() -> None:
-    """A log file gets only the cost."""
+    """Without a terminal there is no progress bar."""
     errors = StringIO()
     found = play(whatif.from_chunks([a_recording()]), [BUILTIN["ours"]], errors)
     whatif.print_cost(found, 1.25, errors)
@@ -180,7 +180,7 @@ def test_no_progress_bar_without_a_terminal() -> None:
 
 
 def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shows the progress and the virtual clock."""
+    """On a terminal a bar shows the progress and the virtual clock."""
 
     class Terminal(StringIO):
         def isatty(self) -> bool:
@@ -198,7 +198,7 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_remarks_of_a_source_follow_the_answer() -> None:
-    """They say what the source lacks."""
+    """Remarks of a source follow the answer."""
     source = whatif.from_chunks([a_recording()])
     source.remarks = ("The source of evictions is unknown.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
@@ -209,7 +209,7 @@ def test_remarks_of_a_source_follow_the_answer() -> None:
 
 
 def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its suffix is wrong, or Matplotlib is not installed."""
+    """A plot that cannot be drawn is refused before anything is played."""
     whatif.check_plot(None)
     whatif.check_plot(Path("week.svg"))
     with pytest.raises(CannotReplay, match=r"ends in \.png or \.svg"):

@@ -1,4 +1,4 @@
-"""What `status` prints."""
+"""The output of `status`."""
 
 import pytest
 
@@ -54,12 +54,12 @@ TRUST = {
 def test_the_first_sentence_says_whether_to_believe_it(
     health: Health, now: float, sentence: str
 ) -> None:
-    """Ready, fresh, and nothing hidden; or what is wrong."""
+    """The first sentence says whether the exporter is ready and up to date."""
     assert status_of(health=health, now=now).splitlines()[0] == sentence
 
 
 def test_a_status_is_shown() -> None:
-    """Trust first; then VMs by reason, stuck evacuations before others, releases in order."""
+    """`status` shows its health, VMs by reason, evacuations and releases in order."""
     health = some_health(trouble="watch broke: reset by peer", refused_objects=2)
     health.history = HistoryHealth(may_write=lambda: True, written_at=NOW - 9.0, vmis=3, size=1234)
     health.history.faults[HistoryFault.DAMAGED] = 1
@@ -121,7 +121,7 @@ Blocked VMs: 3
 
 
 def test_what_to_do_is_told_of_each_that_differs() -> None:
-    """A step has the names of the VMs that it is for: two with the same step share a line."""
+    """Each action is shown once, with the VMs that it is for."""
     failing = {"failed": {f"f{number}": NOW - number for number in range(14)}}
     first, second, third = (
         an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
@@ -134,7 +134,7 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
 
 
 def test_a_vm_blocked_twice_is_one_row() -> None:
-    """With both reasons: its cooldown's end alone would not release it."""
+    """A VM that is blocked twice is one row with both reasons."""
     blocked = (held("a", Reason.MIGRATION_IN_PROGRESS), held("a", until=NOW + 600.0))
 
     assert "  shop/a  n1  migration_in_progress, cooldown  the migration ends\n" in status_of(
@@ -143,7 +143,7 @@ def test_a_vm_blocked_twice_is_one_row() -> None:
 
 
 def test_nothing_more_is_shown_before_it_is_ready() -> None:
-    """No list is empty because nobody could be asked yet."""
+    """Before it is ready only its health is shown."""
     text = status_of(health=some_health(synced=False))
 
     assert "\n  virtualmachineinstancemigrations  not listed yet\n" in text
@@ -152,7 +152,7 @@ def test_nothing_more_is_shown_before_it_is_ready() -> None:
 
 
 def test_lists_are_bounded_unless_all_is_asked_for() -> None:
-    """Twenty rows and how many more there are; `--all` shows them."""
+    """Lists have twenty rows and the number of the others; `--all` shows all."""
     blocked = tuple(held(f"vm-{n:03}", until=NOW + 60.0 * n) for n in range(1, 51))
     cut, whole = (status_of(blocked=blocked, everything=everything) for everything in (False, True))
 
@@ -162,7 +162,7 @@ def test_lists_are_bounded_unless_all_is_asked_for() -> None:
 
 
 def test_a_history_of_another_replica_and_what_waits_are_told() -> None:
-    """Who writes it, and since when something is not written."""
+    """The writer of the history is shown, and since when changes are unwritten."""
     health = some_health()
     health.history = HistoryHealth(find_unwritten=lambda: NOW - 60.0, vmis=3, size=99)
 

@@ -180,7 +180,7 @@ def test_nothing_of_any_cluster_is_written_down() -> None:
 
 
 def test_every_selector_keeps_to_the_chosen_cluster_and_jobs() -> None:
-    """The descheduler plugin has counters of the same names: a job keeps them apart.
+    """Every selector has the chosen cluster and job, as the plugin has equal names.
 
     Recording rules have no job, and other programs one of their own.
     """

@@ -1,4 +1,4 @@
-"""Objects as they stand at some point of an evacuation, for tests of the rules."""
+"""Objects at some point of an evacuation, for tests of the controllers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RULES = controller.Rules()
 
 
 def at(seconds: float) -> datetime:
-    """An instant so many seconds after the start."""
+    """The time this many seconds after the start."""
     return NOW + timedelta(seconds=seconds)
 
 
@@ -29,7 +29,7 @@ def given(made: Object, uid: str, *, name: str | None = None, created: float = 0
 
 
 def make_vmi(name: str = "db1", *, strategy: str = "LiveMigrate", on: str = "n1") -> Object:
-    """A VMI that runs."""
+    """A running VMI."""
     vmi = objects.build_vmi("shop", name, strategy=strategy, annotations={})
     vmi = given(vmi, f"vmi-{name}")
     vmi["status"] |= {"phase": "Scheduled", "nodeName": on}
@@ -40,21 +40,21 @@ def make_vmi(name: str = "db1", *, strategy: str = "LiveMigrate", on: str = "n1"
 def make_pod(
     vmi: Object, uid: str = "aaaaa", *, on: str = "n1", migration: Object | None = None
 ) -> Object:
-    """A launcher pod that is ready."""
+    """A ready launcher pod."""
     pod = given(objects.build_launcher_pod(vmi, migration), uid)
     pod["status"] = {"phase": "Pending"}
     return node.start_pod(node.bind_pod(pod, on, NOW), "10.0.0.1", NOW)
 
 
 def evict(vmi: Object, pod: Object, *, descheduler: bool = True) -> Object:
-    """The VMI after its eviction was asked for."""
+    """The VMI after the request of its eviction."""
     marked = webhooks.admit_eviction(vmi, pod, descheduler=descheduler).vmi
     assert marked is not None
     return controller.sync_vmi(marked, [pod], NOW)
 
 
 def make_evacuation(vmi: Object, uid: str = "m1", *, created: float = 0) -> Object:
-    """A VMIM as the evacuation controller made it and its own controller first saw it."""
+    """A VMIM of the evacuation controller, after its first reconcile."""
     migration = given(objects.build_evacuation(vmi), uid, created=created)
     migration = webhooks.admit_migration(migration)
     view = controller.MigrationView(migration, vmi)
@@ -64,7 +64,7 @@ def make_evacuation(vmi: Object, uid: str = "m1", *, created: float = 0) -> Obje
 
 
 def through(migration: Object, *phases: str, start: float = 0) -> Object:
-    """A migration that has gone through phases, one second each."""
+    """A migration that went through these phases, one second each."""
     for second, phase in enumerate(phases):
         migration = controller.set_phase(migration, phase, at(start + second))
     return migration
@@ -87,7 +87,7 @@ class Play:
         return objects.state_of(self.vmi) or {}
 
     def reconcile(self, times: int = 1) -> controller.Writes:
-        """What the controller writes, written."""
+        """Apply what the controller writes."""
         writes = controller.Writes()
         for _ in range(times):
             self.now += timedelta(seconds=1)
@@ -113,17 +113,17 @@ class Play:
         self.pods[1] = node.finish_pod(self.pods[1], "Failed", self.now)
 
     def hand_off(self) -> None:
-        """From nothing to the instant after the hand-off."""
+        """Play the migration until after the hand-off."""
         self.reconcile(3)
         self.ready_target()
         self.reconcile(2)
 
     def prepare(self) -> None:
-        """The target listens."""
+        """Report that the target is ready for the copy."""
         self.vmi = node.prepare_target(self.vmi, "10.1.2.3", {"40001": 0})
 
     def start(self) -> None:
-        """Copying begins."""
+        """Report that the copy has begun."""
         self.vmi = node.detect_domain(node.start_migration(self.vmi, self.now))
 
     @property

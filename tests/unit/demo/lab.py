@@ -16,22 +16,22 @@ from .facts import NOW
 
 
 class Plan:
-    """Every migration meets the one fate given, on the first node that is free."""
+    """Every migration has this fate, on the first free node."""
 
     def __init__(self, fate: Fate) -> None:
         self.given = fate
 
     def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002
-        """Always the one given."""
+        """The given fate."""
         return self.given
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:  # noqa: ARG002
-        """The first that is free."""
+        """The first free node."""
         return free[0]
 
 
 class Lab:
-    """A cluster with running VMs, and what its store was told."""
+    """A cluster with running VMs, and all changes of its store."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class Lab:
         return objects.newest_first(found)
 
     def phases(self, name: str = "db1") -> list[str]:
-        """Their phases."""
+        """The phases of the VM's migrations."""
         return [objects.phase(migration) for migration in self.migrations(name)]
 
     def told(self, resource: object = VMIS) -> list[Object]:
-        """Every object that a watcher of this resource has been told of."""
+        """Every version of an object that a watch of this resource has sent."""
         cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
         return [decode_body(change.body) for change in cache.changes]

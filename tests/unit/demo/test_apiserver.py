@@ -47,7 +47,7 @@ class TestObjects:
     """Get, create, update, patch and delete."""
 
     async def test_one_object_is_created_and_read(self, client: Client) -> None:
-        """What was created can be read at its own path, with what the server added."""
+        """A created object can be read at its path, with the fields that the server adds."""
         created = await client.post(VMIS, vmi("db1"))
         read = await client.get(f"{VMIS}/db1")
 
@@ -73,7 +73,7 @@ class TestObjects:
         }
 
     async def test_a_namespace_must_exist(self, client: Client) -> None:
-        """Creating an object in a namespace that is not there answers 404 for the namespace."""
+        """Creating an object in a missing namespace answers 404 for the namespace."""
         answer = await client.post(VMIS.replace("shop", "bank"), vmi("db1"))
 
         assert answer.status == 404
@@ -94,7 +94,7 @@ class TestLists:
         assert answer.names == ["db0", "db1"]
 
     async def test_pages_tell_one_story(self, client: Client) -> None:
-        """Pages show the list as it was at the first one, whatever has changed since."""
+        """All pages show the list as it was at the first one."""
         await fill(client, 5)
         first = await client.get(ALL_VMIS, limit=2)
         await client.delete(f"{VMIS}/db3")
@@ -110,7 +110,7 @@ class TestLists:
         assert third.json["metadata"]["continue"] == ""
 
     async def test_an_expired_page_offers_a_way_on(self, client: Client) -> None:
-        """A token from before a compaction answers 410 with a token for the rest as it is now."""
+        """An expired page answers 410 with a token for the current rest."""
         await fill(client, 4)
         first = await client.get(ALL_VMIS, limit=2)
         await client.delete(f"{VMIS}/db2")
@@ -126,7 +126,7 @@ class TestLists:
         assert rest.names == ["db3"]
 
     async def test_version_zero_does_not_page(self, client: Client) -> None:
-        """A list from the watch cache takes no notice of the limit."""
+        """A list from the watch cache ignores the limit."""
         await fill(client, 3)
         answer = await client.get(ALL_VMIS, limit=1, resourceVersion="0")
 
@@ -154,7 +154,7 @@ class TestLists:
         assert answer.names == names
 
     async def test_long_answers_are_compressed(self, client: Client) -> None:
-        """From 128 KiB on an answer is gzipped for a client that takes it."""
+        """From 128 KiB on an answer is gzipped for a client that accepts it."""
         body = vmi("db1")
         body["metadata"]["annotations"] = {"long": "x" * 200_000}
         await client.post(VMIS, body)
@@ -170,7 +170,7 @@ class TestWatches:
     """Watches, streaming lists and bookmarks."""
 
     async def test_changes_of_the_past_are_told(self, client: Client) -> None:
-        """A watch resumed from an older version first tells what it has missed."""
+        """A watch from an older version first sends the missed changes."""
         version = (await client.post(VMIS, vmi("db1"))).version
         await client.delete(f"{VMIS}/db1")
         await client.post(VMIS, vmi("db1"))
@@ -180,14 +180,14 @@ class TestWatches:
         assert events == [("DELETED", "db1"), ("ADDED", "db1")]
 
     async def test_without_a_version_the_present_comes_first(self, client: Client) -> None:
-        """A watch from 0 or from nowhere starts with an ADDED for each object."""
+        """A watch from 0 or without a version starts with an ADDED for each object."""
         await fill(client, 2)
         for query in ({}, {"resourceVersion": "0"}):
             async with client.watch(ALL_VMIS, **query) as stream:
                 assert await stream.take(2) == [("ADDED", "db0"), ("ADDED", "db1")]
 
     async def test_a_streaming_list_ends_with_a_bookmark(self, client: Client) -> None:
-        """Every object, then a bookmark that says so and carries the list's version."""
+        """A streaming list has every object, then a bookmark with the list's version."""
         await fill(client, 2)
         async with client.watch(ALL_VMIS, **STREAMING) as stream:
             present = await stream.take(2)
@@ -204,7 +204,7 @@ class TestWatches:
         assert int(version) < int(after["object"]["metadata"]["resourceVersion"])
 
     async def test_an_old_version_is_an_error_event(self, client: Client) -> None:
-        """A version that is forgotten answers 200 and one ERROR event with Status 410."""
+        """A watch from a compacted version answers 200 and one ERROR event with Status 410."""
         version = (await client.post(VMIS, vmi("db1"))).version
         await client.post(VMIS, vmi("db2"))
         client.server.compact()
@@ -219,7 +219,7 @@ class TestWatches:
         assert rest == b""
 
     async def test_a_watch_from_before_a_restart_is_too_old(self) -> None:
-        """A server that starts knows the present only."""
+        """After a restart the server cannot continue earlier watches."""
         kept = make_store()
         async with serve(kept) as client:
             version = (await client.post(VMIS, vmi("db1"))).version
@@ -262,7 +262,7 @@ class TestWatches:
         assert [event["type"] for event in events] == ["ADDED", "DELETED"]
 
     async def test_a_quiet_stream_gets_bookmarks(self) -> None:
-        """Bookmarks come at their interval, to those who asked, with the newest version."""
+        """A watch that asked for bookmarks gets them at their interval."""
         async with serve(bookmark_seconds=0.01) as client:
             query = {"allowWatchBookmarks": "true", "resourceVersion": "2"}
             async with client.watch(ALL_VMIS, **query) as stream:
@@ -276,7 +276,7 @@ class TestWatches:
         assert set(event["object"]["metadata"]) == {"resourceVersion"}
 
     async def test_a_watch_ends_at_its_timeout(self) -> None:
-        """After `timeoutSeconds` the stream ends in order, without bookmarks unasked for."""
+        """After `timeoutSeconds` the stream ends, without bookmarks that were not requested."""
         query = {"timeoutSeconds": "1", "resourceVersion": "2"}
         async with (
             serve(bookmark_seconds=0.01) as client,
@@ -285,7 +285,7 @@ class TestWatches:
             assert await stream.rest() == b""
 
     async def test_a_watcher_too_slow_for_the_window_is_ended(self) -> None:
-        """A stream whose next change is forgotten ends without a word, as the real one does."""
+        """A stream whose next change was compacted just ends, as on the real server."""
         async with (
             serve(make_store(window=5)) as client,
             client.watch(ALL_VMIS, resourceVersion="2") as stream,
@@ -299,7 +299,7 @@ class TestWatches:
             assert await stream.rest() == b""
 
     async def test_leaving_breaks_off_open_streams(self) -> None:
-        """The end of the server is a kill for those who watch."""
+        """When the server ends, its open streams are broken."""
         kept = make_store()
         async with aiohttp.ClientSession() as session:
             async with FaultyApiServer(kept) as server:

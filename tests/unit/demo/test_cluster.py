@@ -31,7 +31,7 @@ def test_a_new_vmi_comes_up() -> None:
 
 
 def test_an_eviction_becomes_a_migration() -> None:
-    """Marked, migrated to another node, unmarked; the old pod finishes with its annotation."""
+    """An eviction marks the VMI, migrates it, and clears the marker; the old pod finishes."""
     lab = Lab("db1")
     old = lab.cluster.launcher("shop", "db1") or {}
     answer = lab.cluster.evict_vmi("shop", "db1", descheduler=True)
@@ -56,7 +56,7 @@ def test_an_eviction_becomes_a_migration() -> None:
 
 
 def test_two_leave_a_node_at_a_time() -> None:
-    """Of four evictions from one node two run and two wait Pending; in the end all have moved."""
+    """Of four evictions from one node two run and two wait; in the end all succeed."""
     names = ("db1", "db2", "db3", "db4")
     lab = Lab(*names, fate=Fate("succeeds", 20.0))
     for name in names:
@@ -86,7 +86,7 @@ def test_the_more_urgent_goes_first() -> None:
 
 
 def test_a_free_place_is_taken_at_once() -> None:
-    """Who waits for a place does not wait for its next look, five seconds later."""
+    """A waiting migration takes a free place at once, not at its next reconcile."""
     lab = Lab("db1", "db2", rules=Rules(per_cluster=1), fate=Fate("succeeds", 10.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.run(1)
@@ -98,7 +98,7 @@ def test_a_free_place_is_taken_at_once() -> None:
 
 
 def test_deleting_a_running_migration_aborts_it() -> None:
-    """The launcher aborts, the VMIM goes, and once the target pod has ended the next one comes."""
+    """Deleting a running migration aborts it; after its target pod the next attempt begins."""
     lab = Lab("db1", fate=Fate("succeeds", 60.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.until(lambda: lab.phases() == ["Running"])
@@ -118,7 +118,7 @@ def test_deleting_a_running_migration_aborts_it() -> None:
 
 
 def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:
-    """It ends before the abort does: the VM has moved, and the deleted VMIM has succeeded."""
+    """A migration that is cancelled too late succeeds."""
     lab = Lab("db1", fate=Fate("succeeds", 3.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.until(lambda: lab.phases() == ["Running"])
@@ -135,7 +135,7 @@ def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:
 
 
 def test_a_namesake_starts_clean() -> None:
-    """A VMI created again under the same name is another one: nothing of the first is left."""
+    """A VMI that is created again with the same name has nothing of the first one."""
     lab = Lab("db1", fate=Fate("fails", 5.0))
     first = lab.vmi()["metadata"]["uid"]
     lab.cluster.evict_vmi("shop", "db1")
@@ -153,7 +153,7 @@ def test_a_namesake_starts_clean() -> None:
 
 
 def test_finished_pods_do_not_pile_up() -> None:
-    """Of the pods that a VM has left only the last two stay."""
+    """Of a VM's finished pods only the last two are kept."""
     lab = Lab("db1")
     for _ in range(6):
         lab.cluster.evict_vmi("shop", "db1")
@@ -163,7 +163,7 @@ def test_finished_pods_do_not_pile_up() -> None:
 
 
 def test_the_stream_does_not_depend_on_the_steps() -> None:
-    """However often the clock is looked at, the same things happen at the same instants."""
+    """The events are the same in steps of any size."""
 
     def play(step: float) -> list[Object]:
         lab = Lab("db1", "db2", fate=Fate("fails", 3.0))
@@ -177,7 +177,7 @@ def test_the_stream_does_not_depend_on_the_steps() -> None:
 
 
 def test_speed_divides_every_duration() -> None:
-    """At ten times the speed the same evacuation takes a tenth of the time."""
+    """At ten times the speed an evacuation takes a tenth of the time."""
     lasted: dict[float, float] = {}
     for speed in (1.0, 10.0):
         cluster = Cluster(NOW, Plan(Fate()), pace=Pace(speed=speed))

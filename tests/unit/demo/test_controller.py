@@ -23,7 +23,7 @@ def play() -> Play:
 
 
 class TestPhases:
-    """The VMIM's way through its phases."""
+    """The phases of a VMIM."""
 
     def test_the_first_entry_of_a_phase_stays(self) -> None:
         """A phase that is entered twice keeps its first instant."""
@@ -33,7 +33,7 @@ class TestPhases:
         assert len(migration["status"]["phaseTransitionTimestamps"]) == 2
 
     def test_another_unfinished_migration_fails_a_new_one(self, play: Play) -> None:
-        """In the empty phase a VMIM fails if the VMI names another that is not finished."""
+        """A new VMIM fails if the VMI has another unfinished migration."""
         play.hand_off()
         second = make_evacuation(play.vmi, "m2", created=1)
         seen = MigrationView(second, play.vmi, play.pods, [play.migration, second])
@@ -43,7 +43,7 @@ class TestPhases:
         assert objects.phase(failed or {}) == "Failed"
 
     def test_the_first_step_is_the_observed_version(self) -> None:
-        """A VMIM made past the webhook gets label, finalizer and version before anything else."""
+        """A VMIM that bypassed the webhook first gets label, finalizer and version."""
         vmi = make_vmi()
         bare = given(objects.build_migration(vmi), "m9", name="mine")
 
@@ -56,7 +56,7 @@ class TestPhases:
         assert "status" not in written
 
     def test_migrations_of_a_vanished_vmi_are_deleted(self) -> None:
-        """A VMIM whose VMI is gone is deleted, and once marked it is let go."""
+        """A VMIM without its VMI is deleted, and then loses its finalizer."""
         migration = through(make_evacuation(make_vmi()), "Pending")
         deletion = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
         marked = objects.changed(migration, lambda made: made["metadata"].update(deletion))
@@ -70,10 +70,10 @@ class TestPhases:
 
 
 class TestHandOff:
-    """What the VMI's `migrationState` says, and when."""
+    """The VMI's `migrationState` over time."""
 
     def test_before_it_the_old_data_stays(self, play: Play) -> None:
-        """While Pending and Scheduling the VMI tells of the migration before."""
+        """In Pending and Scheduling the VMI still has the earlier migration."""
         play.vmi["status"]["migrationState"] = OLD
         play.reconcile(4)
 
@@ -81,7 +81,7 @@ class TestHandOff:
         assert play.state == OLD
 
     def test_it_empties_the_old_data(self, play: Play) -> None:
-        """The struct is a new one: no start, no end, nothing of the migration before."""
+        """The hand-off replaces the struct: no start, no end."""
         play.vmi["status"]["migrationState"] = OLD
         play.hand_off()
         configuration = play.state.pop("migrationConfiguration")
@@ -98,7 +98,7 @@ class TestHandOff:
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
     def test_the_copy_comes_one_reconcile_after_the_end(self, play: Play) -> None:
-        """Final first, with the source pod alone; then the VMI's struct, and the finalizer goes."""
+        """The VMIM gets the VMI's struct one reconcile after it is final."""
         play.hand_off()
         play.prepare()
         play.reconcile(2)
@@ -116,7 +116,7 @@ class TestHandOff:
         assert "finalizers" not in play.migration["metadata"]
 
     def test_nothing_is_copied_from_another_migration(self, play: Play) -> None:
-        """A VMIM that failed before hand-off keeps its source pod alone."""
+        """A VMIM that failed before hand-off has only its source pod."""
         play.vmi["status"]["migrationState"] = {"migrationUid": "m0", "completed": True}
         play.migration = through(play.migration, "Pending", "Failed")
         play.migration["status"]["migrationState"] = {"sourcePod": "p"}
@@ -127,10 +127,10 @@ class TestHandOff:
 
 
 class TestFailures:
-    """What each failure leaves behind (the table of failures)."""
+    """The state after each failure (the table of failures)."""
 
     def test_an_unschedulable_target_fails_after_300_seconds(self, play: Play) -> None:
-        """The pod is deleted at its timeout, then the VMIM fails; the VMI has not changed."""
+        """An unschedulable target is deleted after 300 s, then the VMIM fails."""
         play.reconcile(3)
         play.pods[1] = node.leave_unscheduled(play.pods[1], 4, play.now)
         before = play.vmi
@@ -146,13 +146,13 @@ class TestFailures:
         }
 
     def test_a_target_may_be_pending_for_900_seconds(self, play: Play) -> None:
-        """A target that is Pending for any other reason has three times as long."""
+        """A target that is Pending for another reason has 900 s."""
         play.reconcile(3)
 
         assert play.reconcile().requeue_at == at(901)
 
     def test_a_target_lost_before_the_start_starts_and_ends_at_once(self, play: Play) -> None:
-        """virt-controller itself marks the VMI: start and end are the same instant."""
+        """For a target lost before the start virt-controller writes start equal to end."""
         play.hand_off()
         play.reconcile()
         play.lose_target()
@@ -165,7 +165,7 @@ class TestFailures:
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
     def test_a_target_lost_once_ready_is_a_zombie_where_the_bug_is(self) -> None:
-        """Bug #18087: the VMIM has failed and the VMI knows no end; mended, it gets one."""
+        """With bug #18087 the VMI has no end after a lost ready target; fixed, it has one."""
         for leaves_zombies in (True, False):
             play = Play(leaves_zombies=leaves_zombies)
             play.hand_off()
@@ -179,7 +179,7 @@ class TestFailures:
             assert ("startTimestamp" not in play.state) is leaves_zombies
 
     def test_a_migration_taken_over_fails(self, play: Play) -> None:
-        """Once handed off, a VMI that names another migration fails this one."""
+        """After the hand-off a VMIM fails if the VMI names another migration."""
         play.hand_off()
         play.reconcile()
         play.vmi["status"]["migrationState"] = {"migrationUid": "m7"}
@@ -188,7 +188,7 @@ class TestFailures:
         assert objects.phase(play.migration) == "Failed"
 
     def test_deleting_one_that_waits_fails_it(self, play: Play) -> None:
-        """Before hand-off a deleted VMIM fails, its target pod goes, and the finalizer after it."""
+        """Before hand-off a deleted VMIM fails, then its target pod and finalizer are removed."""
         play.reconcile(3)
         play.migration["metadata"]["deletionTimestamp"] = "2026-08-22T10:01:00Z"
         play.reconcile()
@@ -211,7 +211,7 @@ class TestBackoff:
 
     @staticmethod
     def failures(count: int) -> list[objects.Object]:
-        """So many failures, ten seconds apart, each Failed two seconds after its creation."""
+        """Failures, ten seconds apart, each Failed two seconds after its creation."""
         vmi = evict(make_vmi(), make_pod(make_vmi()))
         return [
             through(
@@ -224,11 +224,11 @@ class TestBackoff:
 
     @pytest.mark.parametrize(("failed", "seconds"), [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320)])
     def test_it_doubles_from_20_seconds(self, failed: int, seconds: int) -> None:
-        """20 s doubled per failure from the last failure on; five are kept, so 320 s at most."""
+        """The backoff is 20 s, doubled per failure; with five kept, at most 320 s."""
         assert backoff(self.failures(failed)) == at(10 * (failed - 1) + 2 + seconds)
 
     def test_it_is_shortened_by_the_factor(self) -> None:
-        """The factor divides the wait and nothing else."""
+        """The factor divides the backoff only."""
         assert backoff(self.failures(2), Rules(faster=10)) == at(12 + 4)
 
     def test_a_first_attempt_does_not_wait(self) -> None:
@@ -275,13 +275,13 @@ class TestBackoff:
 
 
 class TestWaiting:
-    """What else holds a migration in Pending."""
+    """The other reasons for which a migration stays Pending."""
 
     @pytest.mark.parametrize(
         ("running", "outbound", "held"), [(4, 1, False), (5, 1, True), (4, 2, True)]
     )
     def test_the_limits_hold(self, play: Play, *, running: int, outbound: int, held: bool) -> None:
-        """Five per cluster, two out of a node; it looks again in five seconds."""
+        """Five per cluster and two per node may run; the others retry in five seconds."""
         play.reconcile()
         seen = MigrationView(play.migration, play.vmi, play.pods, [], running, outbound)
 
@@ -298,7 +298,7 @@ class TestWaiting:
         assert play.reconcile().create_pod is None
 
     def test_a_target_pod_says_whose_it_is(self, play: Play) -> None:
-        """The target carries the VMIM's uid and name, and the VMI's eviction source."""
+        """The target pod has the VMIM's uid and name, and the VMI's eviction source."""
         pod = play.reconcile(2).create_pod
 
         assert pod is not None
@@ -312,10 +312,10 @@ class TestWaiting:
 
 
 class TestGarbage:
-    """What is kept of finished migrations."""
+    """The garbage collection of finished migrations."""
 
     def test_the_newest_five_stay(self) -> None:
-        """Of all finished, the oldest beyond five go, whatever their outcome; open ones stay."""
+        """Of the finished VMIMs only the newest five are kept, whatever their outcome."""
         vmi = make_vmi()
         finished = [
             through(
@@ -336,7 +336,7 @@ class TestEvacuation:
 
     @pytest.mark.parametrize("strategy", ["External", "None"])
     def test_other_strategies_never_get_one(self, strategy: str) -> None:
-        """External is for somebody else to act on; nothing comes of waiting."""
+        """VMIs with the strategy External never get a VMIM."""
         vmi = make_vmi(strategy=strategy)
         vmi["status"]["evacuationNodeName"] = "n1"
 
@@ -367,7 +367,7 @@ class TestEvacuation:
         ("descheduler", "priority"), [(True, "system-maintenance"), (False, "system-critical")]
     )
     def test_it_is_annotated_with_the_node(self, *, descheduler: bool, priority: str) -> None:
-        """The VMIM names the node it evacuates, and its priority tells who asked."""
+        """The VMIM names the node it evacuates, and its priority shows who requested it."""
         vmi = make_vmi()
         migration = make_evacuation(evict(vmi, make_pod(vmi), descheduler=descheduler))
 
@@ -378,10 +378,10 @@ class TestEvacuation:
 
 
 class TestVmi:
-    """What virt-controller keeps true on the VMI and its pod."""
+    """The fields that virt-controller keeps up to date on the VMI and its pod."""
 
     def test_the_condition_follows_the_mark(self) -> None:
-        """EvictionRequested comes with its instant, keeps it, and is removed with the mark."""
+        """EvictionRequested is set with its time, and removed with the marker."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = evict(vmi, pod)
@@ -401,7 +401,7 @@ class TestVmi:
         assert objects.condition(freed, "EvictionRequested") is None
 
     def test_the_pod_is_annotated_while_marked(self) -> None:
-        """The current pod says that its eviction is in progress, until the mark goes."""
+        """The current pod has the annotation eviction-in-progress until the marker is gone."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = controller.sync_pod(evict(vmi, pod), pod, NOW)

@@ -36,13 +36,13 @@ async def test_it_is_seeded_before_it_serves() -> None:
 
 
 async def test_nothing_is_from_the_future() -> None:
-    """The past that is played before the start ends at the start."""
+    """No object has a time after the start."""
     async with Demo(lambda: NOW, speed=5.0) as demo:
         assert demo.cluster.instant == NOW
 
 
 async def test_it_can_be_stopped_while_it_is_built() -> None:
-    """A stop set in the middle of a large build ends the build after the batch at hand."""
+    """A stop during a large build ends it after the current batch."""
     stop = asyncio.Event()
     built: list[int] = []
 
@@ -58,7 +58,7 @@ async def test_it_can_be_stopped_while_it_is_built() -> None:
 
 
 async def test_it_runs_until_it_is_stopped() -> None:
-    """While it runs, the clock drives the cluster and the descheduler asks the exporter."""
+    """While it runs, the cluster changes and the descheduler asks the exporter."""
     started = asyncio.get_running_loop().time()
     asked = asyncio.Event()
 
@@ -88,7 +88,7 @@ async def test_it_runs_until_it_is_stopped() -> None:
 
 
 async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
-    """An exporter that is ending beside it is no news: neither asked again nor complained of."""
+    """Once stopped, it neither asks the exporter again nor logs an error."""
     questions = 0
     stop, asked = asyncio.Event(), asyncio.Event()
 
@@ -114,7 +114,7 @@ async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
 
 
 async def test_it_ends_before_its_first_cycle() -> None:
-    """Stopped between two cycles it does not begin the next."""
+    """If it is stopped between two cycles, it does not begin the next."""
     stop, stepped = asyncio.Event(), asyncio.Event()
 
     def clock() -> datetime:

@@ -27,7 +27,7 @@ Decide = Callable[[dict[str, Any]], list[bool] | int]
 
 
 class Exporter:
-    """Answers every request as it is told to, and keeps what it was asked."""
+    """Answers every request as configured, and records the requests."""
 
     def __init__(self, decide: Decide) -> None:
         self.decide = decide
@@ -71,13 +71,13 @@ class Trial:
 
 
 def allow_all(asked: dict[str, Any]) -> list[bool]:
-    """Allow whatever is asked about."""
+    """Allow every candidate."""
     return [True] * len(asked["candidates"])
 
 
 @asynccontextmanager
 async def trial(decide: Decide = allow_all) -> AsyncIterator[Trial]:
-    """A descheduler with an exporter of its own."""
+    """A descheduler with its own exporter."""
     exporter = Exporter(decide)
     app = web.Application()
     app.router.add_post("/v1/verdicts", exporter.answer)
@@ -99,7 +99,7 @@ async def test_it_asks_twice() -> None:
 
 
 async def test_it_names_the_vmi_and_its_pod() -> None:
-    """A candidate carries the VMI's name and uid, not the pod's, and the pod for the log."""
+    """A candidate has the VMI's name and uid, and the pod's name for the log."""
     async with trial() as tried:
         await tried.cycle()
         candidate = tried.exporter.asked[0]["candidates"][0]
@@ -114,7 +114,7 @@ async def test_it_names_the_vmi_and_its_pod() -> None:
 
 @pytest.mark.parametrize("checkpoint", ["filter", "preEviction"])
 async def test_it_obeys(checkpoint: str) -> None:
-    """What is refused at either checkpoint is not evicted."""
+    """A pod that is blocked at either checkpoint is not evicted."""
 
     def refuse(asked: dict[str, Any]) -> list[bool]:
         return [asked["checkpoint"] != checkpoint] * len(asked["candidates"])
@@ -158,14 +158,14 @@ async def test_an_exporter_that_is_not_ready_is_borne() -> None:
 
 
 async def test_too_few_verdicts_are_no_answer() -> None:
-    """An answer that does not fit the question evicts nothing."""
+    """An answer with too few verdicts evicts nothing."""
     async with trial(lambda _: [True]) as tried:
         with capture_logs():
             assert await tried.cycle() == 0
 
 
 async def test_a_stock_one_asks_nobody() -> None:
-    """Without the query API's URL it evicts what it picks."""
+    """Without the exporter's URL it evicts every pod that it picks."""
     async with trial(lambda asked: [False] * len(asked["candidates"])) as tried:
         stock = Descheduler(tried.cluster, tried.scenario, None, NOW)
         evicted = await stock.cycle(tried.session, tried.cluster.instant)
@@ -176,7 +176,7 @@ async def test_a_stock_one_asks_nobody() -> None:
 
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_its_evictions_go_through_the_webhook(allowed: bool) -> None:
-    """The webhook is asked about each pod; what it denies is logged once and not evicted."""
+    """The webhook reviews each eviction; a denial is logged once."""
     asked: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -204,7 +204,7 @@ async def test_its_evictions_go_through_the_webhook(allowed: bool) -> None:
 
 
 async def test_a_webhook_that_is_not_there_lets_evictions_pass() -> None:
-    """As the API server does under `failurePolicy: Ignore`."""
+    """Without the webhook evictions pass, as with `failurePolicy: Ignore`."""
     async with trial() as tried:
         nobody = "http://127.0.0.1:1"
         stock = Descheduler(tried.cluster, tried.scenario, None, NOW, webhook_url=nobody)

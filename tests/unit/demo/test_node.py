@@ -1,4 +1,4 @@
-"""What nodes write: the VMI along a migration, as KubeVirt's examples show it."""
+"""The fields that nodes write during a migration, as in KubeVirt's examples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_failure_looks_like_the_example() -> None:
 
 
 def test_live_migratable_has_no_transition_time() -> None:
-    """virt-handler never sets it, which a parser has to bear."""
+    """virt-handler never sets the transition time of LiveMigratable."""
     for migratable in (True, False):
         vmi = node.set_migratable(make_vmi(), migratable=migratable)
         condition = objects.condition(vmi, "LiveMigratable") or {}
@@ -50,7 +50,7 @@ def test_nothing_is_changed_in_place() -> None:
 
 
 def test_a_pod_begins_and_ends() -> None:
-    """Its container runs first; Ready it is once virt-controller says that the VM is not paused."""
+    """A pod runs first, and is Ready once virt-controller reports that the VM is not paused."""
     vmi = make_vmi()
     pod = make_pod(vmi)
     assert objects.is_pod_ready(pod)

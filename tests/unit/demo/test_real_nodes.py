@@ -1,4 +1,4 @@
-"""The simulated migrations beside those of real nodes, field by field."""
+"""The simulated migrations write the fields of real nodes."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ ONLY_REAL = {
 
 
 def simulate(name: str) -> list[Object]:
-    """Play a recorded scenario in the simulated cluster; it begins where the recording does."""
+    """Play a recorded scenario in the simulated cluster, from the recording's beginning."""
     lab = Lab("db1", fate=Fate("fails" if name == "failure" else "succeeds", 6.0, LIBVIRT))
     migrate(lab)
     lab.run(30)
@@ -72,19 +72,19 @@ def migrate(lab: Lab) -> None:
 
 
 def _with_latest(versions: list[Object], seen: int) -> list[Object]:
-    """The versions from `seen` on, and before them the latest of each object."""
+    """The versions after `seen`, with the latest earlier one of each object."""
     latest = {one["metadata"]["uid"]: one for one in versions[:seen]}
     return [*latest.values(), *versions[seen:]]
 
 
 def _comparable(versions: list[Object]) -> set[str]:
-    """Without what the hand-off removes: that depends on how the migration before it ended."""
+    """The fields without those that depend on the earlier migration."""
     return {path for path in find_written(versions) if "-VMI.status.migrationState" not in path}
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_simulated_migration_writes_what_a_real_one_does(name: str) -> None:
-    """The simulated virt-handlers and controllers write the fields of the real ones, no others."""
+    """The simulated nodes and controllers write exactly the fields of the real ones."""
     recorded = read_sequence(RECORDED / f"{name}.jsonl")
     real = _comparable(recorded) - ONLY_REAL.get(name, set())
     simulated = _comparable(simulate(name))
@@ -95,7 +95,7 @@ def test_a_simulated_migration_writes_what_a_real_one_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> None:
-    """The fields that say how far a migration is appear in the order of the real nodes."""
+    """The fields of a migration's progress appear in the order of the real nodes."""
     for versions in (read_sequence(RECORDED / f"{name}.jsonl"), simulate(name)):
         vmis = [one for one in versions if one["kind"] == "VirtualMachineInstance"]
         written = [path.removeprefix("VMI.status.migrationState.") for path in find_written(vmis)]
@@ -103,6 +103,6 @@ def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> N
 
 
 def test_a_pod_of_a_failed_migration_ends_succeeded() -> None:
-    """The launcher exits cleanly, unless its domain had not arrived yet."""
+    """The target pod of a failed migration ends Succeeded if its domain had arrived."""
     for versions in (read_sequence(RECORDED / "failure.jsonl"), simulate("failure")):
         assert "Failed" not in {objects.phase(one) for one in versions if one["kind"] == "Pod"}

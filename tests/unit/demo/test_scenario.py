@@ -1,4 +1,4 @@
-"""The demo's population: the same for the same seed, and lively."""
+"""The demo's VMs: the same for the same seed, with many states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .facts import NOW, at
 
 
 def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Cluster:
-    """The scenario after so many seconds."""
+    """The scenario after this many seconds."""
     scenario = Scenario(seed, vms)
     cluster = Cluster(NOW, scenario, nodes=nodes, seed=seed, rules=Rules(faster=10), pace=Pace())
     for _ in scenario.populate(cluster):
@@ -29,7 +29,7 @@ def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Clu
 
 
 def told(cluster: Cluster, *resources: Any) -> list[Object]:
-    """Every object that watchers of these resources were told of."""
+    """Every version of an object that watches of these resources were sent."""
     return [
         decode_body(change.body)
         for resource in resources
@@ -51,7 +51,7 @@ def minutes() -> Cluster:
 
 
 def test_a_seed_decides_everything() -> None:
-    """The same seed gives the same objects to the last byte, another seed others."""
+    """The same seed gives the same objects byte for byte; another seed gives others."""
     first, again, other = (told(play(60, seed=seed), VMIS, MIGRATIONS, PODS) for seed in (7, 7, 8))
 
     assert first == again
@@ -59,13 +59,13 @@ def test_a_seed_decides_everything() -> None:
 
 
 def test_every_role_is_there_by_default() -> None:
-    """The default population shows each part at least once."""
+    """The default scenario has a VM of every role."""
     assert {vm.role for vm in make_vms(1, 24)} == set(Role)
     assert len(ROLES) == 24
 
 
 def test_it_is_lively() -> None:
-    """In the first minute VMs migrate, wait, cool down and fail, all at some time together."""
+    """In the first minute VMs migrate, wait, cool down and fail at the same time."""
     seen = {"running": 0, "pending": 0, "cooling": 0, "evacuating": 0}
     cluster = play(150)
     for second in range(150, 210):
@@ -82,7 +82,7 @@ def test_it_is_lively() -> None:
 
 
 def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
-    """A failing VM keeps its mark, and five failures are there to be seen."""
+    """A failing VM keeps its marker, and has five failed VMIMs."""
     for role in (Role.FAILING, Role.UNSCHEDULABLE):
         vmi = named(minutes, role)[0]
         failed = [
@@ -97,7 +97,7 @@ def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
 
 
 def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:
-    """Both are marked and get no migration: one by its strategy, one because it cannot."""
+    """External VMs and those that cannot migrate are marked without a migration."""
     (external,) = named(minutes, Role.EXTERNAL)
     (pinned,) = named(minutes, Role.PINNED)
     moved = {migration["spec"]["vmiName"] for migration in told(minutes, MIGRATIONS)}
@@ -110,7 +110,7 @@ def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:
 
 
 def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
-    """Under one name there have been several uids."""
+    """Recreated VMs have a new UID under the same name."""
     uids = {
         vmi["metadata"]["uid"]
         for vmi in told(minutes, VMIS)
@@ -135,7 +135,7 @@ def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """After a quarter of an hour there are no more objects than a bound by the number of VMs."""
+    """After a quarter of an hour the number of objects is bounded by that of VMs."""
     cluster = play(900, vms=12)
 
     assert len(list(cluster.store.objects(MIGRATIONS))) <= 12 * 6

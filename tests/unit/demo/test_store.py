@@ -1,4 +1,4 @@
-"""The store: versions, what an update may change, deletion in two steps."""
+"""The store: versions, updates, deletion in two steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def vmi(name: str = "db1") -> dict[str, object]:
 
 
 def test_versions_grow_over_all_resources(store: ObjectStore) -> None:
-    """One counter gives every write its version, whatever the resource."""
+    """All resources share one counter of versions."""
     first = store.create(VMIS, vmi())["metadata"]["resourceVersion"]
     second = store.create(NODES, {"metadata": {"name": "n1"}})["metadata"]["resourceVersion"]
 
@@ -30,7 +30,7 @@ def test_versions_grow_over_all_resources(store: ObjectStore) -> None:
 
 
 def test_a_created_object_gets_what_the_server_owns() -> None:
-    """A uid, a creation instant in whole seconds, a version and a generation are the server's."""
+    """The server sets uid, creation time, version and generation."""
     made = make_store().create(VMIS, vmi())
 
     assert made["apiVersion"] == "kubevirt.io/v1"
@@ -50,7 +50,7 @@ def test_generated_names_use_the_servers_letters() -> None:
 
 
 def test_a_status_subresource_keeps_the_status_apart(store: ObjectStore) -> None:
-    """A status sent on creation or on a plain update is dropped where it has its own path."""
+    """With a status subresource, a status in other writes is dropped."""
     body = {"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db1"}}
 
     made = store.create(MIGRATIONS, {**body, "status": {"phase": "Running"}})
@@ -74,7 +74,7 @@ def test_the_vmi_has_no_status_subresource(store: ObjectStore) -> None:
 
 
 def test_a_write_that_changes_nothing_is_not_written(store: ObjectStore) -> None:
-    """No version and no event comes of an update that leaves the object as it was."""
+    """An update without a change makes no version and no event."""
     store.create(VMIS, vmi())
     before = store.revision
 
@@ -84,7 +84,7 @@ def test_a_write_that_changes_nothing_is_not_written(store: ObjectStore) -> None
 
 
 def test_an_old_version_is_refused(store: ObjectStore) -> None:
-    """An update that names a version which is no longer the present one is a conflict."""
+    """An update with an old version is a conflict."""
     made = store.create(VMIS, vmi())
     store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
 
@@ -96,7 +96,7 @@ def test_an_old_version_is_refused(store: ObjectStore) -> None:
 
 
 def test_a_finalizer_holds_a_deleted_object(store: ObjectStore) -> None:
-    """Deletion marks an object with finalizers; it goes when the last one is taken off."""
+    """An object with finalizers is marked, and deleted with the last finalizer."""
     held = vmi() | {"metadata": {"namespace": "shop", "name": "db1", "finalizers": ["x/y"]}}
     store.create(VMIS, held)
 
@@ -109,7 +109,7 @@ def test_a_finalizer_holds_a_deleted_object(store: ObjectStore) -> None:
 
 
 def test_a_bound_pod_waits_for_its_kubelet(store: ObjectStore) -> None:
-    """A pod on a node is marked first and goes when the kubelet deletes it without grace."""
+    """A pod on a node is marked, and deleted once the kubelet removes it."""
     body = {"metadata": {"namespace": "shop", "name": "p"}, "spec": {"nodeName": "n1"}}
     store.create(PODS, body)
 
@@ -124,7 +124,7 @@ def test_a_bound_pod_waits_for_its_kubelet(store: ObjectStore) -> None:
 
 
 def test_a_deletion_event_carries_the_version_of_the_deletion(store: ObjectStore) -> None:
-    """A watcher that saw the last event can resume from the deletion's own version."""
+    """A deletion's event has its own version, from which a watch can resume."""
     store.create(VMIS, vmi())
 
     store.delete(VMIS, "shop", "db1")
@@ -135,7 +135,7 @@ def test_a_deletion_event_carries_the_version_of_the_deletion(store: ObjectStore
 
 
 def test_the_window_is_bounded() -> None:
-    """Only the newest changes are kept, and a watch from before them is refused."""
+    """Only the newest changes are kept, and a watch from an older version is refused."""
     store = make_store(window=10)
     for number in range(100):
         store.create(VMIS, vmi(f"db{number}"))
@@ -159,7 +159,7 @@ def test_the_window_is_bounded() -> None:
     ids=["adds", "removes", "replaces a list", "turns a value into an object"],
 )
 def test_merge_patches_follow_rfc_7396(target: object, changes: object, merged: object) -> None:
-    """Null removes, objects merge, everything else replaces."""
+    """In a merge patch null removes, objects merge, other values replace."""
     assert merge(target, changes) == merged
 
 

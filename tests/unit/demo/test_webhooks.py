@@ -27,7 +27,7 @@ class TestEviction:
     def test_the_strategy_decides(
         self, *, strategy: str, migratable: bool, code: int, marks: bool
     ) -> None:
-        """The table of strategies: who is marked, who is refused, who may be killed."""
+        """The strategy decides whether a VMI is marked, refused or evicted."""
         vmi = node.set_migratable(make_vmi(strategy=strategy), migratable=migratable)
 
         answer = webhooks.admit_eviction(vmi, make_pod(vmi), descheduler=False)
@@ -39,7 +39,7 @@ class TestEviction:
             assert answer.message == 'Eviction triggered evacuation of VMI "shop/db1"'
 
     def test_the_descheduler_leaves_its_name(self) -> None:
-        """Only an eviction by the descheduler sets the source; a later drain leaves it there."""
+        """Only the descheduler's eviction sets the source, which a later drain keeps."""
         vmi = make_vmi()
         by_descheduler = webhooks.admit_eviction(vmi, make_pod(vmi), descheduler=True).vmi
         assert by_descheduler is not None
@@ -51,7 +51,7 @@ class TestEviction:
         assert objects.annotations(drained)[objects.EVICTION_SOURCE] == "descheduler"
 
     def test_a_second_eviction_is_told_of_the_first(self) -> None:
-        """A VMI that is marked is not marked again."""
+        """A marked VMI is not marked again."""
         vmi = make_vmi()
         answer = webhooks.admit_eviction(evict(vmi, make_pod(vmi)), make_pod(vmi), descheduler=True)
 
@@ -59,7 +59,7 @@ class TestEviction:
         assert answer.message.startswith("Evacuation in progress: Eviction triggered evacuation")
 
     def test_a_target_pod_is_not_evicted(self) -> None:
-        """A pod that is not on the VMI's node is refused without a mark."""
+        """The eviction of a pod on another node than the VMI's is refused without a marker."""
         vmi = make_vmi()
 
         answer = webhooks.admit_eviction(vmi, make_pod(vmi, on="n2"), descheduler=True)
@@ -68,7 +68,7 @@ class TestEviction:
         assert answer.message == "Eviction request for target Pod"
 
     def test_finished_pods_may_go(self) -> None:
-        """A launcher that has exited is nobody's."""
+        """Finished launcher pods may be evicted."""
         vmi = make_vmi()
         done = node.finish_pod(make_pod(vmi), "Succeeded", NOW)
 

@@ -1,4 +1,4 @@
-"""The made-up week: its shape, what is expected of it, and that it is what a recording says."""
+"""The simulated week: its shape, its contents, and its recording."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RESOURCES = {
 
 
 class Told:
-    """A week that was played, and what its recording says."""
+    """A simulated week, and its recording."""
 
     def __init__(self, days: float, seed: int = 1) -> None:
         self.days = days
@@ -48,7 +48,7 @@ class Told:
         self.events = list(recording.read(self.lines, self.faults))
 
     def facts(self) -> dict[tuple[Resource, str, str], Fact]:
-        """What is there at the end."""
+        """The objects at the end."""
         found: dict[tuple[Resource, str, str], Fact] = {}
         for event in self.events:
             if event.resource is None:
@@ -61,7 +61,7 @@ class Told:
 
 
 def key_of(resource: Resource, fact: Fact) -> tuple[Resource, str, str]:
-    """What an object is told apart by."""
+    """The key of an object."""
     if isinstance(fact, Vmi | Vmim | Pod):
         return resource, fact.namespace, fact.name
     assert isinstance(fact, KubeVirtSettings)
@@ -76,7 +76,7 @@ def key_of(resource: Resource, fact: Fact) -> tuple[Resource, str, str]:
     ],
 )
 def told(request: pytest.FixtureRequest) -> Told:
-    """The week, or its first two days."""
+    """A simulated week, or its first two days."""
     return Told(request.param)
 
 
@@ -84,14 +84,14 @@ class TestShape:
     """The parameters of descheduler-sim's `week-pilot`."""
 
     def test_another_seed_is_another_week(self) -> None:
-        """And the same seed the same, byte for byte."""
+        """Another seed gives another week, the same seed the same bytes."""
         first, again, other = (Told(0.45, seed).lines for seed in (1, 1, 2))
 
         assert first == again
         assert first != other
 
     def test_a_shorter_week_is_the_beginning_of_a_longer_one(self) -> None:
-        """What is seen of the small size holds for the whole."""
+        """A shorter week is the beginning of a longer one."""
         longer = Told(0.45).lines
 
         assert Told(0.43).lines[:-1] == longer[: len(Told(0.43).lines) - 1]
@@ -108,19 +108,19 @@ class TestShape:
     def test_copying_takes_longer_the_faster_memory_gets_dirty(
         self, dirty: float, gbps: float, seconds: float
     ) -> None:
-        """80 GiB over 10 Gbps are 69 s; each round sends what the one before let get dirty."""
+        """80 GiB over 10 Gbps take 69 s; each further round copies the memory dirtied before."""
         assert copy_seconds(80, dirty, gbps) == pytest.approx(seconds, rel=1e-6)
 
     def test_a_rate_above_the_bandwidth_ends_all_the_same(self) -> None:
-        """It is slowed down (auto-converge), and is not for ever."""
+        """With a dirty rate above the bandwidth a migration ends by auto-converge."""
         assert copy_seconds(80, 20_000, 1.0) < 86_400
 
 
 class TestRecording:
-    """What comes out is a recording, though nothing is shared with what reads it."""
+    """The week is a valid recording."""
 
     def test_every_line_can_be_read(self, told: Told) -> None:
-        """The header, the first lists, the events, an end."""
+        """Every line is valid: header, first lists, events, end."""
         header = msgspec.json.decode(told.lines[0])
 
         assert header == {"format": recording.FORMAT, "version": recording.VERSION}
@@ -133,7 +133,7 @@ class TestRecording:
         )
 
     def test_says_what_the_whole_objects_would(self, told: Told) -> None:
-        """At the end, the facts are those of the cluster's own objects, which are cut for it."""
+        """At the end the recorded facts are those of the cluster's own objects."""
         whole = {}
         for resource, ours in RESOURCES.items():
             for entry in told.week.cluster.store.caches[resource].all():
@@ -145,14 +145,14 @@ class TestRecording:
         assert told.facts() == whole
 
     def test_goes_on_in_time(self, told: Told) -> None:
-        """No event is older than the one before it."""
+        """Events are in the order of time."""
         instants = [event.at for event in told.events]
 
         assert instants == sorted(instants)
         assert instants[0] == BEGAN.timestamp()
 
     def test_comes_line_by_line(self) -> None:
-        """Who reads the beginning waits for no week."""
+        """The first lines can be read before the week is complete."""
         cluster = Week(1, 7.0)
         list(islice(cluster.lines(), 250))
 
@@ -160,10 +160,10 @@ class TestRecording:
 
 
 class TestExpectations:
-    """What the scenario's own author says of it."""
+    """The properties of the scenario that its author names."""
 
     def test_has_something_to_find(self, told: Told, prove: Callable[[str], None]) -> None:
-        """Evacuations that get nowhere, by failures and for want of a node."""
+        """The week has stuck evacuations: failing ones, and some without a free node."""
         found = play(told.events, [BUILTIN["ours"], BUILTIN["none"]])
         ours, none = found.accounts
         prove(
@@ -188,7 +188,7 @@ class TestExpectations:
     ],
 )
 def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
-    """`replay --scenario week-pilot` is deterministic; what it cost is told beside the answer."""
+    """`replay --scenario week-pilot` is deterministic; its cost is on standard error."""
     command = [sys.executable, "-m", "exporter", "replay", "--scenario", "week-pilot"]
     runs = [
         subprocess.run([*command, "--days", days], capture_output=True, check=True)

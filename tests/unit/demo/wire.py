@@ -1,4 +1,4 @@
-"""A small client that speaks to an API server over the wire, and the objects it sends."""
+"""A small HTTP client of the API server, and objects for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pod(name: str, **labels: str) -> dict[str, Any]:
 
 
 class Answer:
-    """One whole answer."""
+    """One complete answer."""
 
     def __init__(self, status: int, headers: Any, body: bytes) -> None:
         self.status = status
@@ -92,13 +92,13 @@ class Stream:
         return [(event["type"], event["object"]["metadata"].get("name", "")) for event in events]
 
     async def rest(self) -> bytes:
-        """All that comes until the end."""
+        """All events until the end."""
         async with asyncio.timeout(PATIENCE):
             return await self.response.content.read()
 
 
 class Client:
-    """Speaks to the server under test."""
+    """A client of the server under test."""
 
     def __init__(self, server: FaultyApiServer, session: aiohttp.ClientSession) -> None:
         self.server = server

@@ -74,7 +74,7 @@ def ended(
 
 
 def told_by(state: MigrationState) -> Migration:
-    """The record that the store makes of a VMI's own state."""
+    """The record that the store makes from a VMI's own state."""
     return Migration(start=state.start, end=state.end, outcome=state.outcome, handed_off=True)
 
 
@@ -86,7 +86,7 @@ def measured(evidence: Evidence, policy: Policy, now: Instant = NOW) -> Cooldown
 
 
 def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[str, str]:
-    """What blocks at filter and at preEviction ("" is nothing)."""
+    """The reasons at filter and at preEviction; "" is allowed."""
     filtered, evicted = (decide(evidence, policy, now, checkpoint=one) for one in Checkpoint)
     return filtered.reason or "", evicted.reason or ""
 

@@ -1,4 +1,4 @@
-"""What cordoned nodes say of drains: left-over evacuations, and drains that are stuck."""
+"""Cordoned nodes: left-over evacuations, and stuck drains."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
 
 
 def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None:
-    """A request later than our first list is for no drain that we missed; an older one may be."""
+    """An eviction after our first list without a cordon is not left over; an older one may be."""
     assert not diagnosis_of(a_listed_store(*drained(1))).leftover
     store = a_listed_store(*drained(1), at=NOW)
     (evidence,) = store.evacuating()

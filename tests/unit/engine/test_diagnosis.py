@@ -506,7 +506,7 @@ class TestBackoff:
 
 
 class TestContact:
-    """What is absent, or was seen last, is believed only while its watch can be heard."""
+    """Absent or old evidence counts only while its watch has contact."""
 
     @pytest.mark.parametrize(
         ("evidence", "late", "state"),

@@ -269,7 +269,7 @@ def test_the_last_duration_is_of_a_success(state: Any, duration: float | None) -
 
 
 def test_the_newest_success_has_the_duration() -> None:
-    """Also where a later migration failed."""
+    """The newest success has the duration, also if a later migration failed."""
     store = a_store(a_moved(1, 60.0))
     ended = {"vmi_name": "db1", "name": "mig-0", "uid": "m0"}
     store.put(an_ended_vmim(**ended, start=NOW - 9000.0, end=NOW - 8000.0))

@@ -1,4 +1,4 @@
-"""The tracker of evacuations: which news of a VMI, its VMIMs and its pods changes the marker."""
+"""The tracker of evacuations: which changes of VMI, VMIMs and pods change the marker."""
 
 import pytest
 

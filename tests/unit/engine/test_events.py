@@ -59,7 +59,7 @@ RUNNING = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_
 
 
 def vmis(count: int) -> list[Vmi]:
-    """So many VMIs."""
+    """Build this many VMIs."""
     return [a_vmi(name=f"vm{n}", uid=f"u{n}") for n in range(count)]
 
 
@@ -71,7 +71,7 @@ class Queue(EventQueue):
         super().__init__(self.outcomes)
 
     def find(self, stuck: list[tuple[Vmi, Diagnosis]], now: float) -> None:
-        """These evacuations are stuck at `now`, and no others."""
+        """Report exactly these evacuations as stuck at `now`."""
         for vmi, diagnosis in stuck:
             self.note_stuck(vmi, diagnosis, now)
         self.note_ended({vmi.uid for vmi, _ in stuck}, now)

@@ -1,4 +1,4 @@
-"""What the store keeps of evacuations: since when, what failed since, what the pods show."""
+"""The store's evidence of evacuations: request, failures and pods."""
 
 from itertools import permutations
 from typing import Any
@@ -291,7 +291,7 @@ def a_marker(**overrides: Any) -> Marker:
 
 
 class TestMarker:
-    """One evacuation as several watchers saw it, or one watcher in several lives."""
+    """Joining the markers of several replicas, or of one before and after a restart."""
 
     def test_the_earliest_of_both(self) -> None:
         """Joining two markers takes the earlier request and first sight."""
@@ -519,7 +519,7 @@ class TestLacking:
 
 
 class TestBlind:
-    """What may not be seen in one namespace says nothing of another."""
+    """A forbidden namespace does not affect the evidence of others."""
 
     @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
     def test_by_namespace(self, resource: Resource) -> None:

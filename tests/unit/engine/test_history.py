@@ -23,7 +23,7 @@ from tests.support.verdicts import decide
 
 
 def migrations() -> st.SearchStrategy[Migration]:
-    """What one source may tell of a migration: instants of the last two days, or none."""
+    """Any record of a migration: times of the last two days, or none."""
     instants = st.none() | st.integers(-172_800, 400).map(lambda ago: NOW + ago)
     return st.builds(
         Migration,
@@ -36,7 +36,7 @@ def migrations() -> st.SearchStrategy[Migration]:
 
 
 def told(*facts: tuple[str, Migration]) -> History:
-    """A history that was told this, in this order."""
+    """A history of these records, put in this order."""
     history = History()
     for uid, migration in facts:
         history.put(uid, migration, keep=KEEP)
@@ -327,7 +327,7 @@ def test_what_nobody_told_is_not_handed_off() -> None:
 
 
 def test_a_record_as_old_as_the_bound_is_kept() -> None:
-    """As many as are to be kept are kept, of each kind: failed, ended otherwise, not ended."""
+    """Exactly `keep` records are kept of each kind: failed, otherwise ended, not ended."""
     history = History()
     for kind, migration in (
         ("lost", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),

@@ -1,4 +1,4 @@
-"""The index of launcher pods: what is left when pods change and go."""
+"""The index of launcher pods, when pods change and are deleted."""
 
 from exporter.engine.launchers import LauncherIndex
 from tests.support.builders import NAMESPACE, a_pod

@@ -1,4 +1,4 @@
-"""The index of VMIMs: which of the deleted ones wait for a VMI that is still to come."""
+"""The index of VMIMs: deleted ones that wait for a VMI that is read later."""
 
 import pytest
 
@@ -9,14 +9,14 @@ from tests.support.builders import a_vmi, an_ended_vmim
 
 
 def put_and_remove(vmims: VmimIndex, vmim: Vmim, *, proven: bool = False) -> None:
-    """A VMIM comes and is deleted."""
+    """Add and delete a VMIM."""
     binding = vmims.put(vmim)
     binding.proven = proven
     vmims.remove(binding)
 
 
 def waiting(vmims: VmimIndex, name: str = "db1") -> list[str]:
-    """The names of those that a VMI gets when it is seen at last."""
+    """The names of the waiting VMIMs that belong to a VMI that is read now."""
     return [binding.vmim.name for binding in vmims.bind_all(VmiRecord(a_vmi(name=name)))]
 
 

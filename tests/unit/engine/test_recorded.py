@@ -1,4 +1,4 @@
-"""Every state of an evacuation, read off objects as KubeVirt's own controllers wrote them.
+"""Every state of an evacuation, from recorded objects of KubeVirt's own controllers.
 
 The files in `tests/recorded/VERSION` come from the rig (`RECORD=1` with
 `tests/system/test_rig.py`), each with the controller that wrote it in `source`.
@@ -49,7 +49,7 @@ def diagnosed(store: ClockedStore, evidence: Evidence, now: float) -> Diagnosis:
 
 
 def load(path: Path, *, limits: bool = True) -> tuple[ClockedStore, Evidence, float]:
-    """What the exporter knows of a recorded set, and the instant of the recording."""
+    """A store with a recorded set, and the time of the recording."""
     recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     now = parse_instant(recorded["now"])
     assert now is not None

@@ -12,7 +12,7 @@ from tests.support.stores import ClockedStore
 
 
 def admit(store: ClockedStore, user: str, at: float, pod: str = "virt-launcher-db1-x") -> None:
-    """The webhook lets this user's eviction through."""
+    """The webhook allows this user's eviction."""
     store.apply(EvictionAdmitted(NAMESPACE, pod, user), at)
 
 
@@ -44,7 +44,7 @@ def test_a_request_counts_once_the_vmi_is_marked(store: ClockedStore) -> None:
 
 
 def test_kubevirts_date_follows(store: ClockedStore) -> None:
-    """The condition EvictionRequested comes later, is cut to seconds, and changes nothing."""
+    """The later condition EvictionRequested, in whole seconds, keeps the requester."""
     admit(store, "alice", NOW + 0.7)
     mark(store, NOW + 0.9)
     mark(store, NOW + 1.1, eviction_requested_at=NOW)
@@ -52,7 +52,7 @@ def test_kubevirts_date_follows(store: ClockedStore) -> None:
 
 
 def test_the_first_request_wins(store: ClockedStore) -> None:
-    """Others who ask before the mark is seen, and while the evacuation is open, change nothing."""
+    """The first user counts; others who ask before the marker or during the evacuation do not."""
     for number, user in enumerate(("alice", "bob")):
         admit(store, user, NOW + number)
     mark(store, NOW + 2)
@@ -70,7 +70,7 @@ def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, foun
 
 
 def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:
-    """An older one that came to nothing is forgotten."""
+    """An earlier request without effect is forgotten, so that the next one counts."""
     admit(store, "alice", NOW)
     admit(store, "bob", NOW + ASKED_WITHIN + 1)
     mark(store, NOW + ASKED_WITHIN + 2)
@@ -78,14 +78,14 @@ def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:
 
 
 def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None:
-    """A mark that KubeVirt dates long before the review is not of that user."""
+    """A marker dated long before the review does not have that user as requester."""
     admit(store, "bob", NOW)
     mark(store, NOW + 1, eviction_requested_at=NOW - 2 * ASKED_WITHIN)
     assert requester_of(store) is None
 
 
 def test_an_evacuation_that_is_requested_anew(store: ClockedStore) -> None:
-    """It has its own requester, or none; who asked while the one before was open does not count."""
+    """A new evacuation has its own requester, or none."""
     admit(store, "alice", NOW)
     mark(store, NOW + 1, eviction_requested_at=NOW)
     admit(store, "carol", NOW + 2)
@@ -98,7 +98,7 @@ def test_an_evacuation_that_is_requested_anew(store: ClockedStore) -> None:
 
 
 def test_it_ends_with_the_evacuation(store: ClockedStore) -> None:
-    """After a success nobody is named, and nothing is left to store."""
+    """After a success there is no requester, and nothing to store."""
     admit(store, "alice", NOW)
     mark(store, NOW)
     store.put(a_vmi(node="n2", migration=a_state(end=NOW + 60)))
@@ -125,12 +125,12 @@ def test_pods_for_which_kubevirt_marks_nothing(store: ClockedStore, pod: Any) ->
 
 
 def test_requests_are_no_news(store: ClockedStore) -> None:
-    """A request alone changes no fact: nobody is notified, and nothing is computed again."""
+    """A request alone is no change: no subscriber is notified."""
     assert store.apply(EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", "alice"), NOW) == 0
 
 
 def test_the_memory_is_bounded() -> None:
-    """The newest requests are kept, and none for longer than it can matter."""
+    """The number and the age of the kept requests are bounded."""
     requesters = Requesters()
     for number in range(VMIS_KEPT + 1):
         requesters.note(f"u{number}", Requester(NOW, "alice"))
@@ -143,10 +143,10 @@ def test_the_memory_is_bounded() -> None:
 
 
 class TestMerging:
-    """What another replica or an earlier run remembered."""
+    """Requesters from another replica or an earlier run."""
 
     def restored(self, store: ClockedStore, asked_by: Requester | None, **marker: Any) -> None:
-        """The stored history says who asked for the evacuation that is open."""
+        """The stored history has the requester of the present evacuation."""
         fields: dict[str, Any] = {"node": "n1", "requested_at": NOW, "seen_at": NOW} | marker
         stored = Marker(asked_by=asked_by, **fields)
         store.apply(Remembered(uid=UID, namespace=NAMESPACE, marker=stored), NOW + 60)
@@ -159,7 +159,7 @@ class TestMerging:
 
     @pytest.mark.parametrize(("at", "user"), [(NOW - 1, "zoe"), (NOW, "adam")])
     def test_two_replicas_were_asked(self, store: ClockedStore, at: float, user: str) -> None:
-        """The earlier request wins, at one instant the first user by name; in either order."""
+        """Of two requesters the earlier one counts, else the first by name, in either order."""
         admit(store, "bob", NOW)
         mark(store, NOW + 1)
         self.restored(store, Requester(at, user))
@@ -167,14 +167,14 @@ class TestMerging:
         assert requester_of(store) == Requester(at, user)
 
     def test_history_without_a_requester(self, store: ClockedStore) -> None:
-        """It takes nothing away."""
+        """A stored history without a requester removes none."""
         admit(store, "alice", NOW)
         mark(store, NOW)
         self.restored(store, None)
         assert requester_of(store) == Requester(NOW, "alice")
 
     def test_history_of_the_evacuation_before(self, store: ClockedStore) -> None:
-        """Who asked for an earlier evacuation, which was cancelled, is not taken for this one's."""
+        """The requester of an earlier, cancelled evacuation does not count."""
         mark(store, NOW, eviction_requested_at=NOW)
         self.restored(store, Requester(NOW - 120, "alice"), seen_at=NOW - 120)
         assert requester_of(store) is None

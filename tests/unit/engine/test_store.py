@@ -1,4 +1,4 @@
-"""The facts of the watched cluster: who belongs to whom, and what is forgotten when."""
+"""The facts of the cluster: which objects belong together, and when they are forgotten."""
 
 import random
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def records(store: ClockedStore) -> dict[str, Migration]:
 
 
 def remembered(uid: str) -> Remembered:
-    """What a stored history says of a VMI that migrated once."""
+    """The stored history of a VMI that migrated once."""
     return Remembered(uid=uid, namespace=NAMESPACE, migrations={"m1": a_migration()})
 
 
@@ -656,7 +656,7 @@ News: TypeAlias = Vmi | Vmim | Removed | Unreadable
 
 @dataclass
 class Cluster:
-    """One VM's life as KubeVirt writes it (`kubevirt.md` 1.1, 3.1), told in order."""
+    """One VM's events as KubeVirt writes them (`kubevirt.md` 1.1, 3.1), in order."""
 
     now: float = NOW - 40_000.0
     born: int = 0
@@ -669,12 +669,12 @@ class Cluster:
         self.give_birth()
 
     def give_birth(self) -> None:
-        """The VMI is created."""
+        """Create the VMI."""
         self.born += 1
         self.say(Vmi(namespace=NAMESPACE, name=NAME, uid=f"u{self.born}", created=self.now))
 
     def say(self, fact: Vmi | Vmim) -> None:
-        """An object is written so."""
+        """Write an object."""
         self.news.append(fact)
         if isinstance(fact, Vmi):
             self.vmi = fact
@@ -683,7 +683,7 @@ class Cluster:
         self.now += 7.0
 
     def change(self, vmim: Vmim, **changes: object) -> Vmim:
-        """A VMIM is written again."""
+        """Change a VMIM."""
         changed = replace(vmim, **changes)
         self.say(changed)
         return changed
@@ -693,7 +693,7 @@ class Cluster:
         return self.change(vmim, phase=phase, finished=True, finished_at=self.now, outcome=outcome)
 
     def unfinished(self) -> Vmim | None:
-        """The VMIM that has not ended."""
+        """The unfinished VMIM, if any."""
         return next((vmim for vmim in self.vmims.values() if not vmim.finished), None)
 
     def attempt(self) -> Vmim:
@@ -706,7 +706,7 @@ class Cluster:
         return self.vmims[f"mig-{number}"]
 
     def hand_off(self) -> Vmim:
-        """The VMI's struct is replaced by an empty one."""
+        """Replace the VMI's struct by an empty one."""
         vmim = self.attempt()
         if not vmim.handed_off:
             vmim = self.change(vmim, phase="Scheduled", handed_off=True)
@@ -714,7 +714,7 @@ class Cluster:
         return vmim
 
     def start(self) -> tuple[Vmim, float]:
-        """The migration runs; since when."""
+        """Write the start of the migration."""
         vmim, state = self.hand_off(), self.vmi.migration
         assert state is not None
         if state.start is None:
@@ -725,7 +725,7 @@ class Cluster:
         return vmim, state.start
 
     def succeed(self, off: float = 0.0) -> None:
-        """The end is written before `completed`, and the VMIM copies the state at last.
+        """Write the end before `completed`; the VMIM copies the state last.
 
         `off`: how far the clock of the node that writes it is ahead.
         """
@@ -736,11 +736,11 @@ class Cluster:
         self.finish(vmim, replace(state, outcome=Outcome.SUCCEEDED), "Succeeded")
 
     def fail(self) -> None:
-        """The end is written with the failure."""
+        """Write the end together with the failure."""
         self.end_badly(*self.start())
 
     def fail_unstarted(self) -> None:
-        """The target pod is gone before the start: start and end are the same second."""
+        """Lose the target pod before the start: start and end are equal."""
         vmim = self.hand_off()
         if self.vmi.migration == MigrationState(uid=vmim.uid):
             self.end_badly(vmim, self.now)
@@ -751,18 +751,18 @@ class Cluster:
         self.finish(vmim, state, "Failed")
 
     def finish(self, vmim: Vmim, state: MigrationState, phase: str) -> None:
-        """The VMI tells its last, then the VMIM is final, then it copies the state."""
+        """Write the VMI's end, then the VMIM's final phase, then its copy of the state."""
         self.say(replace(self.vmi, migration=state))
         vmim = self.make_final(vmim, phase, state.outcome)
         self.change(vmim, start=state.start, end=state.end)
 
     def lose_the_end(self) -> None:
-        """The VMIM is final and the VMI never gets an end."""
+        """Finish the VMIM, without an end on the VMI."""
         vmim, _ = self.start()
         self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def spoil(self, resource: Resource) -> None:
-        """The VMI or its unfinished VMIM cannot be read any more."""
+        """Make the VMI or its unfinished VMIM invalid."""
         vmim = self.unfinished()
         if resource is Resource.VMIS:
             self.news.append(Unreadable(resource, NAMESPACE, NAME))
@@ -770,36 +770,36 @@ class Cluster:
             self.news.append(Unreadable(resource, NAMESPACE, vmim.name))
 
     def fail_early(self) -> None:
-        """Failed before hand-off: the VMI does not hear of it."""
+        """Fail the VMIM before hand-off, without a change of the VMI."""
         vmim = self.attempt()
         if not vmim.handed_off:
             self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def become_a_zombie(self) -> None:
-        """The VMIM fails after hand-off and the VMI's struct stays empty."""
+        """Fail the VMIM after hand-off; the VMI's struct stays empty."""
         vmim = self.hand_off()
         if self.vmi.migration == MigrationState(uid=vmim.uid):
             self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def give_up(self) -> None:
-        """The unfinished VMIM is deleted."""
+        """Delete the unfinished VMIM."""
         if (vmim := self.unfinished()) is not None:
             self.delete(vmim)
 
     def collect(self) -> None:
-        """The oldest finished VMIM is garbage."""
+        """Delete the oldest finished VMIM."""
         finished = (vmim for vmim in self.vmims.values() if vmim.finished)
         if (vmim := next(finished, None)) is not None:
             self.delete(vmim)
 
     def delete(self, vmim: Vmim) -> None:
-        """A VMIM is deleted."""
+        """Delete a VMIM."""
         del self.vmims[vmim.name]
         self.news.append(Removed(Resource.VMIMS, NAMESPACE, vmim.name, vmim.uid))
         self.now += 3.0
 
     def recreate(self) -> None:
-        """The VM is started anew under its name; what the old one left unfinished is deleted."""
+        """Recreate the VM under its name, and delete the old one's unfinished VMIM."""
         self.news.append(Removed(Resource.VMIS, NAMESPACE, NAME, self.vmi.uid))
         self.now += 2.0
         left = self.unfinished()
@@ -833,7 +833,7 @@ LOSSLESS = sorted(STEPS.keys() - {"collect", "spoil the VMI", "spoil the VMIM"})
 
 
 def lived(steps: list[str]) -> Cluster:
-    """A cluster in which this has happened."""
+    """A cluster after these events."""
     cluster = Cluster()
     for step in steps:
         STEPS[step](cluster)
@@ -846,7 +846,7 @@ def tell(store: ClockedStore, news: News) -> None:
 
 
 class Stream:
-    """The watch of one resource, as far as it has been read."""
+    """The watch of one resource, up to the event that was read last."""
 
     def __init__(self, resource: Resource, news: list[News], rng: random.Random) -> None:
         self.resource = resource
@@ -855,7 +855,7 @@ class Stream:
         self.read = 0
 
     def step(self, store: ClockedStore, *, lossy: bool) -> None:
-        """Read an event; or read some again, list, or miss some and list."""
+        """Read an event, repeat some, relist, or miss some and relist."""
         match self.rng.randrange(8):
             case 0:
                 self.read_again(store)
@@ -871,7 +871,7 @@ class Stream:
                 pass
 
     def read_again(self, store: ClockedStore) -> None:
-        """The last events again, though none from before a deletion."""
+        """Read the last events again, back to a deletion."""
         again: list[News] = []
         for news in reversed(self.news[max(0, self.read - self.rng.randint(0, 4)) : self.read]):
             if isinstance(news, Removed):
@@ -881,7 +881,7 @@ class Stream:
             tell(store, news)
 
     def relist(self, store: ClockedStore) -> None:
-        """A whole list of what is there after the events read so far."""
+        """Read a complete list of the present objects."""
         there: dict[str, Vmi | Vmim | Unreadable] = {}
         for news in self.news[: self.read]:
             if isinstance(news, Removed):
@@ -914,7 +914,7 @@ def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> ClockedStor
 
 
 def verdicts_of(store: ClockedStore, cluster: Cluster) -> list[Verdict]:
-    """What is answered after this, under several policies and at several instants."""
+    """The verdicts after these events, under several policies and at several times."""
     return [
         decide(seen(store), policy, cluster.now + later, checkpoint=checkpoint)
         for policy in (

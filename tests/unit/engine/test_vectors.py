@@ -104,7 +104,7 @@ DIFFERENCES = {
 
 
 def answer(probe: Probe) -> dict[str, Any]:
-    """Our answer to a probe, in the words of the vectors, as far as the reference fixes it."""
+    """Our answer to a probe, in the vectors' format."""
     store = load(probe)
     policy = read_settings({"policy": probe.policy}).policy
     evidence = None if probe.candidate is None else store.evidence(*probe.candidate)
@@ -125,7 +125,7 @@ def answer(probe: Probe) -> dict[str, Any]:
 
 
 def load(probe: Probe) -> ClockedStore:
-    """A store that has seen what the probe's case shows."""
+    """A store with the objects of the probe's case."""
     store = ClockedStore(keep=read_settings({"policy": probe.policy}).policy.endings_kept)
     for sighting in probe.sightings(NOW):
         raw = json.dumps(sighting.object).encode()
@@ -143,7 +143,7 @@ def load(probe: Probe) -> ClockedStore:
 
 
 def answer_about_arguments(probe: Probe) -> dict[str, Any]:
-    """Whether we take the arguments, or what we make of them."""
+    """Whether our settings accept the arguments, and their values."""
     try:
         policy = read_settings({"policy": probe.policy}).policy
     except InvalidSettings:

@@ -1,4 +1,4 @@
-"""The verdict view says what deciding about every VMI anew would."""
+"""The verdict view equals newly computed verdicts of every VMI."""
 
 import math
 from collections import Counter
@@ -55,7 +55,7 @@ SILENT = DeadResources(frozenset(CLUSTER_RESOURCES))
 
 
 def a_memory(uid: str, end: Instant) -> Remembered:
-    """What a checkpoint tells of one migration that took a minute."""
+    """The stored history of one migration that took a minute."""
     migration = Migration(start=end - 60.0, end=end, handed_off=True)
     return Remembered(uid=uid, namespace=NAMESPACE, migrations={"old": migration})
 
@@ -74,7 +74,7 @@ def summarized(
 def decided(
     store: ClockedStore, policy: Policy, now: Instant = NOW, *, dead: DeadResources = ALL_ALIVE
 ) -> tuple[Tally, dict[str, tuple[Vmi, Cooldown | None]]]:
-    """The same by deciding about every VMI."""
+    """The same, computed from every VMI."""
     verdicts: Counter[tuple[str, str]] = Counter()
     cooling: dict[str, tuple[Vmi, Cooldown | None]] = {}
     for evidence in store.all_evidence():
@@ -323,7 +323,7 @@ STEPS = (-50_000.0, -60.0, -1.0, 0.0, 1.0, 20.0, 60.0, 301.0, 900.0, 7_000.0, 86
 
 @dataclass(frozen=True)
 class Pause:
-    """The clock goes on, or back; resources are dead or not; so many VMIs are looked at."""
+    """Change the clock and the dead resources, and update this many VMIs."""
 
     seconds: float
     dead: DeadResources
@@ -393,7 +393,7 @@ lives = st.lists(
 
 @dataclass
 class Play:
-    """A store with its view, the clock and what is dead."""
+    """A store with its view, the clock, and the dead resources."""
 
     policy: Policy
     store: ClockedStore = field(default_factory=lambda: a_store(now=NOW))
@@ -405,7 +405,7 @@ class Play:
         self.view = a_verdict_view(self.store, self.policy)
 
     def step(self, step: Step) -> None:
-        """One thing happens."""
+        """Play one step."""
         if isinstance(step, Pause):
             self.now += step.seconds
             self.dead = step.dead
@@ -416,7 +416,7 @@ class Play:
 
 
 def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
-    """After these steps (`asking`: and after each) the view has what deciding anew gives."""
+    """After these steps (`asking`: after each) the view equals newly computed verdicts."""
     played = Play(policy)
     for step in steps:
         played.step(step)
@@ -426,7 +426,7 @@ def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
 
 
 def check(played: Play) -> None:
-    """The view has every verdict, and everything derived from them, that deciding anew gives."""
+    """Compare the view, and all that is derived from it, with newly computed verdicts."""
     now, dead, view = played.now, played.dead, played.view
     assert summarized(view, now, dead=dead) == decided(played.store, played.policy, now, dead=dead)
     blocked = []
@@ -446,7 +446,7 @@ def check(played: Play) -> None:
 
 
 def check_unchanged(played: Play, later: Instant) -> None:
-    """Until the instant that the view names, the clock alone changes no verdict that can block."""
+    """Check that no verdict changes before the time that the view names."""
     for evidence in played.store.all_evidence():
         if played.store.is_idle((evidence.vmi.namespace, evidence.vmi.name)):
             continue

@@ -1,4 +1,4 @@
-"""One VM's life, and what the exporter says of it."""
+"""One VM's random life, and the exporter's answers about it."""
 
 import random
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.verdicts import decide
 
 
 class Life:
-    """One VM's life as a cluster shows it: what exists now, and every change as a fact.
+    """One VM's life in a cluster: its present objects, and every change as a fact.
 
     KubeVirt keeps five finished VMIMs and empties `migrationState` at each hand-off. The clocks of
     some nodes are two hours off, and some ends are never written to the VMI.
@@ -29,13 +29,13 @@ class Life:
         self.made = 0
 
     def objects(self) -> list[Fact]:
-        """What a list would show, in any order."""
+        """The present objects, in any order."""
         shown: list[Fact] = [self.vmi, a_pod(), *self.vmims.values()]
         self.rng.shuffle(shown)
         return shown
 
     def live(self, *stores: Store) -> None:
-        """A step of this life, of which these hear."""
+        """Play a step, which these stores read."""
         self.now += self.rng.choice([1.0, 30.0, 900.0])
         for fact in self.step():
             for store in stores:
@@ -47,7 +47,7 @@ class Life:
                 remove(store, Resource.VMIMS, vmim.namespace, vmim.name, at=self.now)
 
     def step(self) -> list[Fact]:
-        """What changes."""
+        """Play one random change."""
         open_one = next((v for v in self.vmims.values() if not v.finished), None)
         if open_one is None:
             return self.begin()
@@ -74,11 +74,11 @@ class Life:
 
     @property
     def marked(self) -> str:
-        """The node that it is to leave, if any."""
+        """The node that the VM must leave, if any."""
         return self.vmi.evacuation_node
 
     def begin(self) -> list[Fact]:
-        """Ask for an evacuation, cancel it, or make the next attempt at it or at a migration."""
+        """Request or cancel an evacuation, or create the next VMIM."""
         choice = self.rng.random()
         if choice < 0.15:
             self.vmi = replace(self.vmi, evacuation_node="" if self.marked else "n1")
@@ -100,7 +100,7 @@ class Life:
 
 
 def told_by(store: Store, now: float) -> dict[str, object]:
-    """Everything that the API says of the one VMI."""
+    """The API's complete answer about the VMI."""
     evidence = store.evidence(NAMESPACE, NAME)
     assert evidence is not None
     diagnosis = diagnose(evidence, StuckPolicy(), None, now)

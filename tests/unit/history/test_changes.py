@@ -1,4 +1,4 @@
-"""From the store to shards and back: a process that dies anywhere has forgotten nothing."""
+"""From the store to shards and back: a killed process loses nothing that was stored."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,7 +31,7 @@ WINDOW = 86_400.0
 
 
 def some_changes(*facts: Fact) -> PendingChanges:
-    """A changes of such a store, which it has followed."""
+    """The pending changes of a store."""
     changes = pending_changes(a_store(now=NOW), window=WINDOW)
     follow(changes, *facts)
     return changes
@@ -44,12 +44,12 @@ def follow(changes: PendingChanges, *facts: Fact, at: float = NOW) -> None:
 
 
 def shards(changes: PendingChanges) -> list[bytes]:
-    """Everything that it would write."""
+    """All shards that it would write."""
     return [changes.seal(shard) for shard in range(SHARDS) if not changes.is_empty(shard)]
 
 
 def an_heir(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
-    """Another process, which read that history and then saw the cluster as it is."""
+    """Another process, which has read the history and then the cluster."""
     changes = some_changes()
     take(changes, kept)
     follow(changes, *facts)
@@ -62,15 +62,15 @@ def a_moved_vmi(**overrides: Any) -> Vmi:
 
 
 class TestFollowing:
-    """Only what the store calls touched is encoded, and only news is to be written."""
+    """Only changed VMIs are encoded, and only changes are written."""
 
     def test_a_vmi_that_never_moved_takes_nothing(self) -> None:
-        """There is nothing to remember of it."""
+        """A VMI that never migrated has no entry."""
         changes = some_changes(a_vmi())
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (0, [], None)
 
     def test_news(self) -> None:
-        """A migration and a marker are to be written, once."""
+        """A migration and a marker are written once."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (1, [shard], NOW)
@@ -81,7 +81,7 @@ class TestFollowing:
         assert (changes.unwritten, changes.unwritten_since) == ([shard], NOW + 2)
 
     def test_pruned_with_the_vmi(self) -> None:
-        """A VMI that goes takes its entry with it; one of the same name starts clean."""
+        """A deleted VMI loses its entry; a new one of the same name has none."""
         changes = some_changes(a_moved_vmi())
         remove(changes.store, Resource.VMIS, NAMESPACE, NAME)
         finish(changes.encode_changed(NOW))
@@ -90,7 +90,7 @@ class TestFollowing:
         assert len(changes) == 0
 
     def test_size(self) -> None:
-        """The size is what the entries take."""
+        """The size is that of the entries."""
         assert some_changes().size == 0
         changes = some_changes(a_moved_vmi())
         alone = changes.size
@@ -102,7 +102,7 @@ class TestFollowing:
         assert changes.size == alone
 
     def test_many_vmis_are_encoded_in_slices(self) -> None:
-        """Others run after every `SLICE` VMIs."""
+        """After every `SLICE` VMIs other tasks can run."""
         changes = some_changes()
         for number in range(2 * SLICE + 1):
             put(changes.store, a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
@@ -113,12 +113,12 @@ class TestFollowing:
 
 
 class TestVmisNotSeen:
-    """What is known of a VMI that has not been seen is kept until it is known to be gone."""
+    """The history of an unseen VMI is kept until the VMI is known to be deleted."""
 
     KEPT = shards(some_changes(a_moved_vmi()))
 
     def test_kept_while_its_namespace_is_not_watched(self) -> None:
-        """Another replica, or we tomorrow, may watch it."""
+        """The history of a VMI in an unwatched namespace is kept."""
         heir = an_heir(self.KEPT)
         finish(heir.prune(lambda _: None, NOW))
         finish(heir.encode_changed(NOW + 1e6))
@@ -126,7 +126,7 @@ class TestVmisNotSeen:
         assert heir.awaits_vmis
 
     def test_dropped_once_its_namespace_was_seen_whole(self) -> None:
-        """Heard of the cluster for a minute since, and it is not there."""
+        """The history of an unseen VMI is dropped a minute after its namespace was listed."""
         heir = an_heir(self.KEPT)
         finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get, NOW))
         assert heir.awaits_vmis
@@ -135,7 +135,7 @@ class TestVmisNotSeen:
         assert (heir.awaits_vmis, len(heir)) == (False, 0)
 
     def test_dropped_where_the_writer_dropped_it(self) -> None:
-        """Who writes has seen it go."""
+        """An entry is dropped if the writer has dropped it."""
         heir = an_heir(self.KEPT)
         finish(heir.load(shard_of(UID), self.KEPT[0], NOW, replaces=True))
         assert heir.store.unseen(UID)
@@ -144,7 +144,7 @@ class TestVmisNotSeen:
         assert len(heir) == 0
 
     def test_a_vmi_that_is_seen_is_never_dropped(self) -> None:
-        """Whatever another wrote: our own eyes count for more."""
+        """The entry of a VMI that we see is never dropped."""
         heir = an_heir(self.KEPT, a_vmi())
         finish(heir.load(shard_of(UID), seal([]), NOW, replaces=True))
         finish(heir.prune({NAMESPACE: NOW + 1e6}.get, NOW))
@@ -153,10 +153,10 @@ class TestVmisNotSeen:
 
 
 class TestRecalling:
-    """What a stored history says is joined with what is known, in either order."""
+    """A stored history is joined with the known one, in either order."""
 
     def test_a_vmim_recalled_is_bound(self) -> None:
-        """It was this VMI's migration in an earlier life, whatever its creation says."""
+        """A VMIM in the stored history belongs to the VMI, whatever its creation time."""
         heir = an_heir(
             shards(some_changes(a_moved_vmi())),
             a_vmi(created=NOW),
@@ -166,7 +166,7 @@ class TestRecalling:
 
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_a_request(self, *, late: bool) -> None:
-        """It never moves later, and the failures that KubeVirt deleted are counted on."""
+        """A stored request never moves later, and its deleted failures still count."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(70)))
         later = a_store(now=NOW)
         heir = pending_changes(later, WINDOW)
@@ -196,7 +196,7 @@ class TestRecalling:
         ],
     )
     def test_another_evacuation(self, now: Vmi) -> None:
-        """What failed in an evacuation that is over is none of the next one's attempts."""
+        """Failures of an evacuation that is over do not count for the next one."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(4)))
         later = a_store(now=NOW)
         heir = pending_changes(later, WINDOW)
@@ -207,7 +207,7 @@ class TestRecalling:
         assert marker_of(later).requested_at > NOW
 
     def test_nothing_new(self) -> None:
-        """What is known already changes no answer, marks no VMI as changed, and is not written."""
+        """A stored history without news changes nothing and is not written."""
         changes = some_changes(a_moved_vmi(evacuation_node="n1"))
         shard = shard_of(UID)
         kept = changes.seal(shard)
@@ -220,10 +220,10 @@ class TestRecalling:
 
 
 class TestUnwritten:
-    """What is stored of a VMI is compared with what is known, not their bytes."""
+    """Stored and known histories are compared by content, not by bytes."""
 
     def test_an_equal_history_in_another_encoding(self) -> None:
-        """With an ending that does not matter any more, and with one less: nothing is unwritten."""
+        """An equal history in another encoding is not written again."""
         old = an_ended_vmim(
             uid="old", name="old", start=None, end=None, finished_at=NOW - WINDOW - 60
         )
@@ -238,7 +238,7 @@ class TestUnwritten:
         assert changes.unwritten_since is None
 
     def test_a_history_that_lacks_something(self) -> None:
-        """It waits since it was first known, and the shard is missed if we see that VMI."""
+        """A missing entry is unwritten since it was known, and its shard must be written."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         less = some_changes(a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW)))
@@ -250,7 +250,7 @@ class TestUnwritten:
         assert list(changes.find_missed(NOW, seen.get, NOW + 9)) == [shard]
 
     def test_nobody_misses_a_vmi_that_is_gone(self) -> None:
-        """That it is to be removed is unwritten; only the writer does it."""
+        """The removal of a deleted VMI is unwritten, but only the writer removes it."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         kept = changes.seal(shard)
@@ -263,7 +263,7 @@ class TestUnwritten:
 
 @pytest.mark.parametrize("lives", [300, pytest.param(2_500, id="soak", marks=pytest.mark.soak)])
 def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
-    """At random points of random lives an heir takes over: it says what its forebear says.
+    """A process that is killed at a random point has a successor with the same answers.
 
     And goes on to say so, whatever comes after. Without the stored history it would often not.
     """
@@ -318,6 +318,6 @@ def failures(numbers: Iterable[int]) -> list[Vmim]:
 
 
 def take(changes: PendingChanges, kept: Iterable[bytes], now: float = NOW) -> None:
-    """Read these shards."""
+    """Merge these shards."""
     for raw in kept:
         finish(changes.merge(raw, now))

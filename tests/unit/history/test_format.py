@@ -1,4 +1,4 @@
-"""The stored history's format: whole content comes back whole, and damage is always noticed."""
+"""The format of the stored history: it reads back the same, and damage is found."""
 
 import hashlib
 import random
@@ -75,18 +75,18 @@ def remembered(**overrides: Any) -> Remembered:
 
 
 def sealed(*listed: Remembered, now: float = NOW, window: float = float("inf")) -> bytes:
-    """A shard that holds these."""
+    """A shard with these entries."""
     return seal(encode(one, now=now, window=window) for one in listed)
 
 
 @given(st.lists(REMEMBERED, max_size=5))
 def test_comes_back_whole(listed: list[Remembered]) -> None:
-    """What was sealed before all ends is what is unsealed, whatever the UIDs look like."""
+    """A sealed entry reads back the same, with UIDs of any form."""
     assert read_shard(sealed(*listed, now=-1.0)) == listed
 
 
 def test_the_same_content_is_the_same_bytes() -> None:
-    """The order in which migrations were learnt leaves no trace: nothing is written for it."""
+    """The order in which migrations were read does not change the bytes."""
     one, other = a_migration(), a_migration(end=NOW - 100.0)
     assert sealed(remembered(migrations={"m1": one, "m2": other})) == sealed(
         remembered(migrations={"m2": other, "m1": one})
@@ -95,22 +95,22 @@ def test_the_same_content_is_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("uid", ["123456789012345", "1234567890123456", "x", str(UUID(int=7))])
 def test_uids_of_any_length(uid: str) -> None:
-    """A UID as long as a packed UUID is not taken for one."""
+    """A UID as long as a packed UUID is not confused with one."""
     assert read_shard(sealed(remembered(uid=uid)))[0].uid == uid
 
 
 class TestWhatIsKept:
-    """Of the migrations those that can still matter."""
+    """Only migrations that can still matter are stored."""
 
     def test_endings_inside_the_window(self) -> None:
-        """What ended before the window is left out."""
+        """Endings before the window are not stored."""
         kept = {"m1": a_migration(), "m2": a_migration(end=NOW - WINDOW + 1)}
         older = {"m3": a_migration(end=NOW - WINDOW), "m4": a_migration(end=NOW - 2 * WINDOW)}
         shard = sealed(remembered(migrations=kept | older), window=WINDOW)
         assert read_shard(shard)[0].migrations == kept
 
     def test_the_newest_ending_and_the_newest_success(self) -> None:
-        """However old: a cooldown and an evacuation's request can rest on them."""
+        """The newest ending and the newest success are stored, however old."""
         failed = a_migration(end=NOW - 2 * WINDOW, outcome=Outcome.FAILED)
         succeeded = a_migration(end=NOW - 3 * WINDOW)
         older = a_migration(end=NOW - 4 * WINDOW)
@@ -119,7 +119,7 @@ class TestWhatIsKept:
         assert read_shard(shard)[0].migrations == {"m2": succeeded, "m3": failed}
 
     def test_one_end_of_each(self) -> None:
-        """The final transition is left out once an end that agrees with it is known and past."""
+        """The final transition is not stored beside an end that agrees with it."""
         told = {
             "m1": a_migration(finished_at=NOW - 599.0),
             "m2": a_migration(end=None, finished_at=NOW),
@@ -129,19 +129,19 @@ class TestWhatIsKept:
         assert kept == {**told, "m1": a_migration()}
 
     def test_what_has_not_ended(self) -> None:
-        """A start is kept: its end may come while nobody watches."""
+        """Unfinished migrations are stored."""
         running = {"m1": Migration(start=NOW - 60.0, handed_off=True)}
         shard = sealed(remembered(migrations=running), window=WINDOW)
         assert read_shard(shard)[0].migrations == running
 
 
 class TestDamage:
-    """Whatever is wrong with the bytes, it is said, and nothing is made up."""
+    """Every damage is an error."""
 
     WHOLE = sealed(remembered(), remembered(uid=str(UUID(int=3))))
 
     def test_every_byte(self) -> None:
-        """Each byte, changed in each of eight ways, is noticed."""
+        """Each changed byte is detected."""
         for position in range(len(self.WHOLE)):
             for bit in range(8):
                 damaged = bytearray(self.WHOLE)
@@ -150,7 +150,7 @@ class TestDamage:
                     read_shard(bytes(damaged))
 
     def test_every_length(self) -> None:
-        """A shard that was cut off, or has something behind it, is noticed."""
+        """A shard that is too short or too long is detected."""
         for length in range(len(self.WHOLE)):
             with pytest.raises(Damaged):
                 read_shard(self.WHOLE[:length])
@@ -159,7 +159,7 @@ class TestDamage:
 
     @given(st.binary(max_size=200))
     def test_content_that_proves_itself_and_makes_no_sense(self, payload: bytes) -> None:
-        """A right checksum over a wrong content is damage too."""
+        """Invalid content with a right checksum is damage too."""
         with suppress(Damaged):
             read_shard(of_version(VERSION, payload))
 
@@ -172,7 +172,7 @@ class TestDamage:
         ids=["negative", "too-many"],
     )
     def test_failures_that_cannot_be(self, marker: Marker) -> None:
-        """At most 64 are kept by UID, and no count is below 0."""
+        """Impossible numbers of failures are damage."""
         with pytest.raises(Damaged):
             read_shard(sealed(remembered(marker=marker)))
 
@@ -181,7 +181,7 @@ class TestDamage:
     )
     @pytest.mark.parametrize("place", range(8))
     def test_an_instant_that_cannot_be(self, place: int, instant: float) -> None:
-        """Each is in the years 1 to 9999."""
+        """A time outside the years 1 to 9999 is damage."""
         times = [NOW + 0.5 if place == number else NOW for number in range(8)]
         migration = Migration(start=times[0], end=None, finished_at=times[1])
         ended = Migration(end=times[2])
@@ -199,7 +199,7 @@ class TestDamage:
 
 @pytest.mark.parametrize("fields", [6, 8], ids=["older", "newer"])
 def test_an_evacuation_of_another_release(fields: int) -> None:
-    """An entry from before requesters were kept is read, and so is one with further fields."""
+    """Entries of older and newer releases can be read."""
     entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
     entry[3] = [*entry[3], "new"][:fields]
     assert read_shard(seal([msgspec.msgpack.encode(entry)])) == [remembered()]
@@ -207,7 +207,7 @@ def test_an_evacuation_of_another_release(fields: int) -> None:
 
 @pytest.mark.parametrize("asked_by", ["alice", [NOW], [NOW, 7], ["alice", NOW]])
 def test_a_requester_that_cannot_be(asked_by: object) -> None:
-    """It is damage as any other."""
+    """An impossible requester is damage."""
     entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
     entry[3][6] = asked_by
     with pytest.raises(Damaged):
@@ -215,14 +215,14 @@ def test_a_requester_that_cannot_be(asked_by: object) -> None:
 
 
 def of_version(version: int, payload: bytes = b"?") -> bytes:
-    """A whole shard as that version would write it, made from the format's description."""
+    """A shard as this version would write it, by the format's description."""
     head = b"KVEC" + struct.pack(">HI", version, len(payload))
     return head + hashlib.blake2b(head + payload, digest_size=16).digest() + payload
 
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, 65_535])
 def test_another_version(version: int) -> None:
-    """Whole, but not ours to read: its bytes come with the error, to be kept."""
+    """The error for a shard of another version has its bytes, so that it can be kept."""
     raw = of_version(version)
     with pytest.raises(UnknownVersion, match=f"version {version}") as unknown:
         read_shard(raw)
@@ -230,17 +230,17 @@ def test_another_version(version: int) -> None:
 
 
 class TestFile:
-    """A file is shards one after another, and damage costs the shard that it is in."""
+    """A file is a sequence of shards; damage costs only its own shard."""
 
     SHARDS = tuple(sealed(remembered(uid=str(UUID(int=n)))) for n in range(4))
 
     def test_whole(self) -> None:
-        """The shards come as they were put."""
+        """A file's shards are read as they were written."""
         assert list(split(b"".join(self.SHARDS))) == list(self.SHARDS)
         assert list(split(b"")) == []
 
     def test_every_byte(self) -> None:
-        """With any one byte changed all other shards are still read."""
+        """With any byte changed all other shards are still read."""
         whole = b"".join(self.SHARDS)
         for position in range(len(whole)):
             damaged = bytearray(whole)
@@ -250,7 +250,7 @@ class TestFile:
             assert readable == [s for n, s in enumerate(self.SHARDS) if n != hit]
 
     def test_every_length(self) -> None:
-        """Cut off anywhere, what was whole before it is still read."""
+        """In a truncated file all complete shards are still read."""
         whole = b"".join(self.SHARDS)
         for length in range(len(whole)):
             assert self.readable(whole[:length]) == list(
@@ -259,12 +259,12 @@ class TestFile:
 
     @given(st.binary(max_size=300))
     def test_garbage(self, raw: bytes) -> None:
-        """Anything is split into pieces that make it up again."""
+        """Any bytes are split into pieces without loss."""
         assert b"".join(split(raw)) == raw
 
     @staticmethod
     def readable(raw: bytes) -> list[bytes]:
-        """The shards in it that are whole."""
+        """The valid shards of a file."""
         whole = []
         for piece in split(raw):
             try:
@@ -276,7 +276,7 @@ class TestFile:
 
 
 def test_a_hundred_thousand_vmis_fit(prove: Callable[[str], None]) -> None:
-    """Of 17 endings each, more than the default policy keeps: no shard exceeds a ConfigMap."""
+    """100,000 VMIs with 17 endings each fit into the ConfigMaps."""
     draw = random.Random(5)
     size = len(an_entry(draw, endings=17))
     counts = Counter(shard_of(str(UUID(int=draw.getrandbits(128)))) for _ in range(100_000))

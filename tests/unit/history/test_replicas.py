@@ -1,4 +1,4 @@
-"""Replicas with one history: watches break, answers get lost, and in the end they agree."""
+"""Replicas with one history agree in the end, after broken watches and lost answers."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ class ConfigMapServer:
     async def apply(
         self, _resource: Resource, _namespace: str, name: str, body: dict[str, Any], **_: object
     ) -> bytes:
-        """Write it if nobody has since that version."""
+        """Write the ConfigMap if its version is unchanged."""
         self._lose()
         known, wanted = self.bodies.get(name), body["metadata"].get("resourceVersion")
         if wanted is not None and wanted != (known or body | {"metadata": {}})["metadata"].get(
@@ -71,7 +71,7 @@ class ConfigMapServer:
 
 
 class Replica:
-    """The store, the reader and the writer of one replica, and how far its watches have come."""
+    """One replica: its store, reader, writer, and the state of its watches."""
 
     def __init__(self, life: Life, server: ConfigMapServer) -> None:
         self.server = server
@@ -99,7 +99,7 @@ class Replica:
         self._read = 0
 
     def list(self, life: Life) -> None:
-        """The watch of the cluster begins anew."""
+        """List the cluster again."""
         self.store.now = life.now
         for fact in life.objects():
             self.store.put(fact)
@@ -107,7 +107,7 @@ class Replica:
         self.connected = True
 
     async def read(self) -> None:
-        """The watch of the ConfigMaps delivers what it has not yet."""
+        """Read the pending events of the watch of ConfigMaps."""
         for answer in self.server.log[self._read :]:
             body = json.loads(answer)
             metadata = body["metadata"]
@@ -122,7 +122,7 @@ class Replica:
 
 
 class Trial:
-    """One life, of which each of several replicas misses something."""
+    """One VM's life, of which each replica misses some events."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.rng = random.Random(seed)
@@ -131,7 +131,7 @@ class Trial:
         self.replicas = [Replica(self.life, self.server) for _ in range(count)]
 
     async def run(self) -> int:
-        """Live, end all faults, and compare; returns how many writes it took."""
+        """Play the life, end all faults, and compare; returns the number of writes."""
         for replica in self.replicas:
             replica.list(self.life)
         for _ in range(self.rng.randrange(10, 60)):
@@ -150,14 +150,14 @@ class Trial:
         return len(self.server.log)
 
     def evict(self) -> None:
-        """Two users want the VM evicted, and the API server asks a replica about each."""
+        """Two users evict the VM, and each review goes to one replica."""
         for user in ("alice", "bob"):
             replica = self.rng.choice(self.replicas)
             change = EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", user)
             replica.store.apply(change, self.life.now)
 
     async def trouble(self, replica: Replica) -> None:
-        """A watch that breaks or comes back, ConfigMaps that come late, a write now and then."""
+        """Play a random fault, or a write."""
         if self.rng.random() < 0.2:
             replica.connected = not replica.connected
             if replica.connected:
@@ -170,7 +170,7 @@ class Trial:
             await replica.writer.flush()
 
     async def settle(self) -> set[str]:
-        """All is well for `ROUNDS` intervals; returns the migrations that anyone knew before."""
+        """Play `ROUNDS` intervals without faults; returns the migrations known before."""
         self.server.loses = False
         for number, replica in enumerate(self.replicas):
             replica.list(self.life)
@@ -186,7 +186,7 @@ class Trial:
         return known
 
     def compare(self, known: set[str]) -> None:
-        """All say the same, know everything, and have stopped writing."""
+        """Check that all agree, know everything, and no longer write."""
         expected = told_by(self.replicas[0].store, self.life.now)
         for replica in self.replicas:
             assert told_by(replica.store, self.life.now) == expected
@@ -205,7 +205,7 @@ def migrations_of(replica: Replica) -> set[str]:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("runs", [50, pytest.param(1_000, id="soak", marks=pytest.mark.soak)])
 def test_replicas_agree_in_the_end(prove: Callable[[str], None], runs: int, count: int) -> None:
-    """Whatever each has missed and which answers got lost: in the end all say the same."""
+    """All replicas agree in the end, whatever each has missed."""
     writes = 0
     for seed in range(runs):
         try:

@@ -52,7 +52,7 @@ def test_a_server_without_credentials_has_the_default_one() -> None:
 
 
 def _write_ca(file: Path, data: str | None) -> None:
-    """Put this CA into a kubeconfig, or take it out."""
+    """Write a kubeconfig with this CA, or without one."""
     document = yaml.safe_load(file.read_text())
     cluster = document["clusters"][0]["cluster"]
     cluster.pop("certificate-authority-data", None)

@@ -1,4 +1,4 @@
-"""Kubernetes Events as they are written: what they say, and what becomes of them."""
+"""Kubernetes Events: their content, and the results of writing them."""
 
 from collections import Counter
 from typing import Any, cast
@@ -41,7 +41,7 @@ UNTIL = NOW + 1800.5
 
 
 class Server:
-    """An API server that takes Events, or answers with an error."""
+    """An API server that accepts Events, or answers with an error."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class Server:
         self.error: ApiError | None = None
 
     async def create(self, path: str, body: dict[str, Any]) -> bytes:
-        """Take an Event."""
+        """Accept an Event."""
         if self.error is not None:
             raise self.error
         self.paths.append(path)
@@ -58,7 +58,7 @@ class Server:
 
 
 class ServedApi:
-    """A writer on a server and a clock of its own."""
+    """A writer of Events with its own server and clock."""
 
     def __init__(self, store: ClockedStore) -> None:
         self.server = Server()
@@ -87,7 +87,7 @@ class ServedApi:
 
 
 def leaving(**overrides: Any) -> Vmi:
-    """A VMI that has to leave n1 since 40 minutes."""
+    """A VMI that must leave n1 since 40 minutes."""
     fields = {
         "evacuation_node": "n1",
         "eviction_strategy": "LiveMigrate",
@@ -98,7 +98,7 @@ def leaving(**overrides: Any) -> Vmi:
 
 
 def stuck_store() -> ClockedStore:
-    """A store with that VMI, read since it has to leave; what is put next is read at `NOW`."""
+    """A store that has had this VMI since its request; later objects are read at `NOW`."""
     store = a_store(leaving(), a_pod(), now=NOW - 2400.0)
     store.now = NOW
     return store

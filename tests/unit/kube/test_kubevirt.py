@@ -657,7 +657,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def attempt(resource: Resource, body: bytes) -> list[Fact]:
-    """Every way of reading this, where only a refusal may be raised; the facts that came of it."""
+    """The facts from every way of reading this, which may only raise `Refused`."""
     facts = []
     lines = [b'{"type":"%s","object":%s}' % (kind, body) for kind in KINDS]
     for value in (body, msgspec.Raw(body)):
@@ -861,7 +861,7 @@ STATES = st.none() | st.fixed_dictionaries(
 
 
 def conditions(*kinds: str) -> st.SearchStrategy[list[Json]]:
-    """Any of these conditions, met or not."""
+    """Any set of these conditions, true or false."""
     one = st.fixed_dictionaries(
         {
             "type": st.sampled_from(kinds),

@@ -1,4 +1,4 @@
-"""The import of kubernetes_asyncio without its models, and whether it is still needed."""
+"""Importing kubernetes_asyncio without its models, and whether that is still needed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The Lease's rules to the tenth of a second, on a loop whose time is the test's.
+"""The Lease's timing, on an event loop with simulated time.
 
 `tests/system/test_lease.py` shows the same on a real API server, with the bounds that this allows.
 """
@@ -39,7 +39,7 @@ TINY = 1e-6
 
 
 class Server(ApiServer):
-    """One Lease as the API server keeps it: with versions, and the refusals of `ApiServer`.
+    """An API server with one Lease, its versions and conflicts.
 
     `asked` is when it was read or written. `takes` is how long an answer takes, `refusal` what is
     answered instead.
@@ -63,7 +63,7 @@ class Server(ApiServer):
         return [when for when, one in self.asked if one == verb]
 
     def write(self, **spec: Any) -> None:
-        """Somebody writes the Lease."""
+        """Write the Lease as another client."""
         self._version += 1
         self.lease = {"metadata": {"resourceVersion": str(self._version)}, "spec": spec}
 
@@ -96,7 +96,7 @@ class Server(ApiServer):
 
 
 class Candidate(Lease):
-    """A candidate on the loop's clock; `changes` is what it said when, `jump` moves its clock."""
+    """A candidate on the loop's clock; `changes` has its log, `jump` moves its clock."""
 
     def __init__(self, server: Server, identity: str = "one", duration: float = DURATION) -> None:
         self.jump = 0.0
@@ -118,11 +118,11 @@ class Candidate(Lease):
         self.changes.append((now(), self.held))
 
     def begin(self) -> None:
-        """Campaign, or go on after a pause."""
+        """Start, or resume after a pause."""
         self._task = asyncio.create_task(self.run())
 
     async def pause(self) -> None:
-        """Do nothing any more, as a frozen process."""
+        """Stop, like a frozen process."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -138,7 +138,7 @@ async def a_holder() -> tuple[Server, Candidate]:
 
 
 def told(logs: list[Any]) -> list[tuple[str, str]]:
-    """The events of a log, with what they give as the reason."""
+    """The events of a log, with their reasons."""
     return [(one["event"], one.get("why", "")) for one in logs]
 
 
@@ -148,7 +148,7 @@ def gaps(instants: list[float]) -> list[float]:
 
 
 def within(values: list[float], bounds: tuple[float, float]) -> bool:
-    """Whether there are values, all of them inside the bounds."""
+    """Whether there are values, and all are within the bounds."""
     low, high = bounds
     return bool(values) and all(low - TINY <= one <= high + TINY for one in values)
 

@@ -29,7 +29,7 @@ RESOURCES = {
 
 
 class Watcher:
-    """Notes objects in a migration log before a store has them, as the watch does."""
+    """Passes objects to the migration log before the store, as the watch does."""
 
     def __init__(self, *, started_at: float = 0.0, store: ClockedStore | None = None) -> None:
         self.store = store or ClockedStore(keep=16)
@@ -53,7 +53,7 @@ def read_recording(name: str) -> list[tuple[Resource, Json]]:
 
 
 def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
-    """What a watcher logs and counts of a recording of real nodes."""
+    """The log and the counts of a recording of real nodes."""
 
     async def run() -> Watcher:
         watcher = Watcher()

@@ -1,4 +1,4 @@
-"""What is read from objects as a reason, in whose words, and what is made of hostile texts."""
+"""Reading reasons from objects, and handling malicious texts."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ from tests.support.hostile import HOSTILE, hostile_json
 
 
 def read(resource: Resource, value: Json) -> tuple[Why, ...]:
-    """The reasons of an object; the same from a list and from a watch."""
+    """The reasons of an object, equal from a list and from a watch."""
     listed = parse_object(resource, hostile_json(value))
     watched = parse_event(resource, hostile_json({"type": "MODIFIED", "object": value}))
     assert isinstance(watched, Changed)

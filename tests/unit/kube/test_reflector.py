@@ -1,4 +1,4 @@
-"""What counts as progress of a watch: backoff, refusals, the present error and the contact.
+"""The progress of a watch: backoff, refusals, the present error and the contact.
 
 The API server is scripted, and hours pass at once.
 """
@@ -31,7 +31,7 @@ Page: TypeAlias = dict[str, Any] | Exception
 
 
 def reset() -> Exception:
-    """The connection breaks."""
+    """Raise the error of a broken connection."""
     return Unreachable("connection reset")
 
 
@@ -46,7 +46,7 @@ def event(kind: str = "MODIFIED") -> dict[str, Any]:
 
 
 def healthy(*, lasts: Seconds) -> list[Step]:
-    """A connection with an event a minute, which is then reset."""
+    """A connection with an event a minute that is then reset."""
     minutes = round(lasts / MINUTE)
     return [step for _ in range(minutes) for step in (MINUTE, event())] + [reset()]
 
@@ -60,7 +60,7 @@ def page(*names: str, more: str = "") -> dict[str, Any]:
 
 
 class Scripted(ApiServer):
-    """An API server that plays connections and pages in turn, and then says nothing more."""
+    """An API server that plays connections and pages in turn, then hangs."""
 
     def __init__(self, connections: Iterable[list[Step]], pages: Iterable[Page] = ()) -> None:
         super().__init__(Login(url="http://127.0.0.1:1"), read_timeout=HOUR)
@@ -84,7 +84,7 @@ class Scripted(ApiServer):
         yield _play(steps)
 
     async def renew(self) -> None:
-        """There are no credentials."""
+        """Do nothing, as there are no credentials."""
 
 
 async def _play(steps: list[Step] | None) -> AsyncIterator[list[bytes]]:
@@ -107,7 +107,7 @@ async def follow(
     each: Callable[[Watched], None] = lambda _: None,
     reflector: type[Reflector] = Paging,
 ) -> Watched:
-    """Run a reflector for so long; `each` is called every ten seconds of it."""
+    """Run a reflector for this long; `each` is called every ten seconds."""
     watched = Watched(Resource.VMIS, None)
     running = asyncio.create_task(
         reflector(

@@ -1,4 +1,4 @@
-"""What is stored of an object that was read."""
+"""Applying an object to the store."""
 
 import gc
 import sys
@@ -26,7 +26,7 @@ OVERRIDDEN = read_settings(
     [pytest.param(Policy(), "", id="none"), pytest.param(OVERRIDDEN, "gold", id="overrides")],
 )
 def test_no_label_is_kept(policy: Policy, kept: str) -> None:
-    """Neither a label's text nor the line that it was read from; only the name of the entry."""
+    """Labels are not stored; only the name of the matching entry is."""
     made = a_vmi_json(metadata={"labels": {"tier": "golden-label", "app": "other-label"}})
     made["spec"]["priorityClassName"] = "own-class"
     line = msgspec.json.encode({"type": "ADDED", "object": made})

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes.
+"""The exposition of the metrics.
 
 `python -m tests.test_metrics` writes the golden exposition anew: read its diff.
 """
@@ -61,7 +61,7 @@ PER_VMI = {one for one in FAMILIES if one.name.startswith("kubevirt_vmi_evac")} 
 
 
 def an_empty_view() -> View:
-    """A process that has just started: nothing is known and nothing was asked."""
+    """The view of a process that has just started."""
     store, policy = ClockedStore(keep=KEEP), a_policy()
     return View(
         store=store,
@@ -76,7 +76,7 @@ def an_empty_view() -> View:
 
 
 def a_view() -> View:
-    """A process that has seen something of everything."""
+    """A view with samples of every family."""
     view = an_empty_view()
     store, counters = view.store, view.counters
     assert isinstance(store, ClockedStore)
@@ -111,19 +111,19 @@ def a_view() -> View:
 
 
 def rendered(view: View, accept: str = "") -> str:
-    """The exposition of a view, without what the process tells of itself."""
+    """The exposition of a view, without the process metrics."""
     body, _ = scraped(Exposition(lambda: view, process=False), accept)
     return body.decode()
 
 
 def scraped(exposition: Exposition, accept: str = "") -> tuple[bytes, str]:
-    """What it renders, with nothing else going on."""
+    """The rendered exposition."""
     parts, content_type = asyncio.run(exposition.render(accept))
     return b"".join(parts), content_type
 
 
 def golden() -> str:
-    """The text that is checked in, whatever the version is."""
+    """The golden text, with the present version."""
     return rendered(a_view()).replace(f'"{__version__}"', '"VERSION"')
 
 
@@ -142,7 +142,7 @@ def samples(families: list[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 
 def check_metrics(text: str) -> str:
-    """What promtool has to say of an exposition; nothing, where it is clean."""
+    """The output of promtool for an exposition; "" if it is clean."""
     done = subprocess.run(
         [find_binary("promtool"), "check", "metrics"],
         input=text,
@@ -154,18 +154,18 @@ def check_metrics(text: str) -> str:
 
 
 def test_equals_the_golden_exposition() -> None:
-    """A fixed store at a fixed instant renders to the text that is checked in, whole."""
+    """A fixed store at a fixed time renders to the golden text."""
     assert golden().splitlines() == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["at-the-start", "later"])
 def test_promtool_finds_nothing(view: View) -> None:
-    """The metric lint is clean."""
+    """Promtool's metric lint finds nothing."""
     assert check_metrics(scraped(Exposition(lambda: view))[0].decode()) == ""
 
 
 def test_openmetrics_says_the_same() -> None:
-    """The OpenMetrics rendering parses strictly, and has the samples of the text."""
+    """The OpenMetrics format parses strictly, and has the same samples as the text format."""
     text = samples(list(parse_text(rendered(a_view()))))
     openmetrics = rendered(a_view(), OPENMETRICS)
 
@@ -175,13 +175,13 @@ def test_openmetrics_says_the_same() -> None:
 
 
 class _AsTheyWould(Collector):
-    """The samples of a view, given to prometheus_client to write."""
+    """The samples of a view as a collector of prometheus_client."""
 
     def __init__(self, view: View) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
-        """Every family as prometheus_client has it."""
+        """Every family as a metric of prometheus_client."""
         for family, told in sample(self._view):
             name = family.name.removesuffix("_total") if family.type == "counter" else family.name
             metric = Metric(name, family.help, family.type)
@@ -197,7 +197,7 @@ class _AsTheyWould(Collector):
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 @pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["empty", "full"])
 def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
-    """Byte for byte, labels that have to be escaped included."""
+    """The output equals prometheus_client's, with escaped labels."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_AsTheyWould(view))
     encode, content_type = choose_encoder(accept)
@@ -259,7 +259,7 @@ CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_labels_are_there_from_the_start(name: str) -> None:
-    """Before anything happens every value of a closed label has its series, at 0."""
+    """From the start every value of a closed label has its series, at 0."""
     found = samples(list(parse_text(rendered(an_empty_view()))))
     own = {told: value for (one, told), value in found.items() if one == name}
 
@@ -268,7 +268,7 @@ def test_closed_labels_are_there_from_the_start(name: str) -> None:
 
 
 def test_a_series_goes_with_its_fact() -> None:
-    """KubeVirt's limits are told while they are known."""
+    """KubeVirt's limits have a series while they are known."""
     view = a_view()
     before = rendered(view)
     remove(view.store, Resource.KUBEVIRTS, "kubevirt", "kubevirt")
@@ -304,7 +304,7 @@ def test_a_series_goes_with_its_fact() -> None:
     ],
 )
 def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
-    """Whatever a scraper accepts, the body is what the content type says it is."""
+    """For any Accept header the body has the format of its Content-Type."""
     body, content_type = scraped(Exposition(an_empty_view, process=False), accept)
 
     if open_metrics:
@@ -317,7 +317,7 @@ def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
 
 @pytest.mark.parametrize(("most", "told", "left_out"), [(9, 3, 0), (3, 3, 0), (2, 2, 1), (1, 1, 2)])
 def test_series_of_single_vmis_are_bounded(most: int, told: int, left_out: int) -> None:
-    """Those that evacuate have theirs first, and what has none is counted."""
+    """Series of single VMIs are bounded, evacuating ones first; the others are counted."""
     view = replace(an_empty_view(), vmi_series=most)
     put(view.store, a_vmi(name="cooling", uid="1", migration=a_state()))
     put(view.store, a_vmi(name="evacuating", uid="2", evacuation_node="n1"))
@@ -331,7 +331,7 @@ def test_series_of_single_vmis_are_bounded(most: int, told: int, left_out: int) 
 
 
 def test_series_of_single_vmis_go_with_their_fact() -> None:
-    """A VMI that evacuates no more, and whose cooldown is over, has no series."""
+    """A VMI without evacuation and cooldown has no series."""
     view = a_view()
     assert 'name="db3"' in rendered(view)
     put(view.store, a_vmi(name="db3", uid="3", node="n2", migration=a_state()))
@@ -342,7 +342,7 @@ def test_series_of_single_vmis_go_with_their_fact() -> None:
 
 
 def a_crowd(vmis: int) -> View:
-    """Many VMIs, each of which evacuates and cools down."""
+    """Many VMIs that evacuate and cool down."""
     view = replace(an_empty_view(), vmi_series=10_000)
     for i in range(vmis):
         put(view.store, a_vmi(name=f"db{i}", uid=f"{i}", evacuation_node="n1", migration=a_state()))
@@ -350,7 +350,7 @@ def a_crowd(vmis: int) -> View:
 
 
 def test_a_scrape_is_of_one_instant() -> None:
-    """What is heard, counted or seen to fail while it is written is told by the next."""
+    """Changes during a scrape are only in the next one."""
     view, quiet = a_crowd(2 * SLICE + 1), a_crowd(2 * SLICE + 1)
     pieces = []
     for number, (family, samples) in enumerate(sample(view)):
@@ -371,7 +371,7 @@ def test_a_scrape_is_of_one_instant() -> None:
 
 
 def test_no_slice_is_longer_than_others() -> None:
-    """However many VMIs there are, a piece tells of so many at most, and none is missing."""
+    """A piece has a bounded number of VMIs, and none is missing."""
     view = a_crowd(3 * SLICE)
     pieces = [(family, list(samples)) for family, samples in sample(view)]
     told = Counter(family.name for family, samples in pieces for _ in samples)
@@ -381,7 +381,7 @@ def test_no_slice_is_longer_than_others() -> None:
 
 
 async def test_others_are_answered_while_a_scrape_is_written() -> None:
-    """Between any two slices of looking and of writing everybody else has a turn."""
+    """Between two slices of a scrape other tasks can run."""
     view = a_crowd(3 * SLICE)
     turns = 0
 
@@ -399,7 +399,7 @@ async def test_others_are_answered_while_a_scrape_is_written() -> None:
 
 
 async def test_scrapes_wait_for_each_other() -> None:
-    """Two at once are written one after the other, so that a turn is one slice long still."""
+    """Scrapes at the same time are written one after the other."""
     view = a_crowd(3 * SLICE)
     exposition = Exposition(lambda: view, process=False)
     turns: list[int] = []
@@ -427,7 +427,7 @@ def test_the_process_tells_of_itself() -> None:
 
 
 def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
-    """A day after its last block; nodes with VMIs keep theirs."""
+    """The blocks of a node without VMIs are dropped a day after the last one."""
     view = a_view()
     later = replace(view, now=NOW + BLOCKS_KEPT_FOR)
     nodes = [

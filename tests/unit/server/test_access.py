@@ -1,4 +1,4 @@
-"""Who may ask: what it costs a known caller that the API server does not answer."""
+"""Access checks while the API server does not answer."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ FEW = 20
 
 
 class HangingApi(ApiServer):
-    """An API server that grants every review, and answers none any more once it `hangs`.
+    """An API server that allows every review, and does not answer while it `hangs`.
 
     A token's user is its first word, and invented ones are refused. `asked` is the token or the
     user of each review, with the instant at which it came.
@@ -46,7 +46,7 @@ class HangingApi(ApiServer):
 
 @in_its_own_time
 async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
-    """A known caller's renewal is sent at once, and its kept yes decides within 0.25 s."""
+    """Hanging reviews of strangers delay a known caller by at most 0.25 s."""
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)
     await access.check("Bearer alice", "GET", "/metrics")
@@ -74,7 +74,7 @@ async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
 async def test_one_user_s_paths_and_tokens_throw_out_nothing_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After twice as many by another user as are kept, a known caller is admitted in an outage."""
+    """One user's many paths and tokens do not evict another caller's cached permission."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", FEW)
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=1000 * KEEP, clock=now)
@@ -92,7 +92,7 @@ async def test_one_user_s_paths_and_tokens_throw_out_nothing_of_others(
 async def test_invented_tokens_of_one_peer_throw_out_nothing_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The refusal of another peer's token is still known after twice as many as are kept."""
+    """One peer's many invented tokens do not evict another peer's cached refusal."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", FEW)
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)

@@ -1,4 +1,4 @@
-"""The admission webhook over real HTTP: what it answers, counts, logs and tells of afterwards."""
+"""The admission webhook over real HTTP: its answers, metrics, log and records."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ COOLDOWNS = "descheduler_kubevirt_effective_cooldown_seconds_count"
 
 
 class Webhook:
-    """A served API of which db1 cools down, and its admission listener without TLS."""
+    """A served API in which db1 cools down, with an admission listener without TLS."""
 
     def __init__(self, mode: AdmissionMode) -> None:
         self.api = ServedApi()
@@ -80,7 +80,7 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> None:
-    """Under its reason and node, in the histogram of cooldowns, and by its outcome."""
+    """A denial is counted by reason and node, in the histogram, and by its outcome."""
     response = await webhook.ask()
     assert response["allowed"] is False
     assert response["status"]["code"] == 429

@@ -1,4 +1,4 @@
-"""What the API says of a VMI."""
+"""The API's answers about a VMI."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -51,7 +51,7 @@ from tests.unit.server.test_api import a_health
 
 
 def some_health(**overrides: Any) -> Health:
-    """Everything was heard of two seconds ago; VMIMs as overridden."""
+    """A health with contact two seconds ago; VMIMs can be overridden."""
     health = a_health(contact=NOW - 2.0)
     for name, value in overrides.items():
         setattr(health.watched[1], name, value)
@@ -98,7 +98,7 @@ def moved(times: int, took: float) -> Evidence:
 
 
 def rule(answer: VmiAnswer, name: str) -> RuleAnswer:
-    """One rule's line."""
+    """One rule of the explanation."""
     return next(one for one in answer.rules if one.rule == name)
 
 
@@ -106,7 +106,7 @@ LEAVES = {"vmi": a_vmi(evacuation_node="n1")}
 
 
 class TestVerdict:
-    """One verdict on the wire."""
+    """A verdict in JSON."""
 
     def test_tells_the_cooldown_of_an_allowed_vmi(self) -> None:
         """An allowed VMI still has its effective cooldown."""
@@ -132,7 +132,7 @@ class TestVerdict:
         took=st.floats(0.0, 9_000.0),
     )
     def test_who_waits_as_told_is_allowed(self, floor: float, elapsed: float, took: float) -> None:
-        """At `notBefore`, and after `retryAfterSeconds`, the verdict is "allowed"."""
+        """At `notBefore` and after `retryAfterSeconds` the VM is allowed."""
         policy = a_policy(migration_cooldown=floor, max_migration_cooldown=0.0)
         state = a_state(start=NOW - elapsed - took, end=NOW - elapsed)
         evidence = some_evidence(vmi=a_vmi(migration=state))
@@ -148,7 +148,7 @@ class TestVerdict:
 
 
 class TestExplanation:
-    """Everything that is known of one VMI."""
+    """The explanation of one VMI."""
 
     def test_tells_the_arithmetic_of_the_cooldown(self) -> None:
         """Base, backoff, cap and release of three migrations, the last of 20 minutes."""
@@ -421,7 +421,7 @@ def status_of(
 
 
 class TestStatus:
-    """Whether the exporter can be trusted."""
+    """The exporter's status."""
 
     def test_tells_how_each_watch_goes(self) -> None:
         """The status has for each watch whether it is synced or forbidden, and its last error."""
@@ -461,7 +461,7 @@ class TestStatus:
         assert counts.blocked == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
 
     def test_the_state_of_the_stored_history(self) -> None:
-        """Where one is kept: who writes it, since when something waits, what went wrong."""
+        """A stored history has its writer, its unwritten changes and its faults."""
         health = some_health()
         assert status_of(health).history is None
         health.history = HistoryHealth(

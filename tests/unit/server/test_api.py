@@ -1,4 +1,4 @@
-"""The query API and its neighbours over real HTTP, on TCP and on a unix socket."""
+"""The API and other endpoints over real HTTP, on TCP and on a unix socket."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ DOCUMENT = write_openapi()
 
 @dataclass
 class Clock:
-    """An instant that a test sets; after `run` the seconds pass from there."""
+    """A clock that a test sets; after `run` it goes on from there."""
 
     instant: float = NOW
     _began: float | None = None
@@ -86,13 +86,13 @@ class Clock:
         return self.instant + asyncio.get_running_loop().time() - self._began
 
     def run(self) -> None:
-        """Let the seconds pass."""
+        """Let the time pass."""
         self._began = asyncio.get_running_loop().time()
 
 
 @dataclass
 class Answer:
-    """One whole answer."""
+    """One complete answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -105,7 +105,7 @@ class Answer:
 
     @property
     def detail(self) -> str:
-        """What a problem says was expected."""
+        """The detail of a problem."""
         return str(self.json["detail"])
 
 
@@ -117,7 +117,7 @@ def a_health(*watched: Watched, contact: float = NOW, synced: bool = True) -> He
 
 @dataclass
 class ServedApi:
-    """A service over a store, asked over HTTP. Every answer is held against the document."""
+    """A service over HTTP; every answer is checked with the OpenAPI document."""
 
     policy: Policy = field(default_factory=a_policy)
     limits: Limits = LIMITS
@@ -162,19 +162,19 @@ class ServedApi:
         )
 
     def hear(self) -> None:
-        """Have everything heard of now."""
+        """Set the contact of every watch to now."""
         for watched in self.health.watched:
             watched.contact = self.clock()
 
     def cool(self, name: str = "db1", *, left: float = 300.0, **overrides: Any) -> None:
-        """Have a VMI whose cooldown of 15 minutes is over after `left` seconds."""
+        """Add a VMI whose cooldown of 15 minutes ends after `left` seconds."""
         end = NOW + left - 900.0
         state = a_state(uid=f"of-{name}", start=end - 60.0, end=end)
         fields = {"name": name, "uid": f"uid-of-{name}"} | overrides
         self.store.put(a_vmi(migration=state, **fields))
 
     async def ask(self, method: str, path: str, **options: Any) -> Answer:
-        """One request, and its whole answer."""
+        """Send one request; returns the complete answer."""
         url = URL(path, encoded=True)
         async with self.session.request(method, url, **options) as response:
             answer = Answer(response.status, response.headers, await response.read())
@@ -199,7 +199,7 @@ class ServedApi:
 
 
 class Doorkeeper(Access):
-    """Lets in who has the good token, without asking anybody."""
+    """Accepts the good token, without a review."""
 
     def __init__(self) -> None:
         pass
@@ -214,7 +214,7 @@ class Doorkeeper(Access):
 
 
 def assert_declared(method: str, path: str, answer: Answer) -> None:
-    """The answer is one that the OpenAPI document promises for this request, or a problem."""
+    """Check that the OpenAPI document declares this answer."""
     declared: dict[str, Any] = {}
     for template, operations in DOCUMENT["paths"].items():
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
@@ -244,7 +244,7 @@ def assert_declared(method: str, path: str, answer: Answer) -> None:
 async def served(
     app: web.Application, socket: Path | None = None
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of an application that listens on a port of its own, or on a unix socket."""
+    """A client of an application on its own port or unix socket."""
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     try:
@@ -274,7 +274,7 @@ async def opened(api: ServedApi) -> AsyncIterator[ServedApi]:
 
 @pytest.fixture
 async def api() -> AsyncIterator[ServedApi]:
-    """A service that is ready, over an empty store, on a port of its own."""
+    """A ready service over an empty store, on its own port."""
     async with opened(ServedApi()) as one:
         yield one
 
@@ -454,7 +454,7 @@ class TestVerdicts:
 
 
 class TestRefusals:
-    """What is asked wrongly is told as a problem that names the field."""
+    """Invalid requests get a problem that names the field."""
 
     @pytest.mark.parametrize(
         ("body", "said"),
@@ -507,9 +507,7 @@ class TestRefusals:
     async def test_a_wrong_field_is_422_and_named(
         self, api: ServedApi, body: object, named: str
     ) -> None:
-        """A field that is missing, too long or of a wrong type is named, by the names of JSON's
-        types, and nothing is counted.
-        """
+        """A wrong field is named with JSON's type names, and nothing is counted."""
         api.cool()
         answer = await api.ask("POST", VERDICTS, json=body)
 
@@ -614,7 +612,7 @@ class TestRefusals:
 
 
 class TestReadiness:
-    """Before the first sync and after the last."""
+    """Before the first sync and during shutdown."""
 
     @pytest.mark.parametrize(
         ("method", "path"),
@@ -769,13 +767,13 @@ class TestBlocked:
 
 
 async def waited(api: ServedApi, etag: str, wait: str = "60") -> Answer:
-    """A long poll from a set that is known."""
+    """A long poll with the present ETag."""
     async with asyncio.timeout(PATIENCE):
         return await api.get(f"{BLOCKED}?wait={wait}", If_None_Match=etag)
 
 
 async def parked(api: ServedApi, number: int = 1) -> None:
-    """Wait until so many requests are held open."""
+    """Wait until this many long polls wait."""
     async with asyncio.timeout(PATIENCE):
         while api.service.polls.waiting < number:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.005)
@@ -888,7 +886,7 @@ class TestEvacuations:
     async def test_hostile_texts_all_the_way(
         self, api: ServedApi, text: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Hostile texts of the cluster are cut and escaped in JSON and pages, and never logged."""
+        """Malicious texts of the cluster are cut and escaped in JSON and pages, never logged."""
         feed = Feed(api.store, api.health.watched[0], api.clock)
         for resource, value in objects(text).items():
             feed.put(parse_object(resource, hostile_json(value)), None)
@@ -970,7 +968,7 @@ class TestNodes:
         return api
 
     async def test_answers_as_the_contract_says(self, drained: ServedApi) -> None:
-        """Every field, sorted by node."""
+        """The answer has every field, sorted by node."""
         answer = await drained.get("/v1/nodes")
 
         n0: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""The set of blocked VMIs: kept current, and told to those who wait."""
+"""The blocked set: up to date, and sent to long polls."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ from tests.unit.server.test_api import ServedApi
 
 
 def afresh(scene: ServedApi) -> BlockedSet:
-    """Another set over the same facts, with nothing kept."""
+    """A newly computed set of the same facts."""
     return BlockedSet(a_verdict_view(scene.store, scene.policy), scene.health, scene.clock)
 
 
@@ -48,12 +48,12 @@ async def begin(
 
 
 def keys(blocked: Blocked) -> list[tuple[str, str]]:
-    """The blocked VMIs and where."""
+    """The blocked VMIs with their checkpoints."""
     return [(entry.name, entry.checkpoint) for entry in blocked.entries]
 
 
 class TestRead:
-    """The set as it is now."""
+    """Reading the set."""
 
     def test_has_one_entry_per_vmi_and_blocking_checkpoint(self, scene: ServedApi) -> None:
         """A VMI that is blocked at both checkpoints has two entries, and entries are sorted."""
@@ -202,7 +202,7 @@ class TestRead:
 
 
 class TestManyVmis:
-    """A set that takes long to compute."""
+    """A set that takes long to compute, as it has many VMIs."""
 
     MANY = 5 * SLICE
 
@@ -264,7 +264,7 @@ class TestManyVmis:
 
 
 class TestWait:
-    """Being told of a change."""
+    """Waiting for a change."""
 
     async def test_who_comes_with_another_set_does_not_wait_with_the_others(
         self, scene: ServedApi

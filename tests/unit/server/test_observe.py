@@ -1,4 +1,4 @@
-"""`admission.observe`: whose evictions become evacuations, as the API and the page then say."""
+"""`admission.observe`: the requesters of evacuations in API and page."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from tests.unit.server.test_api import served
 
 @asynccontextmanager
 async def observing(*, observe: bool = True) -> AsyncIterator[Webhook]:
-    """The webhook in mode `enforce`; db1 is not held."""
+    """The webhook in mode `enforce`; db1 is not blocked."""
     webhook = Webhook(AdmissionMode.ENFORCE)
     webhook.api.store.put(a_vmi())
     settings = AdmissionSettings(AdmissionMode.ENFORCE, LISTED, observe=observe)
@@ -27,12 +27,12 @@ async def observing(*, observe: bool = True) -> AsyncIterator[Webhook]:
 
 
 def by(user: str, **request: Any) -> Json:
-    """The review of an eviction by this user, who is in a group."""
+    """The review of an eviction by this user, who has a group."""
     return a_review(userInfo={"username": user, "groups": ["admins"]}, **request)
 
 
 async def read_requester(webhook: Webhook) -> object:
-    """KubeVirt marks db1; `requestedBy` of its evacuation, the same in both answers."""
+    """Mark db1; returns `requestedBy` of its evacuation, equal in both answers."""
     webhook.api.store.put(a_vmi(evacuation_node="n1"))
     async with served(make_query_app(webhook.api.service)) as session:
         async with session.get("/v1/evacuations") as response:
@@ -45,14 +45,14 @@ async def read_requester(webhook: Webhook) -> object:
 
 @pytest.mark.parametrize("user", ["alice", DESCHEDULER])
 async def test_who_requested_an_evacuation(user: str) -> None:
-    """Whether listed or not: the name and the time, and nothing else of the user."""
+    """The requester has the user's name and the time, whether listed or not."""
     async with observing() as webhook:
         assert (await webhook.ask(by(user)))["allowed"]
         assert await read_requester(webhook) == {"user": user, "at": "2027-01-15T08:00:00Z"}
 
 
 async def test_users_who_are_not_listed_are_not_denied() -> None:
-    """A rule holds db1: the listed user is denied and so asks for nothing, the other passes."""
+    """Only listed users are denied, and a denied user is no requester."""
     async with observing() as webhook:
         webhook.api.store.put(a_vmi(migration=a_running_state()))
         assert not (await webhook.ask(by(DESCHEDULER)))["allowed"]
@@ -62,7 +62,7 @@ async def test_users_who_are_not_listed_are_not_denied() -> None:
 
 
 async def test_what_is_not_remembered() -> None:
-    """A dry run, what is no eviction, and everything without the setting."""
+    """Dry runs, other reviews, and evictions without the setting give no requester."""
     async with observing() as webhook:
         await webhook.ask(by("alice", dryRun=True))
         await webhook.ask(by("alice", subResource="binding"))
@@ -73,7 +73,7 @@ async def test_what_is_not_remembered() -> None:
 
 
 async def test_a_name_is_only_text() -> None:
-    """A long name is cut, control characters become escapes, and the page shows it as text."""
+    """A long name is cut, control characters are escaped, and the page shows it as text."""
     async with observing() as webhook:
         await webhook.ask(by("<b>\n" + "x" * 9000))
         requester = await read_requester(webhook)

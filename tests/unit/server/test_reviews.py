@@ -63,7 +63,7 @@ def judged(
     health: Health | None = None,
     policy: Policy = POLICY,
 ) -> Judgement:
-    """What becomes of a review; of db1 in its cooldown where no other store is given."""
+    """The judgement of a review; by default db1 is in its cooldown."""
     store = a_store() if store is None else store
     return judge(
         read_review(raw(review)),
@@ -194,7 +194,7 @@ def test_what_is_judged(request_fields: Json, outcome: ReviewOutcome) -> None:
 def test_what_is_allowed(
     vmi: dict[str, Any], facts: list[Any], namespace: str, outcome: ReviewOutcome
 ) -> None:
-    """An eviction that is under way already, moves nothing, or is of no known pod is allowed."""
+    """An eviction is allowed if it is under way, moves nothing, or has an unknown pod."""
     store = a_store(**vmi)
     store.see(blind={Resource.PODS: frozenset({"unseen"})})
     for fact in facts:

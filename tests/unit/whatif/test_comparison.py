@@ -27,7 +27,7 @@ def a_comparison() -> Comparison:
 
 
 def a_tale(stuck: str) -> Tale:
-    """The same as events; `stuck` is the name of the VM that is stuck."""
+    """The events of these VMs; `stuck` is the name of the stuck VM."""
     tale = Tale("busy", stuck)
     tale.mark(5, stuck)
     for minutes in (1, 5, 40):
@@ -59,7 +59,7 @@ def test_each_policy_has_its_column() -> None:
 
 
 def test_exceptions_are_listed() -> None:
-    """Each entry with its VMs and their evictions, and a row for the reason `policy`."""
+    """Exceptions are listed with their VMs and evictions."""
     entry = Override(name="gold", policy=Policy(block=True), namespaces=("shop",))
     tale = a_tale("stuck")
     own = Contender(name="own", policy=Policy(overrides=(entry,)))
@@ -76,7 +76,7 @@ def test_exceptions_are_listed() -> None:
 
 
 def test_stuck_evacuations_are_listed() -> None:
-    """With VM, node, time from request to alert, and the policies under which it was stuck."""
+    """Stuck evacuations are listed with VM, node, times and policies."""
     table = shown(a_comparison())
     line = next(line for line in table.splitlines() if "shop/stuck" in line)
     told = "n1 2027-01-15T08:00:05Z 35m not over no_migration, descheduler all"
@@ -85,7 +85,7 @@ def test_stuck_evacuations_are_listed() -> None:
 
 
 def test_the_longest_comes_first_under_any_policy() -> None:
-    """Each policy has its own `stuck:`; the order does not depend on the first policy."""
+    """The longest stuck evacuation under any policy comes first."""
     tale = Tale("long", "short")
     tale.mark(1, "long")
     tale.mark(HOUR, "short")
@@ -98,7 +98,7 @@ def test_the_longest_comes_first_under_any_policy() -> None:
 
 
 def test_no_name_is_markup_or_moves_the_cursor() -> None:
-    """A recording may have any name."""
+    """No name is markup or moves the cursor."""
     table = shown(a_tale("[bold]x\x1b[2J").played(3 * HOUR))
 
     assert r"shop/[bold]x\x1b[2J" in table

@@ -12,7 +12,7 @@ from tests.unit.whatif.test_replay import Tale
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_equal_comparisons_are_equal_files(tmp_path: Path, suffix: str) -> None:
-    """They depend neither on the date nor on chance."""
+    """Equal comparisons give equal files."""
     files = [tmp_path / f"{name}{suffix}" for name in "ab"]
     for file in files:
         draw(a_comparison(), file)
@@ -33,19 +33,19 @@ def test_panels_are_labelled(tmp_path: Path) -> None:
 
 
 def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None:
-    """Its panels are empty."""
+    """A recording without migrations gives empty panels."""
     draw(Tale().played(60), tmp_path / "plot.png")
 
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_a_year_beyond_the_calendar_is_an_error(tmp_path: Path) -> None:
-    """One line with a wrong clock is enough for that."""
+    """A year beyond the calendar, as by a wrong clock, is an error."""
     with pytest.raises(CannotDraw, match=r"9987-.* is too late"):
         draw(Tale().played(253_000_000_000.0 - NOW), tmp_path / "plot.png")
 
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    """It is the system's own error."""
+    """A missing directory is an error with the system's message."""
     with pytest.raises(FileNotFoundError):
         draw(a_comparison(), tmp_path / "nowhere" / "plot.png")

@@ -84,14 +84,14 @@ def a_file() -> bytes:
     ],
 )
 def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> None:
-    """Instant, type and fact are unchanged."""
+    """A fact is read as it was written, with time and type."""
     written = recording.write_fact(NOW + 0.125, Kind.MODIFIED, resource, fact)
 
     assert read(written) == ([Recorded(NOW + 0.125, Kind.MODIFIED, resource, fact)], Faults())
 
 
 def test_why_a_migration_failed_is_read_as_it_was_written() -> None:
-    """The reason is there; a line without one has OTHER."""
+    """The reason of a failure is read as written; a line without one has OTHER."""
     failed = an_ended_vmim(phase="Failed", outcome=Outcome.FAILED)
     for reason in (EndReason.LIBVIRT, EndReason.OTHER):
         written = recording.write_fact(NOW, Kind.MODIFIED, Resource.VMIMS, failed, reason=reason)
@@ -100,7 +100,7 @@ def test_why_a_migration_failed_is_read_as_it_was_written() -> None:
 
 
 def test_deletions_and_notes_are_read_as_they_were_written() -> None:
-    """A deletion has the object's names; a note has its resource."""
+    """Deletions and notes are read as they were written."""
     events, faults = read_file([a_file()])
 
     assert [event.kind for event in events] == [Kind.ADDED, Kind.SYNCED, Kind.DELETED]
@@ -110,7 +110,7 @@ def test_deletions_and_notes_are_read_as_they_were_written() -> None:
 
 
 def test_no_secret_of_a_spec_is_ever_written() -> None:
-    """No password in an object gets into its line, wherever it is."""
+    """No password of an object is written to its line."""
     spec = {
         "evictionStrategy": "LiveMigrate",
         "volumes": [{"cloudInitNoCloud": {"userData": f"password: {PASSWORD}"}}],
@@ -154,7 +154,7 @@ def test_kubectl_s_lines_are_read() -> None:
 
 
 def test_an_annotation_has_no_instant() -> None:
-    """It may hold any date, and the clock never goes back."""
+    """A date in an annotation does not count as the time of an event."""
     made = a_vmi_json(kind="VirtualMachineInstance")
     made["metadata"]["annotations"] = {"expires": rfc3339(NOW + 1e8)}
     made["metadata"]["labels"] = {"until": rfc3339(NOW + 1e8)}
@@ -165,7 +165,7 @@ def test_an_annotation_has_no_instant() -> None:
 
 
 def test_a_deletion_is_before_its_grace_period() -> None:
-    """`deletionTimestamp` is the end of the grace period."""
+    """The time of a deletion is its request, before the grace period."""
     made = a_pod_json(kind="Pod")
     made["metadata"] |= {"deletionTimestamp": rfc3339(NOW), "deletionGracePeriodSeconds": 30}
     events, _ = read(line("MODIFIED", made))
@@ -187,7 +187,7 @@ def test_a_deletion_is_before_its_grace_period() -> None:
     ],
 )
 def test_a_bad_line_is_reported_and_skipped(bad: bytes, why: str) -> None:
-    """Its message has its number; the lines before and after it are read."""
+    """A bad line is reported with its number, and the others are read."""
     good = recording.write_note(NOW, Kind.SYNCED, Resource.VMIS)
     events, faults = read(good, bad, good)
 
@@ -209,7 +209,7 @@ def test_the_messages_about_bad_lines_are_bounded() -> None:
     [b'{"format":"somebody/else","version":1}', b'{"format":"%s","version":2}', b'{"items":[]}'],
 )
 def test_another_format_is_refused(header: bytes) -> None:
-    """Another format, a later version, or other JSON."""
+    """Another format, a later version and other JSON are errors."""
     with pytest.raises(UnknownFormat):
         read(header.replace(b"%s", recording.FORMAT.encode()))
 
@@ -217,7 +217,7 @@ def test_another_format_is_refused(header: bytes) -> None:
 @pytest.mark.parametrize("size", [1, 7, 4096])
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
 def test_a_file_is_read_in_chunks_of_any_size(size: int, *, zipped: bool) -> None:
-    """The lines do not depend on where the chunks end."""
+    """A file is read in chunks of any size."""
     body = gzip.compress(a_file()) if zipped else a_file()
     chunks = [body[i : i + size] for i in range(0, len(body), size)]
     if zipped and size == 1:
@@ -235,7 +235,7 @@ def test_a_gzip_may_have_several_members() -> None:
 
 @given(st.integers(min_value=1, max_value=len(a_file())), st.booleans())
 def test_a_truncated_file_is_read_to_its_last_complete_line(length: int, zipped: bool) -> None:
-    """The writer was killed: that is noted, but no line is faulty."""
+    """A truncated file is read to its last complete line, and reported."""
     body = a_file()[:length]
     chunk = gzip.compress(body)[:-8] if zipped else body
     events, faults = read_file([chunk])

@@ -1,4 +1,4 @@
-"""The replay: what each policy refuses, what then does not happen, and what is counted."""
+"""The replay: the evictions that each policy refuses, their effects, and the counts."""
 
 import subprocess
 import sys
@@ -159,7 +159,7 @@ class TestEvictions:
     """Which evictions a policy decides about, and what follows from the decision."""
 
     def test_a_second_within_the_cooldown_is_refused(self, tale: Tale) -> None:
-        """Its migration happens only under the policy that allowed it."""
+        """An eviction within the cooldown is refused, and its migration does not happen."""
         tale.evict(10)
         tale.evict(10 * MINUTE)
         ours, none = tale.played(HOUR, OURS, NONE).accounts
@@ -169,7 +169,7 @@ class TestEvictions:
         assert (none.allowed, none.migrations.ended) == (2, 2)
 
     def test_failed_attempts_are_counted_by_reason(self, tale: Tale) -> None:
-        """By the recorded reason, else by what the objects show; a refused one is not counted."""
+        """Failed attempts are counted by the recorded reason, else by the objects."""
         tale.evict(10)
         tale.evict(10 * MINUTE, fails=True)
         tale.change(20 * MINUTE, evacuation_node="")
@@ -191,7 +191,7 @@ class TestEvictions:
         assert none.migrations.reasons == seen | {EndReason.OTHER: 1}
 
     def test_attempts_without_a_uid_are_counted_each(self, tale: Tale) -> None:
-        """A target that was scheduled after a while is not why its migration failed."""
+        """Attempts without a UID are counted each."""
         failed = {"phase": "Failed", "finished": True, "outcome": Outcome.FAILED}
         for name in ("first", "second"):
             waiting = a_vmim(name=name, uid="", created=NOW + MINUTE)
@@ -208,7 +208,7 @@ class TestEvictions:
         assert tale.account(HOUR).migrations.reasons == {EndReason.OTHER: 3}
 
     def test_an_exception_has_its_own_cooldown(self, tale: Tale) -> None:
-        """Its VMs are counted with their evictions, and take no more time than it says."""
+        """The VMs of an exception have its cooldown, and are counted with their evictions."""
         own = Policy(migration_cooldown=MINUTE)
         tale.evict(10)
         tale.evict(10 * MINUTE)
@@ -225,7 +225,7 @@ class TestEvictions:
         assert unused == Touched()
 
     def test_an_exception_that_blocks_refuses(self, tale: Tale) -> None:
-        """A drain of its VM takes the refusal back."""
+        """An exception that blocks refuses evictions, except drains."""
         entry = Override(name="no", policy=Policy(block=True), namespaces=(NAMESPACE,))
         tale.evict(10)
         tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
@@ -236,7 +236,7 @@ class TestEvictions:
         assert account.migrations.ended == 1
 
     def test_an_update_of_kubevirt_refuses_all(self, tale: Tale) -> None:
-        """With the guard on, until KubeVirt has updated its VMs."""
+        """With the guard on, an update of KubeVirt refuses all evictions."""
         updating = KubeVirtSettings(updating=True)
         tale.events.append(Recorded(NOW + 5, Kind.ADDED, Resource.KUBEVIRTS, updating))
         tale.evict(10)
@@ -250,7 +250,7 @@ class TestEvictions:
         assert own.refused == {Reason.PLATFORM_UPDATE: 1}
 
     def test_a_refused_eviction_counts_towards_no_cooldown(self, tale: Tale) -> None:
-        """The next one is allowed after the cooldown of the last migration that happened."""
+        """A refused eviction starts no cooldown."""
         tale.evict(10)
         for minutes in (5, 9, 13):
             tale.evict(minutes * MINUTE)
@@ -261,7 +261,7 @@ class TestEvictions:
         assert account.migrations.ended == 2
 
     def test_the_first_list_has_no_evictions(self, tale: Tale) -> None:
-        """An evacuation that was already running was requested before the recording."""
+        """Evacuations in the first list are no evictions."""
         first = tale.events.pop(0)
         assert isinstance(first.fact, Vmi)
         tale.events.insert(0, replace(first, fact=replace(first.fact, evacuation_node="n1")))
@@ -277,7 +277,7 @@ class TestEvictions:
         assert tale.account(HOUR).asked == 2
 
     def test_a_refused_evacuation_leaves_no_trace_of_its_failures(self, tale: Tale) -> None:
-        """Its VMIMs make nothing stuck and count as no migration."""
+        """Failed VMIMs of a refused evacuation are not counted."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         for minutes in (6, 10, 15, 25):
@@ -301,7 +301,7 @@ class TestEvictions:
         assert tale.account(HOUR).migrations.ended == 2
 
     def test_a_decision_taken_back_hides_nothing(self, tale: Tale) -> None:
-        """The hidden marker and the hidden failure count again."""
+        """After a decision is taken back, the marker and its failures count again."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, fails=True)
@@ -319,7 +319,7 @@ class TestEvictions:
         assert account.stuck.longest[0].requested_at == NOW + 5 * MINUTE
 
     def test_a_migration_that_was_running_is_not_hidden_by_a_refusal(self, tale: Tale) -> None:
-        """Without recorded VMIMs, it is recognized because it began before the eviction."""
+        """A migration that ran before the eviction is not hidden by a refusal."""
         tale.attempt(10, by_hand=True)
         tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
         marked = next(i for i, event in enumerate(tale.events) if _runs(event.fact)) + 1
@@ -333,7 +333,7 @@ class TestEvictions:
         assert account.migrations.ended == 1
 
     def test_a_migration_after_a_refused_evacuation_happens(self, tale: Tale) -> None:
-        """Without recorded VMIMs, an evacuation ends with its marker."""
+        """Without VMIMs, a migration after a refused evacuation happens."""
         tale.evict(10)
         tale.evict(5 * MINUTE)
         tale.attempt(HOUR, by_hand=True)
@@ -343,7 +343,7 @@ class TestEvictions:
         assert (account.refused.total(), account.migrations.ended) == (1, 2)
 
     def test_a_drain_is_recognized_if_its_vmim_arrives_first(self, tale: Tale) -> None:
-        """The watches of VMIs and VMIMs have no order between them."""
+        """A drain is recognized if its VMIM arrives before the marker."""
         tale.evict(10)
         tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
         _swap_marker_and_vmim(tale)
@@ -362,7 +362,7 @@ class TestEvictions:
         assert account.migrations.ended == 2
 
     def test_the_guards_refuse_what_the_reference_allows(self, tale: Tale) -> None:
-        """A VMIM that was pending before the eviction blocks it only with the guard."""
+        """A VMIM that was pending before the eviction blocks it only with the guard on."""
         tale.tell(10, a_vmim(created=NOW + 10, vmi_name=NAME), Kind.ADDED)
         tale.mark(20)
         ours, reference = tale.played(HOUR, OURS, BUILTIN["reference"]).accounts
@@ -371,7 +371,7 @@ class TestEvictions:
         assert reference.refused == {}
 
     def test_two_vmims_with_one_uid_are_no_failure(self, tale: Tale) -> None:
-        """No cluster has that, but a file may."""
+        """Two VMIMs with one UID, which only a file can have, are no error."""
         for name in ("one", "two"):
             tale.tell(10, a_vmim(name=name, uid="same", vmi_name=NAME), Kind.ADDED)
         for name in ("one", "two"):
@@ -381,7 +381,7 @@ class TestEvictions:
         assert tale.account(HOUR).allowed == 1
 
     def test_a_recreated_vm_starts_clean(self, tale: Tale) -> None:
-        """It inherits neither cooldown nor refusal."""
+        """A recreated VM has neither cooldown nor refusal of the old one."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.delete(6 * MINUTE, Resource.VMIS, uid=tale.vmis[NAME].uid)
@@ -398,7 +398,7 @@ class TestTime:
     """What is counted over time, with the recording's clock."""
 
     def test_a_cooldown_is_counted_from_its_migration_s_end_to_its_own(self, tale: Tale) -> None:
-        """15 minutes, of an hour of one VM."""
+        """A cooldown is counted from its migration's end to its own."""
         tale.evict(10)
         found = tale.played(HOUR)
 
@@ -407,13 +407,13 @@ class TestTime:
         assert sum(found.accounts[0].cooling_over_time.bins) == pytest.approx(900)
 
     def test_a_cooldown_that_outlasts_the_recording_is_counted_to_its_end(self, tale: Tale) -> None:
-        """The rest of it is unknown."""
+        """A cooldown that outlasts the recording is counted to the recording's end."""
         tale.evict(10)
 
         assert tale.account(71 + 100).cooldown_seconds == pytest.approx(100)
 
     def test_a_cooldown_goes_on_after_a_failed_hand_off(self, tale: Tale) -> None:
-        """It pauses from the hand-off to the failure of the VMIM, which the VMI does not show."""
+        """A cooldown pauses from a hand-off until the VMIM fails."""
         tale.evict(10)
         handed = a_vmim(uid="m9", name="m9", created=NOW + 150, phase="Scheduled", handed_off=True)
         tale.tell(150, handed, Kind.ADDED)
@@ -423,7 +423,7 @@ class TestTime:
         assert tale.account(HOUR).cooldown_seconds == pytest.approx((180 - 71) + (71 + 900 - 240))
 
     def test_time_begins_when_the_first_list_is_over(self, tale: Tale) -> None:
-        """Kubectl's first lines have the objects' own, older instants."""
+        """The time begins after the first list, whose lines have older times."""
         tale.events = [event for event in tale.events if event.kind is not Kind.SYNCED]
         tale.events[0] = replace(tale.events[0], at=NOW - 30 * 24 * HOUR)
         tale.evict(10)
@@ -433,7 +433,7 @@ class TestTime:
         assert found.vm_seconds == HOUR - 10
 
     def test_a_late_event_does_not_turn_the_clock_back(self, tale: Tale) -> None:
-        """It happens when it arrives."""
+        """A late event does not turn the clock back."""
         tale.evict(10)
         tale.tell(-HOUR, a_vmi(name="late", uid="late"), Kind.ADDED)
 
@@ -462,7 +462,7 @@ class TestStuck:
     """Stuck evacuations, and when the alert would have fired."""
 
     def test_is_found_by_the_clock_between_events(self, tale: Tale) -> None:
-        """It is stuck 30 minutes after the request, and the alert fires 5 minutes later."""
+        """Between events it gets stuck 30 minutes after the request; the alert follows."""
         tale.mark(10)
         (one,) = tale.account(2 * HOUR).stuck.longest
 
@@ -475,7 +475,7 @@ class TestStuck:
     def test_without_a_condition_its_request_is_the_creation_of_its_first_vmim(
         self, tale: Tale
     ) -> None:
-        """Before KubeVirt 1.7 the VMI has no condition with the time of the request."""
+        """Without the condition the request is the creation of the first VMIM."""
         tale.change(10, evacuation_node="n1")
         vmim = a_vmim(created=NOW + 5, evacuates="n1", trigger=Trigger.EVACUATION)
         tale.tell(12, vmim, Kind.ADDED)
@@ -484,7 +484,7 @@ class TestStuck:
         assert (one.requested_at, one.stuck_at) == (NOW + 5, NOW + 5 + 1800)
 
     def test_its_state_is_from_when_the_alert_fires(self, tale: Tale) -> None:
-        """That is what the person on call sees."""
+        """The listed state is that at the time of the alert."""
         tale.mark(10)
         vmim = a_vmim(created=NOW + 1900, evacuates="n1", trigger=Trigger.EVACUATION)
         tale.tell(1900, replace(vmim, wait_reason=WaitReason.QUOTA), Kind.ADDED)
@@ -513,7 +513,7 @@ class TestStuck:
         assert stuck.longest[0].ended_at == NOW + 90 * MINUTE + 10 + 61
 
     def test_requested_again_is_another_evacuation(self, tale: Tale) -> None:
-        """A condition that has moved ends the one before, whose alert resolves then."""
+        """A later condition is another evacuation; the alert of the first one ends."""
         tale.mark(10)
         tale.mark(90 * MINUTE + 10)
         stuck = tale.account(3 * HOUR).stuck
@@ -523,7 +523,7 @@ class TestStuck:
         assert [one.requested_at for one in stuck.longest] == [NOW + 10, NOW + 90 * MINUTE + 10]
 
     def test_that_ends_before_the_alert_is_not_alerted(self, tale: Tale) -> None:
-        """The rule's `for` has not passed."""
+        """An evacuation that ends within the rule's `for` causes no alert."""
         tale.mark(10)
         tale.change(33 * MINUTE, evacuation_node="", eviction_requested_at=None)
         stuck = tale.account(HOUR).stuck
@@ -551,7 +551,7 @@ class TestStuck:
         assert other.stuck.longest[0].stuck_at == NOW + 10 + HOUR
 
     def test_the_longest_are_listed_and_all_are_counted(self) -> None:
-        """The list is bounded, so a year of stuck evacuations needs no more memory."""
+        """The longest stuck evacuations are listed, and all are counted."""
         names = [f"vm{number:03}" for number in range(150)]
         tale = Tale(*names)
         for number, name in enumerate(names):
@@ -567,15 +567,15 @@ class TestSums:
 
     @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (1.0, 9)])
     def test_quantiles(self, share: float, value: int) -> None:
-        """The smallest value with that share at or below it."""
+        """A quantile is the smallest value with this share at or below it."""
         assert Distribution([9, 1, 2, 3]).quantile(share) == value
 
     def test_an_empty_histogram_is_zero(self) -> None:
-        """Its quantiles and its maximum are 0."""
+        """An empty histogram has quantiles and a maximum of 0."""
         assert (Distribution().quantile(0.5), Distribution().mean) == (0, 0)
 
     def test_a_timeline_keeps_its_sums_as_it_gets_longer(self) -> None:
-        """The number of its bins is bounded."""
+        """A timeline has a bounded number of bins, and keeps its sums."""
         timeline = TimeSeries(NOW)
         for number in range(5000):
             timeline.add(NOW + number * HOUR, 1)
@@ -588,7 +588,7 @@ class TestSums:
 
 @pytest.mark.parametrize("contender", BUILTIN.values(), ids=lambda one: str(one.name))
 def test_equal_events_give_equal_answers(contender: Contender) -> None:
-    """Played twice, and alone or beside others."""
+    """Equal events give equal answers, alone or beside other policies."""
     tale = Tale("a", "b")
     for number in range(6):
         tale.evict(number * 7 * MINUTE + 10, "ab"[number % 2], fails=number == 3)
@@ -667,12 +667,12 @@ def test_no_cooldown_means_none(tale: Tale) -> None:
 
 
 def test_the_alert_s_delay_is_the_rule_s() -> None:
-    """`for` of KubeVirtEvacuationStuck."""
+    """The alert's delay is the `for` of KubeVirtEvacuationStuck."""
     assert all_alerts(load_groups())["KubeVirtEvacuationStuck"]["for"] == f"{ALERT_FOR / 60:.0f}m"
 
 
 def test_the_reference_is_the_plugin_s_defaults() -> None:
-    """15m / 6h / 24h, and no guards; ours are the defaults of the configuration."""
+    """The reference has the plugin's defaults, ours those of the configuration."""
     assert BUILTIN["reference"].policy == Policy(
         guard_pending_migrations=False, guard_evacuations=False
     )

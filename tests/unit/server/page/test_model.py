@@ -1,4 +1,4 @@
-"""What the page says: the same as the API, of one instant, and no more than may be told."""
+"""The page's model: equal to the API, of one instant, without private data."""
 
 import re
 from collections import Counter
@@ -47,7 +47,7 @@ RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterB
 
 
 def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Service:
-    """The API over a cluster of these facts, everything of it to be seen."""
+    """The API over a fully visible cluster of these facts."""
     api = ServedApi(**overrides)
     put(api.store, *facts)
     api.service.closing = closing
@@ -55,14 +55,14 @@ def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Servi
 
 
 def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
-    """A VMI of which the cooldown of 15 minutes is over after `left` seconds."""
+    """A VMI whose cooldown of 15 minutes ends after `left` seconds."""
     end = NOW + left - 900.0
     fields = {"name": name, "uid": f"uid-of-{name}", **overrides}
     return a_vmi(migration=a_state(uid=f"m-of-{name}", start=end - 60.0, end=end), **fields)
 
 
 def evacuating(name: str, *, age: float = 60.0, **overrides: Any) -> Vmi:
-    """A VMI that is to leave its node since `age` seconds; it has not been moved yet."""
+    """A VMI whose evacuation was requested `age` seconds ago, without a migration."""
     fields: dict[str, Any] = {
         "name": name,
         "uid": f"uid-of-{name}",
@@ -115,10 +115,10 @@ def blocked_names(model: PageModel) -> list[str]:
 
 
 class TestTheSame:
-    """What the model says is what the API says at that instant."""
+    """The model has the API's answers at the same time."""
 
     def test_evacuations_are_those_of_the_api(self) -> None:
-        """Every row of evacuations is the API's answer, in the API's order."""
+        """The evacuations are the API's, in the API's order."""
         service = busy_service()
         model = build_model(service)
 
@@ -130,7 +130,7 @@ class TestTheSame:
         assert (sum(model.states.values()), model.stuck_evacuations) == (3, 1)
 
     def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
-        """Neither the model nor the status takes it for one that no rule blocks."""
+        """A VM that has ended is counted neither in the model nor in the status."""
         service = busy_service()
         before = build_model(service)
         put(service.store, evacuating("gone", node="n7", phase="Failed"))
@@ -141,7 +141,7 @@ class TestTheSame:
         assert after.nodes == before.nodes
 
     def test_blocked_vms_are_the_blocked_set(self) -> None:
-        """The entries of the rows are the blocked set, each beside what the API explains of it."""
+        """The blocked VMs are the blocked set, each with the API's explanation."""
         service = busy_service()
         model = build_model(service)
 
@@ -155,7 +155,7 @@ class TestTheSame:
             assert vmi == service.describe_vmi(vmi.namespace, vmi.name, NOW)
 
     def test_its_status_is_that_of_the_api(self) -> None:
-        """Health and counts are GET /v1/status's."""
+        """Health and counts are those of GET /v1/status."""
         service = busy_service()
         service.view.advance(NOW, dead=ALL_ALIVE)
         blocked = service.view.summarize().count_blocked()
@@ -166,7 +166,7 @@ class TestTheSame:
             assert build_model(service, now=now).status == status
 
     def test_the_counts_are_those_of_the_verdicts(self) -> None:
-        """Each VM counts once, at its node, by the reason of both checkpoints asked at once."""
+        """Each VM counts once, at its node, by its first reason."""
         service = busy_service()
         model = build_model(service)
         verdicts = [
@@ -185,7 +185,7 @@ class TestTheSame:
         assert blocked == sorted(blocked, reverse=True)
 
     def test_the_drain_of_a_node_is_the_api_s(self) -> None:
-        """The counts of each node, and of the one that is filtered every VM."""
+        """The drain of a node has the API's counts, and for the chosen node every VM."""
         service = busy_service()
         model = build_model(service, PageFilter(node="n2"))
         (node,) = model.nodes.shown
@@ -217,7 +217,7 @@ class TestFilters:
     def test_it_shows_what_is_wished(
         self, filters: PageFilter, evacuations: list[str] | None, blocked: list[str] | None
     ) -> None:
-        """Each filter leaves out the others, and says of how many."""
+        """Each filter hides other rows, and the total is shown."""
         model = build_model(busy_service(), filters)
         everything = build_model(busy_service())
 
@@ -240,21 +240,21 @@ class TestFilters:
     def test_it_sorts_as_wished(
         self, sort: Sort, evacuations: list[str], blocked: list[str]
     ) -> None:
-        """By time: the longest evacuation first, the soonest release first, no release last."""
+        """Rows are sorted by time: longest evacuation first, earliest release first."""
         model = build_model(busy_service(), PageFilter(sort=sort))
 
         assert evacuation_names(model) == evacuations
         assert blocked_names(model) == blocked
 
     def test_a_node_is_found(self) -> None:
-        """The filter by node is for the table of nodes too."""
+        """The filter by node also applies to the table of nodes."""
         model = build_model(busy_service(), PageFilter(node="n3"))
 
         assert [node.node for node in model.nodes.shown] == ["n3"]
         assert model.nodes.total == 3
 
     def test_a_whole_query_is_read(self) -> None:
-        """Every key has its place."""
+        """Every key of the query is read."""
         filters = read_filter(
             {
                 "namespace": " shop ",
@@ -278,7 +278,7 @@ class TestFilters:
 
     @pytest.mark.parametrize("query", [{}, dict.fromkeys(("namespace", "state", "sort"), "")])
     def test_an_empty_query_wishes_nothing(self, query: dict[str, str]) -> None:
-        """What a form sends of fields that were left empty is nothing."""
+        """Empty fields of the form are no filter."""
         assert read_filter(query) == PageFilter()
         assert not read_filter(query).narrows
 
@@ -296,7 +296,7 @@ class TestFilters:
     def test_what_makes_no_sense_is_named_and_ignored(
         self, key: str, value: str, told: str
     ) -> None:
-        """A wrong value says what was expected, and does not spoil the others."""
+        """A wrong value is reported and ignored; the others apply."""
         filters = read_filter({key: value})
 
         assert filters.ignored[0].startswith(told)
@@ -307,7 +307,7 @@ class TestBounds:
     """Tables have a bounded number of rows."""
 
     def test_a_table_has_so_many_rows_and_says_how_many_more(self) -> None:
-        """Of more evacuations, blocked VMs and nodes than a table takes, the others are counted."""
+        """A table has a bounded number of rows, and counts the others."""
         many = ROWS + 7
         model = build_model(
             make_service(
@@ -325,10 +325,10 @@ class TestBounds:
 
 
 class TestTrust:
-    """Whether what is told can be trusted."""
+    """Whether the page's data can be trusted."""
 
     def test_nothing_is_told_of_the_cluster_before_it_is_synced(self) -> None:
-        """Where the API answers 503 the model says what it waits for, and nothing else."""
+        """Before the sync the model only has what it waits for."""
         waiting = [Watched(r, None) for r in EVIDENCE_RESOURCES]
         waiting[0].synced = True
         model = build_model(make_service(cooling("db1"), health=a_health(*waiting)))
@@ -339,7 +339,7 @@ class TestTrust:
         assert model.vms is None
 
     def test_nothing_is_told_of_the_cluster_at_the_end(self) -> None:
-        """A process that is ending says so, as the API does."""
+        """At the end of the process the model has no data of the cluster."""
         model = build_model(make_service(cooling("db1"), closing=True))
 
         assert model.closing
@@ -347,7 +347,7 @@ class TestTrust:
         assert model.vms is None
 
     def test_the_losses_are_those_of_the_runbook(self) -> None:
-        """Page and runbook tell the same of each resource that is watched."""
+        """For each resource page and runbook name the same consequences."""
         row = re.compile(r"^\| `(\w+)` \| (.+?)(?:, see .*)? \|$", re.MULTILINE)
         rows = row.findall(RUNBOOK.read_text(encoding="utf-8"))
         told = {Resource(name): lost.replace("`", "") for name, lost in rows}
@@ -358,11 +358,11 @@ class TestTrust:
 
 
 class TestPrivacy:
-    """What a listener may tell that asks nobody who they are."""
+    """What a listener without authentication shows."""
 
     @pytest.mark.parametrize("synced", [True, False])
     def test_no_name_is_on_the_page(self, synced: bool) -> None:
-        """No name and no namespace of a VM, in whatever state: numbers and nodes only."""
+        """The page has no name and no namespace of a VM."""
         health = a_health(
             Watched(Resource.VMIS, "secret-ns", synced=synced, contact=NOW),
             Watched(Resource.PODS, "secret-ns", refused="no pods in secret-ns"),
@@ -382,13 +382,13 @@ class TestPrivacy:
         assert (model.nodes.total > 0) is synced
 
     def test_the_numbers_are_the_same(self) -> None:
-        """What is counted does not depend on what may be named."""
+        """The counts are the same with and without names."""
         named, unnamed = (build_model(busy_service(), named=named) for named in (True, False))
 
         assert unnamed == msgspec.structs.replace(named, vms=None)
 
     def test_a_filter_finds_out_nothing(self) -> None:
-        """Asking for a namespace, a state or a reason changes no number."""
+        """A filter by namespace, state or reason changes no count."""
         filters = PageFilter(
             namespace="bank", state=State.EXTERNAL, reason=Reason.COOLDOWN, stuck=True
         )

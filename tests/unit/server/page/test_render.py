@@ -1,4 +1,4 @@
-"""The page for people: what it says in words, and that nothing can be smuggled into it."""
+"""The page's HTML: its text, and protection against injection."""
 
 import base64
 import hashlib
@@ -72,7 +72,7 @@ class Element:
 
 
 class Document(HTMLParser):
-    """A page, taken apart."""
+    """A parsed page."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -100,17 +100,17 @@ class Document(HTMLParser):
             element.text += data
 
     def all(self, tag: str) -> list[Element]:
-        """Every element of a tag."""
+        """Every element with a tag."""
         return [one for one in self.elements if one.tag == tag]
 
     def text(self, identity: str) -> str:
-        """The text in the element of an id, spaces run together."""
+        """The text of the element with an id, with single spaces."""
         (found,) = (one for one in self.elements if one.attributes.get("id") == identity)
         return " ".join(found.text.split())
 
 
 def draining_service() -> Service:
-    """On n2 a VM that would stay and one that would go down; on n3 one that would leave."""
+    """On n2 a VM that stays and one that restarts; on n3 one that migrates."""
     return make_service(
         KubeVirtSettings(eviction_strategy="LiveMigrate"),
         evacuating("old", migratable=False, namespace="bank", node="n2"),
@@ -120,7 +120,7 @@ def draining_service() -> Service:
 
 
 def shown(service: Service, filters: PageFilter | None = None, *, named: bool = True) -> Document:
-    """The page over a service; where it tells of single VMs it links to the API too."""
+    """The rendered page of a service."""
     return Document(render_page(build_model(service, filters, named=named), linked=named))
 
 
@@ -139,7 +139,7 @@ SENTENCES: dict[str, tuple[dict[str, Any], Seconds, str, str]] = {
 
 
 class TestTrust:
-    """The first thing that is said."""
+    """The first sentence of the page."""
 
     @pytest.mark.parametrize(
         ("changes", "later", "level", "told"), SENTENCES.values(), ids=SENTENCES
@@ -147,14 +147,14 @@ class TestTrust:
     def test_it_is_said_in_a_sentence(
         self, changes: dict[str, Any], later: Seconds, level: str, told: str
     ) -> None:
-        """Whether the answers can be trusted, since when, and what is waited for."""
+        """The first sentence says whether the data is current, and what it waits for."""
         model = build_model(make_service(**changes), now=NOW + later)
 
         assert describe_health(model) == (level, told)
         assert told in " ".join(render_page(model, linked=True).split())
 
     def test_a_missing_permission_is_said_with_its_loss(self) -> None:
-        """Which resource, what is lost by it, and what the API server says."""
+        """A missing permission is shown with its consequence and the API server's message."""
         health = a_health()
         health.of(Resource.PODS)[0].refused = "403 <no>"
         page = shown(make_service(health=health))
@@ -167,7 +167,7 @@ class TestTrust:
         assert "refused" in page.text("watch-pods")
 
     def test_a_resource_is_said_once_for_all_namespaces(self) -> None:
-        """How many of them are synced and refused, the oldest contact, and the present error."""
+        """A resource has one line for all namespaces, with its counts, contact and error."""
         health = a_health(
             Watched(Resource.VMIS, "shop", synced=True, contact=NOW),
             Watched(Resource.VMIS, "bank", synced=True, contact=NOW - 5),
@@ -181,7 +181,7 @@ class TestTrust:
         assert "1 of 2 namespaces synced, 1 refused slow now" in page.text("watch-pods")
 
     def test_the_stored_history_is_shown(self) -> None:
-        """Where it is kept, whose turn it is to write it, and what went wrong."""
+        """The stored history is shown with its place, writer and faults."""
         health = a_health()
         assert shown(make_service(health=health)).text("history").startswith("none:")
         health.history = HistoryHealth(vmis=3, size=12_345)
@@ -199,7 +199,7 @@ class TestTrust:
         )
 
     def test_until_it_is_synced_there_is_no_table(self) -> None:
-        """The page renders before the first sync, and shows nothing that is not known yet."""
+        """Before the first sync the page has no table."""
         page = shown(make_service(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
 
         assert page.text("verdict").startswith(
@@ -210,10 +210,10 @@ class TestTrust:
 
 
 class TestRows:
-    """What is said of single VMs."""
+    """The rows of single VMs."""
 
     def test_an_evacuation_has_its_row(self) -> None:
-        """State, stuck in words, attempts, source and next step."""
+        """An evacuation has state, stuck reason, attempts, source and action."""
         page = shown(busy_service())
         row = page.text("e-uid-of-old")
 
@@ -227,7 +227,7 @@ class TestRows:
         assert page.text("count-stuck") == "1"
 
     def test_a_backoff_is_told(self) -> None:
-        """When KubeVirt tries next, and how long its pause is."""
+        """A backoff is shown with KubeVirt's next attempt and the pause."""
         failed = {
             "phase": "Failed",
             "finished": True,
@@ -249,7 +249,7 @@ class TestRows:
         )
 
     def test_a_blocked_vm_has_its_row(self) -> None:
-        """What blocks it, until when, how far the cooldown has run, and why."""
+        """A blocked VM has the reason, the release and the progress of the cooldown."""
         page = shown(busy_service())
 
         assert page.text("b-uid-of-soon").startswith(
@@ -266,7 +266,7 @@ class TestRows:
         assert (bar.attributes["value"], bar.attributes["max"]) == ("890.0", "900.0")
 
     def test_who_asked_for_its_eviction_is_told(self) -> None:
-        """Beside what holds it: the user, how long ago, and whether it was denied."""
+        """A blocked eviction is shown with its user, age and result."""
         counters = Counters()
         asked = counters.blocked_evictions
         for user, denied in (("autoscaler", False), ("descheduler", True)):
@@ -279,19 +279,19 @@ class TestRows:
         assert "UTC, would be denied" in page.text("b-uid-of-db1")
 
     def test_both_reasons_are_told(self) -> None:
-        """A VM that is blocked at both checkpoints waits for the one, and then for the other."""
+        """A VM that is blocked at both checkpoints has both reasons."""
         page = shown(make_service(cooling("db1"), a_vmim()))
 
         assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("b-uid-of-db1"))
 
     def test_a_node_has_its_row(self) -> None:
-        """Its VMs, how many of them no rule blocks, the others by reason; drain outcomes."""
+        """A node has its VMs by reason, and the drain outcomes."""
         page = shown(busy_service())
 
         assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0"
 
     def test_a_node_that_is_filtered_has_its_drain(self) -> None:
-        """Whether it can be emptied, and each of its VMs; not where VMs have no names."""
+        """The chosen node has its drain with each VM, if names are shown."""
         service = draining_service()
         reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
         old = service.store.evidence("bank", "old")
@@ -309,7 +309,7 @@ class TestRows:
             assert 'id="drain"' not in html
 
     def test_what_an_eviction_would_do_is_counted(self) -> None:
-        """A VM that no rule blocks may still be one that cannot move."""
+        """The effect of an eviction is counted for allowed VMs, too."""
         text = shown(draining_service()).text("drain-totals")
 
         assert text == (
@@ -319,7 +319,7 @@ class TestRows:
 
     @pytest.mark.parametrize("linked", [True, False])
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
-        """The JSON of the tables, where the listener serves it; each VM has a page on both."""
+        """The tables link to their JSON if the listener serves it."""
         html = render_page(build_model(busy_service()), linked=linked)
         links = {one.attributes["href"] for one in Document(html).all("a")}
         api = {"/v1/evacuations", "/v1/blocked", "/openapi.json"}
@@ -332,7 +332,7 @@ class TestForm:
     """The filter."""
 
     def test_it_shows_what_was_asked(self) -> None:
-        """The form holds what the page was asked for, and how to ask for everything."""
+        """The form has the present filter, and a link to reset it."""
         filters = PageFilter(
             namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN
         )
@@ -346,10 +346,10 @@ class TestForm:
 
 
 class TestSafety:
-    """What comes from a cluster is text."""
+    """Texts from the cluster are escaped."""
 
     def test_a_hostile_name_is_text(self) -> None:
-        """Whatever names, nodes, UIDs and refusals hold, no element and no attribute is made."""
+        """Malicious names, nodes, UIDs and messages create no element or attribute."""
         health = a_health()
         health.watched.append(Watched(Resource.CONFIGMAPS, HOSTILE[0], refused=HOSTILE[1]))
         plain = shown(busy_service())
@@ -379,7 +379,7 @@ class TestSafety:
             )
 
     def test_the_policy_names_what_is_in_the_page(self) -> None:
-        """The style and the script have the hashes of the header, and there are no others."""
+        """The policy has the hashes of the only style and script."""
         page = shown(busy_service())
         policy = dict(
             part.split(" ", 1) for part in PAGE_HEADERS["Content-Security-Policy"].split("; ")
@@ -393,7 +393,7 @@ class TestSafety:
         assert PAGE_HEADERS["Cache-Control"] == "no-store"
 
     def test_nothing_comes_from_elsewhere(self) -> None:
-        """No attribute has a style, a handler or the address of another origin."""
+        """No attribute has a style, a handler or a URL of another origin."""
         for element in shown(busy_service()).elements:
             for name, value in element.attributes.items():
                 assert name != "style"
@@ -402,13 +402,13 @@ class TestSafety:
                     assert str(value).startswith(("/", "#"))
 
     def test_every_id_is_given_once(self) -> None:
-        """What renews the page finds each row by its id."""
+        """Every id is unique, as the refresh finds rows by it."""
         ids = [e.attributes["id"] for e in shown(busy_service()).elements if "id" in e.attributes]
 
         assert len(ids) == len(set(ids))
 
     def test_the_wheel_has_all_of_it(self, tmp_path: Path) -> None:
-        """Template, style and script are in the wheel, beside the module that reads them."""
+        """The wheel has the template, style and script."""
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
         subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
         (wheel,) = tmp_path.glob("*.whl")
@@ -428,7 +428,7 @@ class TestSafety:
     ],
 )
 def test_instants_are_told_to_people_and_machines(instant: float | None, told: str) -> None:
-    """How far from now and in UTC, the day where it is another; and exactly, for machines."""
+    """Times are shown relative and in UTC, and exactly in the `datetime` attribute."""
     html = write_time(to_optional_datetime(instant), to_datetime(NOW))
 
     assert re.sub(r"</?(time|span)[^>]*>", "", html) in (told, "never")
@@ -436,7 +436,7 @@ def test_instants_are_told_to_people_and_machines(instant: float | None, told: s
 
 
 def the_vmi(service: Service) -> VmiAnswer:
-    """The only VM that is shown."""
+    """The only VM of the page."""
     model = build_model(service)
     assert model.vms is not None
     return (*model.vms.evacuations.shown, *(vmi for _, vmi in model.vms.blocked.shown))[0]
@@ -448,7 +448,7 @@ class TestTimeline:
     AXIS = Axis(to_datetime(NOW - 900.0), to_datetime(NOW), to_datetime(NOW + 100.0))
 
     def test_a_migration_is_a_bar_and_a_cooldown_a_stretch(self) -> None:
-        """From start to end, and from the end to when the VM is released."""
+        """A migration is a bar from start to end, a cooldown a bar from end to release."""
         line = draw_timeline(the_vmi(make_service(cooling("db1", left=50.0))), self.AXIS)
 
         (bar,) = line.bars
@@ -459,7 +459,7 @@ class TestTimeline:
         assert line.label == "1 migration in the last 15 min, cooling down for 50 s more"
 
     def test_a_failure_is_marked_where_it_ended(self) -> None:
-        """Failed ones have a mark of their own, in the picture and in the words."""
+        """A failed migration has its own symbol and text."""
         state = a_state(start=NOW - 300, end=NOW - 200, outcome=Outcome.FAILED)
         line = draw_timeline(the_vmi(make_service(a_vmi(migration=state))), self.AXIS)
 
@@ -468,7 +468,7 @@ class TestTimeline:
         assert "1 migration in the last 15 min, 1 failed" in line.label
 
     def test_one_under_way_reaches_until_now(self) -> None:
-        """What has not ended lasts until now."""
+        """A running migration's bar ends now."""
         vmi = evacuating("db1", migration=a_running_state(start=NOW - 450))
         line = draw_timeline(the_vmi(make_service(vmi)), self.AXIS)
 
@@ -481,7 +481,7 @@ class TestTimeline:
         )
 
     def test_what_failed_at_an_unknown_instant_is_not_under_way(self) -> None:
-        """Its end is there and cannot be read: it is over."""
+        """A failure with an invalid end is not shown as running."""
         state = a_state(start=NOW - 450, end=None, ended=True, outcome=Outcome.FAILED)
         line = draw_timeline(the_vmi(make_service(evacuating("db1", migration=state))), self.AXIS)
 
@@ -490,7 +490,7 @@ class TestTimeline:
         assert "under way" not in line.label
 
     def test_what_ended_before_it_is_left_out(self) -> None:
-        """An older migration is not piled up at its edge."""
+        """Migrations that ended before the axis are not drawn."""
         ended = an_ended_vmim(uid="old", start=NOW - 5000, end=NOW - 4000, finished_at=NOW - 4000)
         line = draw_timeline(the_vmi(make_service(a_vmi(migration=a_state()), ended)), self.AXIS)
 
@@ -500,7 +500,7 @@ class TestTimeline:
         ("oldest", "past"), [(30.0, SPANS[0]), (301.0, SPANS[1]), (1e6, 86_400.0)]
     )
     def test_all_share_an_axis_that_holds_them(self, oldest: Seconds, past: Seconds) -> None:
-        """The shortest span with everything in it, and never more than the window of history."""
+        """All timelines share the shortest axis that contains them, at most the window."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
         assert model.vms is not None

@@ -1,4 +1,4 @@
-"""The page of one VM: everything that GET /v1/vmis/{namespace}/{name} says, for people."""
+"""The page of one VM, with all of GET /v1/vmis/{namespace}/{name}."""
 
 import pytest
 
@@ -24,13 +24,13 @@ def shown(evidence: Evidence, *why: Why, linked: bool = True) -> Document:
 
 
 def fields(page: Document, name: str) -> list[str]:
-    """The texts of a data-field, spaces run together."""
+    """The texts of a data-field, with single spaces."""
     found = (one for one in page.elements if one.attributes.get("data-field") == name)
     return [" ".join(one.text.split()) for one in found]
 
 
 def test_it_says_why_in_the_cluster_s_words() -> None:
-    """Each reason once, with its source and date: the one that counts beside the action."""
+    """Each reason is shown once with source and date, the cause beside the action."""
     page = shown(an_evacuation(vmi={"migratable": False}), STAYS, FAILED)
     text = page.text("evacuation")
 
@@ -44,7 +44,7 @@ def test_it_says_why_in_the_cluster_s_words() -> None:
 
 
 def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
-    """Above whether it may be moved: that it is stuck, since when, and the action."""
+    """The page of a stuck VM begins with that and the action."""
     text = shown(stuck()).text("main")
 
     assert (
@@ -54,7 +54,7 @@ def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
 
 
 def test_the_policy_of_the_vm_is_named() -> None:
-    """The entry of policy.overrides that is for it, and what the entry sets."""
+    """The VM's entry of policy.overrides is named, with its values."""
     own = a_policy(migration_cooldown=3600.0, max_migration_cooldown=0.0)
     policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
     vmi = explained(some_evidence(vmi=a_vmi(override="dbs")), policy=policy)
@@ -65,7 +65,7 @@ def test_the_policy_of_the_vm_is_named() -> None:
 
 
 def test_a_vm_that_cools_down() -> None:
-    """Its verdict with the release, its rules, its migrations with the newest first."""
+    """A VM in cooldown has its release, rules and migrations, the newest first."""
     page = shown(cooling())
 
     assert page.text("verdict").startswith("Blocked by cooldown, until in ")
@@ -75,7 +75,7 @@ def test_a_vm_that_cools_down() -> None:
 
 
 def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
-    """Where post-copy runs there is no command at all."""
+    """Beside the cancel command is the post-copy warning; in post-copy there is no command."""
     (command,) = fields(shown(stuck()), "cancel")
     assert command.startswith('echo \'{"evacuationNodeName":"n1"}\' | kubectl replace --raw /apis')
     assert "never in post-copy, which kills the VM" in shown(stuck()).text("evacuation")
@@ -87,7 +87,7 @@ def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
 
 @pytest.mark.parametrize("linked", [True, False])
 def test_it_links_to_the_same_as_json(linked: bool) -> None:
-    """Where the listener serves the API; the overview is on both."""
+    """The page links to its JSON if the listener serves the API."""
     links = {one.attributes["href"] for one in shown(cooling(), linked=linked).all("a")}
     assert "/" in links
     assert ("/v1/vmis/shop/db1" in links) is linked
@@ -95,7 +95,7 @@ def test_it_links_to_the_same_as_json(linked: bool) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_texts_are_only_text(text: str) -> None:
-    """What a reason, a name or a node holds makes no element, attribute or script."""
+    """Malicious reasons, names and nodes create no element, attribute or script."""
     why = Why(WhySource.LIVE_MIGRATABLE, text[:64], text[:1024])
     plain = shown(an_evacuation(vmi={"migratable": False}), STAYS)
     page = shown(an_evacuation(vmi={"migratable": False}), why)
