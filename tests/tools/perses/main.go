@@ -46,14 +46,17 @@ func main() {
 	}
 }
 
-// find returns the folder and the version of a module.
+// find downloads a module, and returns its folder and its version.
 func find(name string) (string, string) {
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}} {{.Version}}", name).Output()
+	out, err := exec.Command("go", "mod", "download", "-json", name).Output()
 	if err != nil {
+		log.Fatalf("go mod download %s: %v\n%s", name, err, out)
+	}
+	var module struct{ Dir, Version string }
+	if err := json.Unmarshal(out, &module); err != nil {
 		log.Fatal(err)
 	}
-	found := strings.Fields(string(out))
-	return found[0], found[1]
+	return module.Dir, module.Version
 }
 
 // read adds the CUE files below a folder, without migrations from Grafana and modules of their own.
