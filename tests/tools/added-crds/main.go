@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	// Keep the modules, whose CRDs are files and no Go code, among the requirements.
 	_ "github.com/cert-manager/cert-manager/pkg/apis/certmanager"
@@ -36,12 +35,16 @@ var modules = []struct {
 func main() {
 	var crds []json.RawMessage
 	for _, module := range modules {
-		root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module.path).Output()
+		out, err := exec.Command("go", "mod", "download", "-json", module.path).Output()
 		if err != nil {
+			log.Fatalf("go mod download %s: %v\n%s", module.path, err, out)
+		}
+		var downloaded struct{ Dir string }
+		if err := json.Unmarshal(out, &downloaded); err != nil {
 			log.Fatal(err)
 		}
 		for _, file := range module.files {
-			path := filepath.Join(strings.TrimSpace(string(root)), filepath.FromSlash(module.folder), file)
+			path := filepath.Join(downloaded.Dir, filepath.FromSlash(module.folder), file)
 			text, err := os.ReadFile(path)
 			if err != nil {
 				log.Fatal(err)
