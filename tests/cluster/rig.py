@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from exporter.demo import objects
+from exporter.demo.objects import Object
 
 from .cluster import RealCluster
 from .kubevirt import KubeVirtCluster
@@ -72,13 +73,22 @@ class Rig:
 
     async def evict(self, key: str, *, descheduler: bool = True) -> str:
         """Ask for the eviction of the VMI's current pod; the words of the refusal."""
-        scene = await self.look(key)
-        pod = objects.current_pod(scene.vmi, scene.pods)
-        assert pod is not None
-        refusal = await self.cluster.evict(pod, descheduler=descheduler)
+        refusal = await self.cluster.evict(await self.pod(key), descheduler=descheduler)
         assert refusal is not None
         assert refusal.code == 429
         return str(refusal.status["message"])
+
+    async def drain(self, key: str) -> str:
+        """Evict the VMI's current pod as a drain does; the words of a refusal, or none."""
+        refusal = await self.cluster.evict(await self.pod(key), descheduler=False)
+        return "" if refusal is None else str(refusal.status["message"])
+
+    async def pod(self, key: str) -> Object:
+        """The VMI's current pod."""
+        scene = await self.look(key)
+        pod = objects.current_pod(scene.vmi, scene.pods)
+        assert pod is not None
+        return pod
 
     async def look(self, key: str) -> Scene:
         """What is there of the VMI."""

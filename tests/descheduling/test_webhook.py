@@ -382,9 +382,7 @@ async def test_an_exception_is_denied_for_its_own_time(theatre: Theatre) -> None
         await admin.merge(VMIS, space, "brief", labels)
 
         async def evict(name: str) -> Answer:
-            scene = await rig.look(f"{space}/{name}")
-            pod = objects.current_pod(scene.vmi, scene.pods)
-            assert pod is not None
+            pod = await rig.pod(f"{space}/{name}")
             return await evictor.evict(pod["metadata"]["name"])
 
         for name in names:

@@ -162,9 +162,7 @@ class Evictor:
         await poll(is_called, within=20, what="the webhook called")
 
 
-async def add_vm(
-    admin: Client, namespace: str, name: str, *, held: bool, evacuates: str | None = None
-) -> str:
+async def add_vm(admin: Client, namespace: str, name: str, *, held: bool) -> str:
     """A running VMI and its launcher pod, the pod's name; a held one has just migrated."""
     now = datetime.now(UTC)
     status: Object = {}
@@ -175,8 +173,6 @@ async def add_vm(
             "endTimestamp": objects.format_time(now),
             "completed": True,
         }
-    if evacuates is not None:
-        status["evacuationNodeName"] = evacuates
     made = await admin.create(VMIS, vmi(name, namespace, status=status))
     pod = await admin.create(PODS, launcher_pod(made))
     return str(pod["metadata"]["name"])

@@ -66,17 +66,6 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.server.access.RENEWAL_PATIENCE", UNHURRIED)
 
 
-@asynccontextmanager
-async def checking(real: RealStage, url: str | None = None) -> AsyncIterator[tuple[Access, Clock]]:
-    """What decides for the length of the block, with an account that may ask for reviews."""
-    clock = Clock()
-    login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
-    if url is not None:
-        login = real.login_at(url)
-    async with ApiServer(login, read_timeout=UNHURRIED) as api:
-        yield Access(api, keep=KEEP, outage=OUTAGE, clock=clock), clock
-
-
 class CountingApi(ApiServer):
     """The real API server; how often it was asked, and a way to have it fail."""
 
@@ -93,10 +82,14 @@ class CountingApi(ApiServer):
 
 
 @asynccontextmanager
-async def counting(real: RealStage) -> AsyncIterator[tuple[Access, Clock, CountingApi]]:
-    """The same, with what it asks of the API server."""
+async def checking(
+    real: RealStage, url: str | None = None
+) -> AsyncIterator[tuple[Access, Clock, CountingApi]]:
+    """What decides for the length of the block, with an account that may ask for reviews."""
     clock = Clock()
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
+    if url is not None:
+        login = real.login_at(url)
     async with CountingApi(login, read_timeout=UNHURRIED) as api:
         yield Access(api, keep=KEEP, outage=OUTAGE, clock=clock), clock, api
 
@@ -110,7 +103,7 @@ def bearer(user: User) -> str:
 async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
     """Roles allow callers by verb and path, with wildcards."""
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"), ("get", "/v1/*"))
-    async with checking(real) as (access, _):
+    async with checking(real) as (access, _, _):
         await access.check(bearer(caller), "POST", "/v1/verdicts")
         await access.check(bearer(caller), "GET", "/v1/vmis/shop/db1")
         await access.check(f"bearer  {caller.token} ", "GET", "/v1/blocked")
@@ -138,7 +131,7 @@ async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
 )
 async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
     """A malformed token is rejected without asking the API server, and never logged."""
-    async with Gate(real.url) as gate, checking(real, gate.url) as (access, _):
+    async with Gate(real.url) as gate, checking(real, gate.url) as (access, _, _):
         await gate.shut()
         with pytest.raises(Unauthenticated) as refused:
             await access.check(header, "GET", "/metrics")
@@ -149,7 +142,7 @@ async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
 async def test_answers_hold_for_a_while(real: RealStage) -> None:
     """An answer is cached for the set time; then the API server is asked again."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
-    async with counting(real) as (access, clock, asked):
+    async with checking(real) as (access, clock, asked):
         for _ in range(3):
             await access.check(bearer(caller), "GET", "/metrics")
             with pytest.raises(Unauthenticated):
@@ -165,7 +158,7 @@ async def test_answers_hold_for_a_while(real: RealStage) -> None:
 async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
     """During an outage known callers stay allowed for a while; new ones are not."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
-    async with counting(real) as (access, clock, asked):
+    async with checking(real) as (access, clock, asked):
         await access.check(bearer(caller), "GET", "/metrics")
         asked.fails = True
         clock.now = KEEP
@@ -187,7 +180,7 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
 async def test_a_herd_asks_once(real: RealStage) -> None:
     """Requests at the same time share one review."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
-    async with counting(real) as (access, _, asked):
+    async with checking(real) as (access, _, asked):
         checks = (access.check(bearer(caller), "GET", "/metrics") for _ in range(200))
         await asyncio.gather(*checks)
         assert asked.reviews == 2
@@ -198,7 +191,7 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
     """New tokens and paths in each request need only bounded memory."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", 3)
     caller = await a_caller(real.cluster, ("get", "/v1/*"))
-    async with checking(real) as (access, _):
+    async with checking(real) as (access, _, _):
         for number in range(6):
             with pytest.raises(Unauthenticated):
                 await access.check(f"Bearer invented-{number}", "GET", "/metrics")

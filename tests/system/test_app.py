@@ -195,17 +195,6 @@ async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path
     assert TOKEN not in exporter.output
 
 
-async def test_json_lines_are_objects(tmp_path: Path) -> None:
-    """Every line is one object with an event, a level and an instant."""
-    missing = ("--kubeconfig", str(tmp_path / "none"), "--log-level", "debug")
-    _, stopped = await finished(tmp_path, *missing)
-
-    assert stopped.events()
-    assert len(stopped.events()) == len(stopped.output.splitlines())
-    for line in stopped.events():
-        assert {"event", "level", "timestamp"} <= set(line)
-
-
 async def test_console_lines_are_words(tmp_path: Path) -> None:
     """On request the lines are for people, without colours where it is no terminal."""
     missing = ("--log-format", "console", "--kubeconfig", str(tmp_path / "none"))

@@ -1,4 +1,4 @@
-"""One writer at a time: the Lease on a real API server, by candidates with clocks of their own."""
+"""One writer at a time: the Lease on a real API server, by two candidates."""
 
 import asyncio
 import random
@@ -20,23 +20,11 @@ NAME = "writer"
 DURATION = 6.0
 
 
-class Clock:
-    """A monotonic clock that runs, and jumps when it is told to."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return asyncio.get_running_loop().time() + self.ahead
-
-
 class Candidate:
     """A candidate as it campaigns."""
 
-    def __init__(self, lease: Lease, clock: Clock, changes: list[bool]) -> None:
+    def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        self.clock = clock
-        self.changes = changes
         self._task: asyncio.Task[None] | None = None
 
     def campaign(self) -> None:
@@ -64,7 +52,6 @@ async def candidate(real: RealStage, namespace: str, identity: str) -> AsyncIter
     cluster = real.cluster
     login = Login(kubeconfig=cluster.kubeconfig(cluster.administrator))
     async with ApiServer(login, read_timeout=5) as api:
-        clock, changes = Clock(), list[bool]()
         lease = Lease(
             api,
             namespace,
@@ -73,10 +60,10 @@ async def candidate(real: RealStage, namespace: str, identity: str) -> AsyncIter
             duration=DURATION,
             rng=random.Random(1),
             wall=lambda: NOW + asyncio.get_running_loop().time(),
-            changed=lambda: changes.append(lease.held),
-            monotonic=clock,
+            changed=lambda: None,
+            monotonic=asyncio.get_running_loop().time,
         )
-        made = Candidate(lease, clock, changes)
+        made = Candidate(lease)
         try:
             yield made
         finally:

@@ -180,11 +180,7 @@ async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
             lambda status, body: status == 200 and (body["stays"], body["vmis"]) == (2, 4),
         )
         for name, key in keys.items():
-            scene = await rig.look(key)
-            pod = objects.current_pod(scene.vmi, scene.pods)
-            assert pod is not None
-            refusal = await rig.cluster.evict(pod, descheduler=False)
-            said[name] = "" if refusal is None else str(refusal.status["message"])
+            said[name] = await rig.drain(key)
         await rig.until(keys["leaves"], lambda scene: scene.vmi["status"]["nodeName"] != NODE)
 
     outcomes = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from exporter.demo import objects
 from tests.cluster import poll
 from tests.cluster.access import allow
 from tests.cluster.recording import Scene
@@ -79,10 +78,7 @@ class Stage:
 
     async def find_pod(self, key: str) -> str:
         """The name of the VMI's launcher pod."""
-        scene = await self.rig.look(key)
-        pod = objects.current_pod(scene.vmi, scene.pods)
-        assert pod is not None
-        return str(pod["metadata"]["name"])
+        return str((await self.rig.pod(key))["metadata"]["name"])
 
     async def count_failed_open(self) -> float:
         """How often the API server has let an eviction pass because our webhook did not answer."""

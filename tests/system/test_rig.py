@@ -846,11 +846,7 @@ async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str
 
         took, refusals = {}, {}
         for name, key in keys.items():
-            scene = await rig.look(key)
-            pod = objects.current_pod(scene.vmi, scene.pods)
-            assert pod is not None
-            refusal = await rig.cluster.evict(pod, descheduler=False)
-            refusals[name] = "" if refusal is None else str(refusal.status["message"])
+            refusals[name] = await rig.drain(key)
         await rig.until(keys["leaves"], lambda scene: not _is_on(scene, node))
         took["leaves"] = time.monotonic() - began
         for name in ("restarts", "restarts-too"):

@@ -465,14 +465,3 @@ class TestOnTheSimulatedServer:
             )
             simulated.server.recover()
             await watch.ready()
-
-    async def test_a_bookmark_is_proof_of_contact(self, simulated: SimulatedStage) -> None:
-        """On a quiet cluster the last contact moves with the server's bookmarks."""
-        async with following(simulated.login) as watch:
-            await watch.ready()
-            before = watch.health.observed_at
-            assert before is not None
-            await watch.until(
-                lambda: (watch.health.observed_at or 0) > before + 0.3, what="a bookmark"
-            )
-            assert watch.restarts(Resource.VMIS) == {}
