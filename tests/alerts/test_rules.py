@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,3 +285,18 @@ def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:
 
     assert code != 0
     assert "KubeVirtEvacuationStuck" in said
+
+
+def test_two_clusters_hold_the_same_names() -> None:
+    """For each alert there is a case in which both clusters have the same series."""
+    shared = set()
+    for case in pair_cases(cases()):
+        series = Counter(
+            re.sub(r',? ?(cluster|instance)="\w+"', "", one["series"])
+            for one in case["input_series"]
+        )
+        beside_silent = "; beside it: silent" in case["name"] and is_firing(case)
+        if beside_silent and max(series.values()) > 1:
+            shared |= alerts_of(case)
+
+    assert shared == set(ALERTS)

@@ -72,7 +72,7 @@ class Rig:
         await poll(is_gone, what=f"{key} gone")
 
     async def evict(self, key: str, *, descheduler: bool = True) -> str:
-        """Ask for the eviction of the VMI's current pod; the words of the refusal."""
+        """Evict the VMI's current pod; returns the text of the refusal."""
         refusal = await self.cluster.evict(await self.pod(key), descheduler=descheduler)
         assert refusal is not None
         assert refusal.code == 429

@@ -279,3 +279,12 @@ async def test_no_other_object_can_be_written(cluster: RealCluster) -> None:
         }
 
     assert reasons == {"Forbidden"}
+
+
+async def test_a_misspelt_field_is_not_accepted(cluster: RealCluster) -> None:
+    """The dry run refuses a misspelt field."""
+    policy = only(render("base"), "NetworkPolicy")
+    misspelt = {**policy, "spec": {**policy["spec"], "ingres": []}}
+
+    with pytest.raises(ApiError, match="ingres"):
+        await apply(cluster.admin, [misspelt], dryRun="All")

@@ -646,3 +646,10 @@ def test_another_namespace_is_everywhere(folder: str) -> None:
             ours = subject["name"].startswith(NAME)
             assert subject["namespace"] == (ELSEWHERE if ours else "openshift-monitoring")
     assert f"{NAME}.{ELSEWHERE}.svc" in str(only(moved, "Certificate"))
+
+
+def test_the_namespace_s_transformer_is_needed() -> None:
+    """Without the transformer kustomize does not change the subjects of bindings."""
+    moved = overlay({"namespace": ELSEWHERE}, resources=["base"])
+
+    assert f"namespace: {NAMESPACE}" in yaml.safe_dump_all(moved)

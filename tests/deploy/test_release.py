@@ -217,3 +217,12 @@ def test_ci_runs_what_everybody_can_run() -> None:
 
     assert ".ci/run" in ci.read_text(encoding="utf-8")
     assert f"'{REGISTRY}'" in RELEASE.read_text(encoding="utf-8")
+
+
+def test_actionlint_would_find_one(tmp_path: Path) -> None:
+    """Actionlint reports a misspelt step."""
+    text = WORKFLOWS[0].read_text(encoding="utf-8").replace("timeout-minutes", "timeout-minute")
+    (tmp_path / "ci.yaml").write_text(text)
+    command = [str(find_binary("actionlint")), "-shellcheck=", str(tmp_path / "ci.yaml")]
+
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 1

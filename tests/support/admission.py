@@ -163,7 +163,7 @@ class Evictor:
 
 
 async def add_vm(admin: Client, namespace: str, name: str, *, held: bool) -> str:
-    """A running VMI and its launcher pod, the pod's name; a held one has just migrated."""
+    """Create a running VMI and its pod; a held one has just migrated. Returns the pod's name."""
     now = datetime.now(UTC)
     status: Object = {}
     if held:

@@ -85,7 +85,7 @@ class CountingApi(ApiServer):
 async def checking(
     real: RealStage, url: str | None = None
 ) -> AsyncIterator[tuple[Access, Clock, CountingApi]]:
-    """What decides for the length of the block, with an account that may ask for reviews."""
+    """The access check during the block, with an account that may create reviews."""
     clock = Clock()
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
     if url is not None:

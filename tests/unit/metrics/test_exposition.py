@@ -441,3 +441,8 @@ def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
 
 if __name__ == "__main__":
     GOLDEN.write_text(golden(), encoding="utf-8")
+
+
+def test_promtool_finds_something() -> None:
+    """Promtool's metric lint finds a broken rule."""
+    assert "counter metrics should" in check_metrics("# HELP a b\n# TYPE a counter\na 1\n")
