@@ -49,7 +49,7 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     if condition is not None:
         said.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
     state = status.migrationState
-    was_cancelled = state is not None and state.abortRequested is True
+    was_cancelled = state is not None and bool(state.abortRequested)
     if state and state.failed and not was_cancelled and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
         said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
