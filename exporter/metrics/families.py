@@ -12,7 +12,6 @@ from exporter.engine.model import (
     Mismatch,
     Outcome,
     Reason,
-    ReviewOutcome,
     Trigger,
 )
 from exporter.engine.policy import DEFAULT_POLICY
@@ -168,7 +167,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         labels=("outcome",),
         sample=sample_part(
             lambda view: view.counters.reviews,
-            lambda _view, reviews: [Sample((one,), reviews[one]) for one in ReviewOutcome],
+            lambda _view, reviews: [Sample((one,), count) for one, count in reviews.items()],
         ),
     ),
     ViewFamily(

@@ -59,7 +59,10 @@ class Admission:
             service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
         )
         self._logged = Throttle(REMEMBERED)
-        self._reviews = service.counters.reviews = Counter[ReviewOutcome]()
+        # Where nobody is listed, a webhook that answers looks as if it was never called otherwise.
+        is_judging = bool(settings.users or settings.groups)
+        outcomes = ReviewOutcome if is_judging else (ReviewOutcome.UNLISTED_USER,)
+        self._reviews = service.counters.reviews = Counter(dict.fromkeys(outcomes, 0))
 
     def make_app(self) -> web.Application:
         """The application of the admission listener."""

@@ -104,7 +104,7 @@ def a_view() -> View:
     counters.count_request("verdicts", 0.004)
     counters.count_request("verdicts", 6.0)
     counters.expect_requests("blocked")
-    counters.reviews = Counter({ReviewOutcome.DENIED: 3})
+    counters.reviews = Counter(dict.fromkeys(ReviewOutcome, 0) | {ReviewOutcome.DENIED: 3})
     counters.events = Counter({(EventReason.EVICTION_HELD, EventOutcome.WRITTEN): 5})
     view.health.certificates["query"] = NOW + 86_400
     return view

@@ -60,7 +60,7 @@ class Webhook:
 
     def counted(self) -> dict[str, int]:
         """The outcomes that were counted."""
-        return {str(outcome): n for outcome, n in (self.api.counters.reviews or {}).items()}
+        return {str(outcome): n for outcome, n in (self.api.counters.reviews or {}).items() if n}
 
 
 @asynccontextmanager
@@ -119,6 +119,15 @@ async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
     assert found == [0] * len(ReviewOutcome)
     webhook.api.counters.reviews = None
     assert await webhook.sample(f'{REVIEWS}{{outcome="denied"}}') is None
+
+
+async def test_without_listed_users_only_their_outcome_is_there(webhook: Webhook) -> None:
+    """Otherwise the alert on a webhook that is not called fires where nobody is listed."""
+    settings = AdmissionSettings(observe=True)
+    async with served(Admission(webhook.api.service, settings).make_app()) as webhook.session:
+        await webhook.ask()
+    found = {one: await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome}
+    assert {one: count for one, count in found.items() if count is not None} == {"unlisted_user": 1}
 
 
 async def test_outcomes(webhook: Webhook) -> None:
