@@ -75,7 +75,6 @@ class HistoryMerger:
             return False
         self._bind_all(record, at)
         self._evacuations.note_success(record, at)
-        self._evacuations.note_attempts(record, at)
         return True
 
     def merge_unseen(self, record: VmiRecord, at: Instant) -> None:

@@ -1048,6 +1048,28 @@ def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at
     assert marker_of(store).requested_at == requested_at
 
 
+def test_a_success_that_another_replica_saw_begins_a_new_evacuation() -> None:
+    """A VM that left its node and is back on it is evacuated again, with a new request."""
+    store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
+    store.now = NOW + 60
+    store.recall(
+        Remembered(uid=UID, namespace=NAMESPACE, migrations={"m1": a_migration(end=NOW + 30)})
+    )
+    assert marker_of(store).requested_at == NOW + 60
+    assert marker_of(store).not_before == NOW + 30
+
+
+def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
+    """A failed attempt of somebody else counts if another replica saw the request before it."""
+    vmi = a_vmi(evacuation_node="n1", eviction_strategy="External")
+    failed = a_vmim(phase="Failed", created=NOW - 50.0, finished_at=NOW - 20.0)
+    store = a_store(vmi, failed, now=NOW)
+    assert marker_of(store).failed_since_request() == 0
+    stored = Marker(node="n1", requested_at=NOW - 100, seen_at=NOW - 100)
+    store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
+    assert marker_of(store).failed_since_request() == 1
+
+
 def test_a_change_of_a_vmi_has_its_instant() -> None:
     """The evidence has when its VMI changed last; the same VMI again is no change."""
     store = a_store(a_vmi())
