@@ -220,12 +220,12 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
-        help="VMIs with history to store in the stored history.",
+        help="VMIs in the stored history, once everything is written.",
         sample=sample_history(lambda _view, history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
-        help="Size of the history to store in the stored history.",
+        help="Size of the stored history, once everything is written.",
         sample=sample_history(lambda _view, history: history.size),
     ),
     ViewFamily(

@@ -1,8 +1,8 @@
 """A stream of migrations and evacuations, as KubeVirt writes them.
 
-Instants are the present, shifted into the past by a constant of each VM, so that no two things
-that a stored history tells apart by the second share one. Before something is deleted that alone
-shows what happened, `acknowledge` is awaited: everything else may be lost by design.
+Instants are the present, shifted into the past by a constant of each VM: a stored history has whole
+seconds, and so no two events fall into one. Before the only object that shows what happened is
+deleted, `acknowledge` is awaited: everything else may be lost by design.
 
 Brief VMs stay within KubeVirt's five VMIMs, none of which is ever deleted before the VM: of them
 nothing may be lost even without a stored history.

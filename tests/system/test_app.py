@@ -134,7 +134,7 @@ class TestExits:
     async def test_where_kubevirt_is_missing(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path
     ) -> None:
-        """No VMIs: 4, with what to set to wait for them; at level error nothing else is told."""
+        """Without KubeVirt it exits with 4, and logs only which setting waits for it."""
         simulated.server.answer(VMIS.plural, 404)
         code, stopped = await finished(tmp_path, *login, "--log-level", "error")
 

@@ -56,7 +56,7 @@ def test_a_failing_evacuation(
     prove: Callable[[str], None],
     quote: Callable[[Object], str],
 ) -> None:
-    """After two killed targets attempts, backoff and action are those of KubeVirt."""
+    """After two killed targets, the attempts, the backoff and the action are KubeVirt's."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     db.evict()

@@ -557,9 +557,9 @@ POLICIES = st.builds(
 def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
     """A VMI with up to nine migrations that ended in the last day, the last one its own state.
 
-    `ahead`: how many seconds ends may lie ahead of the clock. Some ends are by a node's clock that
-    is hours off, the VMI's own start may be one that its VMIM contradicts, and objects may be ones
-    that cannot be read any more.
+    `ahead`: how many seconds ends may lie ahead of the clock. Some ends are hours off, as from a
+    node with a wrong clock. The VMI's own start may differ from its VMIM's. Some objects cannot be
+    read any more.
     """
     endings = draw(
         st.lists(
