@@ -8,7 +8,7 @@ from exporter.engine.cordons import Cordons
 from exporter.engine.evidence import Evidence
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import VmimIndex
-from exporter.engine.model import Budget, Instant, KubeVirtSettings, Node, Resource, Seconds
+from exporter.engine.model import Budget, Instant, Node, Resource, Seconds
 from exporter.engine.unreadable import UnreadableObjects
 from exporter.engine.vmi_record import VmiIndex, VmiRecord
 
@@ -89,8 +89,9 @@ class ClusterObjects:
         self,
         record: VmiRecord,
         visibility: Visibility,
-        kubevirt: KubeVirtSettings | None,
         dead_after: Seconds,
+        *,
+        platform_updating: bool,
     ) -> Evidence:
         """Gather what is known about a VMI: takes 3 us."""
         vmi, marker = record.vmi, record.marker
@@ -107,7 +108,7 @@ class ClusterObjects:
             launcher=launcher,
             changed_at=record.changed_at,
             handed_off_at=record.handed_off_at,
-            platform_updating=kubevirt is not None and kubevirt.updating,
+            platform_updating=platform_updating,
             refused=self.unreadable.find(vmi, vmims, launcher),
             dead_after=dead_after,
             namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),

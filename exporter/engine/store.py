@@ -156,7 +156,10 @@ class Store:
         return None if pod is None or record is None else (pod, record.vmi)
 
     def is_idle(self, key: Key) -> bool:
-        """Whether no rule can block this VMI, whatever the policy and time: true for most."""
+        """Whether a VMI has no migration and no evacuation: true for most.
+
+        Only the rules `platform_update` and `policy` can block it, at any time.
+        """
         vmi = self.vmi(key)
         if vmi is None or vmi.finished:
             return True
@@ -219,7 +222,7 @@ class Store:
 
     def _gather(self, record: VmiRecord) -> Evidence:
         return self._objects.gather_evidence(
-            record, self.visibility, self.kubevirt, self._dead_after
+            record, self.visibility, self._dead_after, platform_updating=self.platform_updating
         )
 
     # Changes

@@ -47,17 +47,17 @@ Tally: TypeAlias = Mapping[tuple[str, str], int]
 
 
 class Entry(Struct, frozen=True, eq=False, gc=False):
-    """The verdicts of one VMI, valid from `since` to just before `until`.
+    """The verdicts of one VMI, valid to just before `until`.
 
     `moves`: an end lies slightly ahead of our clock and counts as now, so that what is measured
-    from it moves with the clock. Then the entry is valid at `since` only, but blocks until `until`.
+    from it moves with the clock. Then the entry is valid at one instant only, but blocks until
+    `until`.
     """
 
     evidence: Evidence
     filter: Verdict
     pre_eviction: Verdict
     cooldown: Cooldown | None
-    since: Instant
     until: Instant
     moves: bool
 
@@ -71,7 +71,10 @@ class Entry(Struct, frozen=True, eq=False, gc=False):
 
 
 class VerdictSummary(Struct, frozen=True):
-    """The verdicts of all VMIs at one instant, and the entries of those that are cooling down."""
+    """The verdicts of all VMIs at one instant, and the entries of those with a cooldown.
+
+    `cooling`: a VMI is in it until its cooldown has ended, also if another rule blocks it.
+    """
 
     verdicts: Tally
     cooling: tuple[Entry, ...]
@@ -98,19 +101,13 @@ class VerdictView:
         self._store = store
         self._now: Instant = -math.inf
         self._dead = ALL_ALIVE
-        self._all_outdated = True
         self._entries: dict[Key, Entry] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._cooling: dict[Key, Entry] = {}
         self._blocked: list[Key] = []
-        self._outdated: set[Key] = set()
+        self._outdated: set[Key] = set(store.keys())
         self._moving: set[Key] = set()
         self._expiries: list[tuple[Instant, Key]] = []
-
-    def __len__(self) -> int:
-        """The size of all containers together."""
-        containers = (self._entries, self._expiries, self._moving, self._blocked, self._counts)
-        return sum(map(len, containers))
 
     def note_change(self, notice: Notice) -> None:
         """Mark a VMI, or all, as changed, or remove a VMI that is gone."""
@@ -121,16 +118,16 @@ class VerdictView:
                 self._outdated.discard(notice.key)
                 self._replace(notice.key, None)
             case _:
-                self._all_outdated = True
+                self._outdated = set(self._store.keys())
 
     def advance(self, now: Instant, *, dead: DeadResources, most: int = 0) -> bool:
         """Move to `now`, evaluate at most this many VMIs anew; True if some are left.
 
-        All instants must come from the same clock, which may go back.
+        Those that are left are evaluated by the next read that needs them. All instants must come
+        from the same clock, which may go back.
         """
         store = self._store
-        if self._all_outdated or now < self._now:
-            self._all_outdated = False
+        if now < self._now:
             self._outdated = set(store.keys())
         if dead != self._dead:
             before, self._dead = self._dead, dead
@@ -152,8 +149,8 @@ class VerdictView:
         """The entry of one VMI, or None if there is none of that name."""
         key = (namespace, name)
         entry = self._entries.get(key)
-        is_valid = entry is not None and not entry.moves and entry.since <= self._now < entry.until
-        return entry if is_valid and key not in self._outdated else self._evaluate(key)
+        is_valid = entry is not None and not entry.moves and key not in self._outdated
+        return entry if is_valid else self._evaluate(key)
 
     def summarize(self) -> VerdictSummary:
         """The counts and the cooling VMIs; immutable."""
@@ -250,7 +247,7 @@ def evaluate(
     policy = policy.of(evidence.vmi)
     filtered, pre_eviction, cooldown = decide_both(evidence, policy, now, dead=dead)
     until, moves = _find_expiry(evidence, cooldown, policy, now)
-    return Entry(evidence, filtered, pre_eviction, cooldown, now, until, moves)
+    return Entry(evidence, filtered, pre_eviction, cooldown, until, moves)
 
 
 class _Block(NamedTuple):

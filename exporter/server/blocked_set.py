@@ -81,7 +81,7 @@ class BlockedSet:
             return cached
 
     def is_current(self, blocked: Blocked) -> bool:
-        """Whether a set is still right."""
+        """Whether a set is still right; to find out, it evaluates one slice of the VMIs anew."""
         now, view = self.clock(), self.view
         if not blocked.computed_at <= now < blocked.changes_at:
             return False
