@@ -34,7 +34,7 @@ from tests.cluster import poll
 from tests.cluster.ports import free_port
 from tests.generate.rules import Groups, all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.support.faulty_apiserver import FaultyDemo
-from tests.support.reviews import a_review
+from tests.support.reviews import DESCHEDULER, a_review
 
 
 ALERTS = all_alerts(load_groups())
@@ -279,6 +279,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
     settings = read_settings(
         {
             "policy": {"maxMigrationCooldown": "1h"},
+            "admission": {"users": [DESCHEDULER]},
             "listen": {"query": "127.0.0.1:0", "metrics": f"127.0.0.1:{port}"},
             "history": f"file:{directory / 'kept' / 'history'}",
             "kube": {
