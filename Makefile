@@ -29,7 +29,7 @@ GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=fa
 .PHONY: run alerts test quick lint check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
 
 # `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
-# Only a KUBECONFIG that was typed counts: one in the environment is no wish to be watched.
+# Only `make run KUBECONFIG=...` counts; a KUBECONFIG in the environment is ignored.
 run: $(RUNTIME)
 ifeq ($(origin KUBECONFIG),command line)
 	@exec $(BIN)/python -m exporter --kubeconfig $(KUBECONFIG)

@@ -93,7 +93,7 @@ func TestValidateRefuses(t *testing.T) {
 				t.Errorf("got %v, want it to say %q", err, test.says)
 			}
 			if err != nil && strings.Contains(err.Error(), "secret") {
-				t.Errorf("it tells the password: %v", err)
+				t.Errorf("it shows the password: %v", err)
 			}
 		})
 	}

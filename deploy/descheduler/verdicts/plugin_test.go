@@ -81,7 +81,7 @@ func TestWhatIsAsked(t *testing.T) {
 	otherUID := launcher("db1")
 	otherUID.Labels[createdByLabel] = "a wrong one"
 	plugin.Filter(otherUID)
-	expect(t, "a wrong UID is told to the exporter", api.asked[len(api.asked)-1].VMIUID, "a wrong one")
+	expect(t, "a wrong UID is sent to the exporter", api.asked[len(api.asked)-1].VMIUID, "a wrong one")
 }
 
 // For each outcome, with ignorable true and false: whether the eviction may continue, what is counted
