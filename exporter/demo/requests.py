@@ -1,6 +1,6 @@
 """What an API request asks for: verb and resource from its path, selectors and list options.
 
-No I/O. What can be asked wrongly is refused here, in the words of kube-apiserver.
+No I/O. An invalid request gets its error here, in the words of kube-apiserver.
 """
 
 from __future__ import annotations

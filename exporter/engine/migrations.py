@@ -164,10 +164,10 @@ def bind(binding: Binding, record: VmiRecord) -> bool:
 
 
 def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
-    """Whether the creation times allow it.
+    """Whether a VMIM may belong to a VMI by their creation times.
 
-    A VMIM that was bound to an older VMI of that name is rebound only if it is younger than this
-    one, or created in the same second and unfinished: a finished one was the older VMI's.
+    A VMIM of an older VMI of that name is rebound only if it was created after this VMI. In the
+    same second it may be either's: then it is rebound unless it has finished.
     """
     if vmim.created is None or vmi.created is None:
         return not rebound
