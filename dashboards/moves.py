@@ -65,7 +65,7 @@ def churn() -> Section:
             stacked=True,
         ),
         stat_panel(
-            "VMs at the maximum",
+            "VMs at the maximum cooldown",
             "VMs that were migrated so often that their cooldown is maxMigrationCooldown. The "
             "alert KubeVirtVMChurning names them.",
             {"": each((), at_the_cap, "count")},
@@ -184,9 +184,9 @@ def days() -> Section:
         ),
         time_panel(
             "Evacuations that ended within 30 minutes",
-            "The share of the evacuations that ended within the day before each point. An "
-            "evacuation ends by success, cancelling or deletion. From the recording rules of "
-            "alerts/.",
+            "Of the evacuations that ended in the day before each point, the share that took at "
+            "most 30 minutes. An evacuation ends when it succeeds, is cancelled, or the VM is "
+            "deleted. From the recording rules of alerts/.",
             {"in time": f"{each((), in_time, 'sum')} / ({each((), ended, 'sum')} > 0)"},
             size=(12, 8),
             unit=units.PercentUnit,

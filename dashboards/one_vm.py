@@ -75,7 +75,7 @@ def _evacuation() -> Section:
     attempts = each_vm("kubevirt_vmi_evacuation_failed_attempts", NAMED)
     return [
         stat_panel(
-            "Requested since",
+            "Time since the request",
             "Time since the evacuation was requested.",
             {"": f"time() - {each_vm(REQUESTED, NAMED, how='min')}"},
             size=(4, 6),
@@ -136,8 +136,8 @@ def _evacuation() -> Section:
         ),
         time_panel(
             "Failed attempts",
-            "Failed migrations since the evacuation was requested, more than the five that "
-            "KubeVirt keeps. KubeVirt waits longer after each, from 20 s to about five minutes.",
+            "Failed migrations since the evacuation was requested, also those that KubeVirt has "
+            "deleted (it keeps five). It waits longer after each, from 20 s to about five minutes.",
             {"failed attempts": attempts},
             size=(12, 8),
             unit=units.Short,

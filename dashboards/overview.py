@@ -54,7 +54,7 @@ def sections(vm_uid: str) -> Mapping[str, Section]:
         "Blocked VMs": _blocked(url),
         "Repeated migrations": moves.churn(),
         "Callers": moves.callers(),
-        "Long ranges": moves.days(),
+        "For long time ranges": moves.days(),
     }
 
 
@@ -99,8 +99,8 @@ def _stuck(url: str) -> Section:
             "Stuck evacuations",
             "Evacuations that are older than stuck.after without a migration, or that failed "
             "stuck.failedAttempts times. Each that the descheduler requested may hold one of its "
-            f"eviction slots; at maxNoOfPodsToEvictTotal ({SLOTS} unless configured) it evicts "
-            "nothing more.",
+            f"eviction slots. With maxNoOfPodsToEvictTotal ({SLOTS} by default) slots in use it "
+            "evicts nothing more.",
             {
                 "all": each((), f"sum without (source, state) ({select(STUCK)})"),
                 "of the descheduler": each((), f"sum without (state) ({by_descheduler})"),
@@ -121,9 +121,9 @@ def _stuck(url: str) -> Section:
         ),
         time_panel(
             "Migrations and KubeVirt's limits",
-            "VMs of the chosen nodes with a migration that runs or waits, and how many KubeVirt "
-            "runs at once, if the exporter may read the KubeVirt object. Migrations above the "
-            "limit wait (state capacity).",
+            "VMs of the chosen nodes with a running or waiting migration, and KubeVirt's limits on "
+            "parallel migrations, if the exporter may read the KubeVirt object. Migrations above "
+            "a limit wait (state capacity).",
             {
                 "running or waiting": each((), migrating, "sum"),
                 "limit: {{scope}}": each(
@@ -134,9 +134,9 @@ def _stuck(url: str) -> Section:
             unit=units.Short,
         ),
         table_panel(
-            "Nodes that VMs are asked to leave",
-            "How far each drain has come. Stuck means that no VM has left for stuck.after and one "
-            "of them is stuck. The command node names the VMs.",
+            "Nodes with evacuations",
+            "How far each drain has come. Stuck means that no VM has left for stuck.after and an "
+            "evacuation is stuck. The command `python -m exporter node NAME` lists the VMs.",
             [
                 Column("Left", _of_drains("left_vmis")),
                 Column("Remain", _of_drains("remaining_vmis")),

@@ -194,10 +194,10 @@ class Counters:
     def forget_blocks(
         self, nodes: Container[str], vmis: Iterable[tuple[str, str]], now: Instant
     ) -> None:
-        """Drop counts `BLOCKS_KEPT_FOR` after their last block, unless VMIs are left there.
+        """Drop the counts of a node and a namespace `BLOCKS_KEPT_FOR` after their last block.
 
-        `vmis` are the namespaces and names of all VMIs. Where some are left on the node and in the
-        namespace the counts are kept for as long again.
+        `vmis` are the namespaces and names of all VMIs. If the node and the namespace still have
+        VMIs, the counts are kept for as long again.
         """
         old = {pair for pair, at in self.blocked_at.items() if now - at >= BLOCKS_KEPT_FOR}
         if not old:

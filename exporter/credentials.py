@@ -27,7 +27,7 @@ def check_url(url: str, expected: str, *, with_token: bool) -> None:
         raise UnsafeUrl(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
     parts = urlsplit(url)
     if with_token and parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
-        raise UnsafeUrl(f"{url}: a token is sent over https, a unix socket or to this machine only")
+        raise UnsafeUrl(f"{url}: a token is only sent over https, a unix socket or loopback")
 
 
 def read_token(file: Path | None) -> dict[str, str]:
@@ -59,7 +59,7 @@ def make_ssl_context(
             option = f"--cert-file {cert_file}, --key-file {key_file}"
             context.load_cert_chain(cert_file, key_file, password=no_password)
     except (ssl.SSLError, ValueError):
-        raise UnusableFile(f"{option}: not in PEM, not a pair, or locked by a password") from None
+        raise UnusableFile(f"{option}: not PEM, no matching pair, or encrypted") from None
     except OSError as error:
         raise UnusableFile(f"{option}: cannot be read: {describe(error)}") from None
     return context

@@ -38,7 +38,7 @@ _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
 
 class InvalidEndpoint(ValueError):
-    """The options name no exporter; the message says what is wrong."""
+    """The options of the connection are invalid; the message says what is wrong."""
 
 
 class CannotAsk(Exception):
@@ -140,8 +140,8 @@ class Exporter:
             raise CannotAsk(str(unusable)) from None
         except TimeoutError:
             raise CannotAsk(
-                f"{endpoint.url} did not answer within {self._max_wait:g} s: is it the exporter's"
-                " address, and does nothing on the way block the connection?"
+                f"{endpoint.url} did not answer within {self._max_wait:g} s: check that it"
+                " is the exporter's address, and that no firewall or NetworkPolicy is in the way"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise CannotAsk(_explain_connection(endpoint, error)) from None

@@ -7,7 +7,7 @@ from exporter.text import write_instant, write_span
 
 
 def write_release(moment: datetime) -> str:
-    """An instant rounded up to whole seconds, so that nobody comes too early."""
+    """An instant rounded up to whole seconds: the VM is free at the printed time."""
     return write_instant(math.ceil(moment.timestamp()))
 
 

@@ -111,7 +111,7 @@ class Sheet:
     def _print_grid(
         self, rows: Sequence[Sequence[Text]], widths: Sequence[int], indent: int
     ) -> None:
-        """Columns of these widths, or of whatever width there is."""
+        """Print columns of these widths; without `widths`, as wide as their content needs."""
         table = Table.grid(padding=(0, GAP, 0, 0))
         for number in range(len(rows[0])):
             table.add_column(overflow="fold", width=widths[number] if widths else None)
@@ -122,7 +122,7 @@ class Sheet:
     def table(
         self, head: Sequence[str], rows: Sequence[Sequence[Cell]], *, everything: bool
     ) -> None:
-        """Add a table; unless `everything`, its first `ROWS` rows and how many more there are."""
+        """Add a table; without `everything` its first `ROWS` rows, and how many more there are."""
         shown = rows if everything else rows[:ROWS]
         self.rows(shown, head)
         if len(rows) > len(shown):

@@ -284,7 +284,7 @@ def _check_source(arguments: argparse.Namespace) -> None:
     if arguments.prometheus is None:
         return
     if arguments.began is None or arguments.ended is None or arguments.began >= arguments.ended:
-        raise InvalidSettings(["--prometheus: expected --from and, later than it, --to"])
+        raise InvalidSettings(["--prometheus: expected --from and --to, and --to must be later"])
     if arguments.step < 1:
         raise InvalidSettings(["--step: must be at least 1s"])
 

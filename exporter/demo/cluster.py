@@ -158,7 +158,7 @@ class Cluster:
         for resource in self._observed:
             changes = self.store.caches[resource].changes_since(self._observed[resource])
             if changes is None:
-                raise RuntimeError(f"the window of {resource.plural} is too small")
+                raise RuntimeError(f"{resource.plural}: changes were dropped before they were read")
             for change in changes:
                 self._observed[resource] = change.revision
                 self._notice(resource, change)

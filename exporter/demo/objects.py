@@ -347,7 +347,7 @@ def changed(obj: Object, *changes: Callable[[Object], None]) -> Object:
 
 
 def set_condition(obj: Object, new: Object) -> None:
-    """Add a condition or replace it, in place; its transition is when its status changed."""
+    """Add or replace a condition, in place; `lastTransitionTime` is when its status changed."""
     status = obj.setdefault("status", {})
     old = condition(obj, new["type"]) or {}
     if new.get("lastTransitionTime") and old.get("status") == new["status"]:

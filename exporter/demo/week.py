@@ -135,7 +135,7 @@ def make_vms(seed: int) -> list[WeekVm]:
 
 
 def copy_seconds(gib: float, dirty_mbps: float, gbps: float) -> float:
-    """Seconds of a pre-copy migration: each round sends the pages that got dirty in the last.
+    """Seconds of a pre-copy migration: each round sends what the previous one left dirty.
 
     With D the dirty rate, R the bandwidth and M the memory, round i sends M (D/R)^i, so that n
     rounds take M/R (1 - (D/R)^(n+1)) / (1 - D/R), until the rest fits the downtime (Clark et al.,

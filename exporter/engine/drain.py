@@ -136,7 +136,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     `at_least` is a lower bound of how long the migrations take, None if nothing is known of that
     or the node cannot be emptied. `progress` is None if no VM is asked to leave the node.
-    `schedulable` is None if that is unknown, `cordon` if the node is not cordoned.
+    `schedulable` is None if it is unknown. `cordon` is None if the node is not cordoned.
     """
 
     node: str

@@ -22,7 +22,7 @@ from exporter.engine.model import KubeVirtSettings, Mobility
 
 
 class DrainOutcome(StrEnum):
-    """What a drain of its node would do to a VM; the value in JSON and metrics."""
+    """What happens to a VM if its node is drained; these are the values in JSON and metrics."""
 
     LEAVES = "leaves"
     WAITS = "waits"

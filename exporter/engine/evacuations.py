@@ -15,7 +15,7 @@ from exporter.engine.vmi_record import VmiRecord
 class EvacuationTracker:
     """Maintains the markers of the VMIs that are evacuating, and the drains of their nodes.
 
-    `requesters` have who asked for evictions of VMIs that are not marked yet.
+    `requesters` has who asked for the eviction of a VMI, until KubeVirt marks that VMI.
     `now` is when a fact was read.
     """
 
@@ -109,7 +109,8 @@ class EvacuationTracker:
     def _date(self, marker: Marker, record: VmiRecord, now: Instant) -> None:
         """Apply the condition EvictionRequested, which KubeVirt sets soon after the marker.
 
-        One that comes much later says nothing of the request: an upgrade to 1.7 has added it.
+        A condition that comes much later was added by an upgrade to KubeVirt 1.7: then its time is
+        not that of the request.
         """
         requested = record.vmi.eviction_requested_at
         if requested is None:
@@ -135,7 +136,7 @@ class EvacuationTracker:
 
 
 def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
-    """Apply an attempt to evacuate: it may have failed, and KubeVirt's own may date the request.
+    """Apply an attempt to evacuate: count it if it failed; KubeVirt's own may date the request.
 
     A VMI with the strategy External is evacuated by any VMIM that was made since the request.
     """

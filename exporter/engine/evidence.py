@@ -222,7 +222,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return None if final is None else final + self.dead_after
 
     def is_contradicted(self, now: Instant) -> bool:
-        """Whether the VMI's migration is over although the VMI has no end of it."""
+        """Whether the VMI still shows a migration whose VMIM has long been final."""
         return self.contradicted_at is not None and now >= self.contradicted_at
 
     def dead_at(self, now: Instant) -> frozenset[Resource]:

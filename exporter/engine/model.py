@@ -176,7 +176,7 @@ ALL_ALIVE = DeadResources()
 
 
 class Contacts(Struct, frozen=True):
-    """The last contact with the watch of each synced resource; `in_namespace` has those of one."""
+    """The last contact with each synced resource, in all namespaces or by namespace."""
 
     everywhere: Mapping[Resource, Instant] = {}
     in_namespace: Mapping[str, Mapping[Resource, Instant]] = {}

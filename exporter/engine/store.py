@@ -240,7 +240,7 @@ class Store:
             case Node() | Budget():
                 return self._objects.put(fact, at)
             case _:
-                raise TypeError("a stored history's ConfigMap is not a fact about VMIs")
+                raise TypeError("the store takes no ConfigMap of the stored history")
         key = (fact.namespace, fact.name)
         if self._objects.unreadable.forget(resource, *key) and not changed:
             _, record = self._objects.find(resource, key)

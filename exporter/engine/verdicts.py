@@ -91,7 +91,7 @@ class VerdictSummary(Struct, frozen=True):
 class VerdictView:
     """The verdicts for a store under one policy, at the instant of the last `advance`.
 
-    `note_change` needs the notices of the store: all but `MEMORY`.
+    Subscribe `note_change` to all notices of the store but those of the kind `MEMORY`.
     `revision` grows when a blocked VMI is added, removed or blocked in another way.
     """
 

@@ -144,13 +144,13 @@ def seal(entries: Iterable[bytes]) -> bytes:
 def unseal(raw: bytes) -> list[bytes]:
     """The encoded entries of a sealed shard. Raises `Damaged` or `UnknownVersion`."""
     if len(raw) < _HEAD.size:
-        raise Damaged(f"expected a head of {_HEAD.size} bytes, got {len(raw)}")
+        raise Damaged(f"too short: expected a header of {_HEAD.size} bytes, got {len(raw)}")
     magic, version, length, digest = _HEAD.unpack_from(raw)
     if magic != _MAGIC:
         raise Damaged(f"expected a stored history, which begins with {_MAGIC!r}, got {magic!r}")
     payload = raw[_HEAD.size :]
     if len(payload) != length:
-        raise Damaged(f"expected {length} bytes after the head, got {len(payload)}")
+        raise Damaged(f"expected {length} bytes after the header, got {len(payload)}")
     if _digest(version, payload) != digest:
         raise Damaged("the checksum does not match the content")
     if version != VERSION:

@@ -377,7 +377,7 @@ async def log_in(login: Login) -> Configuration:
             persist_config=False,
         )
     except (ConfigException, OSError, yaml.YAMLError, *_MALFORMED) as error:
-        looked = "" if login.kubeconfig else "no service account of a pod, and "
+        looked = "" if login.kubeconfig else "there is no service account of a pod, and "
         raise NoCredentials(f"{looked}{where} cannot be used: {_why(error)}") from error
     return configuration
 

@@ -112,7 +112,7 @@ class Lease:
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> Seconds:
-        """The time until the next renewal or read, at most until the Lease may be taken."""
+        """The time until the next renewal, or until a candidate reads or takes the Lease."""
         if self.held and not self._trouble:
             return self._duration * RENEWED_EVERY * self._rng.uniform(0.9, 1.0)
         poll = self._duration * POLLED_EVERY * self._rng.uniform(0.9, 1.0)

@@ -49,7 +49,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
         case KubeVirtSettings():
             return _write_kubevirt(fact)
         case Node() | Budget() | ConfigMap():
-            raise TypeError(f"{type(fact).__name__} is no fact that a recording has")
+            raise TypeError(f"a recording cannot contain a {type(fact).__name__}")
         case _:
             assert_never(fact)
 

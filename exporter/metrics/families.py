@@ -173,8 +173,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         help=(
-            "Time of the first denial, for VMIs that the webhook has denied because of a migration"
-            " for longer than stuck.migrationTimeout."
+            "Time at which the webhook first denied an eviction of the VMI, if a migration has been"
+            " the reason for longer than stuck.migrationTimeout."
         ),
         labels=("namespace", "name", "node"),
         sample=lambda view: [
@@ -205,7 +205,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
-        help="Time at which the stored history was last complete; 0 if another replica writes it.",
+        help="Time at which this replica last found nothing unwritten; 0 if another replica"
+        " writes the history.",
         sample=sample_history(lambda _view, history: history.written_at or 0.0),
     ),
     ViewFamily(
@@ -220,12 +221,12 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
-        help="VMIs in the stored history, once everything is written.",
+        help="VMIs that belong in the stored history, written or not.",
         sample=sample_history(lambda _view, history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
-        help="Size of the stored history, once everything is written.",
+        help="Size of what belongs in the stored history, written or not.",
         sample=sample_history(lambda _view, history: history.size),
     ),
     ViewFamily(
@@ -288,7 +289,7 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     ),
     DrainFamily(
         name="kubevirt_node_drain_last_departure_timestamp_seconds",
-        help="Time at which the last VM left the node; absent if none has left.",
+        help="Time at which a VM most recently left the node; absent if none has left.",
         read=lambda drain: drain.last_left_at,
     ),
     DrainFamily(
@@ -303,13 +304,13 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     ),
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
-        help="VMIs that were asked to leave the node and fail or stay.",
+        help="VMIs that were asked to leave the node and whose outcome is fails or stays.",
         read=lambda drain: drain.failing,
     ),
     DrainFamily(
         name="kubevirt_node_drain_stuck",
-        help="1 if no VM has left the node for stuck.after, one of them is stuck, and the node is"
-        " cordoned or somebody other than the descheduler requested it.",
+        help="1 if no VM has left the node for stuck.after, an evacuation from it is stuck, and the"
+        " node is cordoned or somebody other than the descheduler requested one.",
         read=lambda drain: drain.stuck,
     ),
 )
@@ -360,7 +361,8 @@ COOLING: tuple[CoolingFamily, ...] = (
     ),
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
-        help="Effective cooldown of the VMI; policy is the entry that sets it; absent if none.",
+        help="Effective cooldown of the VMI, by the entry of policy.overrides that sets it;"
+        " absent if it has none.",
         labels=("namespace", "name", "node", "policy"),
         sample=lambda vmi, c: Sample(
             (vmi.namespace, vmi.name, vmi.node, vmi.override or DEFAULT_POLICY), c.effective

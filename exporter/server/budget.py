@@ -28,8 +28,8 @@ TRIMMED_AFTER: Seconds = 2.0
 class Connection:
     """An open connection: whose it is, when it last sent a whole request, and what it holds.
 
-    `cost` are the bytes that it holds anyway: its buffers, and one parsed head. `peer` is an IP
-    address; "" for a unix socket.
+    `cost`: the bytes that it counts as even without a request, for its buffers and one parsed
+    request head. `peer` is an IP address; "" for a unix socket.
     """
 
     listener: str

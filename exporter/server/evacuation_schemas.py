@@ -116,7 +116,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     ]
     cause: Annotated[
         WhyAnswer | None,
-        means("the one of `why` that nextStep follows from; null: the cluster gives none"),
+        means("the entry of `why` that says best why the VM does not move; null: there is none"),
     ]
     next_step: Annotated[str, means("what to do, in one sentence")]
     command: Annotated[str, means("the shell command to begin with, for this VM")]

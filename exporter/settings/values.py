@@ -206,7 +206,7 @@ def parse_labels(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise ValueError(f"expected labels such as {{tier: gold}}, got {value!r}")
     if wrong := [one for pair in value.items() for one in pair if not isinstance(one, str)]:
-        raise ValueError(f"expected texts, got {wrong[0]!r}: put it in quotes")
+        raise ValueError(f"expected strings, got {wrong[0]!r}: put it in quotes")
     return tuple(value.items())
 
 

@@ -35,7 +35,7 @@ def draw(comparison: Comparison, path: Path) -> None:
     Raises OSError, or CannotDraw.
     """
     if comparison.ended > LAST_DRAWN:
-        raise CannotDraw(f"{write_instant(comparison.ended)} is too late to be drawn")
+        raise CannotDraw(f"{write_instant(comparison.ended)} is too late for a plot")
     mpl.rcParams["svg.hashsalt"] = "kubevirt-eviction-exporter"
     figure = Figure(figsize=(11, 10), layout="constrained")
     over_time, cooling, per_vm = figure.subplots(3, 1, height_ratios=(5, 3, 4))

@@ -113,7 +113,7 @@ class LineFile:
 class Recorder(Store):
     """A store that writes each change to `file`; `counts` are the events by resource and kind.
 
-    Of a VMI's labels and its priority class it writes what the overrides of `policy` match.
+    It writes a VMI's labels and priority class only if overrides of `policy` match by them.
     """
 
     def __init__(self, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:

@@ -45,7 +45,7 @@ class Scrape:
     replicas: tuple[str, ...] = ("a", "b")
 
     def case(self, case: Case) -> Case:
-        """The case as this scrape has it."""
+        """The case with the labels and replicas of this scrape."""
         return {
             **case,
             "input_series": [

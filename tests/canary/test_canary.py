@@ -28,7 +28,7 @@ def test_the_newest_version_has_all_that_is_read(path: str) -> None:
 
 
 def test_a_field_that_is_gone_or_has_changed_is_named() -> None:
-    """Each difference has its path; without the parent all of its fields are missing."""
+    """Each difference has its path; if a parent is gone, so are the fields below it."""
     schema: Any = copy.deepcopy(read_crd(download(KUBEVIRT, NEWEST[KUBEVIRT]), VMI))
     status = schema["properties"]["status"]["properties"]
     del status["evacuationNodeName"]

@@ -1,7 +1,7 @@
 """A stream of migrations and evacuations, as KubeVirt writes them.
 
-Instants are the present, shifted into the past by a constant of each VM: a stored history has whole
-seconds, and so no two events fall into one. Before the only object that shows what happened is
+Instants are the current time minus a constant of each VM: the stored history has whole seconds, and
+so no two events have the same second. Before the only object that shows what happened is
 deleted, `acknowledge` is awaited: everything else may be lost by design.
 
 Brief VMs stay within KubeVirt's five VMIMs, none of which is ever deleted before the VM: of them

@@ -134,7 +134,7 @@ async def test_memory_is_flat_over_a_churn(
     """After many equal rounds of VMIs that come and go the memory has not grown.
 
     Less than 64 bytes per VMI may stay, since whatever is kept of one takes more: its UID alone
-    takes 85. Short churns are allowed 3 MiB, for how the allocator happens to keep pages.
+    takes 85. Short churns may grow by 3 MiB: the allocator may keep freed pages.
     """
     namespace = await simulated.make_namespace()
     after: list[int] = []

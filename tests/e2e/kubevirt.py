@@ -107,7 +107,7 @@ class KubeVirt:
             await self.cluster.admin.delete(VMIMS, "shop", vmim["metadata"]["name"])
 
     async def just_moved(self) -> None:
-        """Report a migration of the VM that has just ended."""
+        """Write a migration that ended 30 seconds ago into the VMI's status."""
         now = time.time()
         state = {
             "migrationUid": "m",

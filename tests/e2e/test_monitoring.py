@@ -73,7 +73,7 @@ def account(name: str, role: str) -> list[Object]:
 
 
 def stack() -> list[Object]:
-    """A Prometheus that takes monitors and rules of all namespaces, and its Alertmanager."""
+    """A Prometheus that selects monitors and rules in all namespaces, and its Alertmanager."""
     target = {"name": "alertmanager-operated", "namespace": MONITORING, "port": "web"}
     example = (ROOT / "alerts/alertmanager.yaml").read_text()
     (version,) = VERSION.findall((ROOT / "tests/tools/alertmanager/go.mod").read_text())

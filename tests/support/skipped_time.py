@@ -1,6 +1,6 @@
 """An event loop with simulated time: it passes only while all tasks wait.
 
-What such a test measures is exact, also on a busy machine.
+Durations that a test measures in this loop are exact, also on a busy machine.
 """
 
 import asyncio

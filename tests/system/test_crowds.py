@@ -45,7 +45,7 @@ REVIEW = msgspec.json.encode(a_review())
 class Exporter:
     """The running program, and the open connections of strangers.
 
-    Strangers have no certificate; our own requests have one of the same CA.
+    Strangers send no client certificate; our own requests send one of the server's CA.
     """
 
     program: Program

@@ -398,7 +398,7 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
     async with TestServer(application) as server:
         url = f"http://127.0.0.1:{server.port}"
         await fetch(Prometheus(url, token_file=token), NOW, NOW + 60, step=60.0)
-    with pytest.raises(QueryFailed, match="a token is sent over https"):
+    with pytest.raises(QueryFailed, match="a token is only sent over https"):
         await fetch(Prometheus("http://10.0.0.1", token_file=token), NOW, NOW + 60, step=60.0)
 
     assert set(seen) == {"Bearer abc"}

@@ -33,7 +33,7 @@ def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
     if sent:
         check_url(url, "expected", with_token=True)
     else:
-        with pytest.raises(UnsafeUrl, match=f"{url}: a token is sent over https"):
+        with pytest.raises(UnsafeUrl, match=f"{url}: a token is only sent over https"):
             check_url(url, "expected", with_token=True)
 
 
@@ -97,7 +97,7 @@ def test_trust_is_the_system_s_unless_a_file_says_otherwise(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "cannot be read: No such file"), ("words", "not in PEM")]
+    ("content", "said"), [(None, "cannot be read: No such file"), ("words", "not PEM")]
 )
 def test_a_file_that_is_no_authority_is_told(
     tmp_path: Path, content: str | None, said: str

@@ -488,7 +488,7 @@ NAMED = {"name": "a", "match": {"namespaces": ["x"]}}
         ),
         (
             [NAMED | {"match": {"vmiLabels": {"tier": 1}, "namespaces": ["x"]}}],
-            ["[0].match.vmiLabels: expected texts, got 1: put it in quotes"],
+            ["[0].match.vmiLabels: expected strings, got 1: put it in quotes"],
         ),
         (
             [NAMED, {"name": "a", "match": {"namespaces": ["x"], "priorityClasses": ["p"]}}],

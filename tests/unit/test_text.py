@@ -68,7 +68,7 @@ def test_a_release_is_never_too_early(instant: float) -> None:
 
 
 def test_the_last_release_is_the_last_second() -> None:
-    """The last release is the last second of the calendar."""
+    """The latest release that can be written is the last second of the year 9999."""
     assert write_optional_release(1e18) == "9999-12-31T23:59:59Z"
 
 

@@ -56,7 +56,7 @@ def test_a_failing_evacuation(
     prove: Callable[[str], None],
     quote: Callable[[Object], str],
 ) -> None:
-    """After two killed targets, the attempts, the backoff and the action are KubeVirt's."""
+    """After two killed targets, failed attempts, backoff and next step match what KubeVirt did."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     db.evict()

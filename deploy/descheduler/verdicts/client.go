@@ -88,8 +88,8 @@ func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outco
 		return 0, block{}, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	// An empty value is not sent. It tells net/http that it may send the request again, for example
-	// when the exporter has just closed an idle connection.
+	// This header is not sent. With it, net/http may send the request again, for example when the
+	// exporter has just closed an idle connection.
 	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)
 	if err != nil {

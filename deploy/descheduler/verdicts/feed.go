@@ -110,7 +110,7 @@ func (f *feed) store(latest, last *snapshot, wasFailing bool) {
 }
 
 // handleError handles a failed poll. The last snapshot stays in use until it is too old. But if the
-// new one is too large, the last one is known to be wrong and is dropped.
+// new one is too large to read, the set has changed: the last one is wrong and is dropped.
 func (f *feed) handleError(err error, wasFailing bool) {
 	if errors.Is(err, errTooLarge) {
 		f.latest.Store(nil)

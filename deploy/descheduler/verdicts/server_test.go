@@ -270,7 +270,7 @@ func TestNewLeaksNothing(t *testing.T) {
 	eventually(t, "as many goroutines as before", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// New does not need an exporter, and names the file that cannot be read.
+// New succeeds without an exporter. Its error names a file that cannot be read.
 func TestNew(t *testing.T) {
 	began := time.Now()
 	build(t, makeArgs(func(a *Args) { a.URLPrefix = "http://192.0.2.1:9810" }))
@@ -288,7 +288,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// Each kind of bad answer is an error within the timeout that says what was wrong.
+// Each kind of bad answer leads, within the timeout, to an error that says what was wrong.
 func TestBrokenAnswers(t *testing.T) {
 	hang := func(w http.ResponseWriter, r *http.Request) {
 		// The server notices that the client is gone only after it has read the body.

@@ -91,7 +91,7 @@ func readVerdict(body []byte, asked candidate) (outcome, block, error) {
 	}
 }
 
-// readSnapshot reads the set of blocked VMIs. The ETag and the time of the answer belong to it.
+// readSnapshot reads the set of blocked VMIs, and stores the ETag and the time of the answer in it.
 func readSnapshot(body []byte, etag string, answeredAt time.Time) (*snapshot, error) {
 	var answer blockedAnswer
 	if err := json.Unmarshal(body, &answer); err != nil {

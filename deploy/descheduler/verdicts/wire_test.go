@@ -19,8 +19,8 @@ const blockedBody = `{"asOf": "2026-01-01T00:00:00Z", "stale": false, "maxAgeSec
 	{"namespace": "shop", "name": "db4", "vmiUid": "u4", "node": "n1", "checkpoint": "preEviction",
 	 "reason": "policy", "notBefore": null}]}`
 
-// The snapshot has the blocked VMIs by checkpoint, whatever the reason, without those of unknown
-// checkpoints.
+// The snapshot has the blocked VMIs by checkpoint. Every reason counts; entries with an unknown
+// checkpoint are ignored.
 func TestReadSnapshot(t *testing.T) {
 	now := time.Now()
 	read, err := readSnapshot([]byte(blockedBody), `"tag"`, now)

@@ -79,7 +79,7 @@ async def trouble(endpoint: Endpoint) -> str:
         ({"url": "localhost:9810"}, "expected http://HOST:PORT"),
         ({"url": "unix:query.sock"}, "expected http://HOST:PORT"),
         ({"url": "http://me:secret@here"}, "--token-file"),
-        ({"url": "http://10.0.0.1:9810", "token_file": TOKEN}, "https, a unix socket or to this"),
+        ({"url": "http://10.0.0.1:9810", "token_file": TOKEN}, "https, a unix socket or loopback"),
         ({"key_file": Path("key")}, "--cert-file"),
     ],
 )
@@ -180,7 +180,7 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
     """The error for an invalid certificate and key names the options."""
     write_certificates(tmp_path, "one")
     certificate = tmp_path / "one.crt"
-    for key, said in ((None, "not in PEM, not a pair"), (tmp_path / "none", "No such file")):
+    for key, said in ((None, "not PEM, no matching pair"), (tmp_path / "none", "No such file")):
         told = await trouble(Endpoint("https://localhost:1", cert_file=certificate, key_file=key))
 
         assert f"--cert-file {certificate}, --key-file {key}: " in told

@@ -86,7 +86,7 @@ def measured(evidence: Evidence, policy: Policy, now: Instant = NOW) -> Cooldown
 
 
 def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[str, str]:
-    """The reasons at filter and at preEviction; "" is allowed."""
+    """The reasons at filter and at preEviction; "" means that the eviction is allowed."""
     filtered, evicted = (decide(evidence, policy, now, checkpoint=one) for one in Checkpoint)
     return filtered.reason or "", evicted.reason or ""
 

@@ -79,7 +79,7 @@ def summarized(
 def decided(
     store: ClockedStore, policy: Policy, now: Instant = NOW, *, dead: DeadResources = ALL_ALIVE
 ) -> tuple[Tally, dict[str, tuple[Vmi, Cooldown | None]]]:
-    """The same, computed from every VMI."""
+    """What `summarized` returns, computed from all VMIs without a view."""
     verdicts: Counter[tuple[str, str]] = Counter()
     cooling: dict[str, tuple[Vmi, Cooldown | None]] = {}
     for evidence in store.all_evidence():

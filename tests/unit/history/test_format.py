@@ -154,7 +154,7 @@ class TestDamage:
         for length in range(len(self.WHOLE)):
             with pytest.raises(Damaged):
                 read_shard(self.WHOLE[:length])
-        with pytest.raises(Damaged, match="after the head"):
+        with pytest.raises(Damaged, match="after the header"):
             read_shard(self.WHOLE + b"x")
 
     @given(st.binary(max_size=200))
