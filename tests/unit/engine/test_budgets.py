@@ -47,6 +47,13 @@ def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
     return {one.evidence.vmi.name: one.outcome for one in candidates}
 
 
+def test_the_first_of_two_budgets_is_named() -> None:
+    """Of several budgets that forbid an eviction the first by name is named."""
+    launcher = a_launcher(1)
+    store = a_store(a_movable(1), launcher, a_budget(name="web-2"), a_budget(name="web-1"))
+    assert store.budgets.find(launcher) == "web-1"
+
+
 def test_a_budget_forbids_what_would_restart_alone() -> None:
     """A VM that would restart stays; VMs that KubeVirt migrates leave, whatever a budget says."""
     store = a_store(

@@ -8,11 +8,11 @@ from tests.support.builders import NOW
 
 
 def test_the_newest_departure_of_each_node_counts() -> None:
-    """Only the newest departure of each node with a known end counts."""
+    """Of each node, and of all, only the newest departure with a known end counts."""
     noted = Departures()
     for node, end in (("n1", NOW - 50.0), ("n1", NOW - 90.0), ("n2", None), ("n2", NOW - 10.0)):
         noted.note(node, end, NOW)
-    assert noted.read_newest()[0] == {"n1": NOW - 50.0, "n2": NOW - 10.0}
+    assert noted.read_newest() == ({"n1": NOW - 50.0, "n2": NOW - 10.0}, NOW - 10.0)
 
 
 def test_the_node_that_was_left_the_longest_ago_is_forgotten(

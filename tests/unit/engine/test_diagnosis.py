@@ -395,6 +395,12 @@ class TestStuck:
         assert found.state is not State.EXTERNAL
         assert found.stuck_by == stuck_by
 
+    def test_external_and_tried_by_a_vmim_that_is_gone(self) -> None:
+        """An attempt that failed counts as tried also after its VMIM was deleted."""
+        vmi = {"eviction_strategy": "External"}
+        evidence = an_evacuation(age=4000, vmi=vmi, marker={"failed": {"f1": NOW - 50}})
+        assert diagnosis(evidence).stuck_by == (Cause.AGE,)
+
     def test_external_for_a_day(self) -> None:
         """An External VMI that evacuates for a day is visible and not stuck by default."""
         evidence = an_evacuation(age=86_400, vmi={"eviction_strategy": "External"})
@@ -552,7 +558,9 @@ class TestContact:
         evidence = an_evacuation(refused=((Resource.VMIS, NOW - 600),))
         assert diagnosis(evidence, now=NOW - 1).state is State.NO_MIGRATION
         assert diagnosis(evidence).state is State.UNKNOWN
-        assert diagnosis(evidence).last_seen == LastSeen(NOW - 600, State.NO_MIGRATION, stuck=False)
+        for contacts in ({}, {Resource.VMIS: NOW - 30}):
+            last_seen = diagnosis(evidence, contacts=contacts).last_seen
+            assert last_seen == LastSeen(NOW - 600, State.NO_MIGRATION, stuck=False)
 
     def test_a_start_that_its_vmim_contradicts(self) -> None:
         """A started migration is a zombie once its VMIM has been final for `dead_after`."""
