@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from exporter.engine.budgets import Budgets
 from exporter.engine.drain import Conditions, count_outcomes, forecast_node, read_conditions
 from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.model import ALL_ALIVE, Budget, Pod, Requirement, Resource, Why, WhySource
@@ -45,6 +46,16 @@ def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
     forecast, candidates = forecast_node(store, "n1", now)
     assert +count_outcomes(store, now)["n1"] == forecast.outcomes
     return {one.evidence.vmi.name: one.outcome for one in candidates}
+
+
+def test_a_budget_that_says_nothing_new_is_no_change() -> None:
+    """Only a budget that begins, changes or ends to forbid something is a change."""
+    budgets, allowing = Budgets({}), a_budget(forbids=False)
+    told = [budgets.put(one) for one in (allowing, a_budget(), a_budget(), allowing, allowing)]
+    assert told == [False, True, False, True, False]
+    assert [budgets.put(a_budget()), len(budgets)] == [True, 1]
+    assert [budgets.remove(NAMESPACE, "web") for _ in range(2)] == [True, False]
+    assert len(budgets) == 0
 
 
 def test_the_first_of_two_budgets_is_named() -> None:

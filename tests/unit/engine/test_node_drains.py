@@ -2,9 +2,16 @@
 
 import pytest
 
+from exporter.engine import node_drains
 from exporter.engine.drain import forecast_node, forecast_nodes
 from exporter.engine.model import Outcome, Resource, Vmi
-from exporter.engine.node_drains import PAUSE, DrainProgress
+from exporter.engine.node_drains import (
+    PAUSE,
+    Departed,
+    DrainProgress,
+    NodeDrains,
+    measure_progress,
+)
 from tests.support.builders import NAMESPACE, NOW, a_state, a_store
 from tests.support.stores import ClockedStore
 from tests.unit.engine.test_drain import a_movable, now_in
@@ -92,3 +99,56 @@ def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
     store.put(asked(7, eviction_requested_at=NOW + pause))
     drain = drain_of(store)
     assert drain.left == left
+
+
+def test_a_drain_began_with_its_earliest_request() -> None:
+    """The request of a VM that has left counts, whichever left first."""
+    drains = NodeDrains()
+    for uid in ("a", "b", "c"):
+        drains.ask("n1", uid, NOW)
+    for uid, requested_at in (("a", NOW - 50.0), ("b", NOW - 90.0)):
+        drains.leave("n1", uid, requested_at, NOW)
+    assert drains.read()["n1"].began == NOW - 90.0
+    assert measure(drains.read()["n1"], NOW - 20.0).since == NOW - 90.0
+
+
+def test_a_drain_that_goes_on_is_not_idle() -> None:
+    """An evacuation within the pause ends the idle time; a VM that is not asked changes nothing."""
+    drains = NodeDrains()
+    drains.ask("n1", "a", NOW)
+    drains.leave("n1", "a", NOW, NOW)
+    drains.ask("n1", "b", NOW + PAUSE)
+    drains.cancel("n1", "a", NOW + PAUSE)
+    drains.ask("n1", "c", NOW + 3 * PAUSE)
+    assert drains.read()["n1"].count == 1
+
+
+def test_drains_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of nodes is bounded: those without evacuations go first."""
+    monkeypatch.setattr(node_drains, "NODES_KEPT", 2)
+    drains = NodeDrains()
+    for node in ("n1", "n2"):
+        drains.ask(node, node, NOW)
+        drains.leave(node, node, NOW, NOW)
+    drains.ask("n1", "again", NOW)
+    assert drains.read()["n1"].count == 1
+    drains.ask("n3", "c", NOW)
+    drains.ask("n2", "again", NOW)
+    assert {node: one.count for node, one in drains.read().items()} == {"n1": 1, "n2": 0, "n3": 0}
+
+
+def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
+    """It is stuck as soon as nothing has left for that long, and an overdue estimate is 0."""
+    assert measure(a_departure(NOW - 60.0), NOW - 90.0).stuck
+    assert not measure(a_departure(NOW - 59.0), NOW - 90.0).stuck
+    assert measure(a_departure(NOW - 60.0), NOW - 90.0).estimate == 0.0
+
+
+def a_departure(at: float) -> Departed:
+    """Three VMs have left, the last one at this instant; ten seconds between them."""
+    return Departed(count=3, began=None, last_at=at, seconds_per_vmi=10.0)
+
+
+def measure(departed: Departed, *requests: float) -> DrainProgress:
+    """The progress now; it is stuck after a minute."""
+    return measure_progress(departed, requests, failing=0, external=0, now=NOW, stuck_after=60.0)
