@@ -1070,6 +1070,15 @@ def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
     assert marker_of(store).failed_since_request() == 1
 
 
+def test_an_object_that_can_be_read_again_is_a_change() -> None:
+    """The same version counts as news once after it could not be read, and no other object does."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"))
+    store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
+    others = store.apply(Observed(a_vmi(name="db2", uid="2")), NOW)
+    again = [store.apply(Observed(a_vmi()), NOW) for _ in range(2)]
+    assert (others, again) == (0, [1, 0])
+
+
 def test_a_change_of_a_vmi_has_its_instant() -> None:
     """The evidence has when its VMI changed last; the same VMI again is no change."""
     store = a_store(a_vmi())
