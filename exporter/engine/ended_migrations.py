@@ -112,7 +112,7 @@ def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> E
 
 
 def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[bool, EndReason]]:
-    """What can end a migration after its hand-off; the first that applies is the reason."""
+    """What can end a migration after its hand-off, and whether it applies; the first counts."""
     vmim, text = ended.vmim, ended.message.lower()
     yield ended.mode == "PostCopy", EndReason.POST_COPY_LOST
     yield vmim.aborted, EndReason.ABORTED

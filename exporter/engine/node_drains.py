@@ -72,9 +72,9 @@ class NodeDrains:
         """A VMI is asked to leave a node."""
         drain = self._drains.get(node)
         if drain is None or (drain.idle_since is not None and now - drain.idle_since > PAUSE):
-            drain = self._drains[node] = NodeDrain(evacuating={vmi_uid})
-            if len(self._drains) > NODES_KEPT:
+            if len(self._drains) >= NODES_KEPT:
                 self._drains = {n: one for n, one in self._drains.items() if one.evacuating}
+            drain = self._drains[node] = NodeDrain()
         drain.evacuating.add(vmi_uid)
         drain.idle_since = None
 

@@ -113,7 +113,7 @@ class LineFile:
 class Recorder(Store):
     """A store that writes each change to `file`; `counts` are the events by resource and kind.
 
-    It writes a VMI's labels and priority class only if overrides of `policy` match by them.
+    Of a VMI it writes the labels and the priority class by which overrides of `policy` match.
     """
 
     def __init__(self, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:

@@ -1,8 +1,8 @@
 """A stream of migrations and evacuations, as KubeVirt writes them.
 
-Instants are the current time minus a constant of each VM: the stored history has whole seconds, and
-so no two events have the same second. Before the only object that shows what happened is
-deleted, `acknowledge` is awaited: everything else may be lost by design.
+Instants are the current time minus a constant of each VM. So no two events have the same second,
+and the stored history, which has whole seconds, can distinguish them. Before the only object that
+shows what happened is deleted, `acknowledge` is awaited: everything else may be lost by design.
 
 Brief VMs stay within KubeVirt's five VMIMs, none of which is ever deleted before the VM: of them
 nothing may be lost even without a stored history.

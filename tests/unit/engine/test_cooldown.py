@@ -558,8 +558,8 @@ def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
     """A VMI with up to nine migrations that ended in the last day, the last one its own state.
 
     `ahead`: how many seconds ends may lie ahead of the clock. Some ends are hours off, as from a
-    node with a wrong clock. The VMI's own start may differ from its VMIM's. Some objects cannot be
-    read any more.
+    node with a wrong clock. The VMI may show a running migration although its VMIM has ended.
+    Some objects cannot be read any more.
     """
     endings = draw(
         st.lists(
