@@ -95,4 +95,6 @@ def clean(text: str, most: int) -> str:
 
 def escape(text: str) -> str:
     """Write control characters, direction marks and other invisible characters as escapes."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

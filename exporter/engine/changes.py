@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -92,7 +92,7 @@ Change: TypeAlias = (
 )
 
 
-class NoticeKind(Enum):
+class NoticeKind(IntEnum):  # unlike an Enum it is hashed in C, which every change needs twice
     """What has changed in the store.
 
     `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any

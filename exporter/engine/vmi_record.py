@@ -92,6 +92,8 @@ class VmiIndex:
         if vmi.finished:
             return
         kind = (vmi.node, vmi.mobility)
-        self.mobilities[kind] += vmis
-        if not self.mobilities[kind]:
+        counted = self.mobilities[kind] + vmis
+        if counted:
+            self.mobilities[kind] = counted
+        else:
             del self.mobilities[kind]

@@ -8,6 +8,7 @@ Sources: `types.go`; virt-handler's `calculateLiveMigrationCondition`; virt-cont
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from sys import intern
 
 import msgspec
@@ -172,15 +173,14 @@ def _abort_status(state: wire.ReportedState) -> str:
 
 def _time_phases(status: wire.VmimStatus) -> list[tuple[str, float]]:
     """The phases of a finished VMIM with their seconds, in order; of each, its first transition."""
-    entered = list[tuple[Instant, str]]()
+    entered = dict[str, Instant]()
     for one in status.phaseTransitionTimestamps or ():
         at = parse_instant(one.phaseTransitionTimestamp)
-        if at is not None and one.phase and all(one.phase != phase for _, phase in entered):
-            entered.append((at, one.phase))
-    ends = [at for at, _ in entered[1:]]
+        if at is not None and one.phase:
+            entered.setdefault(one.phase, at)
     return [
         (clean(phase, WORD_LIMIT), max(0.0, end - at))
-        for (at, phase), end in zip(entered, ends, strict=False)
+        for (phase, at), (_, end) in pairwise(entered.items())
     ][-_PER_OBJECT:]
 
 
