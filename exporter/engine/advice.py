@@ -1,4 +1,4 @@
-"""What whoever is on call does about an evacuation: one action for each obstacle.
+"""What the person on call does about an evacuation: one action for each obstacle.
 
 `ACTIONS` is the only table: the API, `explain`, `status`, the page, the Events and the runbooks
 take their words from it. The action follows the last cause, not the state of the retries, which
@@ -68,7 +68,7 @@ class Action(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """An action for one VM, and the reason that it follows from, if the cluster gives one."""
+    """The action for one VM. `cause` is the reason in the cluster for it, if there is one."""
 
     sentence: str
     command: str
@@ -223,9 +223,9 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
 def find_cause(why: tuple[Why, ...]) -> Why | None:
     """The newest reason that says why attempts fail, or None.
 
-    An attempt that failed before its hand-off gives no reason: that of the scheduler, container or
-    condition counts, although it is older. After the hand-off the target's container ends because
-    the migration has failed, so its reason does not count.
+    An attempt that failed before its hand-off gives no reason. Then the reason of the scheduler,
+    the container or the condition counts, although it is older. After the hand-off the target's
+    container ends because the migration has failed, so its reason does not count.
     """
     failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
     bare = failed is None or failed.reason in _BEFORE_HAND_OFF
@@ -240,7 +240,10 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
 
 
 def find_blocker(why: tuple[Why, ...]) -> Why | None:
-    """Why a VM does not leave its node: a budget, not migratable, or the cause of its failures."""
+    """Why a VM does not leave its node.
+
+    The first of: a budget, the condition LiveMigratable, the cause of its failed attempts.
+    """
     own = (one for one in why if one.source in _OWN_BLOCKERS)
     return next(own, None) or find_cause(why)
 
@@ -320,7 +323,7 @@ _SOURCES = {
     State.UTILITY_VOLUMES: WhySource.MIGRATION_CONDITION,
     State.TARGET_UNSCHEDULABLE: WhySource.POD_SCHEDULED,
 }
-"""The source that says more of a state; in other states the last cause does."""
+"""The source whose newest reason explains this state; the last cause explains the other states."""
 _CONDITIONED = {
     "DecentralizedNotLiveMigratable": Obstacle.WAITING_FOR_SYNC,
     "BackupInProgress": Obstacle.BACKUP,

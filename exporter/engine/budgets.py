@@ -48,7 +48,7 @@ class Budgets:
         return True
 
     def remove(self, namespace: str, name: str) -> bool:
-        """A budget forbids nothing any more; True if it did."""
+        """Remove a budget; True if it forbade disruptions."""
         if name not in self._forbidding.get(namespace, ()):
             return False
         del self._forbidding[namespace][name]
@@ -67,7 +67,7 @@ class Budgets:
                 self._by_pod[key] = name
 
     def _refresh(self) -> None:
-        """Select the pods again where budgets have changed: one pass for all of them."""
+        """Select pods again in all namespaces whose budgets have changed."""
         if self._outdated:
             for pod in self._pods.values():
                 if pod.namespace in self._outdated:

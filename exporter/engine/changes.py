@@ -25,7 +25,7 @@ class Observed(Struct, frozen=True, gc=False):
 
 
 class Removed(Struct, frozen=True, gc=False):
-    """An object was deleted. If there is a UID, only the object with that UID."""
+    """An object was deleted; with a `uid`, only if it has that UID."""
 
     resource: Resource
     namespace: str
@@ -34,7 +34,7 @@ class Removed(Struct, frozen=True, gc=False):
 
 
 class Listed(Struct, frozen=True):
-    """A complete list of `namespace` (None: of all): what it lacks does not exist any more."""
+    """A complete list of one namespace (None: of all). What it lacks does not exist any more."""
 
     resource: Resource
     names: Names
@@ -42,7 +42,7 @@ class Listed(Struct, frozen=True):
 
 
 class Unreadable(Struct, frozen=True):
-    """An object cannot be read; its UID is "" if not even that can be."""
+    """An object cannot be read; `uid` is "" if the UID cannot be read either."""
 
     resource: Resource
     namespace: str
@@ -75,7 +75,7 @@ class Visibility(Struct, frozen=True):
 
 
 class Forgotten(Struct, frozen=True, gc=False):
-    """What the stored history says of a VMI that has not been seen does not count any more."""
+    """The stored history of a VMI that was never seen does not count any more."""
 
     uid: str
 
@@ -96,8 +96,8 @@ class NoticeKind(IntEnum):  # unlike an Enum it is hashed in C, which every chan
     """What has changed in the store.
 
     `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
-    more. `MEMORY`: what the stored history is to hold of the VMI with this UID. `EVERYTHING`: what
-    all evidence rests on, which is the visibility and whether KubeVirt updates the VMIs.
+    more. `MEMORY`: what has to be stored of the VMI with this UID. `EVERYTHING`: the evidence of
+    all VMIs, because the visibility has changed, or whether KubeVirt updates the VMIs.
     """
 
     EVIDENCE = auto()

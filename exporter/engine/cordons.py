@@ -8,7 +8,7 @@ from exporter.engine.newest import put_newest
 
 
 NODES_KEPT = 10_000
-"""Of how many nodes the end of a cordon is kept."""
+"""For how many nodes the end of the cordon is kept."""
 
 
 class Cordons:

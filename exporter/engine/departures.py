@@ -6,7 +6,7 @@ from exporter.engine.newest import put_newest
 
 
 NODES_KEPT = 10_000
-"""Of how many nodes a departure is kept; clusters with autoscaling have had more than they have."""
+"""For how many nodes a departure is kept. With autoscaling, nodes come and go."""
 
 
 class Departures:
@@ -16,7 +16,7 @@ class Departures:
         self._latest: dict[str, Instant] = {}
 
     def note(self, node: str, end: Instant | None, now: Instant) -> None:
-        """Apply a success out of this node, which was read at `now`; None is an unknown end."""
+        """Note a successful migration out of a node, read at `now`; `end` is None if unknown."""
         end = settle(end, now)
         if end is not None and end > self._latest.get(node, 0.0):
             put_newest(self._latest, node, end, most=NODES_KEPT)

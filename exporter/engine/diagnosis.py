@@ -100,11 +100,11 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """The state of one evacuation.
 
     `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
-    started. `backoff` is None if there is none or it cannot be known. After `due_at` it is stuck by
-    its age; None means never. `leftover`: the drain that it was for is over, because somebody other
-    than the descheduler requested it and its node is schedulable again; `given_up` if that uncordon
-    was seen, and not only concluded from a request that is older than our watch. `missing` are the
-    resources without which the state is unknown, and `last_seen` is set while VMIs are dead.
+    started. `backoff` is None if there is none, or if it is unknown. `due_at` is when its age makes
+    it stuck; None means never. `leftover`: the drain that it was for is over, because its node is
+    schedulable again; only for requests that are not the descheduler's. `given_up`: it is a
+    leftover, and the exporter saw the uncordon itself. `missing` are the resources without which
+    the state is unknown. `last_seen` is set while VMIs are dead.
     """
 
     node: str
@@ -140,9 +140,9 @@ def diagnose(
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
-    What was last read of `dead` resources says who requested the evacuation, and nothing else.
-    `contacts` are the last ones with the watches of its namespace; without one the watch counts as
-    being up to date. `cordons` is None if it is unknown which nodes are cordoned.
+    What was last read of `dead` resources only shows who requested the evacuation. `contacts` are
+    the last contacts with the watches of its namespace; a watch without one counts as up to date.
+    `cordons` is None if it is unknown which nodes are cordoned.
     """
     marker = evidence.marker
     if marker is None:
@@ -158,8 +158,8 @@ def diagnose(
         state = _find_state(
             evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
         )
-    # Of a request that is older than our watch of the nodes, it is not known whether its node was
-    # cordoned when it was made. An unknown source is a drain's only if the uncordon was seen.
+    # If the request is older than our watch of the nodes, it is unknown whether the node was
+    # cordoned then. A request of unknown source is a drain's only if the uncordon was seen.
     since = None if cordons is None else cordons.schedulable_since(marker.node)
     was_seen = cordons is not None and cordons.uncordoned_at(marker.node) is not None
     is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
@@ -205,7 +205,7 @@ def _find_last_seen(
 def _find_missing(
     evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
 ) -> tuple[Resource, ...]:
-    """The resources that an unknown state would rest on; the last one if all others are seen."""
+    """The resources without which the state is unknown; KubeVirts if all others are seen."""
     if Resource.VMIS in dead:
         return (Resource.VMIS,)
     seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
@@ -327,7 +327,7 @@ def _judge_hand_off(
 ) -> State | None:
     """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
 
-    If the watch of VMIMs has had no contact since, it is a migration that has just begun.
+    Without contact with the watch of VMIMs since the hand-off, the migration counts as beginning.
     """
     if evidence.is_contradicted(now):
         return State.ZOMBIE_STATE
@@ -376,7 +376,7 @@ def _find_due(
     state: State,
     load: Load | None,
 ) -> Instant | None:
-    """When the evacuation is stuck by its age, if nothing changes until then."""
+    """When its age makes the evacuation stuck, if nothing changes until then."""
     if evidence.vmi.is_external and not _was_attempted(evidence, marker):
         return None if stuck.external is None else marker.requested_at + stuck.external
     due = marker.requested_at + stuck.after
@@ -405,7 +405,7 @@ def _was_attempted(evidence: Evidence, marker: Marker) -> bool:
 
 
 def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Instant | None:
-    """When KubeVirt first had a place for this VM, as far as known; None if it has had none."""
+    """When KubeVirt's limits first allowed an attempt, as far as known; None if never."""
     turns = marker.failures_since_request()
     if attempt is not None:
         target = _target_of(attempt, evidence.pods)

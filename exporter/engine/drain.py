@@ -171,7 +171,7 @@ def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[Dr
 
 
 def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
-    """The same as if no evacuation failed; `recount` corrects it for one evacuation."""
+    """The counts if no evacuation failed; `recount` corrects them for one evacuation."""
     counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in sorted(store.nodes)}
     counts.pop("", None)
     full = {node for node in counts if conditions.is_full(node)}
@@ -195,7 +195,7 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
 
 
 def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
-    """The VMIs that would restart if no budget forbade it, without those that wait."""
+    """The VMIs with no unfinished VMIM that would restart without their budget."""
     if conditions.budgets is None:
         return
     for key in conditions.budgets.guarded():
@@ -281,7 +281,7 @@ def forecast_node(
 
 
 def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> tuple[Why, ...]:
-    """The reasons of a VMI; first the budget without which it would restart."""
+    """The reasons of a VMI. If only a budget keeps it from restarting, that comes first."""
     reasons = store.reasons(evidence.vmi)
     budget = conditions.find_budget(evidence)
     if budget and _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
@@ -349,10 +349,10 @@ def _find_own_outcome(
 
 
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
-    """The expected duration of this VMI's migration in a drain: that of its last success.
+    """How long this VMI's migration in a drain should take: as long as its last success.
 
-    None if that is unknown, if the drain does not migrate it, or if it is migrating already (how
-    far that has got is unknown).
+    None if that is unknown, if the drain does not migrate it, or if it migrates already, because
+    its progress is unknown.
     """
     mobility = measure_mobility(evidence)
     outcome = decide_outcome(mobility, settings, full=False, fails=False)

@@ -58,7 +58,7 @@ _TEXTS = (
     ("virerror", EndReason.LIBVIRT),
     ("target pod is down", EndReason.TARGET_LOST),
 )
-"""Parts of KubeVirt's `failureReason` in small letters; the first that is found counts.
+"""Parts of KubeVirt's `failureReason` in lower case; the first that is found counts.
 
 KubeVirt 1.9 writes "has been aborted" of a migration that somebody cancels, of one that takes too
 long, and of one that makes no progress.
@@ -83,7 +83,7 @@ class EndedMigration(Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing more will be written about it."""
+        """Whether KubeVirt writes nothing more to its VMIM."""
         return self.has_state or not self.vmim.handed_off
 
     @property
@@ -124,7 +124,7 @@ def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[
 
 
 def _list_causes(vmim: Vmim, vmi: Vmi | None, why: list[Why]) -> Iterator[tuple[bool, EndReason]]:
-    """The same before the hand-off; an attempt that could not go on was aborted because of that."""
+    """The same before the hand-off. What prevented the attempt comes before its abort."""
     pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
     scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
     yield not pod.isdisjoint(_IMAGE_WORDS), EndReason.IMAGE
@@ -136,11 +136,11 @@ def _list_causes(vmim: Vmim, vmi: Vmi | None, why: list[Why]) -> Iterator[tuple[
 
 
 VMIS_KEPT = 10_000
-"""Of how many VMIs `NodesLeft` keeps the nodes; the one that moved longest ago is dropped."""
+"""For how many VMIs `NodesLeft` keeps the nodes; the VMI that moved longest ago is dropped."""
 
 
 class NodesLeft:
-    """When each VMI left which node by a successful migration, to count those that come back."""
+    """When each VMI last left each node by a successful migration, to count VMs that come back."""
 
     def __init__(self) -> None:
         self._left: dict[str, dict[str, Instant]] = {}

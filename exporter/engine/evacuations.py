@@ -136,9 +136,10 @@ class EvacuationTracker:
 
 
 def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
-    """Apply an attempt to evacuate: count it if it failed; KubeVirt's own may date the request.
+    """Apply an attempt to evacuate: count its failure, or date the request by its creation.
 
-    A VMI with the strategy External is evacuated by any VMIM that was made since the request.
+    Only KubeVirt's own VMIMs date a request. For the strategy External, any later VMIM is an
+    attempt.
     """
     marker = record.marker
     if marker is None:

@@ -23,7 +23,7 @@ from exporter.engine.model import EventOutcome, EventReason, Instant, Seconds, V
 
 
 REPEATED_AFTER: Seconds = 1800.0
-"""As in client-go (`tools/events`, `refreshTime`): before the API server deletes the Event."""
+"""As in client-go (`tools/events`, `refreshTime`): before the API server deletes an Event."""
 PER_VMI: Seconds = 60.0
 BURST = 100
 PER_SECOND = 1.0
@@ -47,7 +47,7 @@ class Episode(Struct, kw_only=True):
     written_at: Instant | None = None
 
     def identify(self, now: Instant) -> str:
-        """The episode and its half hour, among those of the VMI: the same in every replica."""
+        """An ID of the episode and its half hour among those of the VMI, equal in all replicas."""
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ class EvacuationEpisode(Episode, kw_only=True):
     diagnosis: Diagnosis
 
     def identify(self, now: Instant) -> str:
-        """By the node and the request."""
+        """By node, request and half hour."""
         requested_at = self.diagnosis.requested_at
         half_hour = (now - requested_at) // REPEATED_AFTER
         return f"{self.diagnosis.node} {requested_at:.0f} {half_hour:.0f}"
@@ -74,13 +74,13 @@ class BlockedEpisode(Episode, kw_only=True):
     verdict: Verdict
 
     def identify(self, now: Instant) -> str:
-        """By the reason, and until when if that is known."""
+        """By reason, end (if known) and half hour."""
         released_at = self.verdict.released_at or 0.0
         half_hour = (released_at - now) // REPEATED_AFTER
         return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
 
     def is_over(self, now: Instant) -> bool:
-        """Whether the hold has ended: by the clock, or because nobody asks any more."""
+        """Whether the block has ended by the clock, or nobody has asked for half an hour."""
         until = self.verdict.not_before
         return now - self.last >= REPEATED_AFTER if until is None else now >= until
 
@@ -139,7 +139,7 @@ class EventQueue:
             self._end_evacuation(self._stuck[uid], now)
 
     def forget_evacuations(self) -> None:
-        """Drop all about evacuations: another replica reports them."""
+        """Drop all evacuations, because another replica reports them."""
         self._stuck.clear()
         self._due[EventReason.EVACUATION_STUCK].clear()
         self._due[EventReason.EVACUATION_ENDED].clear()
@@ -155,7 +155,7 @@ class EventQueue:
                 yield
 
     def take(self, now: Instant) -> Episode | None:
-        """The most urgent episode whose Event may be written now. Answer with `note_outcome`."""
+        """The most urgent episode whose Event may be written now; then call `note_outcome`."""
         self._tokens = min(BURST, self._tokens + max(0.0, now - self._filled_at) * PER_SECOND)
         self._filled_at = now
         if self._tokens < 1:

@@ -13,8 +13,8 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, S
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
 ASKED_WITHIN: Seconds = 30.0
-"""How far an eviction's review and the evacuation's request may lie apart: the longest timeout of a
-webhook, which also bounds how much their clocks may differ."""
+"""How long before or after an evacuation's request its eviction may have been reviewed. This is the
+longest timeout of a webhook, and leaves room for clocks that differ."""
 FAILURES_KEPT = 64
 """How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
 
@@ -34,9 +34,9 @@ class Marker(Struct, kw_only=True):
     which there was no or another marker, or at which a success ended an earlier evacuation;
     attempts before it do not belong to this evacuation. `failed` has the ends of the failed
     evacuation VMIMs by UID, and `forgotten` counts further ones. `lacking_since` is since when the
-    launcher pod has lacked the descheduler's annotation. `dated`: KubeVirt's condition
-    EvictionRequested dates the request, so no other clock does. `asked_by` is the user whose
-    eviction was reviewed first; read it as `requested_by`.
+    launcher pod has lacked the descheduler's annotation. `dated`: `requested_at` is
+    the time of KubeVirt's condition EvictionRequested, which no other clock changes. `asked_by` is
+    the user whose eviction was reviewed first; read it as `requested_by`.
     """
 
     node: str
@@ -70,7 +70,7 @@ class Marker(Struct, kw_only=True):
             self.requested_at = min(self.requested_at, instant)
 
     def note_success(self, end: Instant) -> bool:
-        """A migration succeeded: a request before its end belonged to an earlier evacuation.
+        """A migration succeeded, so a request before its end belongs to an earlier evacuation.
 
         True if that resets `requested_at` to `seen_at`.
         """
@@ -154,7 +154,7 @@ class Marker(Struct, kw_only=True):
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """What the stored history stores of one VMI: migrations by key (as in `History`), marker."""
+    """What is stored of one VMI: its migrations by key (as in `History`), and its marker."""
 
     uid: str
     namespace: str
@@ -175,13 +175,12 @@ class Remembered(Struct, frozen=True, kw_only=True):
 class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     """What is known about one VMI.
 
-    It was last changed at `changed_at`, and first seen with its present migration at
-    `handed_off_at`, both by our clock. `refused` says since when the VMI, its unfinished VMIM or
-    its launcher pod cannot be read any more. What is contradicted or cannot be read is believed for
-    `dead_after`. `namesakes` are VMIMs of an earlier VMI of that name, known during an evacuation.
+    It last changed at `changed_at`, and its present migration was first seen at `handed_off_at`,
+    both by our clock. `refused` says since when the VMI, its unfinished VMIM or its launcher pod
+    cannot be read any more. Such facts, and contradicted ones, are believed for `dead_after`.
     `vmims` are its existing VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is
     the current launcher pod, or None if none is visible. During an evacuation there is a `marker`,
-    and `pods` has all launcher pods.
+    `pods` has all launcher pods, and `namesakes` the VMIMs of an earlier VMI of that name.
     """
 
     vmi: Vmi
@@ -214,7 +213,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def contradicted_at(self) -> Instant | None:
-        """From when on a start without an end is not believed: its VMIM has long been final."""
+        """When a start without an end stops being believed: its VMIM has long been final."""
         state = self.vmi.migration
         if state is None or not state.running or not state.uid:
             return None
@@ -232,7 +231,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return frozenset(one for one, since in self.refused if now >= since + self.dead_after)
 
     def distrusted_from(self) -> Iterator[Instant]:
-        """When something is not believed any more by the clock alone."""
+        """The instants at which the clock alone ends the belief in a fact."""
         if self.contradicted_at is not None:
             yield self.contradicted_at
         for _, since in self.refused:
@@ -246,7 +245,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return replace(self, marker=marker, history=History(self.history.records()))
 
     def without(self, dead: AbstractSet[Resource]) -> "Evidence":
-        """The evidence as if the VMIMs or pods could not be watched, if they are `dead`."""
+        """The evidence without what is `dead`, as if VMIMs or pods could not be watched."""
         if not dead:
             return self
         seen = self
@@ -267,7 +266,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 def _join_markers(
     one: Marker | None, other: Marker | None, successes: Iterable[Instant | None]
 ) -> Marker | None:
-    """The later evacuation; both joined if no success off that node lies between them."""
+    """The later evacuation, joined with the earlier one unless a success lies between them."""
     if one is None or other is None:
         return other if one is None else one
     early, late = sorted((one, other), key=lambda marker: marker.seen_at)
@@ -280,7 +279,7 @@ def _join_markers(
 
 
 def _count_both(one: Marker, other: Marker, since: Instant) -> int:
-    """What `one` counted, plus those of `other` that are later than all it may have forgotten."""
+    """The failures of `one`, plus those of `other` that `one` cannot have counted and forgotten."""
     oldest = min(one.failed.values(), default=since) if one.forgotten else 0.0
     own = sum(end >= since for end in one.failed.values())
     new = sum(

@@ -15,8 +15,8 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Seconds
 class Migration(Struct, frozen=True, gc=False):
     """One migration.
 
-    `end` is by the clock of a node, `finished_at` (the VMIM's transition to its final phase) by the
-    control plane's.
+    A node's clock gives `end`. The control plane's clock gives `finished_at`, the VMIM's transition
+    to its final phase.
     """
 
     start: Instant | None = None
@@ -56,9 +56,9 @@ def settle(end: Instant | None, now: Instant) -> Instant | None:
 
 
 def correct_end(end: Instant | None, finished_at: Instant | None) -> Instant | None:
-    """When a migration ended, by a node's clock and by the control plane's.
+    """When a migration ended: the end by a node's clock, or else by the control plane's.
 
-    The control plane's if there is no other, or if they differ so much that the node's is wrong.
+    If they differ by more than `CLOCK_SKEW`, the node's clock is wrong.
     """
     if end is None or (finished_at is not None and abs(end - finished_at) > CLOCK_SKEW):
         return finished_at

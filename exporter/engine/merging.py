@@ -12,8 +12,8 @@ from exporter.engine.vmi_record import VmiRecord
 class HistoryMerger:
     """Keeps the newest `keep` endings of each VMI.
 
-    `departures`: when VMs last left each node; `unseen`: what a stored history says, by the UIDs of
-    VMIs that have not been seen yet.
+    `departures`: when VMs last left each node. `unseen`: the stored history of VMIs that have not
+    been seen yet, by UID.
     """
 
     def __init__(self, vmims: VmimIndex, evacuations: EvacuationTracker, *, keep: int) -> None:

@@ -29,7 +29,7 @@ from exporter.engine.vmi_record import VmiRecord
 _Key: TypeAlias = tuple[str, str]
 
 WAITING_LIMIT = 1_000
-"""For how many VMIs deleted VMIMs may wait."""
+"""For how many VMIs deleted VMIMs are kept waiting."""
 
 
 class Binding(Struct, gc=False):
@@ -81,7 +81,7 @@ class VmimIndex:
         return binding
 
     def remove(self, binding: Binding) -> None:
-        """Remove a VMIM that is in the index; it waits if its VMI may still be to come."""
+        """Remove a VMIM that is in the index; it waits if its VMI may not have been read yet."""
         vmim, vmi_key = binding.vmim, binding.vmi_key
         del self._bindings[vmim.namespace][vmim.name]
         if not self._bindings[vmim.namespace]:
@@ -115,7 +115,7 @@ class VmimIndex:
         return (binding.vmim for binding in named if binding.owner == vmi.uid)
 
     def bind_all(self, record: VmiRecord) -> Iterator[Binding]:
-        """Bind all VMIMs that name this VMI, also those that wait; yields each that belongs."""
+        """Bind all VMIMs that name this VMI, also waiting ones; yields those that belong to it."""
         key = record.key
         for binding in self.naming(key):
             if bind(binding, record):
@@ -152,7 +152,7 @@ class VmimIndex:
 
 
 def bind(binding: Binding, record: VmiRecord) -> bool:
-    """Bind a VMIM to the VMI that it names, if it may belong to it; whether it does."""
+    """Bind a VMIM to the VMI that it names, if it may belong to it; True if it belongs to it."""
     vmim, vmi = binding.vmim, record.vmi
     if vmim.uid in record.proofs:
         binding.owner, binding.proven = vmi.uid, True
@@ -166,8 +166,8 @@ def bind(binding: Binding, record: VmiRecord) -> bool:
 def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
     """Whether a VMIM may belong to a VMI by their creation times.
 
-    A VMIM of an older VMI of that name is rebound only if it was created after this VMI. In the
-    same second it may be either's: then it is rebound unless it has finished.
+    A VMIM of an older VMI of that name is rebound only if it was created after this VMI. If
+    both were created in the same second, it is rebound unless it has finished.
     """
     if vmim.created is None or vmi.created is None:
         return not rebound

@@ -15,7 +15,7 @@ Instant: TypeAlias = float
 Seconds: TypeAlias = float
 
 CLOCK_SKEW: Seconds = 300.0
-"""How far ahead of our clock an ending may lie; up to here it counts as now."""
+"""How far an ending may lie ahead of our clock and still count as now."""
 
 
 class Reason(StrEnum):
@@ -73,7 +73,7 @@ class EventOutcome(StrEnum):
     UNREACHABLE = "unreachable"
     """The API server did not answer, or was overloaded; the Event is tried again."""
     DROPPED = "dropped"
-    """What it says was over before its turn came, or there were too many."""
+    """It was out of date before its turn came, or there were too many."""
 
 
 class Outcome(IntEnum):
@@ -107,7 +107,7 @@ class Trigger(StrEnum):
     EVACUATION = "evacuation"
     WORKLOAD_UPDATE = "workload_update"
     HOTPLUG = "hotplug"
-    """A workload update of a VMI whose CPUs or memory are being changed; no VMIM says so."""
+    """A workload update of a VMI whose CPUs or memory are being changed. No VMIM shows that."""
     VOLUME_UPDATE = "volume_update"
     MANUAL = "manual"
 
@@ -120,7 +120,7 @@ class WhySource(StrEnum):
     POD_SCHEDULED = "PodScheduled"
     """The condition of an attempt's target pod, if it is false: the scheduler's message.
 
-    Further, as the reasons NodeSelector and AddedNodeSelector, what VMI and attempt require.
+    Also the node selectors of the VMI and of the attempt (NodeSelector, AddedNodeSelector).
     """
     TARGET_CONTAINER = "TargetContainer"
     """A container of an attempt's target pod that waits or has terminated."""
@@ -152,13 +152,14 @@ OPTIONAL_RESOURCES = (Resource.NODES, Resource.BUDGETS)
 CLUSTER_RESOURCES = (*EVIDENCE_RESOURCES, *OPTIONAL_RESOURCES)
 """The resources that are watched; the others are for the stored history."""
 CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
-"""The watched resources that have one watch, whatever namespaces are watched."""
+"""The watched resources that have one watch for the whole cluster."""
 
 
 class DeadResources(Struct, frozen=True):
     """The resources without contact for so long that their evidence must not block.
 
-    `in_namespace`: the complete set for each namespace where more is dead than `everywhere`.
+    `in_namespace` has the complete set of each namespace in which more resources are dead than
+    `everywhere`.
     """
 
     everywhere: frozenset[Resource] = frozenset()
@@ -222,8 +223,8 @@ class Mobility(NamedTuple):
 class Why(Struct, frozen=True, gc=False):
     """A reason in the cluster's own words, cleaned and bounded (`kube.reasons`).
 
-    `reason` is the field of that name, a word; `message` is free text. `at` is when the cluster
-    dated it; None if it does not, as for LiveMigratable.
+    `reason` is the field of that name, a word; `message` is free text. `at` is the date that
+    the cluster gives it; None without one, as for LiveMigratable.
     """
 
     source: WhySource
@@ -239,7 +240,8 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     `eviction_requested_at` is when its condition EvictionRequested was set (1.7),
     `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
     `migratable_unknown`: it has no condition LiveMigratable yet, as while it boots. `hotplugs`: its
-    CPUs or memory are being changed. `override`: the name of the policy's entry that is for it.
+    CPUs or memory are being changed. `override`: the name of the entry of
+    `policy.overrides` that applies to it.
     """
 
     namespace: str
@@ -266,7 +268,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_external(self) -> bool:
-        """Whether KubeVirt leaves it to somebody else to evacuate the VMI."""
+        """Whether somebody other than KubeVirt has to evacuate the VMI."""
         return self.eviction_strategy == "External"
 
     @property
@@ -363,7 +365,7 @@ class KubeVirtSettings(Struct, frozen=True, gc=False):
 class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
 
-    `conditions` are those of Kubernetes 1.37 about a drain that are true, by name.
+    `conditions` has the true ones of the conditions about drains in Kubernetes 1.37.
     """
 
     name: str
@@ -425,8 +427,8 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     """The answer for one candidate at one instant.
 
     `not_before` is the earliest instant at which the VMI would be allowed if nothing else happened.
-    `released_at` is the same by the facts alone: it never moves with the clock, and differs from
-    `not_before` only while an ending lies ahead of our clock.
+    `released_at` is that instant by the facts alone. It does not move with the clock, and differs
+    from `not_before` only while an ending lies ahead of our clock.
     """
 
     known: bool

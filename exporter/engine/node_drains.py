@@ -15,9 +15,9 @@ from exporter.engine.model import Instant, Seconds
 
 
 PAUSE: Seconds = 600.0
-"""How long no VM of the node may be evacuating before the drain is over."""
+"""A drain is over after this long without an evacuation from the node."""
 FEWEST_DEPARTURES = 3
-"""From so many departures on there is a pace."""
+"""The fewest departures from which a pace is computed."""
 NODES_KEPT = 10_000
 
 

@@ -27,7 +27,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     overrides: tuple["Override", ...] = ()
 
     def of(self, vmi: Vmi) -> "Policy":
-        """The policy of one VMI: that of its override, or this one."""
+        """The policy of one VMI: its override's, or else this one."""
         if not vmi.override:
             return self
         return next((one.policy for one in self.overrides if one.name == vmi.override), self)
@@ -82,9 +82,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 
 class Override(Struct, frozen=True, kw_only=True):
-    """An exception from the policy: the VMIs that it is for, and their policy.
+    """An exception from the policy: which VMIs it applies to, and their policy.
 
-    All of what is given must match, and within a tuple one is enough; `*` stands for any text.
+    All given fields must match; in a tuple one match is enough; `*` stands for any text.
     `vmi_labels` are keys and values.
     """
 
@@ -95,7 +95,7 @@ class Override(Struct, frozen=True, kw_only=True):
     priority_classes: tuple[str, ...] = ()
 
     def shadows(self, later: "Override") -> bool:
-        """Whether it matches every VMI that a later entry matches."""
+        """Whether it matches every VMI that `later` matches."""
         pairs = (
             (self.namespaces, later.namespaces),
             (self.priority_classes, later.priority_classes),
@@ -110,7 +110,7 @@ class Override(Struct, frozen=True, kw_only=True):
         )
 
     def matches(self, namespace: str, labels: Mapping[str, object], priority_class: str) -> bool:
-        """Whether it is for a VMI with this namespace, these labels and this priority class."""
+        """Whether it applies to a VMI with this namespace, these labels and this priority class."""
         return (
             _fits(namespace, self.namespaces)
             and _fits(priority_class, self.priority_classes)

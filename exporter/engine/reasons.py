@@ -49,7 +49,7 @@ class ReasonTable:
     def of(self, vmi: Vmi) -> tuple[Why, ...]:
         """The reasons of a VMI, newest first; those without a date apply now and come first.
 
-        Attempts that ended before the evacuation was requested are none of them. Node selectors
+        Attempts that ended before the evacuation was requested give no reasons. Node selectors
         are reasons only if a target cannot be scheduled.
         """
         since = self._evacuations.find_request(vmi.uid)
@@ -75,8 +75,8 @@ class ReasonTable:
     def remove(self, fact: Vmim | Pod, owner: str, now: Instant) -> None:
         """Remove a VMIM or pod, but keep its reasons while the VMI with the UID `owner` evacuates.
 
-        `owner` is "" if that VMI is not known. A reason without a date gets `now`, until when it
-        applied.
+        `owner` is "" if that VMI is not known. A reason without a date gets the
+        date `now`, because it applied until now.
         """
         reasons = self._present.pop(_key(fact), ())
         if reasons and owner in self._evacuations:
@@ -123,7 +123,7 @@ def _is_since(why: Why, since: Instant | None) -> bool:
 def _newest(reasons: Sequence[Why]) -> tuple[Why, ...]:
     """The newest reasons, without repetitions.
 
-    A message that comes again with each attempt is there once, with its newest date. KubeVirt
+    A message that each attempt repeats is listed once, with its newest date. KubeVirt
     writes a failure both to the VMI and, with more detail, to the VMIM. Node selectors follow the
     scheduler's message that they explain.
     """

@@ -1,4 +1,4 @@
-"""Who asked for the eviction of a VMI: before the evacuation appears, and as far as it shows."""
+"""Who asked for the eviction of a VMI, by the admission webhook and by the evacuation itself."""
 
 from collections import OrderedDict
 from enum import StrEnum
@@ -51,9 +51,9 @@ class Source(StrEnum):
 
 
 def find_source(evidence: Evidence, marker: Marker) -> Source:
-    """By the priority of the newest attempt, because the annotation may be of an older request.
+    """Who requested an evacuation, by the priority of the newest attempt since the request.
 
-    Attempts older than this request do not count.
+    Only without one the annotation counts, because it may be of an older request.
     """
     since = marker.requested_at - SAME_REQUEST
     attempts = [

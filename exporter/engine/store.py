@@ -55,10 +55,10 @@ class Store:
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched.
 
-    `apply` is the only way in. Whoever needs to know of changes subscribes; the others read.
-    `mobilities` counts the VMIs by node and mobility, without ended ones; `drains` are the drains
-    of nodes that are under way, and `cordons` says which nodes are cordoned,
-    and `budgets` which launcher pods no one may evict.
+    `apply` is the only way in, `subscribe` the way to be notified of changes; all else reads.
+    `mobilities` counts the VMIs by node and mobility, without ended ones. `drains` has the drains
+    that are under way, `cordons` the cordoned nodes, and `budgets` the launcher pods that no one
+    may evict.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Store:
     def apply(self, change: Change, at: Instant) -> int:
         """Apply what was read at `at`; returns how many objects changed, 0 if it was no news.
 
-        Of an object that cannot be read: 1 if it could be read until now.
+        For `Unreadable`: 1 if the object could be read until now.
         """
         changed: int
         match change:
@@ -158,7 +158,7 @@ class Store:
     def is_idle(self, key: Key) -> bool:
         """Whether a VMI has no migration and no evacuation: true for most.
 
-        Only the rules `platform_update` and `policy` can block it, at any time.
+        Such a VMI can be blocked by the rules `platform_update` and `policy` only.
         """
         vmi = self.vmi(key)
         if vmi is None or vmi.finished:
@@ -193,7 +193,7 @@ class Store:
                 yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
-        """The reasons in cluster objects why a VMI does not move, newest first; see `reasons`.
+        """The reasons in cluster objects why a VMI does not move, newest first; see `ReasonTable`.
 
         If it is not evacuating: only the word why it is not live-migratable.
         """
@@ -379,7 +379,7 @@ class Store:
             self._evacuations.requesters.note(vmi.uid, Requester(at, change.user))
 
     def _remember(self, remembered: Remembered, at: Instant) -> bool:
-        """Merge what a stored history says of a VMI, at the latest when that VMI is seen."""
+        """Merge the stored history of a VMI: now, or once that VMI is seen."""
         uid = remembered.uid
         record = self._vmis.by_uid.get(uid)
         if record is None:

@@ -40,7 +40,7 @@ from exporter.engine.store import Store
 
 ALLOWED = "allowed"
 SPARE = 1_000
-"""Up to this many expiries of replaced entries are kept before the heap is rebuilt."""
+"""How many expiries of replaced entries are kept at least before the heap is rebuilt."""
 
 Tally: TypeAlias = Mapping[tuple[str, str], int]
 """The number of VMIs by verdict (`ALLOWED` or a reason) and node."""
@@ -49,9 +49,8 @@ Tally: TypeAlias = Mapping[tuple[str, str], int]
 class Entry(Struct, frozen=True, eq=False, gc=False):
     """The verdicts of one VMI, valid to just before `until`.
 
-    `moves`: an end lies slightly ahead of our clock and counts as now, so that what is measured
-    from it moves with the clock. Then the entry is valid at one instant only, but blocks until
-    `until`.
+    `moves`: an end lies slightly ahead of our clock and counts as now, so the cooldown moves with
+    the clock. Such an entry is valid at one instant only, but it blocks until `until`.
     """
 
     evidence: Evidence
@@ -73,7 +72,7 @@ class Entry(Struct, frozen=True, eq=False, gc=False):
 class VerdictSummary(Struct, frozen=True):
     """The verdicts of all VMIs at one instant, and the entries of those with a cooldown.
 
-    `cooling`: a VMI is in it until its cooldown has ended, also if another rule blocks it.
+    `cooling` has each VMI until its cooldown has ended, even if another rule blocks the VMI.
     """
 
     verdicts: Tally
@@ -121,9 +120,9 @@ class VerdictView:
                 self._outdated = set(self._store.keys())
 
     def advance(self, now: Instant, *, dead: DeadResources, most: int = 0) -> bool:
-        """Move to `now`, evaluate at most this many VMIs anew; True if some are left.
+        """Move to `now` and evaluate at most `most` outdated VMIs; True if some are left.
 
-        Those that are left are evaluated by the next read that needs them. All instants must come
+        The next read that needs them evaluates those that are left. All instants must come
         from the same clock, which may go back.
         """
         store = self._store
@@ -172,7 +171,7 @@ class VerdictView:
         return bool(self._moving)
 
     def changes_at(self) -> Instant:
-        """When the clock alone may change an entry, but for one that moves with the clock."""
+        """When the clock alone may next change an entry that does not move with it."""
         return self._expiries[0][0] if self._expiries else math.inf
 
     def _refresh_all(self) -> None:
@@ -276,10 +275,10 @@ def _identify(entry: Entry | None) -> _Block | None:
 def _find_expiry(
     evidence: Evidence, cooldown: Cooldown | None, policy: Policy, now: Instant
 ) -> tuple[Instant, bool]:
-    """The next instant at which the clock alone may block the VMI or release it; `Entry.moves`.
+    """The next instant at which the clock alone may block or release the VMI, and `Entry.moves`.
 
-    The cooldown ends, evidence stops being believed, an end in the future comes near enough to be
-    believed or has come, or a migration leaves the window.
+    Then the cooldown ends, a fact stops being believed, an end that lies ahead of our clock comes
+    near enough to be believed or is reached, or a migration leaves the window.
     """
     until, moves = math.inf, False
     if cooldown is not None and cooldown.blocks:

@@ -39,7 +39,7 @@ class VmiRecord(Struct, gc=False):
         self.proofs = tuple(proofs)[-keep:]
 
     def remember(self) -> Remembered | None:
-        """What the stored history has to store of it, or None if there is nothing."""
+        """What has to be stored of it, or None if there is nothing."""
         migrations = self.history.records()
         if not migrations and self.marker is None:
             return None
@@ -84,7 +84,7 @@ class VmiIndex:
         return nodes
 
     def find_owner(self, pod: Pod) -> VmiRecord | None:
-        """The VMI of a pod: one in the pod's own namespace, whatever its labels say."""
+        """The VMI of a pod. It is in the pod's own namespace, whatever the pod's labels say."""
         record = self.by_uid.get(pod.vmi_uid)
         return None if record is None or record.vmi.namespace != pod.namespace else record
 
