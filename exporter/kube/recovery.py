@@ -1,4 +1,4 @@
-"""How a reflector recovers from each error (410 Gone, 403, silence): list, log in or pause."""
+"""How a reflector goes on after each error, such as 410, 403 or silence."""
 
 import random
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Recovery:
     """How to go on after an error.
 
     `relist`: forget the resourceVersion and list again. `log_in`: load the credentials again, and
-    give up on the resource if the error persists. `longest_pause` caps the backoff.
-    `judges_version`: if the error repeats, the resourceVersion may be the cause.
+    go on without the resource if the error persists. `longest_pause` caps the backoff.
+    `judges_version`: the resourceVersion may be the cause if the error repeats.
     """
 
     restart: Restart
@@ -38,20 +38,20 @@ class Recovery:
 _RECOVERIES: dict[type[ApiError], Recovery] = {
     Expired: Recovery(Restart.EXPIRED, relist=True),
     Unsupported: Recovery(Restart.UNREACHABLE, relist=True),
-    # A server restored from a backup is silent, without bookmarks, about a resourceVersion that it
-    # has not reached yet: resuming from there would never end.
+    # A server that was restored from a backup sends nothing, not even bookmarks, until it reaches
+    # our resourceVersion. So the watch must not resume from there.
     Silent: Recovery(Restart.SILENT, relist=True),
     Denied: Recovery(Restart.DENIED, log_in=True),
     Absent: Recovery(Restart.ABSENT, log_in=True, longest_pause=5.0),
     Overloaded: Recovery(Restart.OVERLOADED, judges_version=False),
     Unconnected: Recovery(Restart.UNREACHABLE, judges_version=False),
+    ApiError: Recovery(Restart.UNREACHABLE),
 }
 """By the class of the error or its nearest base class."""
-_RETRY = Recovery(Restart.UNREACHABLE)
 
 
 class ExponentialBackoff:
-    """Exponential pauses with jitter: each between half and all of a bound that doubles."""
+    """Pauses with jitter: each is between half of a bound and the bound, which then doubles."""
 
     def __init__(self, rng: random.Random, *, first: Seconds = 0.2, most: Seconds = 30.0) -> None:
         self._rng = rng
@@ -72,8 +72,7 @@ class ExponentialBackoff:
 
 def recovery_from(error: ApiError) -> Recovery:
     """How to go on after this error."""
-    known = (_RECOVERIES[kind] for kind in type(error).__mro__ if kind in _RECOVERIES)
-    return next(known, _RETRY)
+    return next(_RECOVERIES[kind] for kind in type(error).__mro__ if kind in _RECOVERIES)
 
 
 def shorten(pause: Seconds, error: ApiError) -> Seconds:
@@ -91,5 +90,5 @@ def error_of_status(failed: Failed) -> ApiError:
 
 
 def unexpected_in_list(event: str) -> Unsupported:
-    """The error for an event that cannot occur before the end of a streamed list."""
+    """The error for an event that must not come before the end of a streamed list."""
     return Unsupported(f"a {event} before the list's end: sendInitialEvents was ignored")
