@@ -1,5 +1,6 @@
 """From the store to shards and back: a killed process loses nothing that was stored."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from exporter.engine.changes import Notice, NoticeKind
 from exporter.engine.evidence import FAILURES_KEPT
 from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
-from exporter.history.changes import AWAITED_FOR, SLICE, PendingChanges
+from exporter.history.changes import AWAITED_FOR, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
+from exporter.history.writer import SLICE, run_in_slices
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -101,12 +103,21 @@ class TestFollowing:
         finish(changes.encode_changed(NOW))
         assert changes.size == alone
 
-    def test_many_vmis_are_encoded_in_slices(self) -> None:
+    async def test_many_vmis_are_encoded_in_slices(self) -> None:
         """After every `SLICE` VMIs other tasks can run."""
         changes = some_changes()
         for number in range(2 * SLICE + 1):
             put(changes.store, a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
-        encoded = [len(changes) for _ in changes.encode_changed(NOW)]
+        encoded: list[int] = []
+
+        async def count() -> None:
+            while True:
+                encoded.append(len(changes))
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        await run_in_slices(changes.encode_changed(NOW))
+        counting.cancel()
 
         assert encoded == [SLICE, 2 * SLICE]
         assert len(changes) == 2 * SLICE + 1
