@@ -17,6 +17,7 @@ from exporter.engine.model import (
 from exporter.engine.policy import DEFAULT_POLICY
 from exporter.health import HistoryFault, Restart
 from exporter.metrics.family import (
+    ONE_VMI,
     CoolingFamily,
     DrainFamily,
     EvacuationFamily,
@@ -24,10 +25,16 @@ from exporter.metrics.family import (
     Sample,
     ViewFamily,
 )
-from exporter.metrics.samples import sample_blocks, sample_histogram, sample_history, sample_part
+from exporter.metrics.samples import (
+    sample_blocks,
+    sample_histogram,
+    sample_histograms,
+    sample_history,
+    sample_part,
+    sample_unwritten,
+    sample_watches,
+)
 
-
-_EVACUATION = ("namespace", "name", "node")
 
 BLOCKS = ViewFamily(
     name="descheduler_kubevirt_eviction_blocks_total",
@@ -54,25 +61,23 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_synced",
         help="1 if a complete list of the resource has been read in every watched namespace.",
         labels=("resource",),
-        sample=lambda view: [Sample((r,), view.health.is_synced(r)) for r in view.watched],
+        sample=sample_watches(lambda watches: bool(watches) and all(one.synced for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
         help="1 if the exporter lacks permission for the resource and runs without it.",
         labels=("resource",),
-        sample=lambda view: [Sample((r,), view.health.is_refused(r)) for r in view.watched],
+        sample=sample_watches(lambda watches: any(one.refused for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         help="Time of the last event, bookmark or list of the resource; 0 if none.",
         labels=("resource",),
-        sample=lambda view: [
-            Sample(
-                (r,),
-                min((w.contact or 0.0 for w in view.health.of(r) if not w.refused), default=0.0),
+        sample=sample_watches(
+            lambda watches: min(
+                (one.contact or 0.0 for one in watches if not one.refused), default=0.0
             )
-            for r in view.watched
-        ],
+        ),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_objects",
@@ -85,9 +90,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         type="counter",
         help="Complete lists read; more than one per namespace means that a watch was interrupted.",
         labels=("resource",),
-        sample=lambda view: [
-            Sample((r,), sum(one.lists for one in view.health.of(r))) for r in view.watched
-        ],
+        sample=sample_watches(lambda watches: sum(one.lists for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_watch_restarts_total",
@@ -108,10 +111,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         type="counter",
         help="Invalid objects and watch lines; the last valid version of an object is kept.",
         labels=("resource",),
-        sample=lambda view: [
-            Sample((r,), sum(one.refused_objects for one in view.health.of(r)))
-            for r in view.watched
-        ],
+        sample=sample_watches(lambda watches: sum(one.refused_objects for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
@@ -125,11 +125,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         type="histogram",
         help="Time to answer a request, by endpoint; blocked_wait is slow on purpose (long poll).",
         labels=("endpoint",),
-        sample=lambda view: [
-            one
-            for endpoint, histogram in sorted(view.counters.requests.items())
-            for one in sample_histogram((endpoint,), histogram)
-        ],
+        sample=lambda view: sample_histograms(sorted(view.counters.requests.items())),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_connections_total",
@@ -167,7 +163,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         labels=("outcome",),
         sample=sample_part(
             lambda view: view.counters.reviews,
-            lambda _view, reviews: [Sample((one,), count) for one, count in reviews.items()],
+            lambda reviews: [Sample((one,), count) for one, count in reviews.items()],
         ),
     ),
     ViewFamily(
@@ -176,9 +172,9 @@ EXPORTER: tuple[ViewFamily, ...] = (
             "Time at which the webhook first denied an eviction of the VMI, if a migration has been"
             " the reason for longer than stuck.migrationTimeout."
         ),
-        labels=("namespace", "name", "node"),
+        labels=ONE_VMI,
         sample=lambda view: [
-            Sample((one.namespace, one.name, one.node), one.since)
+            Sample((one.vmi.namespace, one.vmi.name, one.vmi.node), one.since)
             for one in view.counters.denial_periods.open(view.now)
             if one.reason is Reason.MIGRATION_IN_PROGRESS
             and view.now - one.since > view.stuck.migration_timeout
@@ -191,7 +187,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         labels=("reason", "outcome"),
         sample=sample_part(
             lambda view: view.counters.events,
-            lambda _view, events: [
+            lambda events: [
                 Sample((reason, outcome), events[reason, outcome])
                 for reason in EventReason
                 for outcome in EventOutcome
@@ -201,33 +197,28 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_history_writer",
         help="1 if this replica writes the stored history; with several, the holder of the Lease.",
-        sample=sample_history(lambda _view, history: float(history.may_write())),
+        sample=sample_history(lambda history: float(history.may_write())),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
         help="Time at which this replica last found nothing unwritten; 0 if another replica"
         " writes the history.",
-        sample=sample_history(lambda _view, history: history.written_at or 0.0),
+        sample=sample_history(lambda history: history.written_at or 0.0),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_unwritten_timestamp_seconds",
         help="Time of the oldest change that is not written to the stored history; 0 if none.",
-        # Changes that the writer has not collected yet are unwritten too.
-        sample=sample_history(
-            lambda view, history: (
-                history.find_unwritten() or (view.now if history.has_outdated() else 0.0)
-            )
-        ),
+        sample=sample_unwritten,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
         help="VMIs that belong in the stored history, written or not.",
-        sample=sample_history(lambda _view, history: history.vmis),
+        sample=sample_history(lambda history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
         help="Size of what belongs in the stored history, written or not.",
-        sample=sample_history(lambda _view, history: history.size),
+        sample=sample_history(lambda history: history.size),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_faults_total",
@@ -236,7 +227,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         labels=("fault",),
         sample=sample_part(
             lambda view: view.health.history,
-            lambda _view, history: [Sample((f,), history.faults[f]) for f in HistoryFault],
+            lambda history: [Sample((f,), history.faults[f]) for f in HistoryFault],
         ),
     ),
     ViewFamily(
@@ -263,7 +254,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
         labels=("scope",),
         sample=sample_part(
             lambda view: view.store.kubevirt,
-            lambda _view, kubevirt: [
+            lambda kubevirt: [
                 Sample(("cluster",), kubevirt.limits.cluster),
                 Sample(("outbound_per_node",), kubevirt.limits.outbound_per_node),
             ],
@@ -318,37 +309,33 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_requested_timestamp_seconds",
         help="Time at which the evacuation of the VMI from the node was requested or first seen.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.requested_at),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_info",
         help="1 for each evacuating VMI, with its evictionStrategy and who requested it.",
-        labels=(*_EVACUATION, "strategy", "source"),
+        labels=(*ONE_VMI, "strategy", "source"),
         sample=lambda key, vmi, d: Sample((*key, vmi.eviction_strategy, d.source), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_state",
         help="1 for the current state of each evacuation; the state is what delays it.",
-        labels=(*_EVACUATION, "state"),
+        labels=(*ONE_VMI, "state"),
         sample=lambda key, _vmi, d: Sample((*key, d.state), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_stuck",
         help="1 if the evacuation exceeded stuck.after without migrating, or failed too often.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.stuck),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_diverged",
         help="1 if the launcher pod has lacked eviction-in-progress for two minutes.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.diverged),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_failed_attempts",
         help="Evacuation migrations that failed since the request; there may have been more.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.failed_attempts),
     ),
 )
@@ -356,14 +343,13 @@ COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
         help="Time at which the cooldown of the VMI ends; absent if it has none.",
-        labels=("namespace", "name", "node"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.not_before),
     ),
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
         help="Effective cooldown of the VMI, by the entry of policy.overrides that sets it;"
         " absent if it has none.",
-        labels=("namespace", "name", "node", "policy"),
+        labels=(*ONE_VMI, "policy"),
         sample=lambda vmi, c: Sample(
             (vmi.namespace, vmi.name, vmi.node, vmi.override or DEFAULT_POLICY), c.effective
         ),
@@ -384,40 +370,38 @@ LEFT_OUT = Family(
     name="kubevirt_eviction_exporter_vmis_left_out",
     help="VMIs that have no series of their own because limits.vmiSeries is reached.",
 )
-MIGRATIONS = ViewFamily(
-    name="kubevirt_eviction_exporter_migrations_total",
-    type="counter",
-    help="Migrations that ended since this process started: outcome, what they were for, and why"
-    " they failed.",
-    labels=("outcome", "trigger", "reason"),
-    sample=lambda view: [
-        Sample(
-            (outcome.name.lower(), trigger, reason),
-            view.counters.migrations[outcome, trigger, reason],
-        )
-        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
-        for trigger in Trigger
-        for reason in EndReason
-        if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
-    ],
-)
-DURATIONS = ViewFamily(
-    name="kubevirt_eviction_exporter_migration_duration_seconds",
-    type="histogram",
-    help="How long successful migrations took, without their time in the queue.",
-    labels=("trigger",),
-    sample=lambda view: [
-        sample
-        for trigger, durations in view.counters.migration_durations.items()
-        for sample in sample_histogram((trigger,), durations)
-    ],
-)
-RETURNED = ViewFamily(
-    name="kubevirt_eviction_exporter_returned_migrations_total",
-    type="counter",
-    help="Successful migrations that brought a VM back to a node that it had left within the"
-    " history window.",
-    sample=lambda view: [Sample((), view.counters.returned_migrations)],
+MIGRATIONS: tuple[ViewFamily, ...] = (
+    ViewFamily(
+        name="kubevirt_eviction_exporter_migrations_total",
+        type="counter",
+        help="Migrations that ended since this process started: outcome, what they were for, and"
+        " why they failed.",
+        labels=("outcome", "trigger", "reason"),
+        sample=lambda view: [
+            Sample(
+                (outcome.name.lower(), trigger, reason),
+                view.counters.migrations[outcome, trigger, reason],
+            )
+            for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+            for trigger in Trigger
+            for reason in EndReason
+            if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
+        ],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_migration_duration_seconds",
+        type="histogram",
+        help="How long successful migrations took, without their time in the queue.",
+        labels=("trigger",),
+        sample=lambda view: sample_histograms(view.counters.migration_durations.items()),
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_returned_migrations_total",
+        type="counter",
+        help="Successful migrations that brought a VM back to a node that it had left within the"
+        " history window.",
+        sample=lambda view: [Sample((), view.counters.returned_migrations)],
+    ),
 )
 FAMILIES: tuple[Family, ...] = (
     *EXPORTER,
@@ -428,8 +412,6 @@ FAMILIES: tuple[Family, ...] = (
     *COOLING,
     STUCK_EVACUATIONS,
     LEFT_OUT,
-    MIGRATIONS,
-    DURATIONS,
-    RETURNED,
+    *MIGRATIONS,
 )
 """Every metric, in the order of the exposition."""

@@ -1,4 +1,4 @@
-"""The definition of a metric: its name, type, help and labels, and what it is sampled from."""
+"""The definition of a metric: its name, type, help and labels, and how it is sampled."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
@@ -28,8 +28,8 @@ class Sample(Struct, frozen=True, gc=False):
 class View(Struct, frozen=True, kw_only=True):
     """What a scrape reads at `now`.
 
-    `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have their
-    own series.
+    `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have series of their
+    own.
     """
 
     store: Store
@@ -48,11 +48,14 @@ class View(Struct, frozen=True, kw_only=True):
 
     @property
     def watched(self) -> list[Resource]:
-        """The cluster's resources, and what else is watched."""
+        """The cluster's resources, and the ConfigMaps if they are watched."""
         return [r for r in Resource if r in CLUSTER_RESOURCES or self.health.of(r)]
 
 
 LabelValues: TypeAlias = tuple[str, ...]
+Sampler: TypeAlias = Callable[[View], list[Sample]]
+ONE_VMI = ("namespace", "name", "node")
+"""The labels of most metrics about single VMIs."""
 
 
 class Family(Struct, frozen=True, kw_only=True):
@@ -65,19 +68,19 @@ class Family(Struct, frozen=True, kw_only=True):
 
 
 class ViewFamily(Family, frozen=True, kw_only=True):
-    """A metric of the exporter itself or of the whole cluster, sampled at once."""
+    """A metric of the exporter itself or of the whole cluster. All its samples are read at once."""
 
-    sample: Callable[[View], list[Sample]]
+    sample: Sampler
 
 
 class DrainFamily(Family, frozen=True, kw_only=True):
-    """A metric with one sample per node that VMs are asked to leave."""
+    """A metric with one sample per node that has evacuations."""
 
     labels: tuple[str, ...] = ("node",)
     read: Callable[[DrainProgress], float | None]
 
     def sample(self, drains: Mapping[str, DrainProgress]) -> list[Sample]:
-        """The samples of the nodes that have a value, by node."""
+        """The samples of the nodes that have a value, sorted by node."""
         values = ((node, self.read(one)) for node, one in sorted(drains.items()))
         return [Sample((node,), value) for node, value in values if value is not None]
 
@@ -85,10 +88,12 @@ class DrainFamily(Family, frozen=True, kw_only=True):
 class EvacuationFamily(Family, frozen=True, kw_only=True):
     """A metric with one sample per evacuation."""
 
+    labels: tuple[str, ...] = ONE_VMI
     sample: Callable[[LabelValues, Vmi, Diagnosis], Sample]
 
 
 class CoolingFamily(Family, frozen=True, kw_only=True):
     """A metric with one sample per VMI that cools down."""
 
+    labels: tuple[str, ...] = ONE_VMI
     sample: Callable[[Vmi, Cooldown], Sample]

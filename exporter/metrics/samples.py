@@ -1,4 +1,4 @@
-"""Samples of the metrics that are more than one value."""
+"""Samplers of metrics that need more than one line."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -10,15 +10,15 @@ from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.engine.requesters import Source
 from exporter.engine.verdicts import ALLOWED
-from exporter.health import HistoryHealth
-from exporter.metrics.family import Sample, View
+from exporter.health import HistoryHealth, Watched
+from exporter.metrics.family import Sample, Sampler, View
 
 
 _Part = TypeVar("_Part")
 
 
 def sample_blocks(view: View) -> list[Sample]:
-    """The samples of `BLOCKS`, without VMIs and nodes that are gone."""
+    """The samples of `BLOCKS`, without nodes and namespaces that are gone."""
     view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
     return [Sample(key, value) for key, value in sorted(view.counters.blocks.items())]
 
@@ -33,23 +33,40 @@ def sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Samp
     ]
 
 
+def sample_histograms(histograms: Iterable[tuple[str, Histogram]]) -> list[Sample]:
+    """The samples of histograms, each with the value of its only label."""
+    return [one for label, own in histograms for one in sample_histogram((label,), own)]
+
+
+def sample_watches(read: Callable[[list[Watched]], float]) -> Sampler:
+    """A sampler of one value per resource, read from its watches of all namespaces."""
+    return lambda view: [Sample((r,), read(view.health.of(r))) for r in view.watched]
+
+
 def sample_part(
-    find: Callable[[View], _Part | None], sample: Callable[[View, _Part], list[Sample]]
-) -> Callable[[View], list[Sample]]:
-    """A sampler of a part that may be off or invisible: then it has no samples, so none alerts."""
+    find: Callable[[View], _Part | None], sample: Callable[[_Part], list[Sample]]
+) -> Sampler:
+    """A sampler of a part that may be off or invisible. Then it has no samples, so no alert."""
 
     def sample_part(view: View) -> list[Sample]:
         part = find(view)
-        return [] if part is None else sample(view, part)
+        return [] if part is None else sample(part)
 
     return sample_part
 
 
-def sample_history(
-    read: Callable[[View, HistoryHealth], float],
-) -> Callable[[View], list[Sample]]:
+def sample_history(read: Callable[[HistoryHealth], float]) -> Sampler:
     """A sampler of one value of the stored history."""
-    return sample_part(lambda view: view.health.history, lambda v, h: [Sample((), read(v, h))])
+    return sample_part(lambda view: view.health.history, lambda part: [Sample((), read(part))])
+
+
+def sample_unwritten(view: View) -> list[Sample]:
+    """The time of the oldest unwritten change. A change that is not encoded yet counts as new."""
+    history = view.health.history
+    if history is None:
+        return []
+    newest = view.now if history.has_outdated() else 0.0
+    return [Sample((), history.find_unwritten() or newest)]
 
 
 def sample_verdicts(
