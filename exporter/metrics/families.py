@@ -38,7 +38,6 @@ from exporter.metrics.samples import (
 
 BLOCKS = ViewFamily(
     name="descheduler_kubevirt_eviction_blocks_total",
-    type="counter",
     help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
     sample=sample_blocks,
@@ -47,7 +46,7 @@ EXPORTER: tuple[ViewFamily, ...] = (
     BLOCKS,
     ViewFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
-        type="histogram",
+        is_histogram=True,
         help="Effective cooldown of the VMI, for each answer or eviction that a cooldown blocked.",
         sample=lambda view: sample_histogram((), view.counters.cooldowns),
     ),
@@ -87,14 +86,12 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_lists_total",
-        type="counter",
         help="Complete lists read; more than one per namespace means that a watch was interrupted.",
         labels=("resource",),
         sample=sample_watches(lambda watches: sum(one.lists for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_watch_restarts_total",
-        type="counter",
         help=(
             "Watch restarts by reason; ended is the server's own timeout, no_progress means that"
             " several watches in a row received nothing."
@@ -108,28 +105,25 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_objects_total",
-        type="counter",
         help="Invalid objects and watch lines; the last valid version of an object is kept.",
         labels=("resource",),
         sample=sample_watches(lambda watches: sum(one.refused_objects for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
-        type="counter",
         help="Requested verdicts about unknown VMIs, by reason: unknown name, or different UID.",
         labels=("reason",),
         sample=lambda view: [Sample((m,), view.counters.unknown_candidates[m]) for m in Mismatch],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_request_duration_seconds",
-        type="histogram",
+        is_histogram=True,
         help="Time to answer a request, by endpoint; blocked_wait is slow on purpose (long poll).",
         labels=("endpoint",),
         sample=lambda view: sample_histograms(sorted(view.counters.requests.items())),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_connections_total",
-        type="counter",
         help="Connections closed because of limits.connections or the memory limit, by listener.",
         labels=("listener",),
         sample=lambda view: [
@@ -140,7 +134,6 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_requests_total",
-        type="counter",
         help="Requests answered with an error, by HTTP status.",
         labels=("status",),
         sample=lambda view: [
@@ -158,7 +151,6 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_admission_reviews_total",
-        type="counter",
         help="Evictions that the admission webhook reviewed, by outcome, without dry runs.",
         labels=("outcome",),
         sample=sample_part(
@@ -182,7 +174,6 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_events_total",
-        type="counter",
         help="Kubernetes Events about VMIs, by reason and outcome; absent if events are off.",
         labels=("reason", "outcome"),
         sample=sample_part(
@@ -222,7 +213,6 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_faults_total",
-        type="counter",
         help="Errors of the stored history, such as damaged shards and failed writes, by kind.",
         labels=("fault",),
         sample=sample_part(
@@ -373,7 +363,6 @@ LEFT_OUT = Family(
 MIGRATIONS: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_migrations_total",
-        type="counter",
         help="Migrations that ended since this process started: outcome, what they were for, and"
         " why they failed.",
         labels=("outcome", "trigger", "reason"),
@@ -390,14 +379,13 @@ MIGRATIONS: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_migration_duration_seconds",
-        type="histogram",
+        is_histogram=True,
         help="How long successful migrations took, without their time in the queue.",
         labels=("trigger",),
         sample=lambda view: sample_histograms(view.counters.migration_durations.items()),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_returned_migrations_total",
-        type="counter",
         help="Successful migrations that brought a VM back to a node that it had left within the"
         " history window.",
         sample=lambda view: [Sample((), view.counters.returned_migrations)],

@@ -59,12 +59,19 @@ ONE_VMI = ("namespace", "name", "node")
 
 
 class Family(Struct, frozen=True, kw_only=True):
-    """One metric."""
+    """One metric. A name that ends with `_total` is that of a counter, and only such a name."""
 
     name: str
-    type: Literal["counter", "gauge", "histogram"] = "gauge"
     help: str
     labels: tuple[str, ...] = ()
+    is_histogram: bool = False
+
+    @property
+    def type(self) -> Literal["counter", "gauge", "histogram"]:
+        """The metric's type."""
+        if self.is_histogram:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 class ViewFamily(Family, frozen=True, kw_only=True):
