@@ -90,7 +90,7 @@ def list_watches(
 
 
 class HistoryFault(StrEnum):
-    """A fault of the stored history. Each is counted, and none ends the program."""
+    """A fault of the stored history; each is counted, none ends the program."""
 
     DAMAGED = "damaged"
     UNKNOWN_VERSION = "unknown_version"
