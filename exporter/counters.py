@@ -99,7 +99,7 @@ class BlockedEvictions:
 HELD_VMIS = 10_000
 """How many VMIs `DenialPeriods` remembers: more than a drained node has."""
 SHORTEST_PAUSE: Seconds = 900.0
-"""A pause in the denials of a VMI that is shorter does not end the period."""
+"""A shorter pause in the denials of a VMI does not end its period."""
 
 
 @dataclass(slots=True)

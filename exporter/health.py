@@ -232,7 +232,7 @@ class Health:
         return frozenset(watched - outdated)
 
     def find_contacts(self) -> Contacts:
-        """The last contacts with the watches of VMIs, VMIMs and pods."""
+        """The last contacts with the watches that rules need."""
         everywhere: dict[Resource, Instant] = {}
         in_namespace: dict[str, dict[Resource, Instant]] = {}
         for one, contact in self._contacts():

@@ -85,8 +85,8 @@ class PendingChanges:
     ) -> Generator[None, None, dict[str, bytes]]:
         """Merge a sealed shard into the store, and return its entries by UID.
 
-        `known` gives the UIDs of entries that the store already has. `replaces`: this is a newer
-        version of a shard, so it is right about VMIs that we do not see. Raises `Damaged` or
+        `known` has the entries that the store already has, with their UIDs. `replaces`: this is a
+        newer version of a shard, so it is right about VMIs that we do not see. Raises `Damaged` or
         `UnknownVersion` before anything is merged.
         """
         listed: dict[str, bytes] = {}
@@ -137,8 +137,9 @@ class PendingChanges:
     def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> Iterator[None]:
         """Forget VMIs that are in the stored history but no longer in the cluster.
 
-        A VMI is gone if the watch of its namespace (`seen_through`: its last contact) has not shown
-        it within `AWAITED_FOR` after we read it from the stored history.
+        A VMI is gone if the watch of its namespace has not shown it, and still had contact
+        `AWAITED_FOR` after we read it from the stored history. `seen_through` gives the last
+        contact.
         """
         for uid, since in list(self._awaited.items()):
             yield

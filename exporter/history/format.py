@@ -191,7 +191,7 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
 
 
 def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
-    """Whether joining `migration` changes nothing, superfluous transitions apart."""
+    """Whether joining `migration` changes nothing except a superfluous transition."""
     joined = join(stored, migration)
     if _find_transition(joined, now) is None:
         joined = replace(joined, finished_at=stored.finished_at)

@@ -45,11 +45,11 @@ class WriteSignal:
         self.urgent = asyncio.Event()
 
     def wake(self) -> None:
-        """Wake the writer. It writes after the interval."""
+        """Let the writer write as soon as its interval has passed."""
         self.awake.set()
 
     def hurry(self) -> None:
-        """Wake the writer. It writes at once."""
+        """Let the writer write now, without waiting for its interval."""
         self.urgent.set()
         self.awake.set()
 

@@ -22,6 +22,7 @@ from exporter.kube.lean_import import ApiClient, ConfigException, Configuration,
 
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
+"""For a request about one object."""
 LONGEST_RETRY_AFTER: Seconds = 60.0
 """A longer `Retry-After` counts as this, because it would delay a watch too long."""
 LONGEST_LINE = 16 * 2**20
@@ -161,9 +162,8 @@ class ApiServer:
             query["continue"] = token
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
-        async with self._open("GET", path_of(resource, namespace), query) as response:
-            with _translating_errors(self._read_timeout):
-                return await response.read()
+        path = path_of(resource, namespace)
+        return await self._send("GET", path, query=query, within=None)
 
     @asynccontextmanager
     async def watch(
@@ -229,9 +229,10 @@ class ApiServer:
         *,
         query: Mapping[str, str] = {},
         body: Mapping[str, Any] | None = None,
+        within: Seconds | None = WRITE_TIMEOUT,
     ) -> bytes:
-        async with self._open(method, path, query, body, within=WRITE_TIMEOUT) as response:
-            with _translating_errors(WRITE_TIMEOUT):
+        async with self._open(method, path, query, body, within=within) as response:
+            with _translating_errors(within or self._read_timeout):
                 return await response.read()
 
     async def renew(self) -> None:

@@ -24,6 +24,7 @@ from msgspec import Struct, field
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unsupported
 from exporter.kube.instants import write_micro_time
+from exporter.kube.wire import Metadata
 from exporter.logs import Trouble
 
 
@@ -32,8 +33,8 @@ HELD_FOR = 2 / 3
 RENEWED_EVERY = 1 / 3
 """The part of the duration after which the holder renews."""
 TAKEN_AFTER = 0.8
-"""The part of the duration after which a candidate takes an unchanged Lease. Its holder has stopped
-before, after `HELD_FOR`, and the next holder can still write within the duration."""
+"""The part of the duration after which a candidate takes an unchanged Lease. By then its holder has
+stopped (`HELD_FOR`), and the next holder can still write within the duration."""
 POLLED_EVERY = 1 / 8
 """The part of the duration after which a candidate polls, and a holder retries a renewal."""
 
@@ -50,12 +51,8 @@ class _Spec(Struct):
     leaseTransitions: int | None = None  # noqa: N815
 
 
-class _Metadata(Struct):
-    resourceVersion: str | None = None  # noqa: N815
-
-
 class _Lease(Struct):
-    metadata: _Metadata = field(default_factory=_Metadata)
+    metadata: Metadata = field(default_factory=Metadata)
     spec: _Spec = field(default_factory=_Spec)
 
 

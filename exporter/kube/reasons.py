@@ -133,7 +133,7 @@ def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
 
 
 def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
-    """Some conditions of KubeVirt have only a probe time, and that of the quota has no reason."""
+    """Some conditions of KubeVirt have only a probe time, and the one about quota has no reason."""
     at = parse_instant(condition.lastTransitionTime)
     if at is None:
         at = parse_instant(condition.lastProbeTime)

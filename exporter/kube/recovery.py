@@ -1,7 +1,7 @@
 """How a reflector goes on after each error, such as 410, 403 or silence."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from exporter.engine.model import Seconds
 from exporter.health import Restart
@@ -50,24 +50,27 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
 """By the class of the error or its nearest base class."""
 
 
+@dataclass
 class ExponentialBackoff:
     """Pauses with jitter: each is between half of a bound and the bound, which then doubles."""
 
-    def __init__(self, rng: random.Random, *, first: Seconds = 0.2, most: Seconds = 30.0) -> None:
-        self._rng = rng
-        self._first = first
-        self._most = most
-        self._bound = first
+    rng: random.Random
+    _: KW_ONLY
+    first: Seconds = 0.2
+    most: Seconds = 30.0
+
+    def __post_init__(self) -> None:
+        self._bound = self.first
 
     def next(self) -> Seconds:
         """The pause before the next attempt."""
         bound = self._bound
-        self._bound = min(self._most, bound * 2)
-        return bound * self._rng.uniform(0.5, 1.0)
+        self._bound = min(self.most, bound * 2)
+        return bound * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Start again with the first pause, after a success."""
-        self._bound = self._first
+        self._bound = self.first
 
 
 def recovery_from(error: ApiError) -> Recovery:

@@ -49,7 +49,7 @@ PART = 2**16
 
 
 class Column:
-    """The samples of `COOLING[place]` for the VMIs of one slice, which is the slice `number`."""
+    """The samples of `COOLING[place]` for the VMIs of slice `number`."""
 
     def __init__(self, place: int, number: int, cooling: Sequence[Entry]) -> None:
         self.place = place

@@ -46,7 +46,7 @@ def sample_watches(read: Callable[[list[Watched]], float]) -> Sampler:
 def sample_part(
     find: Callable[[View], _Part | None], sample: Callable[[_Part], list[Sample]]
 ) -> Sampler:
-    """A sampler of a part that may be off or invisible. Then it has no samples, so no alert."""
+    """A sampler of a part that may be off or invisible. Then it has no samples."""
 
     def sample_part(view: View) -> list[Sample]:
         part = find(view)
