@@ -49,11 +49,10 @@ PART = 2**16
 
 
 class Column:
-    """The samples of `COOLING[place]` for the VMIs of slice `number`."""
+    """The samples of `COOLING[place]` for some VMIs."""
 
-    def __init__(self, place: int, number: int, cooling: Sequence[Entry]) -> None:
+    def __init__(self, place: int, cooling: Sequence[Entry]) -> None:
         self.place = place
-        self.number = number
         self.cooling = cooling
 
     def __iter__(self) -> Iterator[Sample]:
@@ -132,22 +131,22 @@ class Exposition:
 
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
         """The pieces as text. In OpenMetrics the name of a counter's family lacks `_total`."""
-        begun = None
-        slices: list[list[tuple[str, ...]]] = []
+        begun, written = None, 0  # the family, and the lines of cooling VMIs
         for family, samples in pieces:
             if family is not begun:
                 begun = family
                 name = family.name.removesuffix("_total") if open_metrics else family.name
                 yield f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n"
             if isinstance(samples, Column):
-                if samples.place == 0:
-                    find = self._lines.get
-                    slices.append([find(one) or self._write_lines(one) for one in samples.cooling])
-                yield "".join([lines[samples.place] for lines in slices[samples.number]])
+                place, find = samples.place, self._lines.get
+                yield "".join(
+                    [(find(one) or self._write_lines(one))[place] for one in samples.cooling]
+                )
+                written += len(samples.cooling)
             else:
                 for some in _cut(samples):
                     yield "".join([_write_sample(family, one) for one in some])
-        if len(self._lines) > 2 * SLICE * len(slices):
+        if len(self._lines) > 2 * written / len(COOLING):
             self._lines.clear()
 
     def _write_lines(self, entry: Entry) -> tuple[str, ...]:
@@ -247,8 +246,8 @@ def _sample_vmis(
             )
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, column in enumerate(COOLING):
-        for number, entries in enumerate(_cut(cooling)):
-            yield column, Column(place, number, entries)
+        for entries in _cut(cooling):
+            yield column, Column(place, entries)
     yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
     yield LEFT_OUT, [Sample((), left_out)]
 
