@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from structlog.testing import capture_logs
@@ -117,9 +117,10 @@ class Candidate(Lease):
     def _note_change(self) -> None:
         self.changes.append((now(), self.held))
 
-    def begin(self) -> None:
+    def begin(self) -> Self:
         """Start, or go on after a pause."""
         self._task = asyncio.create_task(self.run())
+        return self
 
     async def pause(self) -> None:
         """Stop, like a frozen process."""
@@ -128,11 +129,17 @@ class Candidate(Lease):
         await asyncio.gather(self._task, return_exceptions=True)
 
 
+async def pass_time(seconds: float) -> list[Any]:
+    """Let time pass; returns the log."""
+    with capture_logs() as logs:
+        await asyncio.sleep(seconds)
+    return [*logs]
+
+
 async def a_holder() -> tuple[Server, Candidate]:
     """A server and a candidate that took the Lease a second ago."""
     server = Server()
-    one = Candidate(server)
-    one.begin()
+    one = Candidate(server).begin()
     await asyncio.sleep(1)
     return server, one
 
@@ -157,11 +164,9 @@ def within(values: list[float], bounds: tuple[float, float]) -> bool:
 async def test_the_first_makes_it() -> None:
     """The first candidate creates the Lease with holder, times and duration."""
     server = Server()
-    one = Candidate(server)
+    one = Candidate(server).begin()
     assert not one.held
-    one.begin()
-    with capture_logs() as logs:
-        await asyncio.sleep(1)
+    logs = await pass_time(1)
 
     assert one.held
     assert one.changes == [(0.0, True)]
@@ -180,10 +185,8 @@ async def test_the_first_makes_it() -> None:
 async def test_the_holder_renews() -> None:
     """The holder renews the Lease after each third of its duration, and logs nothing."""
     server = Server()
-    one = Candidate(server)
-    with capture_logs() as logs:
-        one.begin()
-        await asyncio.sleep(100)
+    one = Candidate(server).begin()
+    logs = await pass_time(100)
 
     writes = server.asked_for("replace")
     assert within(gaps(writes), RENEWED)
@@ -210,8 +213,7 @@ async def test_belief_is_counted_from_the_question() -> None:
     """The two thirds of the duration count from the holder's request, not from the answer."""
     server = Server()
     server.takes = 2.0
-    one = Candidate(server)
-    one.begin()
+    one = Candidate(server).begin()
     await asyncio.sleep(5)
     assert one.changes == [(4.0, True)]
     await one.pause()
@@ -226,14 +228,12 @@ async def test_belief_is_counted_from_the_question() -> None:
 async def test_the_second_looks_and_takes_over() -> None:
     """A second candidate takes a Lease that was unchanged for 0.8 of its duration."""
     server, one = await a_holder()
-    two = Candidate(server, "two")
-    two.begin()
+    two = Candidate(server, "two").begin()
     await asyncio.sleep(99)
     assert two.changes == []
     await one.pause()
     renewed = server.asked_for("replace")[-1]
-    with capture_logs() as logs:
-        await asyncio.sleep(30)
+    logs = await pass_time(30)
 
     taken = next(when for when in server.asked_for("replace") if when > renewed)
     seen, *looks = [when for when in server.asked_for("read") if renewed < when <= taken]
@@ -261,8 +261,7 @@ async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: f
     server = Server()
     server.write(holderIdentity="other", leaseTransitions=4, **written)
     server.takes = 0.5
-    one = Candidate(server)
-    one.begin()
+    one = Candidate(server).begin()
     await asyncio.sleep(100)
 
     # It was seen when the first answer came, and it was free when the last request began.
@@ -290,8 +289,7 @@ async def test_a_lease_is_taken_at_once(
     """A Lease without a holder is taken at once, and a Lease in our own name is renewed at once."""
     server = Server()
     server.write(**written)
-    one = Candidate(server)
-    one.begin()
+    one = Candidate(server).begin()
     await asyncio.sleep(1)
 
     assert one.changes == [(0.0, True)]
@@ -304,8 +302,7 @@ async def test_another_has_taken_it() -> None:
     """A holder that finds another holder's name logs this once, and waits."""
     server, one = await a_holder()
     server.write(holderIdentity="two", leaseDurationSeconds=24)
-    with capture_logs() as logs:
-        await asyncio.sleep(18)
+    logs = await pass_time(18)
 
     assert [held for _, held in one.changes] == [True, False]
     assert logs == [
@@ -337,8 +334,7 @@ async def test_another_makes_a_deleted_lease_faster() -> None:
     server, one = await a_holder()
     server.lease = None
     server.refusal["replace"] = Conflict("409")
-    with capture_logs() as logs:
-        await asyncio.sleep(16)
+    logs = await pass_time(16)
 
     assert [held for _, held in one.changes] == [True, False]
     assert events_of(logs) == [("lease_lost", "another was faster")]
@@ -366,10 +362,8 @@ async def test_who_is_slower_looks_again_at_once() -> None:
     server = Server()
     server.write(holderIdentity="other", leaseDurationSeconds=24)
     server.refusal["replace"] = Conflict("409")
-    one = Candidate(server)
-    one.begin()
-    with capture_logs() as logs:
-        await asyncio.sleep(FREE + 0.105)
+    one = Candidate(server).begin()
+    logs = await pass_time(FREE + 0.105)
 
     (first, *_) = server.asked_for("replace")
     assert first == pytest.approx(FREE)
@@ -382,10 +376,8 @@ async def test_who_is_slower_to_make_it_looks_again() -> None:
     """A candidate that loses the race to create the Lease waits as usual."""
     server = Server()
     server.refusal["replace"] = Unsupported("422 must be specified for an update")
-    one = Candidate(server)
-    one.begin()
-    with capture_logs() as logs:
-        await asyncio.sleep(60)
+    one = Candidate(server).begin()
+    logs = await pass_time(60)
 
     assert within(gaps(server.asked_for("replace")), LOOKED)
     assert (one.changes, logs) == ([], [])
@@ -396,8 +388,7 @@ async def test_a_lease_that_the_server_does_not_take_is_told() -> None:
     """A renewal that the API server calls invalid is logged."""
     server, _ = await a_holder()
     server.refusal["replace"] = Unsupported("422 spec.holderIdentity: invalid")
-    with capture_logs() as logs:
-        await asyncio.sleep(10)
+    logs = await pass_time(10)
 
     assert events_of(logs) == [("lease_unreachable", "422 spec.holderIdentity: invalid")]
 
@@ -434,13 +425,11 @@ async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
     """A waiting candidate does not send more requests if the API server fails."""
     server = Server()
     server.write(holderIdentity="other", leaseDurationSeconds=24)
-    one = Candidate(server)
-    one.begin()
+    one = Candidate(server).begin()
     await asyncio.sleep(1)
     server.refusal["read"] = Unreachable("500 gone")
     server.asked.clear()
-    with capture_logs() as logs:
-        await asyncio.sleep(59)
+    logs = await pass_time(59)
 
     looks = gaps(server.asked_for("read"))
     assert within(looks, LOOKED)
@@ -455,8 +444,7 @@ async def test_a_server_that_says_nothing() -> None:
     server = Server()
     server.takes = 1_000.0
     Candidate(server).begin()
-    with capture_logs() as logs:
-        await asyncio.sleep(60)
+    logs = await pass_time(60)
 
     assert within(gaps(server.asked_for("read")), (8 + LOOKED[0], 8 + LOOKED[1]))
     assert events_of(logs) == [("lease_unreachable", "TimeoutError")]
@@ -467,10 +455,8 @@ async def test_a_lease_that_cannot_be_read() -> None:
     """An answer that is not a Lease is logged, and the request is repeated."""
     server = Server()
     server.write(holderIdentity=7)
-    one = Candidate(server)
-    one.begin()
-    with capture_logs() as logs:
-        await asyncio.sleep(10)
+    Candidate(server).begin()
+    logs = await pass_time(10)
 
     ((event, why),) = events_of(logs)
     assert event == "lease_unreachable"
@@ -501,8 +487,7 @@ async def test_what_is_not_held_is_not_given_back() -> None:
     """At shutdown a candidate that does not hold the Lease writes nothing."""
     server = Server()
     server.write(holderIdentity="other", leaseDurationSeconds=24)
-    one = Candidate(server)
-    one.begin()
+    one = Candidate(server).begin()
     await asyncio.sleep(1)
     await one.pause()
     await one.release()

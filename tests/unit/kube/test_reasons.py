@@ -35,6 +35,11 @@ def a_condition(kind: str, status: str = "False", **fields: Any) -> Json:
     return {"type": kind, "status": status} | fields
 
 
+def an_evacuating_vmi(*conditions: Json, **status: Any) -> Json:
+    """A VMI that must leave its node."""
+    return a_vmi_json(evacuationNodeName="n1", conditions=list(conditions), **status)
+
+
 def a_target(*conditions: Json, **status: Any) -> Json:
     """The target pod of an attempt."""
     labels = {"kubevirt.io/migrationJobUID": "m1"}
@@ -56,7 +61,7 @@ def test_why_a_vmi_is_not_migratable() -> None:
         "DisksNotLiveMigratable",
         "cannot migrate VMI: PVC db1 is not shared",
     )
-    assert read(Resource.VMIS, a_vmi_json(evacuationNodeName="n1", conditions=[STAYS])) == (why,)
+    assert read(Resource.VMIS, an_evacuating_vmi(STAYS)) == (why,)
 
 
 def test_of_an_idle_vmi_the_word_is_enough() -> None:
@@ -80,7 +85,7 @@ def test_an_idle_vmi_has_no_texts() -> None:
 def test_why_the_last_migration_failed() -> None:
     """An evacuating VMI gives the failure of its last migration and its node selector."""
     state = a_state_json(failed=True, failureReason="qemu crashed", abortStatus="Succeeded")
-    value = a_vmi_json(evacuationNodeName="n1", migrationState=state)
+    value = an_evacuating_vmi(migrationState=state)
     value["spec"]["nodeSelector"] = {"zone": "a", "disk": "ssd"}
     assert read(Resource.VMIS, value) == (
         Why(WhySource.FAILED_ATTEMPT, "AbortSucceeded", "qemu crashed", NOW - 600.0),
@@ -96,7 +101,7 @@ def test_a_cancelled_migration_is_no_reason() -> None:
     requested = a_condition("migrationAbortRequested", "True")
     vmim = a_vmim_json(phase="Failed", conditions=[requested], migrationState=state)
     assert read(Resource.VMIMS, vmim) == ()
-    vmi = a_vmi_json(evacuationNodeName="n1", migrationState=state)
+    vmi = an_evacuating_vmi(migrationState=state)
     assert len(read(Resource.VMIS, vmi)) == 1
     state["abortRequested"] = True
     assert read(Resource.VMIS, vmi) == ()
@@ -214,9 +219,8 @@ def test_the_containers_of_a_target() -> None:
 def objects(text: str) -> dict[Resource, Json]:
     """One object of each kind, with this text in each field that becomes a reason."""
     said = {"reason": text, "message": text}
-    vmi = a_vmi_json(
-        evacuationNodeName="n1",
-        conditions=[a_condition("LiveMigratable", **said)],
+    vmi = an_evacuating_vmi(
+        a_condition("LiveMigratable", **said),
         migrationState=a_state_json(failed=True, failureReason=text, abortStatus=text),
     )
     vmi["spec"]["nodeSelector"] = {text: text}
@@ -249,9 +253,7 @@ def test_hostile_texts(text: str) -> None:
 
 def test_a_cut_shows() -> None:
     """A text that is cut ends with an ellipsis."""
-    value = a_vmi_json(
-        evacuationNodeName="n1", conditions=[a_condition("LiveMigratable", message="x" * 1025)]
-    )
+    value = an_evacuating_vmi(a_condition("LiveMigratable", message="x" * 1025))
     (why,) = read(Resource.VMIS, value)
     assert why.message == "x" * 1023 + "…"
 
@@ -259,9 +261,7 @@ def test_a_cut_shows() -> None:
 def test_escapes_are_readable() -> None:
     """Invisible characters are written as escapes."""
     text = "a\x1b[31m\u202eb\ud800c\n"
-    value = a_vmi_json(
-        evacuationNodeName="n1", conditions=[a_condition("LiveMigratable", message=text)]
-    )
+    value = an_evacuating_vmi(a_condition("LiveMigratable", message=text))
     (why,) = read(Resource.VMIS, value)
     assert why.message == r"a\x1b[31m\u202eb\ud800c"
 
@@ -270,9 +270,8 @@ def test_escapes_are_readable() -> None:
 def test_other_types_are_no_texts(wrong: object) -> None:
     """A reason or message that is not a string is read as empty."""
     said: Json = {"reason": wrong, "message": wrong}
-    value = a_vmi_json(
-        evacuationNodeName="n1",
-        conditions=[a_condition("LiveMigratable", **said)],
+    value = an_evacuating_vmi(
+        a_condition("LiveMigratable", **said),
         migrationState=a_state_json(failed=True, failureReason=wrong, abortStatus=wrong),
     )
     value["spec"]["nodeSelector"] = wrong
