@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from exporter.engine.drain import Conditions, read_conditions
 from exporter.engine.model import (
     ALL_ALIVE,
     CLUSTER_RESOURCES,
@@ -21,6 +22,8 @@ from exporter.engine.model import (
     Resource,
     Seconds,
 )
+from exporter.engine.policy import StuckPolicy
+from exporter.engine.store import Store
 
 
 _VMIS = Resource.VMIS
@@ -170,7 +173,10 @@ class Health:
     def waiting_for(self) -> list[str]:
         """What is not ready yet, in words: watches, or else the stored history."""
         waiting = [_place(one) for one in self.watched if one.is_awaited]
-        return waiting or ["the stored history"] * self._is_loading
+        is_loaded = self.history is None or self.history.loaded
+        if waiting or is_loaded or self.is_refused(Resource.CONFIGMAPS):
+            return waiting
+        return ["the stored history"]
 
     def refused_resources(self) -> dict[str, str]:
         """The refused resources, and why."""
@@ -242,6 +248,11 @@ class Health:
                 in_namespace.setdefault(one.namespace, {})[one.resource] = contact
         return Contacts(everywhere, in_namespace)
 
+    def read_conditions(self, store: Store, stuck: StuckPolicy, now: Instant) -> Conditions:
+        """What a diagnosis at `now` needs besides the evidence of the VMI."""
+        dead, contacts = self.find_dead(now), self.find_contacts()
+        return read_conditions(store, stuck, dead, now, contacts, seen=self.find_optional(now))
+
     def turns_at(self, now: Instant) -> Instant | None:
         """When `staleness` or `find_dead` changes next if there is no further contact."""
         observed = self.observed_at
@@ -258,12 +269,6 @@ class Health:
     @property
     def _dead_age(self) -> Seconds:
         return self.stale_after + self.dead_after
-
-    @property
-    def _is_loading(self) -> bool:
-        """Whether the stored history is not merged yet, and its ConfigMaps are not refused."""
-        loaded = self.history is None or self.history.loaded
-        return not loaded and not self.is_refused(Resource.CONFIGMAPS)
 
     @property
     def lost_namespaces(self) -> frozenset[str]:

@@ -18,7 +18,6 @@ from typing import Any
 import structlog
 
 from exporter.engine.advice import advise
-from exporter.engine.drain import read_conditions
 from exporter.engine.events import BlockedEpisode, Episode, EvacuationEpisode, EventQueue
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import EventOutcome, EventReason, Instant, Reason, Seconds, Verdict, Why
@@ -90,14 +89,7 @@ class EventWriter:
         if not health.ready:
             return
         stuck = set[str]()
-        conditions = read_conditions(
-            self.store,
-            self.stuck,
-            health.find_dead(now),
-            now,
-            health.find_contacts(),
-            seen=health.find_optional(now),
-        )
+        conditions = health.read_conditions(self.store, self.stuck, now)
         for count, evidence in enumerate(list(self.store.evacuating()), 1):
             diagnosis = conditions.diagnose(evidence)
             if diagnosis is not None and diagnosis.last_seen is not None:

@@ -20,7 +20,6 @@ from exporter.engine.drain import (
     Diagnosed,
     count_undiagnosed,
     follow_drains,
-    read_conditions,
     recount,
 )
 from exporter.engine.drain_outcomes import DrainOutcome
@@ -74,14 +73,7 @@ def sample(view: View) -> Iterator[Piece]:
     view.verdicts.advance(view.now, dead=view.dead)
     summary = view.verdicts.summarize()
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
-    conditions = read_conditions(
-        view.store,
-        view.stuck,
-        view.dead,
-        view.now,
-        view.health.find_contacts(),
-        seen=view.health.find_optional(view.now),
-    )
+    conditions = view.health.read_conditions(view.store, view.stuck, view.now)
     counts, departed = count_undiagnosed(view.store, conditions), view.store.drains.read()
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
