@@ -1,7 +1,11 @@
-"""Every metric: its name, type, help and labels beside the function that samples it.
+"""Every metric: its name, type, help and labels, with the function that reads it.
 
 To add a metric, add an entry to the table of its data source.
 """
+
+from collections import Counter
+
+from msgspec.structs import asdict
 
 from exporter import __version__
 from exporter.engine.ended_migrations import EndReason
@@ -22,57 +26,49 @@ from exporter.metrics.family import (
     DrainFamily,
     EvacuationFamily,
     Family,
+    HistogramFamily,
     Sample,
     ViewFamily,
 )
-from exporter.metrics.samples import (
-    sample_blocks,
-    sample_histogram,
-    sample_histograms,
-    sample_history,
-    sample_part,
-    sample_unwritten,
-    sample_watches,
-)
+from exporter.metrics.samples import read_blocks, read_history, read_unwritten, read_watches
 
 
 BLOCKS = ViewFamily(
     name="descheduler_kubevirt_eviction_blocks_total",
     help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
-    sample=sample_blocks,
+    read=read_blocks,
 )
-EXPORTER: tuple[ViewFamily, ...] = (
+EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     BLOCKS,
-    ViewFamily(
+    HistogramFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
-        is_histogram=True,
         help="Effective cooldown of the VMI, for each answer or eviction that a cooldown blocked.",
-        sample=lambda view: sample_histogram((), view.counters.cooldowns),
+        read=lambda view: [((), view.counters.cooldowns)],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_build_info",
         help="Always 1; the label is the version of this exporter.",
         labels=("version",),
-        sample=lambda _view: [Sample((__version__,), 1)],
+        read=lambda _view: [(__version__, 1)],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_synced",
         help="1 if a complete list of the resource has been read in every watched namespace.",
         labels=("resource",),
-        sample=sample_watches(lambda watches: bool(watches) and all(one.synced for one in watches)),
+        read=read_watches(lambda watches: bool(watches) and all(one.synced for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
         help="1 if the exporter lacks permission for the resource and runs without it.",
         labels=("resource",),
-        sample=sample_watches(lambda watches: any(one.refused for one in watches)),
+        read=read_watches(lambda watches: any(one.refused for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         help="Time of the last event, bookmark or list of the resource; 0 if none.",
         labels=("resource",),
-        sample=sample_watches(
+        read=read_watches(
             lambda watches: min(
                 (one.contact or 0.0 for one in watches if not one.refused), default=0.0
             )
@@ -82,13 +78,13 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_objects",
         help="Objects in memory, by resource.",
         labels=("resource",),
-        sample=lambda view: [Sample((r,), view.store.count(r)) for r in CLUSTER_RESOURCES],
+        read=lambda view: [(one, view.store.count(one)) for one in CLUSTER_RESOURCES],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_lists_total",
         help="Complete lists read; more than one per namespace means that a watch was interrupted.",
         labels=("resource",),
-        sample=sample_watches(lambda watches: sum(one.lists for one in watches)),
+        read=read_watches(lambda watches: sum(one.lists for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_watch_restarts_total",
@@ -97,9 +93,9 @@ EXPORTER: tuple[ViewFamily, ...] = (
             " several watches in a row received nothing."
         ),
         labels=("resource", "reason"),
-        sample=lambda view: [
-            Sample((r, why), sum(one.restarts[why] for one in view.health.of(r)))
-            for r in view.watched
+        read=lambda view: [
+            ((resource, why), sum(one.restarts[why] for one in view.health.of(resource)))
+            for resource in view.watched
             for why in Restart
         ],
     ),
@@ -107,27 +103,26 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_refused_objects_total",
         help="Invalid objects and watch lines; the last valid version of an object is kept.",
         labels=("resource",),
-        sample=sample_watches(lambda watches: sum(one.refused_objects for one in watches)),
+        read=read_watches(lambda watches: sum(one.refused_objects for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
         help="Requested verdicts about unknown VMIs, by reason: unknown name, or different UID.",
         labels=("reason",),
-        sample=lambda view: [Sample((m,), view.counters.unknown_candidates[m]) for m in Mismatch],
+        read=lambda view: [(one, view.counters.unknown_candidates[one]) for one in Mismatch],
     ),
-    ViewFamily(
+    HistogramFamily(
         name="kubevirt_eviction_exporter_request_duration_seconds",
-        is_histogram=True,
         help="Time to answer a request, by endpoint; blocked_wait is slow on purpose (long poll).",
         labels=("endpoint",),
-        sample=lambda view: sample_histograms(sorted(view.counters.requests.items())),
+        read=lambda view: sorted(view.counters.requests.items()),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_connections_total",
         help="Connections closed because of limits.connections or the memory limit, by listener.",
         labels=("listener",),
-        sample=lambda view: [
-            Sample((listener,), view.counters.refused_connections[listener])
+        read=lambda view: [
+            (listener, view.counters.refused_connections[listener])
             for listener in ("query", "metrics", "admission")
             if listener != "admission" or view.counters.reviews is not None
         ],
@@ -136,27 +131,21 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_refused_requests_total",
         help="Requests answered with an error, by HTTP status.",
         labels=("status",),
-        sample=lambda view: [
-            Sample((str(status),), count)
-            for status, count in sorted(view.counters.refused_requests.items())
+        read=lambda view: [
+            (str(status), count) for status, count in sorted(view.counters.refused_requests.items())
         ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_certificate_not_after_timestamp_seconds",
         help="Time at which the certificate of a TLS listener expires.",
         labels=("listener",),
-        sample=lambda view: [
-            Sample((listener,), end) for listener, end in view.health.certificates.items()
-        ],
+        read=lambda view: view.health.certificates.items(),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_admission_reviews_total",
         help="Evictions that the admission webhook reviewed, by outcome, without dry runs.",
         labels=("outcome",),
-        sample=sample_part(
-            lambda view: view.counters.reviews,
-            lambda reviews: [Sample((one,), count) for one, count in reviews.items()],
-        ),
+        read=lambda view: (view.counters.reviews or Counter()).items(),
     ),
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
@@ -165,8 +154,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
             " the reason for longer than stuck.migrationTimeout."
         ),
         labels=ONE_VMI,
-        sample=lambda view: [
-            Sample((one.vmi.namespace, one.vmi.name, one.vmi.node), one.since)
+        read=lambda view: [
+            ((one.vmi.namespace, one.vmi.name, one.vmi.node), one.since)
             for one in view.counters.denial_periods.open(view.now)
             if one.reason is Reason.MIGRATION_IN_PROGRESS
             and view.now - one.since > view.stuck.migration_timeout
@@ -176,57 +165,52 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_events_total",
         help="Kubernetes Events about VMIs, by reason and outcome; absent if events are off.",
         labels=("reason", "outcome"),
-        sample=sample_part(
-            lambda view: view.counters.events,
-            lambda events: [
-                Sample((reason, outcome), events[reason, outcome])
-                for reason in EventReason
-                for outcome in EventOutcome
-            ],
-        ),
+        read=lambda view: [
+            ((reason, outcome), view.counters.events[reason, outcome])
+            for reason in EventReason
+            for outcome in EventOutcome
+            if view.counters.events is not None
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_writer",
         help="1 if this replica writes the stored history; with several, the holder of the Lease.",
-        sample=sample_history(lambda history: float(history.may_write())),
+        read=read_history(lambda history: float(history.may_write())),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
         help="Time at which this replica last found nothing unwritten; 0 if another replica"
         " writes the history.",
-        sample=sample_history(lambda history: history.written_at or 0.0),
+        read=read_history(lambda history: history.written_at or 0.0),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_unwritten_timestamp_seconds",
         help="Time of the oldest change that is not written to the stored history; 0 if none.",
-        sample=sample_unwritten,
+        read=read_unwritten,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
         help="VMIs that belong in the stored history, written or not.",
-        sample=sample_history(lambda history: history.vmis),
+        read=read_history(lambda history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
         help="Size of what belongs in the stored history, written or not.",
-        sample=sample_history(lambda history: history.size),
+        read=read_history(lambda history: history.size),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_faults_total",
         help="Errors of the stored history, such as damaged shards and failed writes, by kind.",
         labels=("fault",),
-        sample=sample_part(
-            lambda view: view.health.history,
-            lambda history: [Sample((f,), history.faults[f]) for f in HistoryFault],
-        ),
+        read=read_history(lambda history: [(one, history.faults[one]) for one in HistoryFault]),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_policy_seconds",
         help="Value of each setting of the policy and of each entry of policy.overrides; 0 means"
         " off.",
         labels=("policy", "setting"),
-        sample=lambda view: [
-            Sample((name, setting), getattr(policy, setting))
+        read=lambda view: [
+            ((name, setting), getattr(policy, setting))
             for name, policy in (
                 (DEFAULT_POLICY, view.policy),
                 *((one.name, one.policy) for one in view.policy.overrides),
@@ -242,12 +226,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_migration_limit",
         help="Parallel migrations that KubeVirt allows; absent without permission for kubevirts.",
         labels=("scope",),
-        sample=sample_part(
-            lambda view: view.store.kubevirt,
-            lambda kubevirt: [
-                Sample(("cluster",), kubevirt.limits.cluster),
-                Sample(("outbound_per_node",), kubevirt.limits.outbound_per_node),
-            ],
+        read=lambda view: (
+            None if view.store.kubevirt is None else asdict(view.store.kubevirt.limits).items()
         ),
     ),
 )
@@ -360,14 +340,14 @@ LEFT_OUT = Family(
     name="kubevirt_eviction_exporter_vmis_left_out",
     help="VMIs that have no series of their own because limits.vmiSeries is reached.",
 )
-MIGRATIONS: tuple[ViewFamily, ...] = (
+MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_migrations_total",
         help="Migrations that ended since this process started: outcome, what they were for, and"
         " why they failed.",
         labels=("outcome", "trigger", "reason"),
-        sample=lambda view: [
-            Sample(
+        read=lambda view: [
+            (
                 (outcome.name.lower(), trigger, reason),
                 view.counters.migrations[outcome, trigger, reason],
             )
@@ -377,18 +357,17 @@ MIGRATIONS: tuple[ViewFamily, ...] = (
             if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
         ],
     ),
-    ViewFamily(
+    HistogramFamily(
         name="kubevirt_eviction_exporter_migration_duration_seconds",
-        is_histogram=True,
         help="How long successful migrations took, without their time in the queue.",
         labels=("trigger",),
-        sample=lambda view: sample_histograms(view.counters.migration_durations.items()),
+        read=lambda view: view.counters.migration_durations.items(),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_returned_migrations_total",
         help="Successful migrations that brought a VM back to a node that it had left within the"
         " history window.",
-        sample=lambda view: [Sample((), view.counters.returned_migrations)],
+        read=lambda view: view.counters.returned_migrations,
     ),
 )
 FAMILIES: tuple[Family, ...] = (

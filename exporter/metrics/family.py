@@ -1,11 +1,11 @@
-"""The definition of a metric: its name, type, help and labels, and how it is sampled."""
+"""The definition of a metric: its name, type, help and labels, and how its samples are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from exporter.counters import Counters
+from exporter.counters import Counters, Histogram
 from exporter.engine.cooldown import Cooldown
 from exporter.engine.diagnosis import Diagnosis
 from exporter.engine.model import CLUSTER_RESOURCES, DeadResources, Instant, Resource, Vmi
@@ -53,7 +53,10 @@ class View(Struct, frozen=True, kw_only=True):
 
 
 LabelValues: TypeAlias = tuple[str, ...]
-Sampler: TypeAlias = Callable[[View], list[Sample]]
+Key: TypeAlias = str | LabelValues
+"""The label values of a sample; a string if there is one label."""
+Values: TypeAlias = float | Iterable[tuple[Key, float]] | None
+"""One value without labels, or a value for each key. None: no value, because a part is off."""
 ONE_VMI = ("namespace", "name", "node")
 """The labels of most metrics about single VMIs."""
 
@@ -64,20 +67,46 @@ class Family(Struct, frozen=True, kw_only=True):
     name: str
     help: str
     labels: tuple[str, ...] = ()
-    is_histogram: bool = False
 
     @property
     def type(self) -> Literal["counter", "gauge", "histogram"]:
         """The metric's type."""
-        if self.is_histogram:
-            return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
 class ViewFamily(Family, frozen=True, kw_only=True):
-    """A metric of the exporter itself or of the whole cluster. All its samples are read at once."""
+    """A metric of the exporter itself or of the whole cluster. All its values are read at once."""
 
-    sample: Sampler
+    read: Callable[[View], Values]
+
+    def sample(self, view: View) -> list[Sample]:
+        """A sample for each value."""
+        values = self.read(view)
+        if values is None:
+            return []
+        if isinstance(values, int | float):
+            return [Sample((), values)]
+        return [Sample(_list_labels(key), value) for key, value in values]
+
+
+class HistogramFamily(Family, frozen=True, kw_only=True):
+    """A metric that has a histogram for each key."""
+
+    read: Callable[[View], Iterable[tuple[Key, Histogram]]]
+
+    @property
+    def type(self) -> Literal["histogram"]:
+        """Always a histogram."""
+        return "histogram"
+
+    def sample(self, view: View) -> list[Sample]:
+        """The buckets, the count and the sum of each histogram."""
+        samples = []
+        for key, one in self.read(view):
+            labels = _list_labels(key)
+            samples += [Sample(labels, count, "_bucket", le) for le, count in one.cumulative()]
+            samples += [Sample(labels, one.count, "_count"), Sample(labels, one.total, "_sum")]
+        return samples
 
 
 class DrainFamily(Family, frozen=True, kw_only=True):
@@ -104,3 +133,7 @@ class CoolingFamily(Family, frozen=True, kw_only=True):
 
     labels: tuple[str, ...] = ONE_VMI
     sample: Callable[[Vmi, Cooldown], Sample]
+
+
+def _list_labels(key: Key) -> LabelValues:
+    return (key,) if isinstance(key, str) else key

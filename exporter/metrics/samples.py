@@ -1,72 +1,43 @@
-"""Samplers of metrics that need more than one line."""
+"""Reads metrics that need more than one line."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import TypeAlias
 
-from exporter.counters import Histogram
 from exporter.engine.diagnosis import Diagnosis, State
 from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.engine.requesters import Source
 from exporter.engine.verdicts import ALLOWED
 from exporter.health import HistoryHealth, Watched
-from exporter.metrics.family import Sample, Sampler, View
+from exporter.metrics.family import Sample, Values, View
 
 
-_Part = TypeVar("_Part")
+Reader: TypeAlias = Callable[[View], Values]
 
 
-def sample_blocks(view: View) -> list[Sample]:
-    """The samples of `BLOCKS`, without nodes and namespaces that are gone."""
+def read_blocks(view: View) -> Values:
+    """The values of `BLOCKS`, without nodes and namespaces that are gone."""
     view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
-    return [Sample(key, value) for key, value in sorted(view.counters.blocks.items())]
+    return sorted(view.counters.blocks.items())
 
 
-def sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sample]:
-    """The samples of one histogram with these label values."""
-    buckets = [Sample(labels, count, "_bucket", le) for le, count in histogram.cumulative()]
-    return [
-        *buckets,
-        Sample(labels, histogram.count, "_count"),
-        Sample(labels, histogram.total, "_sum"),
-    ]
+def read_watches(read: Callable[[list[Watched]], float]) -> Reader:
+    """Read one value per resource from its watches of all namespaces."""
+    return lambda view: [(resource, read(view.health.of(resource))) for resource in view.watched]
 
 
-def sample_histograms(histograms: Iterable[tuple[str, Histogram]]) -> list[Sample]:
-    """The samples of histograms, each with the value of its only label."""
-    return [one for label, own in histograms for one in sample_histogram((label,), own)]
+def read_history(read: Callable[[HistoryHealth], Values]) -> Reader:
+    """Read values of the stored history, if there is one."""
+    return lambda view: None if view.health.history is None else read(view.health.history)
 
 
-def sample_watches(read: Callable[[list[Watched]], float]) -> Sampler:
-    """A sampler of one value per resource, read from its watches of all namespaces."""
-    return lambda view: [Sample((r,), read(view.health.of(r))) for r in view.watched]
-
-
-def sample_part(
-    find: Callable[[View], _Part | None], sample: Callable[[_Part], list[Sample]]
-) -> Sampler:
-    """A sampler of a part that may be off or invisible. Then it has no samples."""
-
-    def sample_part(view: View) -> list[Sample]:
-        part = find(view)
-        return [] if part is None else sample(part)
-
-    return sample_part
-
-
-def sample_history(read: Callable[[HistoryHealth], float]) -> Sampler:
-    """A sampler of one value of the stored history."""
-    return sample_part(lambda view: view.health.history, lambda part: [Sample((), read(part))])
-
-
-def sample_unwritten(view: View) -> list[Sample]:
+def read_unwritten(view: View) -> Values:
     """The time of the oldest unwritten change. A change that is not encoded yet counts as new."""
     history = view.health.history
     if history is None:
-        return []
-    newest = view.now if history.has_outdated() else 0.0
-    return [Sample((), history.find_unwritten() or newest)]
+        return None
+    return history.find_unwritten() or (view.now if history.has_outdated() else 0.0)
 
 
 def sample_verdicts(
