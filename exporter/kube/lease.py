@@ -159,7 +159,7 @@ class Lease:
             await self._write(spec, seen)
         except Conflict:
             if self._held_until is not None and not is_renewal:
-                self._lose("another was faster")
+                self._lose("another replica took it first")
             return
         newly = not self.held
         self._held_until = began + self.duration * HELD_FOR

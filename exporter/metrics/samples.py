@@ -1,7 +1,7 @@
 """Reads metrics that need more than one line."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from exporter.engine.diagnosis import Diagnosis, State
@@ -41,15 +41,13 @@ def read_unwritten(view: View) -> Values:
 
 
 def sample_verdicts(
-    verdicts: Mapping[tuple[str, str], int], reasons: Iterable[Reason]
+    verdicts: Mapping[tuple[str, str], int], reasons: Sequence[Reason]
 ) -> list[Sample]:
     """The samples of `VMIS`, from the counts by verdict and node, for these reasons."""
-    possible = (ALLOWED, *reasons)
-    nodes = sorted({node for _, node in verdicts if node})
     return [
         Sample((verdict, node), verdicts.get((verdict, node), 0))
-        for node in nodes
-        for verdict in possible
+        for node in sorted({node for _, node in verdicts if node})
+        for verdict in (ALLOWED, *reasons)
     ]
 
 

@@ -337,7 +337,7 @@ async def test_another_makes_a_deleted_lease_faster() -> None:
     logs = await pass_time(16)
 
     assert [held for _, held in one.changes] == [True, False]
-    assert events_of(logs) == [("lease_lost", "another was faster")]
+    assert events_of(logs) == [("lease_lost", "another replica took it first")]
     # It reads the Lease as often as a candidate.
     assert within(gaps(server.asked_for("read")[1:]), LOOKED)
 
