@@ -77,8 +77,8 @@ class Lease:
 
     def __post_init__(self) -> None:
         self._held_until: Seconds | None = None
-        self._seen = _Lease()
-        self._seen_at: Seconds | None = None
+        self._seen: _Lease | None = None
+        self._seen_at: Seconds = 0.0
         self._trouble = Trouble("lease_unreachable", lease=self.name)
 
     @property
@@ -105,7 +105,7 @@ class Lease:
         if self.held and not self._trouble:
             return self.duration * RENEWED_EVERY * self.rng.uniform(0.9, 1.0)
         poll = self.duration * POLLED_EVERY * self.rng.uniform(0.9, 1.0)
-        if self._seen_at is None or self._trouble:
+        if self._seen is None or self._trouble:
             return poll
         return min(poll, max(SHORTEST_PAUSE, self._free_at(self._seen.spec) - self.monotonic()))
 
@@ -130,7 +130,7 @@ class Lease:
             await self._take(None, began)
             return
         seen = msgspec.json.decode(raw, type=_Lease)
-        if self._seen_at is None or seen != self._seen:
+        if seen != self._seen:
             # Not `began`: another replica may have written it while we waited for the response.
             self._seen, self._seen_at = seen, self.monotonic()
         holder = seen.spec.holderIdentity
@@ -141,8 +141,7 @@ class Lease:
             self._lose(f"{holder} has taken it")
 
     def _free_at(self, spec: _Spec) -> Seconds:
-        lasts = spec.leaseDurationSeconds or self.duration
-        return (self._seen_at or 0.0) + lasts * TAKEN_AFTER
+        return self._seen_at + (spec.leaseDurationSeconds or self.duration) * TAKEN_AFTER
 
     async def _take(self, seen: _Lease | None, began: Seconds) -> None:
         was = seen.spec if seen is not None else _Spec()
