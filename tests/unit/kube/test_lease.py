@@ -136,10 +136,17 @@ async def pass_time(seconds: float) -> list[Any]:
     return [*logs]
 
 
+def a_candidate(**spec: Any) -> tuple[Server, Candidate]:
+    """A server and a candidate that begins now. With a `spec`, there is a Lease already."""
+    server = Server()
+    if spec:
+        server.write(**spec)
+    return server, Candidate(server).begin()
+
+
 async def a_holder() -> tuple[Server, Candidate]:
     """A server and a candidate that took the Lease a second ago."""
-    server = Server()
-    one = Candidate(server).begin()
+    server, one = a_candidate()
     await asyncio.sleep(1)
     return server, one
 
@@ -163,8 +170,7 @@ def within(values: list[float], bounds: tuple[float, float]) -> bool:
 @in_its_own_time
 async def test_the_first_makes_it() -> None:
     """The first candidate creates the Lease with holder, times and duration."""
-    server = Server()
-    one = Candidate(server).begin()
+    server, one = a_candidate()
     assert not one.held
     logs = await pass_time(1)
 
@@ -184,8 +190,7 @@ async def test_the_first_makes_it() -> None:
 @in_its_own_time
 async def test_the_holder_renews() -> None:
     """The holder renews the Lease after each third of its duration, and logs nothing."""
-    server = Server()
-    one = Candidate(server).begin()
+    server, one = a_candidate()
     logs = await pass_time(100)
 
     writes = server.asked_for("replace")
@@ -211,9 +216,8 @@ async def test_a_duration_is_written_in_whole_seconds(duration: float, written: 
 @in_its_own_time
 async def test_belief_is_counted_from_the_question() -> None:
     """The two thirds of the duration count from the holder's request, not from the answer."""
-    server = Server()
+    server, one = a_candidate()
     server.takes = 2.0
-    one = Candidate(server).begin()
     await asyncio.sleep(5)
     assert one.changes == [(4.0, True)]
     await one.pause()
@@ -258,10 +262,8 @@ async def test_the_second_looks_and_takes_over() -> None:
 @in_its_own_time
 async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: float) -> None:
     """The duration in the Lease counts; if there is none, our own duration counts."""
-    server = Server()
-    server.write(holderIdentity="other", leaseTransitions=4, **written)
+    server, one = a_candidate(holderIdentity="other", leaseTransitions=4, **written)
     server.takes = 0.5
-    one = Candidate(server).begin()
     await asyncio.sleep(100)
 
     # It was seen when the first answer came, and it was free when the last request began.
@@ -287,9 +289,7 @@ async def test_a_lease_is_taken_at_once(
     written: dict[str, Any], acquired: str, transitions: int
 ) -> None:
     """A Lease without a holder is taken at once, and a Lease in our own name is renewed at once."""
-    server = Server()
-    server.write(**written)
-    one = Candidate(server).begin()
+    server, one = a_candidate(**written)
     await asyncio.sleep(1)
 
     assert one.changes == [(0.0, True)]
@@ -359,10 +359,8 @@ async def test_a_renewal_that_meets_a_change_loses_nothing() -> None:
 @in_its_own_time
 async def test_who_is_slower_looks_again_at_once() -> None:
     """A candidate that loses the race for a free Lease reads the Lease again at once."""
-    server = Server()
-    server.write(holderIdentity="other", leaseDurationSeconds=24)
+    server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     server.refusal["replace"] = Conflict("409")
-    one = Candidate(server).begin()
     logs = await pass_time(FREE + 0.105)
 
     (first, *_) = server.asked_for("replace")
@@ -374,9 +372,8 @@ async def test_who_is_slower_looks_again_at_once() -> None:
 @in_its_own_time
 async def test_who_is_slower_to_make_it_looks_again() -> None:
     """A candidate that loses the race to create the Lease waits as usual."""
-    server = Server()
+    server, one = a_candidate()
     server.refusal["replace"] = Unsupported("422 must be specified for an update")
-    one = Candidate(server).begin()
     logs = await pass_time(60)
 
     assert within(gaps(server.asked_for("replace")), LOOKED)
@@ -423,9 +420,7 @@ async def test_a_holder_that_cannot_renew() -> None:
 @in_its_own_time
 async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
     """A waiting candidate does not send more requests if the API server fails."""
-    server = Server()
-    server.write(holderIdentity="other", leaseDurationSeconds=24)
-    one = Candidate(server).begin()
+    server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     await asyncio.sleep(1)
     server.refusal["read"] = Unreachable("500 gone")
     server.asked.clear()
@@ -441,9 +436,8 @@ async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
 @in_its_own_time
 async def test_a_server_that_says_nothing() -> None:
     """A request without an answer is given up after a third of the duration, and repeated."""
-    server = Server()
+    server, _ = a_candidate()
     server.takes = 1_000.0
-    Candidate(server).begin()
     logs = await pass_time(60)
 
     assert within(gaps(server.asked_for("read")), (8 + LOOKED[0], 8 + LOOKED[1]))
@@ -453,9 +447,7 @@ async def test_a_server_that_says_nothing() -> None:
 @in_its_own_time
 async def test_a_lease_that_cannot_be_read() -> None:
     """An answer that is not a Lease is logged, and the request is repeated."""
-    server = Server()
-    server.write(holderIdentity=7)
-    Candidate(server).begin()
+    server, _ = a_candidate(holderIdentity=7)
     logs = await pass_time(10)
 
     ((event, why),) = events_of(logs)
@@ -485,9 +477,7 @@ async def test_given_back() -> None:
 @in_its_own_time
 async def test_what_is_not_held_is_not_given_back() -> None:
     """At shutdown a candidate that does not hold the Lease writes nothing."""
-    server = Server()
-    server.write(holderIdentity="other", leaseDurationSeconds=24)
-    one = Candidate(server).begin()
+    server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     await asyncio.sleep(1)
     await one.pause()
     await one.release()
