@@ -93,7 +93,7 @@ class TestLists:
         assert answer.json["kind"] == "VirtualMachineInstanceList"
         assert answer.names == ["db0", "db1"]
 
-    async def test_pages_tell_one_story(self, client: Client) -> None:
+    async def test_pages_show_one_state(self, client: Client) -> None:
         """All pages show the list as it was when the first page was read."""
         await fill(client, 5)
         first = await client.get(ALL_VMIS, limit=2)
@@ -169,7 +169,7 @@ class TestLists:
 class TestWatches:
     """Watches, streaming lists and bookmarks."""
 
-    async def test_changes_of_the_past_are_told(self, client: Client) -> None:
+    async def test_past_changes_come_first(self, client: Client) -> None:
         """A watch from an older version first sends the changes since that version."""
         version = (await client.post(VMIS, vmi("db1"))).version
         await client.delete(f"{VMIS}/db1")
@@ -298,7 +298,7 @@ class TestWatches:
 
             assert await stream.rest() == b""
 
-    async def test_leaving_breaks_off_open_streams(self) -> None:
+    async def test_the_end_breaks_open_streams(self) -> None:
         """When the server ends, it breaks its open streams."""
         kept = make_store()
         async with aiohttp.ClientSession() as session:

@@ -140,7 +140,7 @@ async def test_it_leaves_evicting_and_steady_pods_alone() -> None:
     assert not any(name.startswith("steady") for name in names)
 
 
-async def test_an_exporter_that_is_not_ready_is_borne() -> None:
+async def test_an_exporter_that_is_not_ready() -> None:
     """After a 503 nothing is evicted. The outage is logged once, and the next cycle asks again."""
     async with trial(lambda _: 503) as tried:
         with capture_logs() as logs:

@@ -38,7 +38,7 @@ class TestEviction:
             assert answer.vmi["status"]["evacuationNodeName"] == "n1"
             assert answer.message == 'Eviction triggered evacuation of VMI "shop/db1"'
 
-    def test_the_descheduler_leaves_its_name(self) -> None:
+    def test_the_descheduler_is_the_source(self) -> None:
         """The descheduler's eviction sets the source, and a later drain does not remove it."""
         vmi = make_vmi()
         by_descheduler = webhooks.admit_eviction(vmi, make_pod(vmi), descheduler=True).vmi
@@ -50,7 +50,7 @@ class TestEviction:
         assert objects.annotations(by_descheduler)[objects.EVICTION_SOURCE] == "descheduler"
         assert objects.annotations(drained)[objects.EVICTION_SOURCE] == "descheduler"
 
-    def test_a_second_eviction_is_told_of_the_first(self) -> None:
+    def test_a_second_eviction(self) -> None:
         """A marked VMI is not marked again."""
         vmi = make_vmi()
         answer = webhooks.admit_eviction(evict(vmi, make_pod(vmi)), make_pod(vmi), descheduler=True)

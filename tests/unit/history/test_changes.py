@@ -163,10 +163,10 @@ class TestVmisNotSeen:
         assert shards(successor) == self.KEPT
 
 
-class TestRecalling:
+class TestMerging:
     """A stored history and what is known already are merged, in either order."""
 
-    def test_a_vmim_recalled_is_bound(self) -> None:
+    def test_a_stored_vmim_is_bound(self) -> None:
         """A VMIM in the stored history belongs to its VMI, even if it is older than the VMI."""
         successor = a_successor(
             shards(some_changes(a_moved_vmi())),

@@ -158,7 +158,7 @@ class TestDamage:
             read_shard(self.WHOLE + b"x")
 
     @given(st.binary(max_size=200))
-    def test_content_that_proves_itself_and_makes_no_sense(self, payload: bytes) -> None:
+    def test_invalid_content_with_a_correct_checksum(self, payload: bytes) -> None:
         """Invalid content with a correct checksum raises no error other than `Damaged`."""
         with suppress(Damaged):
             read_shard(of_version(VERSION, payload))

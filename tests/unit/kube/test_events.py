@@ -269,7 +269,7 @@ async def test_no_event_about_vmis_that_are_dead() -> None:
     assert [event["reason"] for event in await api.after(1)] == [STUCK]
 
 
-async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
+async def test_a_recreated_vm_is_another() -> None:
     """A recreated VM gets no Event about its predecessor."""
     api = ServedApi(stuck_store())
     await api.after(0)

@@ -29,12 +29,12 @@ from tests.support.skipped_time import in_its_own_time, now
 
 
 DURATION = 24.0
-BELIEVED = 16.0
+HELD = 16.0
 """A holder relies on a renewal for this long after its request."""
 FREE = 19.2
 """A candidate takes an unchanged Lease this long after it has seen it."""
 RENEWED = (7.2, 8.0)
-LOOKED = (2.7, 3.0)
+POLLED = (2.7, 3.0)
 TINY = 1e-6
 
 
@@ -168,7 +168,7 @@ def within(values: list[float], bounds: tuple[float, float]) -> bool:
 
 
 @in_its_own_time
-async def test_the_first_makes_it() -> None:
+async def test_the_first_creates_it() -> None:
     """The first candidate creates the Lease with holder, times and duration."""
     server, one = a_candidate()
     assert not one.held
@@ -214,7 +214,7 @@ async def test_a_duration_is_written_in_whole_seconds(duration: float, written: 
 
 
 @in_its_own_time
-async def test_belief_is_counted_from_the_question() -> None:
+async def test_the_lease_is_held_from_the_request_on() -> None:
     """The two thirds of the duration count from the holder's request, not from the answer."""
     server, one = a_candidate()
     server.takes = 2.0
@@ -222,14 +222,14 @@ async def test_belief_is_counted_from_the_question() -> None:
     assert one.changes == [(4.0, True)]
     await one.pause()
 
-    one.jump = BELIEVED - now() - 1 / 8
+    one.jump = HELD - now() - 1 / 8
     assert one.held
-    one.jump = BELIEVED - now()
+    one.jump = HELD - now()
     assert not one.held
 
 
 @in_its_own_time
-async def test_the_second_looks_and_takes_over() -> None:
+async def test_the_second_polls_and_takes_over() -> None:
     """A second candidate takes a Lease that was unchanged for 0.8 of its duration."""
     server, one = await a_holder()
     two = Candidate(server, "two").begin()
@@ -240,10 +240,10 @@ async def test_the_second_looks_and_takes_over() -> None:
     logs = await pass_time(30)
 
     taken = next(when for when in server.asked_for("replace") if when > renewed)
-    seen, *looks = [when for when in server.asked_for("read") if renewed < when <= taken]
+    seen, *reads = [when for when in server.asked_for("read") if renewed < when <= taken]
     assert taken == pytest.approx(seen + FREE, abs=TINY)
-    assert seen <= renewed + LOOKED[1]
-    assert within(gaps([seen, *looks])[:-1], LOOKED)
+    assert seen <= renewed + POLLED[1]
+    assert within(gaps([seen, *reads])[:-1], POLLED)
     assert two.changes == [(taken, True)]
     assert not one.held
     assert events_of(logs) == [("lease_taken", "")]
@@ -260,7 +260,7 @@ async def test_the_second_looks_and_takes_over() -> None:
     ],
 )
 @in_its_own_time
-async def test_a_lease_lasts_as_long_as_it_says(written: dict[str, int], free: float) -> None:
+async def test_the_duration_in_the_lease_counts(written: dict[str, int], free: float) -> None:
     """The duration in the Lease counts; if there is none, our own duration counts."""
     server, one = a_candidate(holderIdentity="other", leaseTransitions=4, **written)
     server.takes = 0.5
@@ -317,7 +317,7 @@ async def test_another_has_taken_it() -> None:
 
 
 @in_its_own_time
-async def test_a_deleted_lease_is_made_again() -> None:
+async def test_a_deleted_lease_is_created_again() -> None:
     """The holder creates a deleted Lease again."""
     server, one = await a_holder()
     server.lease = None
@@ -329,7 +329,7 @@ async def test_a_deleted_lease_is_made_again() -> None:
 
 
 @in_its_own_time
-async def test_another_makes_a_deleted_lease_faster() -> None:
+async def test_another_replica_creates_a_deleted_lease_first() -> None:
     """If another replica creates the deleted Lease first, the holder loses it at once."""
     server, one = await a_holder()
     server.lease = None
@@ -339,11 +339,11 @@ async def test_another_makes_a_deleted_lease_faster() -> None:
     assert [held for _, held in one.changes] == [True, False]
     assert events_of(logs) == [("lease_lost", "another replica took it first")]
     # It reads the Lease as often as a candidate.
-    assert within(gaps(server.asked_for("read")[1:]), LOOKED)
+    assert within(gaps(server.asked_for("read")[1:]), POLLED)
 
 
 @in_its_own_time
-async def test_a_renewal_that_meets_a_change_loses_nothing() -> None:
+async def test_a_conflict_does_not_lose_the_lease() -> None:
     """A holder whose renewals conflict with another write for a short time keeps the Lease."""
     server, one = await a_holder()
     server.refusal["replace"] = Conflict("409")
@@ -357,7 +357,7 @@ async def test_a_renewal_that_meets_a_change_loses_nothing() -> None:
 
 
 @in_its_own_time
-async def test_who_is_slower_looks_again_at_once() -> None:
+async def test_the_slower_candidate_reads_again_at_once() -> None:
     """A candidate that loses the race for a free Lease reads the Lease again at once."""
     server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     server.refusal["replace"] = Conflict("409")
@@ -370,18 +370,18 @@ async def test_who_is_slower_looks_again_at_once() -> None:
 
 
 @in_its_own_time
-async def test_who_is_slower_to_make_it_looks_again() -> None:
+async def test_the_slower_creator_waits() -> None:
     """A candidate that loses the race to create the Lease waits as usual."""
     server, one = a_candidate()
     server.refusal["replace"] = Unsupported("422 must be specified for an update")
     logs = await pass_time(60)
 
-    assert within(gaps(server.asked_for("replace")), LOOKED)
+    assert within(gaps(server.asked_for("replace")), POLLED)
     assert (one.changes, logs) == ([], [])
 
 
 @in_its_own_time
-async def test_a_lease_that_the_server_does_not_take_is_told() -> None:
+async def test_an_invalid_renewal_is_logged() -> None:
     """A renewal that the API server calls invalid is logged."""
     server, _ = await a_holder()
     server.refusal["replace"] = Unsupported("422 spec.holderIdentity: invalid")
@@ -404,11 +404,11 @@ async def test_a_holder_that_cannot_renew() -> None:
         server.refusal["read"] = Unreachable("500 gone")
         await asyncio.sleep(10)
 
-    assert within(gaps(tried), LOOKED)
+    assert within(gaps(tried), POLLED)
     (lost, held), (back, again) = one.changes[1:]
     assert (held, again) == (False, True)
-    assert BELIEVED <= lost <= BELIEVED + LOOKED[1]
-    assert 60 <= back <= 60 + LOOKED[1]
+    assert HELD <= lost <= HELD + POLLED[1]
+    assert 60 <= back <= 60 + POLLED[1]
     assert events_of(logs) == [
         ("lease_unreachable", "500 gone"),
         ("lease_lost", "not renewed in time"),
@@ -418,7 +418,7 @@ async def test_a_holder_that_cannot_renew() -> None:
 
 
 @in_its_own_time
-async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
+async def test_a_failing_server_gets_no_more_requests() -> None:
     """A waiting candidate does not send more requests if the API server fails."""
     server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     await asyncio.sleep(1)
@@ -426,21 +426,21 @@ async def test_who_waits_does_not_hurry_a_server_that_fails() -> None:
     server.asked.clear()
     logs = await pass_time(59)
 
-    looks = gaps(server.asked_for("read"))
-    assert within(looks, LOOKED)
-    assert max(looks) - min(looks) > 0.1, "not in step with others"
+    reads = gaps(server.asked_for("read"))
+    assert within(reads, POLLED)
+    assert max(reads) - min(reads) > 0.1, "not in step with others"
     assert one.changes == []
     assert events_of(logs) == [("lease_unreachable", "500 gone")]
 
 
 @in_its_own_time
-async def test_a_server_that_says_nothing() -> None:
+async def test_a_server_that_does_not_answer() -> None:
     """A request without an answer is given up after a third of the duration, and repeated."""
     server, _ = a_candidate()
     server.takes = 1_000.0
     logs = await pass_time(60)
 
-    assert within(gaps(server.asked_for("read")), (8 + LOOKED[0], 8 + LOOKED[1]))
+    assert within(gaps(server.asked_for("read")), (8 + POLLED[0], 8 + POLLED[1]))
     assert events_of(logs) == [("lease_unreachable", "TimeoutError")]
 
 
@@ -457,7 +457,7 @@ async def test_a_lease_that_cannot_be_read() -> None:
 
 
 @in_its_own_time
-async def test_given_back() -> None:
+async def test_released() -> None:
     """At shutdown the holder releases the Lease."""
     server, one = await a_holder()
     await one.pause()
@@ -475,7 +475,7 @@ async def test_given_back() -> None:
 
 
 @in_its_own_time
-async def test_what_is_not_held_is_not_given_back() -> None:
+async def test_what_is_not_held_is_not_released() -> None:
     """At shutdown a candidate that does not hold the Lease writes nothing."""
     server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     await asyncio.sleep(1)
@@ -486,7 +486,7 @@ async def test_what_is_not_held_is_not_given_back() -> None:
 
 
 @in_its_own_time
-async def test_a_lease_that_cannot_be_given_back() -> None:
+async def test_a_lease_that_cannot_be_released() -> None:
     """A failure to release the Lease is logged and not raised."""
     server, one = await a_holder()
     await one.pause()

@@ -120,7 +120,7 @@ async def test_a_migration_is_logged_once() -> None:
     assert late.count() == {}
 
 
-async def test_without_the_copied_state_the_record_waits_and_then_does_without(
+async def test_a_record_waits_for_the_copied_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The record waits for the copy of `migrationState`, but only for a limited time."""
@@ -142,7 +142,7 @@ async def test_without_the_copied_state_the_record_waits_and_then_does_without(
     assert watcher.count() == {("manual", "other"): 1}
 
 
-async def test_a_hotplug_is_a_workload_update_of_a_vmi_that_says_so() -> None:
+async def test_a_hotplug_is_known_by_the_condition_of_the_vmi() -> None:
     """A workload update counts as a hotplug if the VMI had the condition for it."""
     watcher = Watcher()
     update = Trigger.WORKLOAD_UPDATE

@@ -174,7 +174,7 @@ def test_openmetrics_says_the_same() -> None:
     assert len(text) > 90
 
 
-class _AsTheyWould(Collector):
+class _ViewCollector(Collector):
     """The samples of a view as a collector for prometheus_client."""
 
     def __init__(self, view: View) -> None:
@@ -199,7 +199,7 @@ class _AsTheyWould(Collector):
 def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
     """The output equals that of prometheus_client, also for labels that need escapes."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_AsTheyWould(view))
+    registry.register(_ViewCollector(view))
     encode, content_type = choose_encoder(accept)
 
     assert scraped(Exposition(lambda: view, process=False), accept) == (
@@ -421,7 +421,7 @@ async def test_scrapes_wait_for_each_other() -> None:
     assert turns[2] >= 2 * turns[1] - 5
 
 
-def test_the_process_tells_of_itself() -> None:
+def test_the_process_has_metrics() -> None:
     """The usual metrics of the process are exposed."""
     body, _ = scraped(Exposition(an_empty_view))
 
